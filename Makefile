@@ -12,8 +12,8 @@ KIND ?= service
 MINUTES ?= 60
 SIM_SECONDS ?= 60
 STORAGE_SECONDS ?= 60
-# Tests run in so many processes: one more than cores, since many wait for servers of their own; four at most, since
-# these take memory.
+# Number of test processes: one more than cores, because many tests wait for servers; at most four, because servers
+# need memory.
 WORKERS ?= $(shell n=$$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN); test "$$n" -lt 3 && echo "$$((n + 1))" || echo 4)
 
 .DEFAULT_GOAL := help
@@ -33,10 +33,10 @@ $(SETUP): requirements.lock pyproject.toml $(addsuffix /pyproject.toml,$(PACKAGE
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 	@$(LOCKED) --offline -r requirements.lock 2>/dev/null || { $(LOCKED) --offline -c requirements.lock $$(grep -o '^pyspark==[0-9.]*' requirements.lock) 2>/dev/null || true; $(LOCKED) -r requirements.lock; }
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation $(addprefix -e ,$(PACKAGES))
-	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null || true # what cannot be compiled is told when it is imported
+	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null || true # errors are reported at the import
 	@touch $@
 
-# Without bytecode every start of every process compiles all that it imports; some environments forbid Python to write it.
+# Without bytecode, each process compiles its imports at its start; in some environments Python must not write bytecode.
 $(COMPILED): $(SETUP) $(shell find $(addsuffix /src,$(PACKAGES)) -name '*.py')
 	@$(BIN)/python -m compileall -q $(addsuffix /src,$(PACKAGES))
 	@touch $@
@@ -70,7 +70,7 @@ format: $(SETUP) ## format the sources
 types: $(SETUP) ## check the types with mypy (strict)
 	@$(BIN)/mypy $(addsuffix /src,$(PACKAGES))
 
-# Pytest keeps what it made of each assert as bytecode, so that workers find it there and need not do the same once more.
+# Pytest caches rewritten asserts as bytecode, so that workers need not rewrite them again.
 .PHONY: test
 test: $(COMPILED) ## run every test that needs no Kubernetes, without the simulator's mutants (ARGS="-n 0": one process; ARGS=libs/core: a part)
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 20 -m "not simulator" $(ARGS)
@@ -119,11 +119,11 @@ storage-ci: $(SETUP) ## simulate power cuts of a bookie for one minute and damag
 	@$(BIN)/python -m bindery_simulation storage damage --seconds $$(($(STORAGE_SECONDS) / 2)) --first $$(git log -1 --format=%ct 2>/dev/null || echo 0) --jobs 2
 
 .PHONY: bench
-bench: $(COMPILED) ## measure bookie, client and HTTP API apart (ARGS="--seconds 3")
+bench: $(COMPILED) ## measure bookie, client and HTTP API separately (ARGS="--seconds 3")
 	@exec $(BIN)/python bench/run.py $(ARGS)
 
 .PHONY: bench-peer
-bench-peer: $(COMPILED) ## beside Apache BookKeeper in one run, 4 minutes; needs a JDK and ../shared/peers (ARGS=--full: 18)
+bench-peer: $(COMPILED) ## compare with Apache BookKeeper in one run, 4 minutes; needs a JDK and ../shared/peers (ARGS=--full: 18)
 	@exec $(BIN)/python bench/peer.py $(ARGS)
 
 .PHONY: images

@@ -50,7 +50,7 @@ LONGEST: Final = (
     "e2e/tests/*test_traffic_liar.py",
     "e2e/tests/*test_traffic_cluster.py",
     "cli/tests/*test_standalone.py",
-    "libs/recovery/tests/*test_embedded_zookeeper.py",
+    "libs/recovery/tests/*test_service_zookeeper.py",
     "services/bookie/tests/*test_process.py",
 )
 """Patterns of the longest test files, the longest first. Each file runs in one worker, so a long file that starts last

@@ -10,6 +10,9 @@ Three lanes share the machine:
 The first failure ends the run. One seed, the time of the commit, selects the samples (faults, tests of pods, the kill
 test's moments), so a run of the same commit repeats them. `make e2e`, `make audit-pods` and `make chaos` run in full.
 
+The table has the wall-clock and the processor time of each target. Processor time is that of processes that have ended
+and were waited for: Kubernetes' pods and daemons are not included.
+
 A test that failed is repeated only if all of this holds: pytest ran every test that it collected, at most three tests
 failed (counted by id), each starts real processes (marker `integration` or `interop`), and none of them judges whether
 data was lost (marker `verdict`). It is repeated once, alone, with the same seeds; the table names it.
@@ -123,7 +126,8 @@ class Pipeline:
         self._lock = threading.Lock()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._running: dict[int, tuple[str, float]] = {}
-        self.rows: list[tuple[str, str, str]] = []
+        self._busy_at_start = machine_busy_s()
+        self.rows: list[tuple[str, str, str, str]] = []
         self.environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT / ".ci"), os.environ.get("PYTHONPATH")])),
@@ -131,7 +135,7 @@ class Pipeline:
             "E2E_SAMPLE": os.environ.get("E2E_SAMPLE", str(seed)),
         }
 
-    # --- processes ------------------------------------------------------------------------------------------------
+    # --- processes ----------------------------------------------------------------------------------------------------
 
     def say(self, text: str) -> None:
         with self._lock:
@@ -141,19 +145,31 @@ class Pipeline:
         """In a process group of its own, so that it can be ended with all that it started."""
         with log.open("wb") as file:
             process = subprocess.Popen(
-                command, cwd=ROOT, env=dict(environment), stdin=subprocess.DEVNULL, stdout=file,
-                stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
+                command,
+                cwd=ROOT,
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
         with self._lock:
             self._processes.append(process)
             self._running[process.pid] = (shlex.join(command), time.monotonic())
         return process
 
-    def wait(self, process: "subprocess.Popen[bytes]") -> int:
-        code = process.wait()
+    def wait(self, process: "subprocess.Popen[bytes]") -> tuple[int, float]:
+        """Exit code, and processor time in seconds of the process and of all that it waited for."""
+        try:
+            _, status, usage = os.wait4(process.pid, 0)
+        except ChildProcessError:  # wait_ended was first: the run has failed
+            code, cpu_s = process.wait(), 0.0
+        else:
+            code = process.returncode = os.waitstatus_to_exitcode(status)
+            cpu_s = usage.ru_utime + usage.ru_stime
         with self._lock:
             self._running.pop(process.pid, None)
-        return code
+        return code, cpu_s
 
     def end_all(self) -> None:
         """SIGTERM for everything that still runs; wait until it has cleaned up (the cluster is taken down)."""
@@ -169,12 +185,12 @@ class Pipeline:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
 
-    # --- steps ----------------------------------------------------------------------------------------------------
+    # --- steps --------------------------------------------------------------------------------------------------------
 
     def run(self, step: Step) -> None:
         began = time.monotonic()
         self.say(f"=== make {step.target} begins at {began - self._began:.0f} s")
-        code, log, outcome = self._make(step, "")
+        code, log, outcome, cpu_s = self._make(step, "")
         notes = ""
         if code:
             why = may_be_repeated(outcome) if step.may_repeat else "this target is never repeated"
@@ -183,15 +199,17 @@ class Pipeline:
             assert outcome is not None
             names = sorted(outcome["failed"])
             self.say("\n".join([f"=== make {step.target}: repeat what failed, alone", *names]))
-            code, _, again = self._make(step, "-n 0 --last-failed --last-failed-no-failures none")
+            code, _, again, again_cpu_s = self._make(step, "-n 0 --last-failed --last-failed-no-failures none")
+            cpu_s += again_cpu_s
             if code or not repeat_held(outcome, again):
                 raise CheckFailed(f"make {step.target} failed, and its repeat: {', '.join(names)}")
             notes = f"NOT CLEAN, held only in a repeat: {', '.join(names)}"
         if step.is_pytest and not notes and (outcome is None or not outcome["complete"] or not outcome["passed"]):
             raise CheckFailed(f"make {step.target} ended with 0 without having run every test that it collected")
-        self._row(step, log, outcome, time.monotonic() - began, notes)
+        self._row(step, log, outcome, time.monotonic() - began, cpu_s, notes)
 
-    def _make(self, step: Step, more: str) -> tuple[int, Path, dict[str, Any] | None]:
+    def _make(self, step: Step, more: str) -> tuple[int, Path, dict[str, Any] | None, float]:
+        """Exit code, log, recorded outcome of pytest, processor time in seconds."""
         name = f"{step.target}{'-repeat' if more else ''}"
         log, record = self.folder / f"{name}.log", self.folder / f"{name}.json"
         options = [step.options, more]
@@ -201,15 +219,17 @@ class Pipeline:
             environment["BINDERY_CI_OUTCOME"] = str(record)
         command = ["nice", f"-n{step.nice}"] if step.nice else []
         command += ["make", step.target, *step.variables, f"ARGS={' '.join(filter(None, options))}"]
-        code = self.wait(self.start(command, log, environment))
+        code, cpu_s = self.wait(self.start(command, log, environment))
         self.show(name, log)
-        return code, log, json.loads(record.read_text()) if record.exists() else None
+        return code, log, json.loads(record.read_text()) if record.exists() else None, cpu_s
 
     def show(self, name: str, log: Path) -> None:
         text = log.read_text(errors="replace")
         self.say(f"\n=== output of make {name}\n{text}")
 
-    def _row(self, step: Step, log: Path, outcome: Mapping[str, Any] | None, seconds: float, notes: str) -> None:
+    def _row(
+        self, step: Step, log: Path, outcome: Mapping[str, Any] | None, seconds: float, cpu_s: float, notes: str
+    ) -> None:
         if outcome is not None:
             counts = f"{outcome['passed']} tests"
             if outcome["skipped"]:
@@ -218,10 +238,11 @@ class Pipeline:
             lines = log.read_text(errors="replace").splitlines()
             counts = "; ".join(line.strip("= ") for line in lines if COUNTS.match(line))
         with self._lock:
-            self.rows.append((step.target, f"{seconds:.0f} s", "; ".join(filter(None, [counts, notes]))))
+            found = "; ".join(filter(None, [counts, notes]))
+            self.rows.append((step.target, f"{seconds:.0f} s", f"{cpu_s:.0f} s", found))
         self.say(f"=== make {step.target}: {seconds:.0f} s")
 
-    # --- the cluster lane -----------------------------------------------------------------------------------------
+    # --- the cluster lane ---------------------------------------------------------------------------------------------
 
     def start_cluster(self) -> "subprocess.Popen[bytes]":
         environment = {
@@ -238,7 +259,7 @@ class Pipeline:
             raise CheckFailed(f"the cluster or its images could not be made, or make e2e failed ({process.returncode})")
 
     def finish_cluster(self, process: "subprocess.Popen[bytes]", began: float) -> None:
-        code = self.wait(process)
+        code, cpu_s = self.wait(process)
         log, record = self.folder / "e2e.log", self.folder / "e2e.json"
         outcome = json.loads(record.read_text()) if record.exists() else None
         if code:
@@ -248,9 +269,10 @@ class Pipeline:
             self.show("e2e", log)
             raise CheckFailed("make e2e ended without having run every test that it collected")
         self.show("e2e", log)
-        self._row(Step("e2e"), log, outcome, time.monotonic() - began, f"sample {self.environment['E2E_SAMPLE']}")
+        notes = f"sample {self.environment['E2E_SAMPLE']}"
+        self._row(Step("e2e"), log, outcome, time.monotonic() - began, cpu_s, notes)
 
-    # --- the whole ------------------------------------------------------------------------------------------------
+    # --- the whole ----------------------------------------------------------------------------------------------------
 
     def play(self) -> None:
         cluster = self.start_cluster()
@@ -296,9 +318,15 @@ class Pipeline:
             self.say(f"... {now - self._began:.0f} s; running: {'; '.join(running)}")
 
     def table(self) -> str:
-        widths = [max(len(row[column]) for row in self.rows) for column in range(2)] if self.rows else [0, 0]
-        lines = [f"  {target:{widths[0]}}  {seconds:>{widths[1]}}  {counts}" for target, seconds, counts in self.rows]
-        return "\n".join([*lines, f"  all: {time.monotonic() - self._began:.0f} s, seed {self.seed}"])
+        rows = [("target", "wall", "CPU", "result"), *self.rows]
+        widths = [max(len(row[column]) for row in rows) for column in range(3)]
+        lines = [
+            f"  {target:{widths[0]}}  {wall:>{widths[1]}}  {cpu:>{widths[2]}}  {found}"
+            for target, wall, cpu, found in rows
+        ]
+        wall_s = time.monotonic() - self._began
+        busy = (machine_busy_s() - self._busy_at_start) / (wall_s * (os.cpu_count() or 1))
+        return "\n".join([*lines, f"  all: {wall_s:.0f} s, the machine's processors {busy:.0%} busy, seed {self.seed}"])
 
     def failures(self) -> str:
         """The lines of all logs that say what failed, for the end of the output."""
@@ -308,6 +336,16 @@ class Pipeline:
             if lines:
                 found += [f"--- {log.stem}", *lines[-FAILURE_LINES_MAX:]]
         return "\n".join(found)
+
+
+def machine_busy_s() -> float:
+    """Processor time in seconds that all processes of the machine have used since its start; 0 where it is unknown."""
+    try:
+        words = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    except OSError:
+        return 0.0
+    idle, waiting = int(words[3]), int(words[4])
+    return (sum(map(int, words[:8])) - idle - waiting) / os.sysconf("SC_CLK_TCK")
 
 
 def commit_time() -> int:

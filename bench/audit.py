@@ -1,16 +1,16 @@
-"""How fast an audit reads and proves every copy, what it takes of memory, and what writers notice of it.
+"""Measure an audit: its speed and memory when it verifies every replica, and its effect on writers.
 
-    .venv/bin/python bench/audit.py                  # 128, 256 and 512 MiB of payload: what does a change do?
-    .venv/bin/python bench/audit.py --write-docs     # 512 MiB, 1 GiB and 2 GiB; renews docs/benchmarks.md
+    .venv/bin/python bench/audit.py                  # 128, 256 and 512 MiB of payload
+    .venv/bin/python bench/audit.py --write-docs     # 512 MiB, 1 GiB and 2 GiB; updates docs/benchmarks.md
     .venv/bin/python bench/audit.py --mib 10240 --sizes 1 --only-audits     # 10 GiB; 30 GiB of disk
 
-Makes a cluster of its own with three bookies, and grows it in `--sizes` steps, each twice the one before, up to `--mib`
-of payload, three copies of each, in ledgers of 64 MiB. At each step a deep audit of everything runs as a user runs it,
-as a process of its own from its start to its verdict, on two cores; at the last step on one core, too, and both again
-while a writer adds an entry of 1 KiB every 20 ms with an ack quorum of 2. The bookies share the cores with all of it.
+Creates a cluster with three bookies. The payload doubles in each of `--sizes` steps, up to `--mib`, with three replicas
+and in ledgers of 64 MiB. At each step, a deep audit of all data runs as a separate process on two cores and is measured
+from its start to its verdict. The last step also runs it on one core, and both again while a writer adds an entry of
+1 KiB every 20 ms with an ack quorum of 2. The bookies share the cores.
 
-MB/s are payload of all copies, in 10^6 bytes. Memory is the most that the audit's processes (Python, JVM, workers) had
-resident together; what they share counts for each. CPU is the audit's own and the bookies', over its time.
+MB/s: payload of all replicas, in 10^6 bytes. Memory: the maximum resident memory of all processes of the audit (Python,
+JVM, workers); shared pages count for each process. CPU: of the audit and of the bookies, during the audit.
 """
 
 import argparse
@@ -44,7 +44,7 @@ POLL_S = 0.25
 MIB = 2**20
 DOCS_MIB = 2_048
 GROWTH_MIB = 256
-"""Below it the differences are those of two starts."""
+"""Minimum growth in MiB between two audits from which a rate is computed. With less, start-up times dominate."""
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -71,7 +71,7 @@ async def fill(zookeeper: str, *, size: int, entry_size: int) -> int:
 
 
 class Foreground:
-    """A writer in a thread of its own: milliseconds of each add until `stop`."""
+    """A writer in its own thread; records the milliseconds of each add until `stop`."""
 
     def __init__(self, zookeeper: str) -> None:
         self._zookeeper = zookeeper
@@ -95,7 +95,7 @@ class Foreground:
         await store.close()
 
     def stop(self) -> tuple[float, float]:
-        """p50 and p99."""
+        """p50 and p99 in milliseconds."""
         self._stopped.set()
         self._thread.join()
         cuts = quantiles(self.latencies_ms, n=100)
@@ -104,7 +104,7 @@ class Foreground:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One audit."""
+    """Measurements of one audit."""
 
     mib: int
     cores: int
@@ -121,7 +121,7 @@ class Measured:
 
 
 def stat_of(pid: int) -> tuple[int, float, int] | None:
-    """(parent, CPU seconds with those of ended children, resident pages)."""
+    """(parent, CPU seconds including ended children, resident pages)."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -130,7 +130,7 @@ def stat_of(pid: int) -> tuple[int, float, int] | None:
 
 
 def family(root: int) -> list[tuple[int, float, int]]:
-    """`stat_of` the process and all below it."""
+    """`stat_of` the process and all its descendants."""
     known = {
         int(p.name): stat for p in Path("/proc").iterdir() if p.name.isdecimal() and (stat := stat_of(int(p.name)))
     }
@@ -148,7 +148,7 @@ def bookies_cpu_s(cluster: ThrowawayCluster) -> float:
 def audit(
     cluster: ThrowawayCluster, out: Path, *, mib: int, entries: int, cores: int, rate: str, beside: bool
 ) -> Measured:
-    """Run one and watch it. `beside`: with a writer."""
+    """Run an audit and measure it. `beside`: with a concurrent writer."""
     foreground = Foreground(cluster.zookeeper) if beside else None
     before, began = bookies_cpu_s(cluster), time.perf_counter()
     command = [
@@ -233,13 +233,13 @@ def render(audits: Iterable[Measured], quiet: tuple[float, float] | None, given:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mib", type=int, help=f"payload of the last step (512; {DOCS_MIB} with --write-docs)")
-    parser.add_argument("--sizes", type=int, default=3, help="steps")
+    parser.add_argument("--sizes", type=int, default=3, help="number of steps")
     parser.add_argument("--entry-size", type=int, default=1024, help="bytes")
     parser.add_argument(
         "--rate", default="", help="bytes/s from one bookie, 20MiB/s for example; the command's default"
     )
-    parser.add_argument("--only-audits", action="store_true", help="neither one core nor a writer beside")
-    parser.add_argument("--write-docs", action="store_true", help="renew the table in docs/benchmarks.md")
+    parser.add_argument("--only-audits", action="store_true", help="without the runs on one core and with a writer")
+    parser.add_argument("--write-docs", action="store_true", help="update the table in docs/benchmarks.md")
     given = parser.parse_args()
     given.mib = given.mib or (DOCS_MIB if given.write_docs else 512)
     text = render(*measure(given), given)

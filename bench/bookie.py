@@ -1,4 +1,4 @@
-"""One real bookie over its port: adds with fsync on, then reads that catch up. Protocol version 3, one connection.
+"""Measure a real bookie over its port: adds with fsync, then catch-up reads. Protocol version 3, one connection.
 
     .venv/bin/python bench/bookie.py                                  # the table
     .venv/bin/python bench/bookie.py --in-flight 1 100 --size 128 --seconds 5 --json
@@ -29,11 +29,11 @@ from bindery_core.wire.messages import AddRequest, AddResponse, ReadRequest, Rea
 
 BOOKIE_PORT = 3181
 FRAMES_PACKED = 512
-"""Entries packed at a time: less than a window of 1,000, so that packing does not show in the latency."""
+"""Entries packed at once. Fewer than a window of 1,000, so that packing does not increase the latency."""
 
 
 class Window(asyncio.Protocol):
-    """Keeps `in_flight` requests on the wire until told to stop, and notes how long each took."""
+    """Keeps `in_flight` requests in flight until it is stopped, and records the latency of each."""
 
     def __init__(self, requests: "Adds | Reads", *, in_flight: int) -> None:
         self._requests = requests
@@ -98,9 +98,13 @@ class Adds:
         while len(self._ready) < count:
             size = len(self._payload)
             frames = entry.pack_many(
-                self._digester, [self._payload] * FRAMES_PACKED, ledger_id=self._ledger_id,
-                first_entry_id=self._packed, lac=self._packed - 1, length=self._packed * size,
-            )  # fmt: skip
+                self._digester,
+                [self._payload] * FRAMES_PACKED,
+                ledger_id=self._ledger_id,
+                first_entry_id=self._packed,
+                lac=self._packed - 1,
+                length=self._packed * size,
+            )
             for entry_id, frame in enumerate(frames, self._packed):
                 request = AddRequest(entry_id, self._ledger_id, entry_id, self._key, frame)
                 self._ready.append(v3.encode_request(request))
@@ -111,7 +115,7 @@ class Adds:
 
 
 class Reads:
-    """Requests that read one ledger from its start, over and over."""
+    """Requests that read one ledger from its start, repeatedly."""
 
     def __init__(self, *, ledger_id: int, entries: int) -> None:
         self._ledger_id = ledger_id
@@ -178,7 +182,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--in-flight", type=int, nargs="+", default=[1, 32, 256, 1000])
     parser.add_argument("--size", type=int, nargs="+", default=[128, 1024], help="payload bytes")
-    parser.add_argument("--seconds", type=float, default=3.0, help="per line of the table")
+    parser.add_argument("--seconds", type=float, default=3.0, help="seconds per table row")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     with ThrowawayCluster(bookies=1) as cluster:

@@ -1,4 +1,4 @@
-"""HTTP produce and receive against a running broker: messages/s and latency, single messages and batches.
+"""Measure HTTP produce and receive on a running broker: messages/s and latency, single messages and batches.
 
     python bench/broker.py http://127.0.0.1:8080
     python bench/broker.py http://127.0.0.1:8080 --seconds 10 --connections 1,16,64 --json
@@ -35,7 +35,7 @@ class Row:
     latency_ms_p50: float
     latency_ms_p99: float
     client_cpu: float
-    """CPU seconds of this client for each second."""
+    """CPU seconds of this client per second."""
 
 
 class Connection:
@@ -54,7 +54,7 @@ class Connection:
         return cls(reader, writer, parts.netloc)
 
     async def request(self, method: str, path: str, body: bytes, content_type: str = "application/json") -> bytes:
-        """The body of a 2xx answer; RuntimeError otherwise."""
+        """The body of a 2xx response. Raises RuntimeError for other responses."""
         head = (
             f"{method} {path} HTTP/1.1\r\nHost: {self._host}\r\nContent-Type: {content_type}\r\n"
             f"Content-Length: {len(body)}\r\n\r\n"
@@ -75,7 +75,7 @@ class Connection:
 
 
 Step = Callable[[Connection, int], Awaitable[int]]
-"""One request (or a few that belong together) on a connection; how many messages it moved, 0 when there are no more."""
+"""One request, or several that belong together, on a connection; the number of messages, 0 at the end."""
 
 
 async def run(url: str, step: Step, *, what: str, connections: int, per_request: int, size: int, seconds: float) -> Row:
@@ -100,12 +100,19 @@ async def run(url: str, step: Step, *, what: str, connections: int, per_request:
         await line.close()
     ordered = sorted(latencies) or [0.0]
     return Row(
-        what=what, connections=connections, messages_per_request=per_request, size=size, seconds=round(took, 2),
-        requests=len(latencies), messages=messages, messages_per_s=round(messages / took),
-        mib_per_s=round(messages * size / took / 2**20, 2), latency_ms_p50=round(statistics.median(ordered) * 1e3, 2),
+        what=what,
+        connections=connections,
+        messages_per_request=per_request,
+        size=size,
+        seconds=round(took, 2),
+        requests=len(latencies),
+        messages=messages,
+        messages_per_s=round(messages / took),
+        mib_per_s=round(messages * size / took / 2**20, 2),
+        latency_ms_p50=round(statistics.median(ordered) * 1e3, 2),
         latency_ms_p99=round(ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))] * 1e3, 2),
         client_cpu=round(cpu / took, 2),
-    )  # fmt: skip
+    )
 
 
 def producing(topic: str, *, size: int, batch: int) -> Step:
@@ -176,18 +183,20 @@ def show(row: Row, options: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("url", help="of the broker")
-    parser.add_argument("--seconds", type=float, default=5, help="for each row (5)")
+    parser.add_argument("url", help="URL of the broker")
+    parser.add_argument("--seconds", type=float, default=5, help="seconds per row (5)")
     parser.add_argument("--size", type=int, default=1024, help="payload bytes of a message (1024)")
     parser.add_argument("--batch", type=int, default=100, help="messages of a batched request (100)")
     parser.add_argument(
-        "--connections", type=lambda text: [int(part) for part in text.split(",")], default=[1, 8, 64],
-        help="rows, separated by commas (1,8,64)",
-    )  # fmt: skip
+        "--connections",
+        type=lambda text: [int(part) for part in text.split(",")],
+        default=[1, 8, 64],
+        help="numbers of connections, one per row, separated by commas (1,8,64)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of the table")
     options = parser.parse_args()
     if not options.json:
-        print(f"{options.size} B messages, {options.seconds:g} s a row, {platform.platform()}")
+        print(f"{options.size} B messages, {options.seconds:g} s per row, {platform.platform()}")
         print(f"{'':<20}{'conns':>6}{'msg/req':>8}{'messages/s':>12}{'MiB/s':>9}{'p50 ms':>10}{'p99 ms':>10}{'cpu':>8}")
     rows = asyncio.run(measure(options))
     if options.json:

@@ -1,4 +1,4 @@
-"""The ledger client's own cost: CPU per entry and adds per second, against bookies that do nearly nothing.
+"""Measure the ledger client: CPU time per entry and adds per second, with bookies that do nearly nothing.
 
     .venv/bin/python bench/client.py                      # the table
     .venv/bin/python bench/client.py --real               # the same through real bookies that fsync
@@ -45,7 +45,7 @@ BATCH = 100
 
 
 class NullBookie(asyncio.Protocol):
-    """Acknowledges adds and keeps nothing."""
+    """A bookie that acknowledges adds and stores nothing."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's do not inherit from it
@@ -59,7 +59,7 @@ class NullBookie(asyncio.Protocol):
 
 
 async def serve_bookies() -> None:
-    """The other process: print the ports, serve until stdin closes."""
+    """Entry point of the bookies' process: print the ports, and serve until stdin is closed."""
     loop = asyncio.get_running_loop()
     servers = [await loop.create_server(NullBookie, "127.0.0.1", 0) for _ in range(BOOKIES)]
     print(*(server.sockets[0].getsockname()[1] for server in servers), flush=True)
@@ -84,7 +84,7 @@ async def connect(ports: list[int]) -> LedgerClient:
 async def load(
     writer: WriteHandle, *, in_flight: int, size: int, batch: int, seconds: float
 ) -> tuple[int, list[float]]:
-    """Keep `in_flight` entries under way for `seconds`; entries confirmed, and latencies of the calls."""
+    """Keep `in_flight` entries in flight for `seconds`; (confirmed entries, latencies of the calls)."""
     payload = bytes(size)
     payloads = [payload] * batch
     end = time.perf_counter() + seconds
@@ -144,7 +144,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, nargs="+", default=[128, 1024])
     parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--profile", action="store_true")
-    parser.add_argument("--real", action="store_true", help="measure through real bookies")
+    parser.add_argument("--real", action="store_true", help="measure with real bookies")
     parser.add_argument("--serve-bookies", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve_bookies:

@@ -1,16 +1,16 @@
-"""Real data through a real cluster, with failures on the way: `make demo`.
+"""Send real data through a temporary cluster while processes are killed: `make demo`.
 
-Every file of the running Python's standard library becomes a message (a file too large for one becomes several), sent
-over HTTP by several producers: small files together as NDJSON, larger ones each as a raw body. Half way a bookie is
-killed with -9, later the broker; the cluster starts them again, and the producers repeat what was not acknowledged.
-Then one consumer receives and acknowledges everything, and each promise is checked:
+Each file of the running Python's standard library becomes a message, or several if it is too large. Several producers
+send the messages over HTTP: small files together as NDJSON, larger ones each as a raw body. Half way, a bookie is
+killed with -9, and later the broker. The cluster restarts them, and the producers repeat requests that were not
+acknowledged. One consumer then receives and acknowledges all messages, and the program checks that
 
-- every acknowledged message is there, with the SHA-256 that was sent,
-- in order for each producer,
-- twice only where a request was repeated,
-- and nothing is there that nobody sent.
+- every acknowledged message was received with the SHA-256 that was sent,
+- the messages of each producer are in order,
+- a message is duplicated only if its request was repeated,
+- no message was received that was never sent.
 
-The exit code is 0 if all of that held, 1 if not.
+Exit code: 0 if all checks passed, 1 otherwise.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 PART_SIZE_MAX: Final = 4 * 1024 * 1024
-"""Bytes of one message; a larger file is sent in parts."""
+"""Maximum bytes of a message; a larger file is sent in parts."""
 SMALL_SIZE_MAX: Final = 8 * 1024
 LINES_MAX: Final = 100
 BATCH_SIZE_MAX: Final = 256 * 1024
@@ -51,7 +51,7 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One message to be: a part of a file."""
+    """The payload of one message: a file or a part of it."""
 
     producer: int
     sequence: int
@@ -84,14 +84,14 @@ class Piece:
 
 @dataclass(slots=True)
 class Record:
-    """What the producers saw."""
+    """The results of the producers."""
 
     sent: dict[Key, str] = field(default_factory=dict)
-    """SHA-256 of what was sent, before it was."""
+    """SHA-256 of each payload, recorded before it is sent."""
     acknowledged: dict[Key, str] = field(default_factory=dict)
     """Message ids."""
     repeated: set[Key] = field(default_factory=set)
-    """Sent more than once, as the first answer did not come or was an error."""
+    """Messages that were sent more than once, because the first request failed or had no response."""
     retries: int = 0
     bytes_acknowledged: int = 0
 
@@ -110,7 +110,7 @@ class Verdict:
 
 
 def find_pieces(root: Path, *, producers: int, with_caches: bool, limit: int | None) -> list[list[Piece]]:
-    """Every file below `root`, dealt out to the producers in turn."""
+    """The files below `root`, distributed over the producers in turn."""
     dealt: list[list[Piece]] = [[] for _ in range(producers)]
     skipped = {"site-packages", "dist-packages"} | (set() if with_caches else {"__pycache__"})
     paths = sorted(
@@ -127,7 +127,7 @@ def find_pieces(root: Path, *, producers: int, with_caches: bool, limit: int | N
 
 
 def group(pieces: list[Piece]) -> Iterator[list[Piece]]:
-    """Runs of small pieces that travel together; every other piece alone. The order stays."""
+    """Group consecutive small pieces into one request; each larger piece is a request. The order is kept."""
     run: list[Piece] = []
     for piece in pieces:
         is_small = piece.size <= SMALL_SIZE_MAX
@@ -162,7 +162,7 @@ def request_of(pieces: list[Piece], record: Record) -> tuple[bytes, dict[str, st
 
 
 async def produce(url: str, pieces: list[Piece], record: Record, advance: Any) -> None:
-    """One producer: the next request only once the one before was acknowledged, which is what keeps the order."""
+    """A producer. It sends a request only after the previous one was acknowledged, which keeps the order."""
     async with httpx.AsyncClient(base_url=url, timeout=30, trust_env=False) as http:
         for batch in group(pieces):
             body, headers = await asyncio.to_thread(request_of, batch, record)
@@ -176,7 +176,7 @@ async def produce(url: str, pieces: list[Piece], record: Record, advance: Any) -
 async def send(
     http: httpx.AsyncClient, body: bytes, headers: dict[str, str], batch: list[Piece], record: Record
 ) -> list[str]:
-    """Send until it is acknowledged. A refusal that a repetition cannot cure raises."""
+    """Send a request until it is acknowledged. Raises SystemExit for a permanent error."""
     deadline = time.monotonic() + RETRY_TIMEOUT_S
     params = {"producer": f"demo-{batch[0].producer}"}
     while True:
@@ -199,8 +199,7 @@ async def send(
 
 
 async def consume(url: str, advance: Any) -> list[dict[str, Any]]:
-    """Receive and acknowledge until nothing more comes. Returns (key, digest, ...) of each message, without
-    payloads."""
+    """Receive and acknowledge all messages; (key, digest, ...) of each, without payloads."""
     received: list[dict[str, Any]] = []
     base = f"{TOPIC}/subscriptions/verifier"
     async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as http:
@@ -242,7 +241,7 @@ async def call(http: httpx.AsyncClient, path: str, body: dict[str, Any]) -> Any:
 
 
 def judge(record: Record, received: list[dict[str, Any]]) -> Verdict:
-    """Compare what came out with what was acknowledged. Pure; each list names up to a few offenders."""
+    """Compare the received messages with the acknowledged ones. Pure; each list has a few examples at most."""
     verdict = Verdict([], [], [], [], [])
     times: Counter[Key] = Counter()
     highest: dict[int, int] = defaultdict(lambda: -1)
@@ -274,7 +273,7 @@ def judge(record: Record, received: list[dict[str, Any]]) -> Verdict:
 
 
 async def inject_faults(cluster: ThrowawayCluster, progress: "Shown", say: Any) -> None:
-    """kill -9 a bookie half way, the broker at three quarters."""
+    """Kill a bookie with -9 at half of the messages, and the broker at three quarters."""
     for share, name in ((0.5, "bookie-1"), (0.75, "broker-0")):
         while progress.share_sent < share:
             await asyncio.sleep(0.01)
@@ -283,7 +282,7 @@ async def inject_faults(cluster: ThrowawayCluster, progress: "Shown", say: Any) 
 
 
 class Shown:
-    """The two progress bars, and how far the producers are."""
+    """The two progress bars and the progress of the producers."""
 
     def __init__(self, bars: Progress, *, messages: int, size: int) -> None:
         self._bars = bars
@@ -316,7 +315,7 @@ async def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]
     say(f"{len(pieces)} messages of 0 to {max(p.size for p in pieces)} bytes, {size / 1e6:.1f} MB, from {root}")
     record = Record()
     with ThrowawayCluster(bookies=4) as cluster:
-        say(f"a cluster of its own is up: {cluster.url}, data in {cluster.directory.root}")
+        say(f"the temporary cluster is ready: {cluster.url}, data in {cluster.directory.root}")
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
@@ -340,7 +339,7 @@ async def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]
             consume_s = time.monotonic() - began - DRAIN_WAIT_MS / 1000  # the last call waited for nothing
         restarts = [
             line.partition("; ")[0]
-            for line in cluster.words(200).splitlines()
+            for line in cluster.output(200).splitlines()
             if " died: " in line or "again ready" in line
         ]
     verdict = judge(record, received)
@@ -391,11 +390,11 @@ def main() -> int:
     )
     parser.add_argument("--producers", type=int, default=4, metavar="N", help="producers at once (4)")
     parser.add_argument("--files", type=int, metavar="N", help="only the first N files")
-    parser.add_argument("--with-caches", action="store_true", help="__pycache__ folders too")
+    parser.add_argument("--with-caches", action="store_true", help="include __pycache__ folders")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     arguments = parser.parse_args()
     console = Console(stderr=arguments.json)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the cluster is removed then too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the cluster is removed in this case, too
     try:
         result = asyncio.run(run(arguments, console))
     except KeyboardInterrupt:

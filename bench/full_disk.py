@@ -1,21 +1,21 @@
-"""Disks that run full and become free again, on real small file systems, under a real bookie.
+"""Fill and free the disks of a real bookie, repeatedly, on small file systems.
 
     python bench/full_disk.py --cycles 50
 
-Each cycle fills a tmpfs to its last byte or over the bookie's high-water mark, in turn by somebody else's file and by
+Each cycle fills a tmpfs to its last byte or above the bookie's high-water mark, alternately with another file and with
 the bookie's own writes, keeps it full for a while, and frees it. A writer and two readers are connected all the time.
-Every few cycles the bookie is stopped and started while the disk is full. What is checked:
+Every few cycles, the bookie is stopped and started while the disk is full. The program checks that
 
-- the bookie turns read-only (its state, and its place in the metadata) and comes back by itself in two looks at most;
-- it never dies, and reads are answered all along, with the right bytes;
-- everything acknowledged is readable, at the end and after one more start.
+- the bookie turns read-only (its state and its registration), and is writable again after at most two disk checks;
+- the bookie never dies, and reads return the right bytes all the time;
+- all acknowledged entries are readable at the end and after another restart.
 
-The bookies: `usage`, one file system, marks at 80 and 70 %; `enospc`, one file system, no mark, so that every write
-may find no space; `split`, journal and ledgers on file systems of their own, filled in turn; `shards`, two ledger
-directories on file systems of their own, journals in one.
+The bookies: `usage`: one file system, with marks at 80 and 70 %; `enospc`: one file system without marks, so that every
+write may fail with ENOSPC; `split`: one file system for the journal and one for ledgers, filled alternately; `shards`:
+a file system for each of two ledger directories, and one for the journals.
 
-The file systems are mounted in a mount namespace of this process (`unshare`): they are gone when it ends, and a user
-who is not root may run this, too. Exit codes: 0 all held, 1 something did not.
+The file systems are mounted in a mount namespace of this process (`unshare`). They disappear when it ends, and the
+program does not require root. Exit codes: 0 all checks passed, 1 a check failed.
 """
 
 import argparse
@@ -76,17 +76,17 @@ STORAGE = {
 
 
 class Wrong(Exception):
-    """What must hold does not."""
+    """A check failed."""
 
 
 def body(ledger_id: int, entry_id: int) -> bytes:
-    """The entry's bytes, always the same."""
+    """The bytes of an entry, which depend only on its ids."""
     content = random.Random(ledger_id << 32 | entry_id).randbytes(ENTRY_SIZE)
     return struct.pack(">qqqq", ledger_id, entry_id, -1, 0) + content
 
 
 class Link:
-    """One connection, one batch at a time."""
+    """A writer with one connection and one batch in flight."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -114,7 +114,7 @@ class Link:
 
 @dataclass
 class Disk:
-    """A mounted file system and somebody else's file on it."""
+    """A mounted file system with a file that fills it."""
 
     path: Path
 
@@ -123,7 +123,7 @@ class Disk:
         return self.path / "junk"
 
     def fill(self, *, leave: int = 0) -> None:
-        """Somebody else's file grows until `leave` bytes are free."""
+        """Extend the filler file until `leave` bytes are free."""
         with self.junk.open("ab", buffering=0) as file:
             while (free := self.free) > leave:
                 try:
@@ -147,7 +147,7 @@ class Disk:
 
 @dataclass
 class Bookie:
-    """A bookie through several lives, with a writer and readers."""
+    """A bookie that is restarted several times, with a writer and readers."""
 
     name: str
     disks: list[Disk]
@@ -197,7 +197,7 @@ class Bookie:
         async with asyncio.timeout(WAIT_S):
             await self.process.start()
         if not self.acknowledged:
-            for ledger_id in range(LEDGERS):  # what is not in the metadata is garbage
+            for ledger_id in range(LEDGERS):  # a ledger without metadata would be deleted
                 path = LAYOUT.ledger(LedgerId(ledger_id))
                 await self.tree.connect().create(path, LEDGER, make_parents=True)
         self.is_up = True
@@ -211,7 +211,7 @@ class Bookie:
         await self.process.stop()
 
     def check(self) -> None:
-        """Raise what went wrong so far."""
+        """Raise the first error of a client."""
         for task in self.tasks:
             if task.done():
                 task.result()
@@ -238,7 +238,7 @@ class Bookie:
                     self.refused[name] = self.refused.get(name, 0) + 1
                     if answer.status not in (Status.READ_ONLY, Status.TOO_MANY_REQUESTS):
                         raise Wrong(f"{self.name}: an add was answered {name}")
-            # A pace that leaves room for 50 cycles, and no writing while full but for a look.
+            # A rate that leaves space for 50 cycles; while the disk is full, only an occasional attempt to write.
             await asyncio.sleep(0.05 if refused else 0.004)
         link.close()
 
@@ -259,7 +259,7 @@ class Bookie:
         self.reads += len(keys)
 
     async def verify_all(self) -> None:
-        """Read everything acknowledged."""
+        """Read all acknowledged entries and check them."""
         link = Link(self.process.port)
         await link.connect()
         for at in range(0, len(self.acknowledged), 64):
@@ -267,7 +267,7 @@ class Bookie:
         link.close()
 
     async def until(self, condition: Callable[[], Any], what: str) -> float:
-        """Seconds until `condition`, which may be a coroutine's."""
+        """Wait until `condition` is true; the seconds. The condition may be a coroutine function."""
         started = time.monotonic()
         while True:
             self.check()
@@ -286,7 +286,7 @@ class Bookie:
         return found is not None
 
     def _is_read_only(self, disk: Disk, leave: int) -> bool:
-        """Asked again and again: the bookie wins room when it drops journals, and somebody else takes that, too.
+        """Fill the disk repeatedly: the bookie frees space when it deletes journal files, which must be filled, too.
 
         With `leave`, the bookie itself writes the last part.
         """
@@ -294,7 +294,7 @@ class Bookie:
         return self.process.state.read_only
 
     async def cycle(self, number: int, *, restart: bool) -> dict[str, Any]:
-        """Full, and free again; `restart`: with a stop and a start on the full disk."""
+        """Fill the disk and free it. `restart`: restart the bookie while the disk is full."""
         disk = self.disks[number % len(self.disks)]
         own = bool((number // len(self.disks)) % 2)
         await self.until(lambda: not self.process.state.read_only, "writable at the beginning")
@@ -311,7 +311,7 @@ class Bookie:
         read_before, until_s = self.reads, time.monotonic() + 0.3
         while time.monotonic() < until_s or self.reads == read_before:
             if restart or not own:
-                disk.fill()  # whatever the bookie gives up, somebody else takes
+                disk.fill()  # fills the space that the bookie freed
             self.check()
             await asyncio.sleep(0.02)
         if not self.process.state.read_only:
@@ -399,7 +399,7 @@ async def run(
 
 
 def enter_namespace() -> None:
-    """Go on in a mount namespace of our own."""
+    """Restart this program in a mount namespace of its own."""
     if os.environ.get("BINDERY_OWN_MOUNTS"):
         return
     how = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--map-root-user", "--mount"]
@@ -412,7 +412,7 @@ def enter_namespace() -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--cycles", type=int, default=50)
-    parser.add_argument("--restart-every", type=int, default=5, help="cycles of a bookie to one with a restart")
+    parser.add_argument("--restart-every", type=int, default=5, help="number of cycles per restart of a bookie")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--bookie", action="append", default=[], choices=["usage", "enospc", "split", "shards"])
     parser.add_argument("--json", action="store_true", help="print the summary as JSON only")

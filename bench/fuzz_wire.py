@@ -1,10 +1,12 @@
-"""Fuzz the ledger port of real bookie processes: hostile frames by seed, of both protocols, in clear and through TLS.
+"""Fuzz the ledger port of real bookie processes: malformed frames by seed, in both protocols, in clear text and with
+TLS.
 
-Two bookies on this machine, both offer TLS, one asks for a token. While the frames come, checks
-- that the processes live, and log no fault of their own;
-- that a healthy client, over a connection of its own and over a new one, gets its add and read within HEALTHY_S;
-- that resident memory stays below RSS_MAX_MIB.
-At the end both must still stop in order. The frames are a function of the seed; how they interleave is not.
+Two bookies run on this machine. Both offer TLS, and one requires a token. While frames are sent, the program checks
+that
+- the processes run and log no internal error;
+- a well-behaved client completes an add and a read within HEALTHY_S, on an existing and on a new connection;
+- resident memory stays below RSS_MAX_MIB.
+At the end, both bookies must stop in order. The frames depend only on the seed; their interleaving does not.
 
     make fuzz                                       30 seconds, a new seed
     .venv/bin/python bench/fuzz_wire.py --frames 1000000 --seed 7
@@ -85,7 +87,7 @@ class Bookie:
                 await asyncio.sleep(0.05)
 
     def check(self) -> None:
-        """Raises Failed when the process died, logged a fault of its own, or grew too large."""
+        """Raises Failed if the process died, logged an internal error, or uses too much memory."""
         with self.log.open("rb") as log:
             log.seek(self._seen)
             news = log.read()
@@ -114,7 +116,7 @@ def tls_context() -> ssl.SSLContext:
 
 
 class Connection:
-    """A socket to a bookie, secured and authenticated or not."""
+    """A connection to a bookie, with or without TLS and authentication."""
 
     def __init__(self, bookie: Bookie) -> None:
         self.bookie = bookie
@@ -123,7 +125,7 @@ class Connection:
         self.answered_size = 0
 
     async def open(self, *, tls: bool, token: bool, hasty: bool = False) -> None:
-        """`hasty`: send the token right behind START_TLS, in clear, as Apache's client does."""
+        """`hasty`: send the token in clear text directly after START_TLS, as Apache's client does."""
         self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self.bookie.port)
         token = token and self.bookie.guarded
         auth = v3.encode_request(m.AuthRequest(0, "bindery", SECRET))
@@ -149,7 +151,7 @@ class Connection:
         return self.messages.pop(0)
 
     async def drain(self) -> None:
-        """Read until the bookie closes."""
+        """Read until the bookie closes the connection."""
         with contextlib.suppress(OSError):
             while data := await self.reader.read(65536):
                 self.answered_size += len(data)
@@ -172,7 +174,7 @@ class Fuzzer:
         self.done = False
 
     async def run_plan(self, one: Plan) -> None:
-        """Send one connection's frames; however it ends is fine, as long as it ends."""
+        """Send the frames of one connection. Any end of the connection is accepted, but it must end."""
         bookie = self.bookies[one.number % 3 == 0]
         connection = Connection(bookie)
         reading = None
@@ -203,7 +205,7 @@ class Fuzzer:
         self.connections += 1
 
     async def _end(self, one: Plan, connection: Connection, reading: "asyncio.Task[None]") -> None:
-        """Most connections end once the bookie has read all they sent; some vanish in the middle of it."""
+        """End the connection: usually after the bookie has read all frames, sometimes before."""
         if one.number % 8 == 0:
             self.ends["gone at once"] += 1
         elif connection.writer.can_write_eof():
@@ -224,7 +226,7 @@ class Fuzzer:
             await self.run_plan(plan(self.seed, number))
 
     async def watch(self) -> None:
-        """A healthy client, and a look at each process, twice a second."""
+        """Run a well-behaved client and check each process, twice per second."""
         lasting = {bookie.name: await self._healthy(bookie) for bookie in self.bookies}
         entry_id = 0
         while True:
@@ -335,10 +337,10 @@ async def run(fuzzer: Fuzzer, arguments: argparse.Namespace) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--frames", type=int, help="stop after so many")
-    parser.add_argument("--seconds", type=float, help="stop after so long (default 30 without --frames)")
+    parser.add_argument("--frames", type=int, help="maximum number of frames")
+    parser.add_argument("--seconds", type=float, help="maximum seconds (default: 30 without --frames)")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31))
-    parser.add_argument("--only", type=int, metavar="NUMBER", help="just this connection")
+    parser.add_argument("--only", type=int, metavar="NUMBER", help="run only this connection")
     arguments = parser.parse_args()
     if arguments.frames is None and arguments.seconds is None:
         arguments.seconds = 30.0

@@ -1,4 +1,4 @@
-"""The ledger writer's own CPU: packing, sending, answers, confirming. No network, no disk.
+"""Measure the CPU time of the ledger writer: packing, sending, responses, confirmation. No network, no disk.
 
 Measured: LedgerWriter.add_many and receive_many, one batch in flight, all bookies answering at once and in order.
 Run: `.venv/bin/python bench/ledger_writer.py`.
@@ -46,8 +46,8 @@ def run(*, ensemble_size: int, write_quorum: int, batch: int, payload: bytes) ->
 
 
 def main() -> None:
-    print(f"{ENTRY_COUNT} entries, median of {ROUNDS} rounds (least .. greatest), microseconds")
-    print(f"{'E/Qw':>5} {'batch':>6} {'payload':>8} {'add per entry':>24} {'answer per entry, bookie':>26}")
+    print(f"{ENTRY_COUNT} entries, median of {ROUNDS} rounds (minimum .. maximum), microseconds")
+    print(f"{'E/Qw':>5} {'batch':>6} {'payload':>8} {'add per entry':>24} {'response per entry, bookie':>26}")
     for ensemble_size, write_quorum in ((3, 3), (4, 3)):
         for batch in (1, 32, 256, 1_000):
             for size in (128, 1_024):

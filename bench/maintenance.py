@@ -1,12 +1,13 @@
-"""What flushes and compaction do to adds: the latency of a steady load while there is quiet, a flush, a compaction.
+"""Measure the add latency of a steady load without maintenance, during flushes, and during compaction.
 
     .venv/bin/python bench/maintenance.py                       # the table, about 30 s
     .venv/bin/python bench/maintenance.py --rate 30000 --json
 
-One storage engine in this process, without a network, fsync on, one disk for all (the worst case: a journal on a disk
-of its own does not feel the others). A load of `--rate` adds a second goes on all the time, in batches every 2 ms;
-latency is from a batch's time to its callback, so a loop that stands still shows. Each batch counts for what went on
-between the two. Compaction copies the living half of logs whose other half was deleted, at `--compaction-rate`.
+One storage engine in this process, without a network, with fsync, and with one disk for all files. That is the worst
+case: a journal on its own disk is not affected by the others. A load of `--rate` adds per second runs all the time, in
+batches every 2 ms. The latency of a batch is the time from its due time to its callback, so it includes a blocked event
+loop. A batch counts for the phase that was active in between. Compaction copies the live half of logs whose other half
+was deleted, at `--compaction-rate`.
 """
 
 import argparse
@@ -37,7 +38,7 @@ QUIET: Final = "quiet"
 
 
 class Load:
-    """Adds at a steady rate; `phase` is what goes on."""
+    """Adds at a steady rate. `phase`: the current phase of maintenance."""
 
     def __init__(self, engine: StorageEngine, *, rate: int, payload: bytes) -> None:
         self._engine = engine
@@ -82,7 +83,7 @@ class Load:
 
 
 async def fill(engine: StorageEngine, *, size: int, payload: bytes) -> None:
-    """Logs of which each ledger has its part."""
+    """Write entry logs with entries of all ledgers."""
     loop = asyncio.get_running_loop()
     step = len(OLD_LEDGERS) * 16
     for first in range(size // len(payload) // step):
@@ -148,22 +149,29 @@ def row(phase: str, latencies_s: list[float]) -> dict[str, Any]:
         return round(1000 * ordered[min(len(ordered) - 1, int(len(ordered) * part))], 2)
 
     return {
-        "phase": phase, "batches": len(ordered), "p50_ms": at(0.5), "p90_ms": at(0.9), "p99_ms": at(0.99),
-        "p999_ms": at(0.999), "max_ms": at(1.0),
-    }  # fmt: skip
+        "phase": phase,
+        "batches": len(ordered),
+        "p50_ms": at(0.5),
+        "p90_ms": at(0.9),
+        "p99_ms": at(0.99),
+        "p999_ms": at(0.999),
+        "max_ms": at(1.0),
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--directory", help="on the disk to measure; a temporary one by default")
-    parser.add_argument("--rate", type=int, default=10_000, help="adds a second")
+    parser.add_argument("--directory", help="directory on the disk to measure; default: a temporary one")
+    parser.add_argument("--rate", type=int, default=10_000, help="adds per second")
     parser.add_argument("--size", type=int, default=1024, help="payload bytes")
-    parser.add_argument("--seconds", type=float, default=2.0, help="of quiet before each flush")
-    parser.add_argument("--rounds", type=int, default=6, help="flushes")
-    parser.add_argument("--old-size", type=int, default=96, metavar="MIB", help="written before, half of it deleted")
-    parser.add_argument("--compaction-rate", type=int, default=16, metavar="MIB", help="a second")
+    parser.add_argument("--seconds", type=float, default=2.0, help="seconds without maintenance before each flush")
+    parser.add_argument("--rounds", type=int, default=6, help="number of flushes")
+    parser.add_argument(
+        "--old-size", type=int, default=96, metavar="MIB", help="data written before, of which half is deleted"
+    )
+    parser.add_argument("--compaction-rate", type=int, default=16, metavar="MIB", help="compaction rate per second")
     parser.add_argument("--flush-sync-size", type=int, default=StorageSettings().flush_sync_size // KIB, metavar="KIB")
-    parser.add_argument("--write-docs", action="store_true", help="renew the table in docs/benchmarks.md")
+    parser.add_argument("--write-docs", action="store_true", help="update the table in docs/benchmarks.md")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     sys.setswitchinterval(0.0005)

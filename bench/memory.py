@@ -1,11 +1,11 @@
-"""A bookie's memory while clients do their worst: resident bytes, sampled, against the budget it was given.
+"""Measure a bookie's resident memory under adverse load and compare it with its memory budget.
 
     python bench/memory.py --seconds 30
 
-A bookie process of its own is started (with the metadata in memory), filled with entries, and then, all at once: ten or
-more readers that ask for far more than they read from their sockets, a catch-up scan over everything, and writers at
-full speed, some of large entries. Sampled from `/proc/<pid>/status`: VmRSS and its parts. Holds when no sample is above
-`--budget-mib` and 15 %. Exit codes: 0 it held, 1 it did not.
+A bookie process with in-memory metadata is started and filled with entries. The load then has, at the same time, ten or
+more readers that request far more than they read from their sockets, a catch-up scan of all entries, and writers at
+full speed, some with large entries. VmRSS and its parts are sampled from `/proc/<pid>/status`. The test passes if no
+sample exceeds `--budget-mib` by more than 15 %. Exit codes: 0 passed, 1 failed.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def entry(ledger_id: int, entry_id: int, size: int) -> bytes:
 
 
 async def serve(port: int, http_port: int, directory: str, memory_size_max: int) -> None:
-    """The bookie, in a process of its own."""
+    """Entry point of the bookie process."""
     from bindery_bookie.process import BookieProcess
     from bindery_bookie.settings import BookieSettings
     from bindery_kit.observability.logs import configure
@@ -84,7 +84,7 @@ async def serve(port: int, http_port: int, directory: str, memory_size_max: int)
             ensemble_size=1, write_quorum=1, ack_quorum=1, segments=(Segment(EntryId(0), (BookieId("b0"),)),)
         )
     )
-    for ledger_id in ALL_LEDGERS:  # what is not in the metadata is garbage
+    for ledger_id in ALL_LEDGERS:  # a ledger without metadata would be deleted
         await store.create(layout.ledger(LedgerId(ledger_id)), metadata, make_parents=True)
     print("ready", flush=True)
     await asyncio.Event().wait()
@@ -92,7 +92,7 @@ async def serve(port: int, http_port: int, directory: str, memory_size_max: int)
 
 @dataclass
 class Load:
-    """What the clients do, and how far they came."""
+    """The clients, and the numbers of their operations."""
 
     port: int
     adds: int = 0
@@ -100,13 +100,13 @@ class Load:
     reads: int = 0
     is_over: bool = False
     filled: dict[int, int] = field(default_factory=dict)
-    """Ledger -> entries that are there to be read."""
+    """Ledger -> number of readable entries."""
 
     async def _link(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection("127.0.0.1", self.port)
 
     async def write(self, ledger_id: int, *, size: int, count: int | None = None, in_flight: int = 512) -> None:
-        """Adds one after the other, `in_flight` at a time."""
+        """Add entries continuously, `in_flight` at a time."""
         reader, writer = await self._link()
         decoder = FrameDecoder()
         room = asyncio.Semaphore(in_flight)
@@ -139,7 +139,7 @@ class Load:
         answering.cancel()
 
     async def read_slowly(self, ledgers: list[int], seed: int, *, bytes_per_s: int) -> None:
-        """Asks for whatever it may, and takes little of it."""
+        """Send as many read requests as allowed, and read little of the responses."""
         lots = random.Random(seed)
         sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * 1024)
@@ -165,7 +165,7 @@ class Load:
         sock.close()
 
     async def scan(self, ledgers: list[int], *, window: int = 1000) -> None:
-        """Reads everything in order, again and again."""
+        """Read all entries in order, repeatedly."""
         reader, writer = await self._link()
         decoder = FrameDecoder()
         while not self.is_over:
@@ -184,7 +184,7 @@ class Load:
 
 @dataclass
 class Memory:
-    """Samples of one process."""
+    """Memory samples of a process."""
 
     pid: int
     most: dict[str, int] = field(default_factory=dict)
@@ -260,7 +260,7 @@ def main() -> int:
     parser.add_argument("--budget-mib", type=int, default=384)
     parser.add_argument("--fill-mib", type=int, default=400, help="bytes stored before the load begins")
     parser.add_argument("--slow-readers", type=int, default=20)
-    parser.add_argument("--directory", help="where the bookie stores (default: a temporary directory)")
+    parser.add_argument("--directory", help="directory of the bookie (default: a temporary one)")
     parser.add_argument("--serve", nargs=4, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve:

@@ -1,23 +1,24 @@
-"""Bindery beside Apache BookKeeper: the same load, by Apache's own unmodified Java client, in turns, in one run.
+"""Compare Bindery with Apache BookKeeper: the same load by Apache's unmodified Java client, alternating in one run.
 
     make bench-peer                                         # the quick form: about 4 minutes
-    make bench-peer ARGS="--full --write-docs"              # all of it, about 18 minutes; renews docs/benchmarks.md
+    make bench-peer ARGS="--full --write-docs"              # all rows, about 18 minutes; updates docs/benchmarks.md
     make bench-peer ARGS="--quorum 1/1/1 --wire 2 --size 1024 --in-flight 100 --parts write"
 
-Needs the programs that run Apache's side (`--peers DIR`, or PEERS in the environment): a folder with `bookkeeper/run`,
-which fetches Apache BookKeeper and holds the load program. Bookies, ZooKeeper and load share the machine's cores. Every
-add is answered after fdatasync on both sides; Apache's bookies use DbLedgerStorage and their default memory.
+Requires the programs that run Apache's systems (`--peers DIR`, or PEERS in the environment): a folder with
+`bookkeeper/run`, which downloads Apache BookKeeper and contains the load program. Bookies, ZooKeeper and load share the
+machine's cores. All systems answer an add after fdatasync. Apache's bookies use DbLedgerStorage and their default
+memory.
 
-| system       | is                                                                                                    |
+| system       | configuration                                                                                         |
 |--------------|-------------------------------------------------------------------------------------------------------|
-| bindery      | our bookies, default settings                                                                         |
-| apache       | Apache's bookies, default settings: an add waits up to 2 ms for company                               |
-| apache-eager | the same with journalFlushWhenQueueEmpty=true: it does not wait                                       |
-| apache-small | the same as apache with -Xmx256m                                                                      |
+| bindery      | Bindery's bookies, default settings                                                                   |
+| apache       | Apache's bookies, default settings: an add waits up to 2 ms for further adds                          |
+| apache-eager | as apache, with journalFlushWhenQueueEmpty=true: an add does not wait                                 |
+| apache-small | as apache, with -Xmx256m                                                                              |
 
-For each kind of cluster (one bookie; three, every entry on all, two answers wanted) all systems are started and given
-the same warm-up load; then every line is measured on one system after the other, each time in another order. CPU is
-user and system time of the bookies for an entry and each bookie that stores it.
+For each kind of cluster (one bookie; three bookies with Qw=3 Qa=2), all systems are started and receive the same
+warm-up load. Each row is then measured on one system after the other, each time in another order. CPU is the user and
+system time of the bookies per entry and bookie that stores it.
 """
 
 import argparse
@@ -60,7 +61,7 @@ class Run:
         self._systems: list[System] = [SYSTEMS[name] for name in args.systems]
         self._lots = random.Random(args.seed)
         self._zookeeper = zookeeper(folder)
-        self._initialised: set[str] = set()
+        self._initialized: set[str] = set()
         self.result: dict[str, Any] = {"rows": [], "starts": {}, "rss_idle": {}, "rss_after": {}}
 
     def run(self) -> dict[str, Any]:
@@ -80,13 +81,13 @@ class Run:
         cluster = Cluster(
             system, f"127.0.0.1:{self._zookeeper.port}", self._folder, self._peers, our_options=self._args.our_option
         )
-        if system.name not in self._initialised:
-            cluster.initialise()
-            self._initialised.add(system.name)
+        if system.name not in self._initialized:
+            cluster.initialize()
+            self._initialized.add(system.name)
         return cluster
 
     def _measure_starts(self) -> None:
-        """Exec to open port, on empty directories; in turns."""
+        """Measure the time from exec to an open port on empty directories, alternating between the systems."""
         took: dict[str, list[float]] = {system.name: [] for system in self._systems}
         for _ in range(self._args.starts):
             for system in self._in_turn():
@@ -136,18 +137,20 @@ class Run:
         return list(itertools.product(self._args.wire, self._args.read_size, self._args.read_in_flight))
 
     def _warm_up(self, cluster: Cluster, quorum: str) -> None:
-        """The same load for all: half of it in each protocol version."""
+        """Run the warm-up load, half of it in each protocol version."""
         for wire in (2, 3):
-            words = load_words("write", quorum, wire=wire, size=1024, in_flight=100, warm_up=0,
-                               seconds=self._args.warm_up / 2)  # fmt: skip
+            words = load_words(
+                "write", quorum, wire=wire, size=1024, in_flight=100, warm_up=0, seconds=self._args.warm_up / 2
+            )
             self._load(cluster, [*words, "--verify", "0"])
 
     def _measure_line(
         self, clusters: dict[str, Cluster], part: str, quorum: str, *, wire: int, size: int, in_flight: int
     ) -> dict[str, Row]:
         args = self._args
-        words = load_words(part, quorum, wire=wire, size=size, in_flight=in_flight, warm_up=args.client_warm_up,
-                           seconds=args.seconds)  # fmt: skip
+        words = load_words(
+            part, quorum, wire=wire, size=size, in_flight=in_flight, warm_up=args.client_warm_up, seconds=args.seconds
+        )
         if part == "write":
             words += ["--verify", "1" if args.verify else "0"]
         elif part == "read":
@@ -158,8 +161,10 @@ class Run:
         for system in self._in_turn():
             got = self._load(clusters[system.name], words)
             if got["errors"] or got["wrong_payloads"]:
-                raise SystemExit(f"{system.title}: {got['errors']} errors {got['error_kinds']}, "
-                                 f"{got['wrong_payloads']} wrong payloads: {' '.join(words)}")  # fmt: skip
+                raise SystemExit(
+                    f"{system.title}: {got['errors']} errors {got['error_kinds']}, "
+                    f"{got['wrong_payloads']} wrong payloads: {' '.join(words)}"
+                )
             copies = int(quorum.split("/")[1]) if part == "write" else 1
             cpu = sum(bookie["cpu_s"] for bookie in got["bookies"])
             measured[system.name] = {
@@ -176,7 +181,7 @@ class Run:
         return measured
 
     def _keep(self, part: str, quorum: str, wire: int, size: int, in_flight: int, runs: list[dict[str, Row]]) -> None:
-        """The median of the runs, number by number."""
+        """The median of the runs for each figure."""
         line: Row = {"part": part, "quorum": quorum, "wire": wire, "size": size, "in_flight": in_flight, "systems": {}}
         for name in runs[0]:
             line["systems"][name] = {key: statistics.median(run[name][key] for run in runs) for key in runs[0][name]}
@@ -219,33 +224,39 @@ def say(text: str) -> None:
 def machine() -> dict[str, Any]:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**30
     return {
-        "cores": os.cpu_count(), "memory_gib": memory, "arch": platform.machine(), "system": platform.release(),
-        "python": platform.python_version(), "load_average": os.getloadavg()[0],
-    }  # fmt: skip
+        "cores": os.cpu_count(),
+        "memory_gib": memory,
+        "arch": platform.machine(),
+        "system": platform.release(),
+        "python": platform.python_version(),
+        "load_average": os.getloadavg()[0],
+    }
 
 
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--full", action="store_true", help="every line: both kinds of cluster, all sizes and windows")
+    parser.add_argument("--full", action="store_true", help="all rows: both kinds of cluster, all sizes and windows")
     parser.add_argument("--peers", type=Path, default=Path(os.environ.get("PEERS") or DEFAULT_PEERS), metavar="DIR")
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=["apache", "apache-eager", OURS.name])
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--quorum", nargs="+", default=["1/1/1", "3/3/2"], metavar="E/QW/QA")
     parser.add_argument("--wire", type=int, nargs="+", choices=(2, 3), default=[2, 3], help="protocol versions")
-    parser.add_argument("--size", type=int, nargs="+", metavar="BYTES", help="payloads written")
+    parser.add_argument("--size", type=int, nargs="+", metavar="BYTES", help="payload sizes of the writes")
     parser.add_argument("--in-flight", type=int, nargs="+", metavar="N", help="windows of the writes")
     parser.add_argument("--read-size", type=int, nargs="+", metavar="BYTES", default=[1024])
     parser.add_argument("--read-in-flight", type=int, nargs="+", metavar="N")
-    parser.add_argument("--seconds", type=float, help="measured, each line and system")
-    parser.add_argument("--client-warm-up", type=float, help="seconds of load before that, each time")
-    parser.add_argument("--warm-up", type=float, help="seconds of load that each fresh cluster gets")
-    parser.add_argument("--runs", type=int, default=1, help="times each line is measured; the median counts")
-    parser.add_argument("--starts", type=int, help="times each system is started")
-    parser.add_argument("--verify", action="store_true", help="read everything back and compare")
-    parser.add_argument("--our-option", action="append", default=[], metavar="WORD", help="for our bookies; repeatable")
-    parser.add_argument("--seed", type=int, default=0, help="of the order of the systems")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured there")
-    parser.add_argument("--write-docs", action="store_true", help="renew the tables in docs/benchmarks.md")
+    parser.add_argument("--seconds", type=float, help="seconds measured per row and system")
+    parser.add_argument("--client-warm-up", type=float, help="seconds of load before each measurement")
+    parser.add_argument("--warm-up", type=float, help="seconds of load on each new cluster")
+    parser.add_argument("--runs", type=int, default=1, help="measurements per row; the median counts")
+    parser.add_argument("--starts", type=int, help="starts of each system")
+    parser.add_argument("--verify", action="store_true", help="read all entries back and compare them")
+    parser.add_argument(
+        "--our-option", action="append", default=[], metavar="WORD", help="option of Bindery's bookies; repeatable"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the order of the systems")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all measurements to FILE")
+    parser.add_argument("--write-docs", action="store_true", help="update the tables in docs/benchmarks.md")
     args = parser.parse_args()
     defaults = {
         "size": ([1024], [128, 1024]),

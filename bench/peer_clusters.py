@@ -1,4 +1,4 @@
-"""The clusters that `peer.py` compares: who runs, with which commands. One ZooKeeper for all, a ledgers root each."""
+"""Run the clusters that `peer.py` compares. All share one ZooKeeper, and each has its own ledgers root."""
 
 import contextlib
 import os
@@ -27,7 +27,7 @@ SESSION_TIMEOUT_S: Final = 10
 
 @dataclass(frozen=True)
 class System:
-    """One side of the comparison. `settings`: of Apache's bookies, as in bk_server.conf."""
+    """One system of the comparison. `settings`: settings of Apache's bookies, as in bk_server.conf."""
 
     name: str
     title: str
@@ -49,10 +49,10 @@ SYSTEMS: Final = {
 
 
 def free_port() -> int:
-    """One nobody listens on, below the range that the system hands out itself."""
-    lots = random.SystemRandom()
+    """A free port below the range of ephemeral ports."""
+    rng = random.SystemRandom()
     while True:
-        port = lots.randrange(10_000, 30_000)
+        port = rng.randrange(10_000, 30_000)
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind((HOST, port))
             return port
@@ -72,7 +72,7 @@ class Process:
         return self.child.pid
 
     def start(self) -> float:
-        """Seconds from exec until the port takes connections."""
+        """Seconds from exec until the port accepts connections."""
         began = time.perf_counter()
         with self.log.open("ab") as log:
             self.child = subprocess.Popen(
@@ -85,7 +85,9 @@ class Process:
             )
         while not _accepts(self.port):
             if self.child.poll() is not None or time.perf_counter() - began > START_TIMEOUT_S:
-                raise SystemExit(f"{self.name} does not serve; its log ends:\n{self.log.read_text()[-3000:]}")
+                raise SystemExit(
+                    f"{self.name} does not accept connections; end of its log:\n{self.log.read_text()[-3000:]}"
+                )
             time.sleep(POLL_S)
         return time.perf_counter() - began
 
@@ -121,7 +123,7 @@ class Peers:
     def __init__(self, folder: Path) -> None:
         self.program = folder / "bookkeeper" / "run"
         if not self.program.is_file():
-            raise SystemExit(f"{self.program} is not there: say with --peers where the peers' programs are")
+            raise SystemExit(f"{self.program} does not exist. Pass the folder of the peers' programs with --peers")
         self._parts: dict[str, Any] = runpy.run_path(str(self.program), run_name="peers")
         if not any(self._parts["LIB"].glob("bookkeeper-server-*.jar")):
             print("fetching Apache BookKeeper (once)", file=sys.stderr, flush=True)
@@ -144,7 +146,7 @@ class Peers:
             raise SystemExit(f"bookkeeper shell {' '.join(words)} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
 
     def load_command(self, cluster: "Cluster", *words: str) -> list[str]:
-        """The load program, Apache's own client, on `cluster`."""
+        """Command of the load program, Apache's client, for `cluster`."""
         return [
             str(self.program), "bench", "--zk", cluster.zookeeper, "--ledgers-root", cluster.root,
             "--pids", ",".join(str(bookie.pid) for bookie in cluster.bookies), "--", *words,
@@ -152,7 +154,7 @@ class Peers:
 
     @property
     def storage(self) -> str:
-        """The class that stores ledgers in Apache's bookies."""
+        """The storage class of Apache's bookies."""
         return str(self._parts["STORAGE"]["db"])
 
 
@@ -171,9 +173,9 @@ class Cluster:
     def root(self) -> str:
         return "/ledgers" if self.system.is_ours else f"/{self.system.name}"
 
-    def initialise(self) -> None:
+    def initialize(self) -> None:
         if self.system.is_ours:
-            # Both sides start from bytecode, wherever Python is forbidden to write it as it goes (see the Makefile).
+            # Python may be configured not to write bytecode (see the Makefile), so it is compiled before.
             subprocess.run([sys.executable, "-m", "compileall", "-q", *glob(f"{REPOSITORY}/*/*/src")], check=True)
             words = ("bindery", "cluster", "init", "--zookeeper", self.zookeeper)
             subprocess.run([sys.executable, "-m", *words], check=True, capture_output=True)
@@ -181,7 +183,7 @@ class Cluster:
             self.peers.shell("initnewcluster", zookeeper=self.zookeeper, root=self.root)
 
     def new_bookie(self) -> Process:
-        """Not started yet."""
+        """Create a bookie without starting it."""
         port = free_port()
         name = f"{self.system.name}-{len(self.bookies)}-{port}"
         folder = self.folder / name
@@ -210,7 +212,7 @@ class Cluster:
         return self.peers.bookie_command(conf, memory=self.system.memory)
 
     def start(self, bookies: int) -> list[float]:
-        """Start this many, one after the other. Seconds that each took to open its port."""
+        """Start bookies one after the other; the seconds until each opened its port."""
         took = []
         for _ in range(bookies):
             bookie = self.new_bookie()
@@ -224,12 +226,12 @@ class Cluster:
         self.bookies.clear()
 
     def rss_mib(self) -> float:
-        """Of the largest bookie."""
+        """Memory of the largest bookie."""
         return max(rss_mib(bookie.pid) for bookie in self.bookies)
 
 
 def zookeeper(folder: Path) -> Process:
-    """One for all clusters; not started yet."""
+    """Create the ZooKeeper of all clusters without starting it."""
     spec = embedded.ServerSpec(folder / "zookeeper", free_port())
     spec.data_dir.mkdir(parents=True)
     command = embedded.command(

@@ -1,13 +1,11 @@
-"""What `peer.py` measured, as Markdown tables; and the places of tables in docs/benchmarks.md."""
+"""Format the results of `peer.py` as Markdown tables, and insert tables into docs/benchmarks.md."""
 
 from pathlib import Path
 from typing import Any, Final
 
 DOCUMENT: Final = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 OURS: Final = "bindery"
-TITLES: Final = {
-    OURS: "Bindery", "apache": "Apache", "apache-eager": "Apache, eager", "apache-small": "Apache, small",
-}  # fmt: skip
+TITLES: Final = {OURS: "Bindery", "apache": "Apache", "apache-eager": "Apache, eager", "apache-small": "Apache, small"}
 PART_TITLES: Final = {
     "write": "Adds",
     "read": "Catch-up reads: a ledger of 50,000 entries in order, calls of up to 100, latency of the call",
@@ -16,7 +14,7 @@ PART_TITLES: Final = {
 
 
 def render(result: dict[str, Any]) -> str:
-    """Everything, as Markdown."""
+    """The whole result as Markdown."""
     machine = result["machine"]
     names = systems_of(result)
     lines = [
@@ -36,7 +34,7 @@ def render(result: dict[str, Any]) -> str:
 
 
 def systems_of(result: dict[str, Any]) -> list[str]:
-    """Ours first."""
+    """Names of the systems, Bindery first."""
     seen = dict.fromkeys([*result["starts"], *result["rss_idle"]])
     return sorted(seen, key=lambda name: list(TITLES).index(name))
 
@@ -70,8 +68,14 @@ def _processes(result: dict[str, Any], names: list[str]) -> list[str]:
     table = [_line(head), "|---|" + "---:|" * len(names)]
     if result["starts"]:
         starts = [sorted(result["starts"][name]) for name in names]
-        table.append(_line(["exec to open port, s: median (slowest)",
-                            *(f"{each[len(each) // 2]:.2f} ({each[-1]:.2f})" for each in starts)]))  # fmt: skip
+        table.append(
+            _line(
+                [
+                    "exec to open port, s: median (slowest)",
+                    *(f"{each[len(each) // 2]:.2f} ({each[-1]:.2f})" for each in starts),
+                ]
+            )
+        )
     for title, of in (("idle", "rss_idle"), ("after", "rss_after")):
         if not result[of]:
             continue
@@ -87,7 +91,7 @@ def _processes(result: dict[str, Any], names: list[str]) -> list[str]:
 
 
 def _behind(result: dict[str, Any], names: list[str]) -> list[str]:
-    """Lines in which another system is ahead of ours."""
+    """Rows in which another system is better than Bindery."""
     found = []
     for row in result["rows"]:
         systems = row["systems"]
@@ -119,11 +123,11 @@ def _line(cells: list[str]) -> str:
 
 
 def write_docs(name: str, text: str) -> None:
-    """Put `text` between the marks of `name`. Raises SystemExit when they are missing."""
+    """Insert `text` between the markers of `name`. Raises SystemExit if they are missing."""
     document = DOCUMENT.read_text()
     before, begin, rest = document.partition(f"<!-- {name}: begin")
     mark, closing, rest = rest.partition("-->")
     _, end, after = rest.partition(f"<!-- {name}: end -->")
     if not (begin and closing and end):
-        raise SystemExit(f"{DOCUMENT} lacks the marks between which the tables of {name} stand")
+        raise SystemExit(f"{DOCUMENT} has no markers for the tables of {name}")
     DOCUMENT.write_text(f"{before}{begin}{mark}{closing}\n\n{text}\n\n{end}{after}")

@@ -1,4 +1,4 @@
-"""All benchmarks, one after the other: what `make bench` runs.
+"""Run all benchmarks one after the other, as `make bench` does.
 
     make bench                              # every part
     make bench ARGS="--seconds 1"           # shorter lines
@@ -25,7 +25,7 @@ from bindery.standalone.throwaway import ThrowawayCluster
 
 BENCH = Path(__file__).resolve().parent
 URL = "{url}"
-"""Stands for the address of a cluster that exists for this part alone."""
+"""Placeholder for the address of a cluster that exists only for this benchmark."""
 PARTS: dict[str, list[list[str]]] = {
     "storage": [["storage.py"]],
     "bookie": [["bookie.py"]],
@@ -42,7 +42,7 @@ def measure(words: list[str]) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--seconds", type=float, help="per line of each table; default: each part's own")
+    parser.add_argument("--seconds", type=float, help="seconds per table row; default: that of each benchmark")
     args = parser.parse_args()
     for part in args.parts:
         for command in PARTS[part]:

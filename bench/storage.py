@@ -1,4 +1,4 @@
-"""How fast the bookie's storage engine is, without a network: adds with fsync on, and reads that catch up from disk.
+"""Measure the bookie's storage engine without a network: adds with fsync, and catch-up reads from disk.
 
 Run: `python bench/storage.py [--directory DIR] [--seconds S] [--profile]`. Prints a table for docs/benchmarks.md: adds
 per second and the latency from `add_many` to its callback, by entries in flight and payload size; then reads per
@@ -25,7 +25,7 @@ from bindery_core.wire.messages import AddRequest
 
 _HEADER = struct.Struct(">qqqqI")
 _BATCH_MAX = 64
-"""Entries per `add_many`: about what one socket read holds."""
+"""Entries per `add_many`, about as many as in one read from a socket."""
 
 _KEY = bytes(20)
 
@@ -35,7 +35,7 @@ def entry(ledger_id: int, entry_id: int, payload: bytes) -> bytes:
 
 
 class Adder:
-    """Keeps a number of adds in flight for a time."""
+    """Keeps a constant number of adds in flight."""
 
     def __init__(self, engine: StorageEngine, *, ledger_id: int, in_flight: int, payload_size: int) -> None:
         self._engine = engine
@@ -142,11 +142,11 @@ async def bench_reads(root: Path, entries: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--directory", help="on the disk to measure; a temporary one by default")
-    parser.add_argument("--seconds", type=float, default=3.0, help="per line of the table")
+    parser.add_argument("--directory", help="directory on the disk to measure; default: a temporary one")
+    parser.add_argument("--seconds", type=float, default=3.0, help="seconds per table row")
     parser.add_argument("--reads", type=int, default=200_000, help="entries to read back")
     parser.add_argument("--switch-interval-ms", type=float, default=0.2, help="sys.setswitchinterval")
-    parser.add_argument("--profile", action="store_true", help="profile 1,000 in flight instead")
+    parser.add_argument("--profile", action="store_true", help="profile 1,000 adds in flight instead")
     arguments = parser.parse_args()
     sys.setswitchinterval(arguments.switch_interval_ms / 1e3)
     root = Path(tempfile.mkdtemp(prefix="bindery-bench-", dir=arguments.directory))

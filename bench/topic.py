@@ -1,4 +1,4 @@
-"""The broker's own CPU per message on its way into a topic and out: codec, managed ledger, cursor. No network, no disk.
+"""Measure the broker's CPU time per message produced and consumed: codec, managed ledger, cursor. No network or disk.
 
     .venv/bin/python bench/topic.py
 
@@ -60,8 +60,8 @@ async def measure() -> None:
 
     print(f"one request, batched                       {await best(lambda: produce(True)):6.2f}")
     first = await topic.add_many([b""])
-    print(f"one request, an entry each                 {await best(lambda: produce(False)):6.2f}")
-    print(f"{COUNT} requests at once, an entry each   {await best(produce_apart):6.2f}")
+    print(f"one request, one entry per message         {await best(lambda: produce(False)):6.2f}")
+    print(f"{COUNT} requests at once, one entry each  {await best(produce_apart):6.2f}")
 
     start = topic.next_position(first[0])
     cursor = await topic.open_cursor("s", start=start)
@@ -84,7 +84,7 @@ async def measure() -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="of which the best counts")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="number of rounds; the best one counts")
     ROUNDS = parser.parse_args().rounds
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     asyncio.run(measure())

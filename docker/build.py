@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Build the images, by default all five with docker, and print their names, one a line, for whatever loads or pushes
-them next:
+"""Build the images, by default all five with docker, and print their names, one per line, for commands that load or
+push them:
 
     python3 docker/build.py                                           # bindery/bookie:0.1.0 and so on
     python3 docker/build.py --builder "podman build" --only toolbox
     kind load docker-image $(python3 docker/build.py --version 0.1.1)
 
-What the builder says goes to stderr. Exit code: the builder's, when it fails; 2 for wrong usage.
+The builder's output goes to stderr. Exit code: that of a failed builder; 2 for wrong usage.
 """
 
 import argparse
@@ -28,7 +28,7 @@ TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
 
 def source_version(context: Path) -> str:
-    """The version that the sources in `context` have."""
+    """The version of the sources in `context`."""
     match = re.search(r'^VERSION: Final = "(.*)"$', (context / VERSION_FILE).read_text(), re.MULTILINE)
     assert match is not None, f"{VERSION_FILE} has no VERSION"
     return match.group(1)
@@ -46,19 +46,23 @@ def source_revision(context: Path) -> str:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--version", help="what the programs show, and the tag (default: that of the sources)")
+    parser.add_argument(
+        "--version", help="version of the programs, and tag of the images (default: that of the sources)"
+    )
     parser.add_argument("--tag-suffix", default="", metavar="TEXT", help="added to the tag, not to the version")
     parser.add_argument(
         "--only", action="append", choices=TARGETS, metavar="IMAGE", help=f"one of {', '.join(TARGETS)}; repeatable"
     )
-    parser.add_argument("--repository", default="bindery", metavar="NAME", help="before the image's name (bindery)")
+    parser.add_argument("--repository", default="bindery", metavar="NAME", help="prefix of the image's name (bindery)")
     parser.add_argument("--builder", metavar="CMD", help='called as CMD OPTIONS -t TAG CONTEXT ("docker build")')
     parser.add_argument(
         "--build-command",
         metavar="CMD",
-        help=f"called as CMD TAG CONTEXT OPTIONS instead (default: ${COMMAND_VARIABLE}, where --builder is not given)",
+        help=f"called as CMD TAG CONTEXT OPTIONS instead (default: ${COMMAND_VARIABLE}, unless --builder is given)",
     )
-    parser.add_argument("--context", type=Path, default=ROOT, metavar="DIR", help="the sources (default: these)")
+    parser.add_argument(
+        "--context", type=Path, default=ROOT, metavar="DIR", help="folder of the sources (default: this repository)"
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the commands and build nothing")
     args = parser.parse_args(argv)
     if args.builder and args.build_command:
@@ -99,7 +103,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 2
         done = subprocess.run(command, cwd=args.context, stdout=sys.stderr, check=False)
         if done.returncode != 0:
-            print(f"build.py: {name} was not built; once more", file=sys.stderr)  # builders stumble; layers are kept
+            print(
+                f"build.py: {name} was not built; once more", file=sys.stderr
+            )  # builds fail occasionally; finished layers are kept
             done = subprocess.run(command, cwd=args.context, stdout=sys.stderr, check=False)
         if done.returncode != 0:
             print(f"build.py: {name} was not built; its builder's last words are above", file=sys.stderr)

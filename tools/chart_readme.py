@@ -1,7 +1,7 @@
-"""Make charts/bindery/README.md of values.yaml: every value with its default and its `# --` comment.
+"""Generate charts/bindery/README.md from values.yaml: every value with its default and its `# --` comment.
 
 python tools/chart_readme.py            write the file
-python tools/chart_readme.py --check    exit code 1 if the file is not what would be written
+python tools/chart_readme.py --check    exit code 1 if the file is out of date
 """
 
 import json
@@ -15,7 +15,7 @@ from chart_schema import CHART, WORKLOADS, comments_of
 
 README: Final = CHART / "README.md"
 DEFAULT_SIZE_MAX: Final = 60
-"""A longer default is named, not shown: its place is values.yaml."""
+"""Maximum characters of a default that is shown; for a longer one the page refers to values.yaml."""
 
 HEAD: Final = """# Bindery: the Helm chart
 
@@ -82,13 +82,13 @@ def render() -> str:
 
 
 def _preset(path: Path) -> str:
-    """A row: the file, and the first sentence of its head comment."""
+    """A row with the file and the first sentence of its first comment."""
     comment = " ".join(line.lstrip("# ") for line in path.read_text().splitlines() if line.startswith("#"))
     return f"| [{path.name}]({path.name}) | {comment.partition('. ')[0].partition(' helm install')[0].rstrip('.')} |\n"
 
 
 def _said_of_block(source: str, name: str) -> str:
-    """The comment lines right above a top-level block, where they are no `# --`."""
+    """The comment directly above a top-level block, unless it is a `# --` comment."""
     lines = source.splitlines()
     at = lines.index(f"{name}:")
     said: list[str] = []
@@ -109,7 +109,7 @@ def _table(values: Mapping[str, Any], path: tuple[str, ...], comments: Mapping[t
 def _rows(
     values: Mapping[str, Any], path: tuple[str, ...], comments: Mapping[tuple[str, ...], str]
 ) -> Iterator[tuple[tuple[str, ...], Any, str]]:
-    """What has a comment of its own; below that only what has one, too. Every value is in some row."""
+    """Rows of the values with a comment, so that every value is part of a row."""
     for name, value in values.items():
         at = (*path, name)
         inner = list(_rows(value, at, comments)) if isinstance(value, dict) else []

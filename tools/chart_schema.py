@@ -1,10 +1,11 @@
-"""Make charts/bindery/values.schema.json of values.yaml (names, types, comments), the services' settings, and SHAPES.
+"""Generate charts/bindery/values.schema.json from values.yaml (names, types, comments), the services' settings and
+SHAPES.
 
-A key that values.yaml does not have is refused by Helm, so the three can only agree. What the services' settings admit
-is what `config` admits: a setting that is new in a service is a value of the chart as soon as this has run.
+Helm refuses keys that are missing in values.yaml, so the three always agree. `config` accepts the services' settings: a
+new setting of a service becomes a value of the chart when this script runs.
 
     python tools/chart_schema.py            write the file
-    python tools/chart_schema.py --check    exit code 1 if the file is not what would be written
+    python tools/chart_schema.py --check    exit code 1 if the file is out of date
 """
 
 import json
@@ -31,14 +32,14 @@ WIDTH: Final = 140
 Schema = dict[str, Any]
 
 WORKLOADS: Final = ("zookeeper", "bookie", "broker", "auditor", "toolbox", "audit", "init", "upgradeGate", "helmTest")
-"""The blocks that may hold every key of `defaults`."""
+"""Blocks that may have all keys of `defaults`."""
 
 SERVICES: Final[Mapping[str, tuple[type[Settings], Mapping[str, type[Settings]]]]] = {
     "bookie": (BookieSettings, {"recovery": EmbeddedRecoverySettings}),
     "broker": (BrokerSettings, {}),
     "auditor": (AuditorSettings, {}),
 }
-"""The settings behind a workload's `config`, and groups that are read from the environment beside them."""
+"""Settings of a workload's `config`, and further groups that are read from the environment."""
 
 BY_CHART: Final = frozenset(
     {
@@ -47,11 +48,11 @@ BY_CHART: Final = frozenset(
         *("journal_dir", "ledger_dir", "journal_directory", "ledger_directory"),
     }
 )
-"""Settings that the chart sets itself: addresses, identities, places of volumes."""
+"""Settings that the chart sets itself: addresses, identities, paths of volumes."""
 
 QUANTITY: Final = {"type": ["string", "integer"], "pattern": "^[0-9]+(\\.[0-9]+)?([KMGT]i|[kMGT])?$", "minimum": 0}
 RESOURCE: Final = {"type": ["string", "number"], "pattern": "^[0-9]+(\\.[0-9]+)?([munkMGTPE]|[KMGTPE]i|[eE][0-9]+)?$"}
-"""A quantity of Kubernetes'; milli, exponents and all."""
+"""Pattern of a Kubernetes quantity, including milli and exponents."""
 AMOUNTS: Final = {"type": "object", "properties": {"memory": QUANTITY}, "additionalProperties": RESOURCE}
 STRINGS: Final = {"type": "object", "additionalProperties": {"type": "string"}}
 FREE: Final = {"type": "object"}
@@ -177,16 +178,16 @@ SHAPES: Final[Mapping[str, Schema]] = {
         },
     },
 }
-"""What a value may be beyond the type of its default, by the path in values.yaml; every pattern that fits counts, later
-ones more. A schema with a `type` replaces what the default says."""
+"""Path pattern in values.yaml -> schema, in addition to the type of the default. All matching patterns apply, later
+ones with precedence. A schema with a `type` replaces the type of the default."""
 
 EMPTY: Final[tuple[Any, ...]] = ("", [], {}, False)
-"""Defaults that mean the same as no value: templates take either."""
+"""Defaults that are equivalent to no value; templates accept both."""
 
 REFUSED: Final = {
     "bookie": {"autoscaling": {"description": "Not offered; the chart says why."}},
 }
-"""Keys that pass the schema, so that the chart can refuse them in a sentence."""
+"""Keys that the schema accepts, so that the chart can refuse them with an explanation."""
 
 
 def main() -> None:
@@ -224,9 +225,9 @@ def schema() -> Schema:
 
 
 def insisting(made: Schema, value: Any, definitions: Schema, *, is_default: bool = False) -> Schema:
-    """`made`, which also refuses that a value with a default be taken out by `null`; free maps stay free.
+    """Extend `made` so that it refuses `null` for values with a default; maps with free keys are unchanged.
 
-    A key of `defaults` is insisted on there, and not in the workloads, which may leave it to `defaults`.
+    A key of `defaults` is required there, but not in the workloads, which inherit it.
     """
     target = resolved(made, definitions) if is_default else made
     if not isinstance(value, dict) or target.get("additionalProperties") is not False:
@@ -248,13 +249,13 @@ def insisting(made: Schema, value: Any, definitions: Schema, *, is_default: bool
 
 
 def resolved(made: Schema, definitions: Schema) -> Schema:
-    """What a reference refers to; anything else is itself."""
+    """Resolve a reference; other schemas are returned unchanged."""
     found: Schema = definitions[made["$ref"].rpartition("/")[2]] if "$ref" in made else made
     return found
 
 
 def is_free(made: Schema) -> bool:
-    """Whether it is a map of the operator's, or of Kubernetes."""
+    """Whether a map has keys that the operator or Kubernetes defines."""
     return made.get("type") == "object" and made.get("additionalProperties") is not False
 
 
@@ -271,13 +272,13 @@ def workload(name: str, value: Schema, comments: Mapping[tuple[str, ...], str], 
 
 
 def block(value: Schema, path: tuple[str, ...], comments: Mapping[tuple[str, ...], str]) -> Schema:
-    """A block of ours: nothing but what it lists."""
+    """A block of the chart, which accepts only the listed keys."""
     properties = {key: of_value(inner, (*path, key), comments) for key, inner in value.items()}
     return {"type": "object", "additionalProperties": False, "properties": properties}
 
 
 def of_value(value: Any, path: tuple[str, ...], comments: Mapping[tuple[str, ...], str]) -> Schema:
-    """What may stand at `path`, whose default is `value`."""
+    """Schema of the value at `path` with the default `value`."""
     said = {"description": comments[path]} if path in comments else {}
     found: Schema = {}
     for pattern, shape in SHAPES.items():
@@ -304,7 +305,7 @@ def of_value(value: Any, path: tuple[str, ...], comments: Mapping[tuple[str, ...
 
 
 def comments_of(source: str) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Each key's path with the `# --` comment above it."""
+    """Path -> `# --` comment above the key."""
     path: list[tuple[int, str]] = []
     comment = ""
     for line in source.splitlines():
@@ -319,7 +320,7 @@ def comments_of(source: str) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def of_settings(cls: type[Settings], beside: Mapping[str, type[Settings]]) -> Schema:
-    """The settings of a service, in camelCase. Asserts that the chart's way to the environment leads back to each."""
+    """The settings of a service, in camelCase. Asserts that the chart's environment variables are those settings."""
     prefix = cls.model_config["env_prefix"]
     texts = descriptions(cls)
     properties: Schema = {}
@@ -335,7 +336,7 @@ def of_settings(cls: type[Settings], beside: Mapping[str, type[Settings]]) -> Sc
 
 
 def is_secret(field: SettingField) -> bool:
-    """Secrets come from Secrets (`extraEnvFrom`), never from values."""
+    """Whether a setting is a secret. Secrets come from `extraEnvFrom`, never from values."""
     return field.value_type is not None and field.value_type.base is SecretStr
 
 
@@ -360,7 +361,7 @@ def of_setting(name: str, field: SettingField, text: str) -> Schema:
     bounds = {words[bound.words]: bound.limit for bound in field.bounds}
     if base is int and re.search(r"size|bytes", name):
         return {**found, "type": ["integer", "string"], "pattern": "^[0-9]+(\\.[0-9]+)?[KMGT]i$", **bounds}
-    if base is float:  # `--set` makes text of a number with a point
+    if base is float:  # `--set` passes a number with a decimal point as text
         return {**found, "type": ["number", "string"], "pattern": "^[0-9]+(\\.[0-9]+)?$", **bounds}
     return {**found, "type": "integer", **bounds}
 
@@ -374,7 +375,7 @@ def camel(name: str) -> str:
 
 
 def render(value: Any, indent: int = 0) -> str:
-    """JSON; what fits a line is one."""
+    """Format as JSON; values that fit on one line are not broken."""
     line = json.dumps(value, ensure_ascii=False)
     end = "" if indent else "\n"
     if not isinstance(value, dict) or len(line) + indent <= WIDTH:

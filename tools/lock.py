@@ -2,12 +2,12 @@
 
 | file                     | holds                                         | used by                             |
 |--------------------------|-----------------------------------------------|-------------------------------------|
-| requirements.lock        | everything: products, standalone, development | `make setup`                        |
-| docker/requirements.lock | what the products in the images import        | the images' dependencies            |
+| requirements.lock        | all: products, standalone, development        | `make setup`                        |
+| docker/requirements.lock | dependencies of the products in the images    | the images' dependencies            |
 | docker/spark.lock        | the same, and Spark with a Java and Arrow     | the Spark image's dependencies      |
-| docker/build.lock        | what makes wheels of our packages             | the images' builder, not the images |
+| docker/build.lock        | the backend that builds Bindery's wheels      | the images' builder, not the images |
 
-The latter three are parts of the first one, with the same versions and hashes.
+The latter three are subsets of the first one, with the same versions and hashes.
 
 uv's own lock file names the index that it was resolved from, which ties it to one mirror; docs/adr/0001 says why the
 exported form is the one kept in the repository.
@@ -23,9 +23,9 @@ ROOT = Path(__file__).resolve().parent.parent
 UV = Path(sys.executable).parent / "uv"
 LOCK = ROOT / "requirements.lock"
 PRODUCTS = ("bindery-bookie", "bindery-broker", "bindery-auditor", "bindery-cli")
-"""What images run; not with the extra `standalone`."""
+"""Packages of the images, without the extra `standalone`."""
 SPARK_PRODUCTS = ("bindery-cli", "bindery-spark")
-"""What the Spark image runs."""
+"""Packages of the Spark image."""
 
 EXPORTS = {
     LOCK: ["--all-groups"],

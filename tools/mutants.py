@@ -244,17 +244,18 @@ class Scratch:
         self._workers = workers
         names = subprocess.run(
             ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
-            cwd=ROOT, check=True, capture_output=True, text=True,
-        ).stdout.split("\0")  # fmt: skip
+            cwd=ROOT,
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout.split("\0")
         for name in filter(None, names):
             source, copy = ROOT / name, directory / name
             if source.is_file():
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(source, copy)
         sources = [str(path) for path in sorted(directory.glob("**/src")) if path.is_dir()]
-        self._environment = {
-            **os.environ, "PYTHONPATH": os.pathsep.join(sources), "PYTHONDONTWRITEBYTECODE": "1",
-        }  # fmt: skip
+        self._environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sources), "PYTHONDONTWRITEBYTECODE": "1"}
 
     def check_imports(self, module: Path) -> None:
         """Exit unless the tests will import the package from the copy."""
@@ -275,9 +276,14 @@ class Scratch:
         began = time.monotonic()
         with tempfile.TemporaryFile("w+", errors="replace") as output:
             process = subprocess.Popen(
-                command, cwd=self.root, env=self._environment, stdout=output, stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL, start_new_session=True,
-            )  # fmt: skip
+                command,
+                cwd=self.root,
+                env=self._environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
             try:
                 code: int | None = process.wait(timeout=limit_s)
             except subprocess.TimeoutExpired:
@@ -328,9 +334,13 @@ def _show(outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:
             mutant = outcome.mutant
             table.add_row(
-                f"[{colours[outcome.result]}]{outcome.result}[/]", f"{mutant.path}:{mutant.line}", mutant.kind,
-                _escaped(mutant.before), _escaped(mutant.after), f"{outcome.seconds:.0f}",
-            )  # fmt: skip
+                f"[{colours[outcome.result]}]{outcome.result}[/]",
+                f"{mutant.path}:{mutant.line}",
+                mutant.kind,
+                _escaped(mutant.before),
+                _escaped(mutant.after),
+                f"{outcome.seconds:.0f}",
+            )
         Console().print(table)
     else:
         for outcome in outcomes:
@@ -347,9 +357,10 @@ def _escaped(code: str) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="mutants", description="Change code at random places in a scratch copy and check that the tests fail.",
+        prog="mutants",
+        description="Change code at random places in a scratch copy and check that the tests fail.",
         epilog="Exit code: 0 if every selected mutant was tried, whatever the results; 2 if the tests fail unchanged.",
-    )  # fmt: skip
+    )
     parser.add_argument("targets", nargs="+", type=Path, help="modules, or folders whose modules are changed")
     parser.add_argument("--count", type=int, default=20, help="number of mutants to try (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the selection (default: %(default)s)")
@@ -357,9 +368,11 @@ def _parser() -> argparse.ArgumentParser:
         "--tests", nargs="+", default=[], metavar="PATH", help="test files or folders; default: tests/ of the package"
     )
     parser.add_argument(
-        "--time-limit", type=float, metavar="SECONDS",
+        "--time-limit",
+        type=float,
+        metavar="SECONDS",
         help=f"per mutant; default: {TIME_LIMIT_FACTOR:g} times the duration of the unchanged tests",
-    )  # fmt: skip
+    )
     parser.add_argument("--workers", type=int, default=0, help="processes of pytest; 0, the default: no extra ones")
     parser.add_argument("--line", type=int, action="append", help="only mutants that begin at this line; repeatable")
     parser.add_argument("--list", action="store_true", help="print the selected mutants and run nothing")

@@ -1,7 +1,7 @@
-"""Give every package here one version: `python tools/set_version.py 0.2.0`.
+"""Set the version of all packages: `python tools/set_version.py 0.2.0`.
 
 Writes it to each pyproject.toml, to bindery_core.version, which the programs show, to the Dockerfile, and to the
-charts' appVersion, which names the images' tag. An image's build runs it on its own copy of the sources.
+charts' appVersion, which is the images' default tag. An image build runs this script on its copy of the sources.
 """
 
 import argparse
@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RELEASE = re.compile(r"\d+(\.\d+){2}((a|b|rc)\d+)?(\.dev\d+)?")
-"""Versions that Python packages, image tags and charts all accept as they are."""
+"""Versions that are valid for Python packages, image tags and charts without conversion."""
 
 PLACES = (
     ("pyproject.toml", r'^version = "(.*)"$'),
@@ -25,11 +25,11 @@ PLACES = (
     ("docker/Dockerfile", r"^ARG VERSION=(.*)$"),
     ("charts/*/Chart.yaml", r'^appVersion: "?([^"\s]*)"?$'),
 )
-"""Glob below the root, and the line that holds the version; it stands once in each file."""
+"""(glob, pattern of the line with the version), which occurs once in each file."""
 
 
 def found(root: Path) -> Iterator[tuple[Path, re.Match[str]]]:
-    """Each file that holds the version, with where it stands. Raises ValueError for a file without it."""
+    """Each file with the version, and its position. Raises ValueError for a file without it."""
     for glob, line in PLACES:
         for path in sorted(root.glob(glob)):
             match = re.search(line, path.read_text(), re.MULTILINE)

@@ -2,8 +2,7 @@
 
 `make lint` runs it beside import-linter, which enforces the layers.
 
-- No cycle between modules of the workspace; imports inside functions count, and those under `TYPE_CHECKING` too, except
-  in the simulation, whose parts refer to the simulated world that is composed of them.
+- No cycle between modules of the workspace; imports inside functions and under `TYPE_CHECKING` count.
 - No cycle between packages: two folders of one distribution do not import each other.
 - No folder has more than `MODULES_MAX` modules, generated ones not counted.
 
@@ -22,9 +21,6 @@ SOURCES: Final = ("libs/*/src", "services/*/src", "cli/src", "spark-jobs/src", "
 MODULES_MAX: Final = 15
 """Maximum number of modules in a folder, `__init__` not counted."""
 
-TYPE_CYCLES_ALLOWED: Final = ("bindery_simulation",)
-"""Top-level packages whose imports under `TYPE_CHECKING` are not counted."""
-
 Graph = Mapping[str, set[str]]
 
 
@@ -39,12 +35,10 @@ def modules() -> dict[str, Path]:
     return found
 
 
-def imports(path: Path, known: Mapping[str, Path], *, with_types: bool = True) -> set[str]:
-    """Modules of the workspace that a file imports, also inside functions, and for types only if `with_types`."""
+def imports(path: Path, known: Mapping[str, Path]) -> set[str]:
+    """Modules of the workspace that a file imports, also inside functions and for types only."""
     found: set[str] = set()
-    tree = ast.parse(path.read_text())
-    skipped = set() if with_types else {id(node) for block in _type_blocks(tree) for node in ast.walk(block)}
-    for node in (node for node in ast.walk(tree) if id(node) not in skipped):
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names if alias.name in known}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -52,10 +46,6 @@ def imports(path: Path, known: Mapping[str, Path], *, with_types: bool = True) -
                 submodule = f"{node.module}.{alias.name}"
                 found |= {name for name in (submodule if submodule in known else node.module,) if name in known}
     return found
-
-
-def _type_blocks(tree: ast.AST) -> list[ast.If]:
-    return [node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)]
 
 
 def cycles(graph: Graph) -> list[list[str]]:
@@ -114,10 +104,7 @@ def _contains(outer: str, inner: str) -> bool:
 def main() -> int:
     known = modules()
     packages = {name for name, path in known.items() if path.name == "__init__.py"}
-    graph = {
-        name: imports(path, known, with_types=name.partition(".")[0] not in TYPE_CYCLES_ALLOWED) - {name}
-        for name, path in known.items()
-    }
+    graph = {name: imports(path, known) - {name} for name, path in known.items()}
     problems = [f"import cycle of modules: {', '.join(members)}" for members in cycles(graph)]
     problems += [
         f"import cycle of packages: {', '.join(members)}" for members in cycles(package_graph(graph, packages))

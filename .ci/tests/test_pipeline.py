@@ -13,13 +13,17 @@ import pytest
 from pipeline import ROOT, CheckFailed, Pipeline, Step, beside_steps, main_steps, may_be_repeated, repeat_held
 
 INTEGRATION = ["integration"]
+STEPS = [*main_steps(), *beside_steps(0)]
 
 
 def outcome(failed: dict[str, list[str]], *, collected: int = 10, complete: bool = True) -> dict[str, Any]:
     return {
-        "complete": complete, "collected": collected, "skipped": 0, "failed": failed,
+        "complete": complete,
+        "collected": collected,
+        "skipped": 0,
+        "failed": failed,
         "passed": collected - len(failed),
-    }  # fmt: skip
+    }
 
 
 def test_a_few_failed_tests_of_processes_may_be_repeated() -> None:
@@ -88,9 +92,12 @@ def test_good(): pass
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_outcomes_are_recorded_by_test_id(tmp_path: Path, workers: str) -> None:
     assert recorded(tmp_path, TESTS, "-n", workers) == {
-        "complete": True, "collected": 5, "passed": 2, "skipped": 1,
+        "complete": True,
+        "collected": 5,
+        "passed": 2,
+        "skipped": 1,
         "failed": {"test_sample.py::test_many[a c]": ["integration"], "test_sample.py::test_teardown": ["verdict"]},
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
@@ -121,17 +128,17 @@ class Scripted(Pipeline):
         super().__init__(folder, 7)
         self.made = list(made)
 
-    def _make(self, step: Step, more: str) -> tuple[int, Path, dict[str, Any] | None]:
+    def _make(self, step: Step, more: str) -> tuple[int, Path, dict[str, Any] | None, float]:
         log = self.folder / "log"
         log.touch()
         code, found = self.made.pop(0)
-        return code, log, found
+        return code, log, found, 1.0
 
 
 FAILED = (2, outcome({"a.py::test_one": INTEGRATION}))
 
 
-def test_a_repeat_that_held_is_named_in_the_table(tmp_path: Path) -> None:
+def test_a_repeat_that_passed_is_named_in_the_table(tmp_path: Path) -> None:
     pipeline = Scripted(tmp_path, FAILED, (0, outcome({}, collected=1)))
     pipeline.run(Step("test", is_pytest=True, may_repeat=True))
     assert "NOT CLEAN, held only in a repeat: a.py::test_one" in pipeline.table()
@@ -166,8 +173,11 @@ def test_the_longest_files_exist() -> None:
     assert spec.loader is not None
     conftest = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(conftest)
-    files = [path.relative_to(ROOT).as_posix() for folder in ("libs", "services", "cli", "spark-jobs", "e2e")
-             for path in (ROOT / folder).rglob("test_*.py")]  # fmt: skip
+    files = [
+        path.relative_to(ROOT).as_posix()
+        for folder in ("libs", "services", "cli", "spark-jobs", "e2e")
+        for path in (ROOT / folder).rglob("test_*.py")
+    ]
     for pattern in (*conftest.LONGEST, *conftest.VERDICTS):
         assert any(conftest.rank(file, [pattern]) == 0 for file in files), pattern
 
@@ -175,12 +185,14 @@ def test_the_longest_files_exist() -> None:
 def test_targets_exist_and_every_test_file_belongs_to_one() -> None:
     """A test file of e2e that no target names would never run."""
     makefile = (ROOT / "Makefile").read_text()
-    steps = [*main_steps(), *beside_steps(0)]
-    for step in steps:
+    for step in STEPS:
         assert f"\n{step.target}:" in makefile, step.target
     recipes = {block.split(":", 1)[0]: block for block in makefile.split("\n.PHONY: ")}
-    run = "\n".join(block.split("\n", 1)[1] for name, block in recipes.items() if name.split("\n")[0] in
-                    {*(step.target for step in steps), "e2e"})  # fmt: skip
+    run = "\n".join(
+        block.split("\n", 1)[1]
+        for name, block in recipes.items()
+        if name.split("\n")[0] in {*(step.target for step in STEPS), "e2e"}
+    )
     covered_by_test = ("e2e/tests", "e2e/simulation")
     for path in sorted((ROOT / "e2e").rglob("test_*.py")):
         name = str(path.relative_to(ROOT))
@@ -226,7 +238,7 @@ def test_every_target_is_run_and_reported(tmp_path: Path) -> None:
     code, output, order = played(tmp_path, "#!/bin/sh\n[ $1 = fuzz ] && echo '9 frames on 2 connections'; exit 0\n")
     assert code == 0, output
     table = output.partition("=== every check holds")[2]
-    for step in [*main_steps(), *beside_steps(0), Step("e2e")]:
+    for step in [*STEPS, Step("e2e")]:
         assert f"end {step.target}" in order
         assert f"\n  {step.target} " in table, step.target
     assert table.count("3 tests") == 7
@@ -244,6 +256,6 @@ def test_the_first_failure_ends_the_run_and_takes_the_cluster_down(tmp_path: Pat
     code, output, order = played(tmp_path, script + "exit 0\n")
     assert code == 1, output
     assert f"=== FAILED: make {target} failed" in output or (target == "e2e" and "=== FAILED" in output)
-    assert "FAILED a.py::test_one" in output.rpartition("\n--- ")[2], "the end of the output says why"
+    assert "FAILED a.py::test_one" in output.partition("\n--- ")[2], "the end of the output says why"
     assert "down" in order
     assert f"end {target}" not in order

@@ -1,4 +1,4 @@
-"""Modules of this folder find one another."""
+"""Make the modules of this folder importable."""
 
 import sys
 from pathlib import Path

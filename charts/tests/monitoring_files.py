@@ -1,4 +1,4 @@
-"""The chart's alerts and dashboard as they lie in its folder, and what their PromQL asks for."""
+"""Read the chart's alerts and dashboard, and the series that their PromQL queries."""
 
 import json
 from collections.abc import Iterator
@@ -22,14 +22,14 @@ PLACEHOLDERS = {
     "<auditOverdueSeconds>": "777600",
     "<fullname>": "bindery",
 }
-"""What templates/monitoring/prometheus-rule.yaml puts in, for a release called bindery."""
+"""Values that templates/monitoring/prometheus-rule.yaml inserts for a release named bindery."""
 
 TARGET_LABELS = frozenset({"namespace", "job", "pod", "container", "instance"})
-"""Of every series that a PodMonitor has scraped."""
+"""Labels of every series that a PodMonitor scraped."""
 
 
 def alerts() -> dict[str, dict[str, Any]]:
-    """Each rule by its file's name."""
+    """File name -> rule."""
     found = {}
     for path in sorted((CHART / "rules").glob("*/*.yaml")):
         text = path.read_text()
@@ -46,7 +46,7 @@ def dashboard() -> dict[str, Any]:
 
 
 def dashboard_expressions() -> dict[str, str]:
-    """By panel and target. Grafana's own variables stand for a time here."""
+    """Expressions by panel and target. Grafana's variables are replaced by a duration."""
     return {
         f"{panel['title']} {target['refId']}": target["expr"].replace("$__rate_interval", "5m")
         for panel in dashboard()["panels"]
@@ -55,9 +55,9 @@ def dashboard_expressions() -> dict[str, str]:
 
 
 def selectors(expression: str) -> Iterator[tuple[str, set[str]]]:
-    """Name of each series that `expression` asks for, and the labels that it selects by.
+    """Names of the series that `expression` queries, and the labels that it selects by.
 
-    Raises ValueError for what is no PromQL.
+    Raises ValueError for invalid PromQL.
     """
     found: list[tuple[str, set[str]]] = []
 

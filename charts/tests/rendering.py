@@ -1,4 +1,4 @@
-"""The chart rendered by helm: values in, objects out."""
+"""Render the chart with helm: values in, objects out."""
 
 import json
 import os
@@ -14,9 +14,9 @@ import yaml
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "bindery"
 KUBERNETES = "1.34.0"
-"""The version that charts are rendered for; `kubeVersion` in Chart.yaml says which may be."""
+"""Kubernetes version of the renderings; `kubeVersion` in Chart.yaml has the supported ones."""
 PRESETS = ("none", "kind", "minikube", "ha", "restricted")
-"""Values files by their names; `none` is no values at all."""
+"""Name -> values file; `none`: no values."""
 NAMESPACE = "somewhere"
 
 Object = dict[str, Any]
@@ -24,7 +24,7 @@ LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def helm_program() -> str:
-    """Raises AssertionError, which says how to get helm."""
+    """Path of helm. Raises AssertionError with instructions if it is missing."""
     found = os.environ.get("HELM") or shutil.which("helm")
     assert found, (
         "helm is not on PATH: get version 3.14 or later from your package manager or from Helm's releases page, "
@@ -53,14 +53,14 @@ def template(
 
 
 def render(values: Object | None = None, *, preset: str = "none", release: str = "bindery") -> list[Object]:
-    """Every object that the chart makes, those of hooks and tests, too. `values`: by dotted path."""
+    """All objects of the chart, including hooks and tests. `values`: by dotted path."""
     done = template(values, preset=preset, release=release)
     assert done.returncode == 0, done.stderr
     return documents(done.stdout)
 
 
 def documents(text: str) -> list[Object]:
-    """The objects in YAML that helm made; with libyaml's parser, which is many times as fast as the one in Python."""
+    """Parse helm's YAML with libyaml, which is many times faster than the parser in Python."""
     return [one for one in yaml.load_all(text, Loader=LOADER) if one]
 
 
@@ -70,12 +70,12 @@ def _preset(preset: str) -> list[Object]:
 
 
 def render_preset(preset: str) -> list[Object]:
-    """The same for each test that asks: do not change it."""
+    """The objects of a preset. All tests share them: do not change them."""
     return _preset(preset)
 
 
 def refusal(values: Object, *, preset: str = "none") -> str:
-    """What helm says to values that it must refuse."""
+    """Helm's error message for values that it must refuse."""
     done = template(values, preset=preset)
     assert done.returncode != 0, f"accepted: {values}"
     return str(done.stderr)
@@ -111,7 +111,7 @@ def component(template: Object) -> str:
 
 
 def by_component(objects: list[Object]) -> dict[str, Object]:
-    """A pod template for each component; of the tests the first."""
+    """Component -> pod template; for tests the first one."""
     found: dict[str, Object] = {}
     for _, template in pod_templates(objects):
         found.setdefault(component(template), template)
@@ -125,7 +125,7 @@ def main_container(template: Object) -> Object:
 
 
 def environment(template: Object) -> dict[str, str]:
-    """Variables with a plain value."""
+    """Variables with a literal value."""
     return {one["name"]: one["value"] for one in main_container(template)["env"] if "value" in one}
 
 
@@ -133,6 +133,6 @@ UNITS = {"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "Ki": 2.0**10, "Mi": 
 
 
 def quantity(text: str | int) -> float:
-    """A quantity of Kubernetes as a number: bytes, or CPUs."""
+    """A Kubernetes quantity as a number of bytes or CPUs."""
     digits = str(text).rstrip("kmMGTi")
     return float(digits) * UNITS[str(text).removeprefix(digits)]

@@ -1,4 +1,5 @@
-"""Bookies that ask who is there: the guide's example reaches every program, and nobody is left without what to show."""
+"""Authentication to bookies: the guide's example reaches every program, and a workload without credentials is
+refused."""
 
 import re
 from pathlib import Path
@@ -39,7 +40,7 @@ def shown(*keys: str) -> Object:
     ],
     ids=("token", "tls", "certificate", "token and tls"),
 )
-def test_who_has_nothing_to_show_is_named(asked: Object, keys: tuple[str, ...], why: str) -> None:
+def test_a_workload_without_credentials_is_named(asked: Object, keys: tuple[str, ...], why: str) -> None:
     said = refusal(asked)
     assert said.count("\n- ") == 2 * len(keys)
     assert f"bookie.config.{why} and broker.config.client." in said
@@ -53,7 +54,7 @@ def test_who_has_nothing_to_show_is_named(asked: Object, keys: tuple[str, ...], 
     assert done.returncode == 0, done.stderr
 
 
-def test_a_variable_will_do_as_well() -> None:
+def test_credentials_may_come_from_a_variable() -> None:
     env = [{"name": "AUDITOR_CLIENT_TOKEN_FILE", "value": "/file"}]
     done = template({**TOKEN, "broker.config.client.tokenFile": "/file", "auditor.env": env})
     assert done.returncode == 0, done.stderr
@@ -64,7 +65,7 @@ def test_a_variable_will_do_as_well() -> None:
     ("key", "value"),
     [("extraEnvFrom", [{"configMapRef": {"name": "client"}}]), ("podTemplate.merge", {"spec": {"hostname": "a"}})],
 )
-def test_a_workload_that_may_get_it_from_elsewhere_is_not_asked(block: str, key: str, value: Any) -> None:
+def test_a_workload_with_variables_from_elsewhere_is_not_refused(block: str, key: str, value: Any) -> None:
     own = {} if block == "defaults" else {"broker.config.client.tokenFile": "/file"}
     done = template({**TOKEN, **own, f"{block}.{key}": value})
     assert done.returncode == 0, done.stderr
@@ -82,12 +83,12 @@ def test_a_workload_that_may_get_it_from_elsewhere_is_not_asked(block: str, key:
     ],
     ids=("tls", "repair", "extraEnvFrom", "podTemplate.merge"),
 )
-def test_a_bookie_may_be_told_whom_to_trust_by_its_environment(values: Object) -> None:
+def test_the_trusted_authority_of_a_bookie_may_come_from_its_environment(values: Object) -> None:
     done = template({"bookie.config.tls.required": True, **shown("caFile"), **values})
     assert done.returncode == 0, done.stderr
 
 
-def test_bookies_that_insist_on_tls_must_trust_one_another() -> None:
+def test_bookies_that_require_tls_must_trust_one_another() -> None:
     said = refusal({"bookie.config.tls.required": True, **shown("caFile")})
     assert "bookie.config.tls.caFile and bookie.config.repair.caFile are empty" in said
     done = template({"bookie.config.tls.required": True, "bookie.config.repair.caFile": "/ca", **shown("caFile")})
@@ -96,7 +97,7 @@ def test_bookies_that_insist_on_tls_must_trust_one_another() -> None:
 
 @pytest.fixture(scope="module")
 def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The values that the guide has."""
+    """The values of the guide's example."""
     (found,) = re.findall(r"```yaml\n(# access\.yaml.*?)```", (ROOT / "docs" / "kubernetes.md").read_text(), re.DOTALL)
     path = tmp_path_factory.mktemp("values") / "access.yaml"
     path.write_text(found)

@@ -1,7 +1,7 @@
-"""Alerts and dashboard ask for what our services really show; every alert has a runbook with all its parts.
+"""Alerts and dashboard query metrics that the services really have; every alert has a complete runbook.
 
-promtool is not needed: expressions are parsed, with their types, by promql-parser, and names and labels are looked for
-on the pages of a real cluster that was written to and read from.
+promtool is not required: promql-parser parses and types the expressions. Names and labels are compared with the metrics
+of a real cluster after writes and reads.
 """
 
 import asyncio
@@ -24,28 +24,36 @@ SAMPLE = re.compile(r"(\w+)(?:\{(.*)\})? \S+")
 Series = dict[str, set[str]]
 
 
-async def tell_of_an_audit(zookeeper: str) -> None:
-    """As an audit does at its end."""
+async def record_an_audit(zookeeper: str) -> None:
+    """Record the result of an audit, as an audit does at its end."""
     store = await ZooKeeperStore.connect(zookeeper)
     audit = LastAudit(
-        level="deep", run_id="r", verdict="HEALTHY", exit_code=0, began_ms=0, ended_ms=0, copies_expected=0,
-        copies_verified=0, bytes_read=0, oldest_verified_ms=0,
-    )  # fmt: skip
+        level="deep",
+        run_id="r",
+        verdict="HEALTHY",
+        exit_code=0,
+        began_ms=0,
+        ended_ms=0,
+        copies_expected=0,
+        copies_verified=0,
+        bytes_read=0,
+        oldest_verified_ms=0,
+    )
     await LastAudits(store).put(audit)
     await store.close()
 
 
 @pytest.fixture(scope="module")
 def shown() -> Series:
-    """Every name on the pages of a bookie, a broker and an auditor, with the labels that its samples have."""
+    """Metric -> labels of its samples, of a bookie, a broker and an auditor."""
     with ThrowawayCluster(bookies=3) as cluster:
         topic = f"{cluster.url}/v1/topics/public/default/alerts"
         ids = httpx.post(f"{topic}/messages", content=b"one").raise_for_status().json()
         receive = {"consumer": "c", "initial": "earliest"}
         httpx.post(f"{topic}/subscriptions/s/receive", json=receive).raise_for_status()
         httpx.post(f"{topic}/subscriptions/s/ack", json=ids).raise_for_status()
-        asyncio.run(tell_of_an_audit(cluster.zookeeper))
-        httpx.get(f"{cluster.auditor_url()}/v1/recovery/status").raise_for_status()  # reads what audits told
+        asyncio.run(record_an_audit(cluster.zookeeper))
+        httpx.get(f"{cluster.auditor_url()}/v1/recovery/status").raise_for_status()  # reads the results of audits
         bookie = f"http://{HOST}:{BOOKIE_HTTP_PORT + cluster.port_offset}"
         pages = [httpx.get(f"{url}/metrics").text for url in (bookie, cluster.url, cluster.auditor_url())]
     series: Series = {}
@@ -56,7 +64,7 @@ def shown() -> Series:
 
 
 @pytest.mark.integration
-def test_every_series_that_is_asked_for_exists_with_its_labels(shown: Series) -> None:
+def test_every_queried_series_exists_with_its_labels(shown: Series) -> None:
     for where, expression in EXPRESSIONS.items():
         for name, labels in selectors(expression):
             assert name in shown, f"{where}: no service shows {name}"
@@ -73,7 +81,7 @@ def test_texts_name_only_labels_that_the_alert_has(shown: Series) -> None:
 
 @pytest.mark.parametrize("where", EXPRESSIONS)
 def test_every_expression_selects_by_namespace_and_job(where: str) -> None:
-    """Else the alert of one release would fire for another one's pods."""
+    """Otherwise the alert of one release would fire for the pods of another one."""
     found = list(selectors(EXPRESSIONS[where]))
     assert found
     assert all({"namespace", "job"} <= labels for _, labels in found)
@@ -126,7 +134,7 @@ def test_the_index_lists_all_runbooks() -> None:
     ]
 
 
-def test_panels_stand_beside_each_other_and_say_what_they_show() -> None:
+def test_panels_do_not_overlap_and_have_descriptions() -> None:
     taken: set[tuple[int, int]] = set()
     panels = dashboard()["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
@@ -142,6 +150,6 @@ def test_panels_stand_beside_each_other_and_say_what_they_show() -> None:
             assert panel["fieldConfig"]["defaults"]["unit"]
 
 
-def test_the_board_covers_what_an_overview_must() -> None:
+def test_the_dashboard_has_the_required_series() -> None:
     rows = [panel["title"] for panel in dashboard()["panels"] if panel["type"] == "row"]
     assert rows == ["Health", "Throughput", "Latency", "Disks", "Recovery", "Brokers", "Consumers", "Processes"]

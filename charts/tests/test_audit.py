@@ -1,4 +1,4 @@
-"""The audit's CronJob: when it runs, what a verdict makes of its Job, who may do what, what executors are made from."""
+"""The audit's CronJob: schedule, result of a Job, permissions, and executors."""
 
 import json
 from typing import Any
@@ -46,7 +46,7 @@ def test_nothing_of_it_is_made_by_default() -> None:
     assert not [one for one in render_preset("none") if "audit" in one["metadata"]["name"].split("-")]
 
 
-def test_one_at_a_time_by_a_schedule() -> None:
+def test_audits_run_one_at_a_time_by_a_schedule() -> None:
     spec = cronjob({"audit.schedule": "15 3 * * *", "audit.timeZone": "Europe/Berlin", "audit.suspend": True})
     assert (spec["schedule"], spec["timeZone"], spec["suspend"]) == ("15 3 * * *", "Europe/Berlin", True)
     assert spec["concurrencyPolicy"] == "Forbid"
@@ -70,7 +70,7 @@ def test_a_verdict_ends_the_job_and_a_death_does_not() -> None:
     assert job["template"]["spec"]["containers"][0]["name"] == "audit"
 
 
-def test_what_is_asked_of_the_audit_is_what_the_values_say() -> None:
+def test_the_arguments_of_the_audit_follow_the_values() -> None:
     values = {
         "audit.level": "quick", "audit.sinceVerified": "7d", "audit.rate": "1MiB/s", "audit.cores": 3,
         "audit.apply": True, "audit.extraArgs": ["--open-max=14d"], "audit.keepRuns": 4,
@@ -83,7 +83,7 @@ def test_what_is_asked_of_the_audit_is_what_the_values_say() -> None:
     assert environment(pod(values))["BINDERY_AUDIT_KEEP"] == "4"
 
 
-def test_the_next_pod_of_a_job_knows_the_job() -> None:
+def test_every_pod_of_a_job_has_the_uid_of_the_job() -> None:
     (variable,) = [one for one in main_container(pod({}))["env"] if one["name"] == "BINDERY_AUDIT_JOB"]
     assert variable["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.labels['batch.kubernetes.io/controller-uid']"
 
@@ -100,14 +100,14 @@ def test_runs_are_on_a_claim_that_outlives_the_release() -> None:
     assert {"name": "audits", "mountPath": out} in main_container(template)["volumeMounts"]
 
 
-def test_a_claim_of_yours_is_used_and_none_is_made() -> None:
+def test_an_existing_claim_is_used_and_none_is_created() -> None:
     objects = render({**ON, "audit.persistence.existingClaim": "mine"})
     assert of_kind(objects, "PersistentVolumeClaim") == []
     volumes = pod({"audit.persistence.existingClaim": "mine"})["spec"]["volumes"]
     assert {"name": "audits", "persistentVolumeClaim": {"claimName": "mine"}} in volumes
 
 
-def test_without_a_claim_runs_are_in_the_pod_and_nobody_can_look_at_them_later() -> None:
+def test_without_a_claim_runs_are_in_the_pod_and_no_pod_can_read_them_later() -> None:
     objects = render({**ON, "audit.persistence.enabled": False})
     assert of_kind(objects, "PersistentVolumeClaim") == []
     assert [one["metadata"]["name"] for one in of_kind(objects, "CronJob")] == ["bindery-audit"]
@@ -115,7 +115,7 @@ def test_without_a_claim_runs_are_in_the_pod_and_nobody_can_look_at_them_later()
     assert {"name": "audits", "emptyDir": {"sizeLimit": "2Gi"}} in volumes
 
 
-def test_a_pod_for_the_reports_is_made_by_hand_only_and_ends_by_itself() -> None:
+def test_a_pod_for_the_reports_is_only_created_on_request_and_ends_by_itself() -> None:
     spec = cronjob({}, "bindery-audit-reports")
     assert spec["suspend"] is True
     job = spec["jobTemplate"]["spec"]
@@ -124,7 +124,7 @@ def test_a_pod_for_the_reports_is_made_by_hand_only_and_ends_by_itself() -> None
 
 
 def test_a_job_binds_the_claim_where_storage_waits_for_a_pod() -> None:
-    """`helm install --wait` waits for claims, and the first audit may be a week away."""
+    """`helm install --wait` waits for claims, and the first audit may run a week later."""
     (job,) = [one for one in of_kind(render(ON), "Job") if "-audit-volume-" in one["metadata"]["name"]]
     claims = [volume.get("persistentVolumeClaim") for volume in job["spec"]["template"]["spec"]["volumes"]]
     assert {"claimName": "bindery-audit"} in claims
@@ -138,7 +138,7 @@ def test_the_driver_alone_has_no_rights_and_no_token() -> None:
     assert spark_conf({}) == {"spark.driver.memory": "640m"}
 
 
-def test_with_executors_the_driver_may_make_pods_of_its_namespace_and_nothing_else() -> None:
+def test_with_executors_the_driver_may_only_manage_pods_of_its_namespace() -> None:
     objects = render(EXECUTORS)
     (rule,) = named(objects, "Role", "bindery-audit")["rules"]
     assert (rule["apiGroups"], rule["resources"]) == ([""], ["pods"])
@@ -153,22 +153,32 @@ def test_with_executors_the_driver_may_make_pods_of_its_namespace_and_nothing_el
 def test_sizes_of_executors_are_what_spark_calls_them() -> None:
     conf = spark_conf(
         {
-            **EXECUTORS, "audit.executors.instances": 3, "audit.executors.cores": 2, "audit.executors.heapSize": "1Gi",
-            "audit.executors.memoryOverhead": "512Mi", "audit.executors.requestCpu": "1500m", "audit.heapSize": "768Mi",
-            "global.imageRegistry": "registry.example", "audit.image.pullPolicy": "Always",
+            **EXECUTORS,
+            "audit.executors.instances": 3,
+            "audit.executors.cores": 2,
+            "audit.executors.heapSize": "1Gi",
+            "audit.executors.memoryOverhead": "512Mi",
+            "audit.executors.requestCpu": "1500m",
+            "audit.heapSize": "768Mi",
+            "global.imageRegistry": "registry.example",
+            "audit.image.pullPolicy": "Always",
         }
-    )  # fmt: skip
+    )
     wanted = {
-        "spark.driver.memory": "768m", "spark.executor.instances": "3", "spark.executor.cores": "2",
-        "spark.executor.memory": "1024m", "spark.executor.memoryOverhead": "512m",
-        "spark.kubernetes.executor.request.cores": "1500m", "spark.kubernetes.namespace": "somewhere",
+        "spark.driver.memory": "768m",
+        "spark.executor.instances": "3",
+        "spark.executor.cores": "2",
+        "spark.executor.memory": "1024m",
+        "spark.executor.memoryOverhead": "512m",
+        "spark.kubernetes.executor.request.cores": "1500m",
+        "spark.kubernetes.namespace": "somewhere",
         "spark.kubernetes.container.image": "registry.example/bindery/spark:0.1.0",
         "spark.kubernetes.container.image.pullPolicy": "Always",
-    }  # fmt: skip
+    }
     assert wanted.items() <= conf.items()
 
 
-def test_executors_find_the_driver_at_its_pod_and_prove_who_they_are() -> None:
+def test_executors_connect_to_the_drivers_pod_and_authenticate() -> None:
     conf = spark_conf(EXECUTORS)
     assert (conf["spark.driver.host"], conf["spark.driver.port"]) == ("$(POD_IP)", "7078")
     assert (conf["spark.authenticate"], conf["spark.network.crypto.enabled"]) == ("true", "true")
@@ -210,7 +220,7 @@ def test_executors_run_where_their_volume_is() -> None:
     assert "podAffinity" not in anywhere["spec"]["affinity"]
 
 
-def test_executors_of_one_node_are_not_told_to_keep_apart() -> None:
+def test_executors_of_one_node_have_no_anti_affinity() -> None:
     together = executor({"audit.zoneSpread": "hard"}, preset="ha")["spec"]
     assert set(together["affinity"]) == {"podAffinity"}
     assert "topologySpreadConstraints" not in together
@@ -222,7 +232,7 @@ def test_executors_of_one_node_are_not_told_to_keep_apart() -> None:
 
 
 def test_a_limit_on_cpu_and_scratch_space_holds_for_executors() -> None:
-    """A quota on limits refuses every pod without one."""
+    """A quota on limits refuses every pod without a limit."""
     conf = json.loads(environment(pod(EXECUTORS, preset="restricted"))["BINDERY_SPARK_CONF"])
     assert conf["spark.kubernetes.executor.limit.cores"] == "500m"
     (container,) = executor(preset="restricted")["spec"]["containers"]
@@ -230,13 +240,13 @@ def test_a_limit_on_cpu_and_scratch_space_holds_for_executors() -> None:
     assert "spark.kubernetes.executor.limit.cores" not in spark_conf(EXECUTORS), "no limit by default"
 
 
-def test_what_an_operator_turns_for_the_audit_holds_for_its_executors() -> None:
+def test_values_of_the_audit_apply_to_its_executors() -> None:
     spec = executor({"audit.nodeSelector": {"disk": "fast"}, "audit.env": [{"name": "EXTRA", "value": "1"}]})["spec"]
     assert spec["nodeSelector"] == {"disk": "fast"}
     assert {"name": "EXTRA", "value": "1"} in spec["containers"][0]["env"]
 
 
-def test_policies_let_executors_reach_the_driver_and_nobody_else() -> None:
+def test_policies_let_only_executors_reach_the_driver() -> None:
     objects = render({**EXECUTORS, "networkPolicy.enabled": True})
     (driver,) = named(objects, "NetworkPolicy", "bindery-audit")["spec"]["ingress"]
     (blocks,) = named(objects, "NetworkPolicy", "bindery-audit-executor")["spec"]["ingress"]
@@ -286,28 +296,28 @@ def test_values_that_cannot_work_are_refused(values: Object, words: str) -> None
     assert words in refusal({**ON, **values})
 
 
-def test_names_of_cron_jobs_leave_room_for_what_kubernetes_adds() -> None:
+def test_names_of_cron_jobs_leave_room_for_the_suffix_of_kubernetes() -> None:
     objects = of_kind(render({**ON, "fullnameOverride": "n" * 38}), "CronJob")
     assert max(len(one["metadata"]["name"]) for one in objects) == 52
 
 
-def test_without_a_volume_a_name_may_be_as_long_as_everywhere() -> None:
+def test_without_a_volume_the_general_limit_of_names_applies() -> None:
     (one,) = of_kind(render({**ON, "fullnameOverride": "n" * 40, "audit.persistence.enabled": False}), "CronJob")
     assert one["metadata"]["name"] == "n" * 40 + "-audit"
 
 
-def test_an_account_of_yours_may_make_the_executors() -> None:
+def test_an_existing_account_may_create_the_executors() -> None:
     objects = render({**EXECUTORS, "audit.serviceAccount": {"create": False, "name": "mine"}})
     assert [one["name"] for one in named(objects, "RoleBinding", "bindery-audit")["subjects"]] == ["mine"]
 
 
-def test_under_the_restricted_preset_there_is_room_for_scratch_files() -> None:
+def test_the_restricted_preset_has_space_for_scratch_files() -> None:
     limits = main_container(pod({}, preset="restricted"))["resources"]["limits"]
     assert quantity(limits["ephemeral-storage"]) >= quantity("2Gi")
     assert "cpu" in limits
 
 
-def test_helm_lint_has_nothing_to_say() -> None:
+def test_helm_lint_reports_nothing() -> None:
     import subprocess
 
     done = subprocess.run(

@@ -1,7 +1,7 @@
-"""What a real Kubernetes says to the chart: every manifest of every preset, and upgrades that cannot be.
+"""Validate the chart with a real Kubernetes: every manifest of every preset, and upgrades that must be refused.
 
-Nothing is installed: all is sent with --dry-run=server, but for a namespace that enforces the Pod Security level
-`restricted`, and StatefulSets to look up, whose pods stay pending.
+All requests use --dry-run=server, except for a namespace that enforces the Pod Security level `restricted`, and for
+StatefulSets of an existing release, whose pods stay pending.
 """
 
 import json
@@ -38,8 +38,12 @@ def kubectl(*words: str, given: str | None = None) -> subprocess.CompletedProces
 def namespace() -> Iterator[str]:
     name = f"chart-test-{secrets.token_hex(3)}"
     labels = {f"{LEVEL}/{mode}": "restricted" for mode in ("enforce", "warn")}
-    made = kubectl("apply", "-f", "-", given=json.dumps(
-        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}))  # fmt: skip
+    made = kubectl(
+        "apply",
+        "-f",
+        "-",
+        given=json.dumps({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}),
+    )
     assert made.returncode == 0, f"no Kubernetes answers; KUBECONFIG names one: {made.stderr}"
     yield name
     kubectl("delete", "namespace", name, "--wait=false")
@@ -56,7 +60,7 @@ def copies(objects: list[Object]) -> list[Object]:
 
 
 def make_accounts(objects: list[Object], namespace: str) -> None:
-    """Pods without an account are refused even when they are only tried."""
+    """Create the service accounts, because Kubernetes refuses pods without one even in a dry run."""
     accounts = copies(of_kind(objects, "ServiceAccount"))
     for one in accounts:
         one["metadata"]["namespace"] = namespace
@@ -65,7 +69,7 @@ def make_accounts(objects: list[Object], namespace: str) -> None:
 
 
 def as_pods(objects: list[Object]) -> list[Object]:
-    """A pod of each template: only pods are refused by the level, workloads only warn."""
+    """A pod of each template, because the level refuses pods and only warns for workloads."""
     return [
         {
             "apiVersion": "v1",
@@ -93,7 +97,7 @@ def claims_of(objects: list[Object], name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_kubernetes_takes_every_manifest_under_the_level_restricted(preset: str, namespace: str) -> None:
+def test_kubernetes_accepts_every_manifest_at_the_level_restricted(preset: str, namespace: str) -> None:
     objects = render_preset(preset)
     make_accounts(objects, namespace)
     done = try_out(copies(objects), namespace)
@@ -111,7 +115,7 @@ AUDIT = {"audit.enabled": True, "networkPolicy.enabled": True}
 
 @pytest.mark.parametrize("preset", ["none", "restricted"])
 @pytest.mark.parametrize("more", [{}, {"audit.executors.enabled": True}, {"audit.apply": True}], ids=str)
-def test_kubernetes_takes_audits_and_their_executors(more: Object, preset: str, namespace: str) -> None:
+def test_kubernetes_accepts_audits_and_their_executors(more: Object, preset: str, namespace: str) -> None:
     objects = render({**AUDIT, **more}, preset=preset)
     make_accounts(objects, namespace)
     done = try_out(copies(objects), namespace)
@@ -130,7 +134,7 @@ def test_kubernetes_takes_audits_and_their_executors(more: Object, preset: str, 
     assert done.stdout.count("(server dry run)") == len(pods)
 
 
-def test_the_level_would_be_noticed(namespace: str) -> None:
+def test_the_level_refuses_a_pod_that_violates_it(namespace: str) -> None:
     (pod, *_) = as_pods(render_preset("none"))
     pod["spec"]["securityContext"] = {}
     done = try_out([pod], namespace)
@@ -140,7 +144,7 @@ def test_the_level_would_be_noticed(namespace: str) -> None:
 
 @pytest.fixture
 def installed(namespace: str) -> str:
-    """A namespace with the StatefulSets of a release without values; nobody places their pods on nodes."""
+    """A namespace with the StatefulSets of a release without values. Their pods are never scheduled."""
     objects = copies(of_kind(render_preset("none"), "StatefulSet"))
     for one in objects:
         one["metadata"]["namespace"] = namespace
@@ -183,13 +187,13 @@ def installed(namespace: str) -> str:
         ("zookeeper.persistence.size=4Gi", 'the size of zookeeper.persistence\'s claim "data" was 2Gi and is now 4Gi'),
     ],
 )
-def test_what_would_lose_data_is_refused_where_it_stands_already(installed: str, settings: str, words: str) -> None:
+def test_upgrades_that_would_lose_data_are_refused(installed: str, settings: str, words: str) -> None:
     done = helm("install", "bindery", str(CHART), "-n", installed, "--dry-run=server", "--set", settings)
     assert done.returncode != 0
     assert words in done.stderr
 
 
-def test_sizes_written_otherwise_are_the_same_sizes(installed: str) -> None:
+def test_equal_sizes_in_other_units_are_accepted(installed: str) -> None:
     done = helm(
         "install", "bindery", str(CHART), "-n", installed, "--dry-run=server",
         "--set", "bookie.persistence.ledgers.size=4096Mi,zookeeper.persistence.size=2048Mi",

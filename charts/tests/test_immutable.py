@@ -72,7 +72,7 @@ def immutable(preset: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_nothing_changed_that_kubernetes_refuses_to_change(preset: str) -> None:
+def test_no_immutable_field_changed(preset: str) -> None:
     assert immutable(preset) == yaml.safe_load(GOLDEN.read_text())[preset]
 
 
@@ -85,7 +85,7 @@ def entries(golden: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def changed(old: dict[str, dict[str, Any]], new: dict[str, dict[str, Any]]) -> list[str]:
-    """Entries of `old` that `new` changes or lacks."""
+    """Entries of `old` that are changed or missing in `new`."""
     after = entries(new)
     return [name for name, one in entries(old).items() if after.get(name) != one]
 

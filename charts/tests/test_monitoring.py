@@ -1,4 +1,4 @@
-"""What the chart makes for Prometheus and Grafana, rendered by helm."""
+"""The chart's objects for Prometheus and Grafana."""
 
 import json
 import subprocess
@@ -59,13 +59,17 @@ def test_the_monitor_takes_each_service_on_the_port_that_serves_metrics() -> Non
         (expression,) = monitor["spec"]["selector"]["matchExpressions"]
         if wanted and labels[expression["key"]] in expression["values"]:
             ports = [port["name"] for port in one["spec"]["template"]["spec"]["containers"][0]["ports"]]
-            name = labels[job["sourceLabels"][0].removeprefix("__meta_kubernetes_pod_label_").replace("_", ".", 2)
-                          .replace("app.kubernetes.io_", "app.kubernetes.io/")]  # fmt: skip
+            name = labels[
+                job["sourceLabels"][0]
+                .removeprefix("__meta_kubernetes_pod_label_")
+                .replace("_", ".", 2)
+                .replace("app.kubernetes.io_", "app.kubernetes.io/")
+            ]
             selected[job["replacement"].replace("$1", name)] = endpoint["port"] in ports
     assert selected == {"bindery-bookie": True, "bindery-broker": True, "bindery-auditor": True}
 
 
-def test_every_alert_is_there_with_its_figures_put_in() -> None:
+def test_every_alert_is_rendered_with_its_figures() -> None:
     settings = ["bookie.replicas=7", "broker.replicas=2", "audit.enabled=true", 'metrics.rules={"enabled": true}']
     rules = rules_of(render(*settings))
     assert set(rules) == set(alerts())
@@ -94,11 +98,12 @@ def test_audits_are_overdue_only_where_they_are_scheduled_and_a_deeper_one_count
 def test_an_overdue_audit_can_be_named_where_none_is_scheduled() -> None:
     changed = {"enabled": True, "merge": {"BinderyAuditOverdue": {"for": "1h"}}, "disabled": ["BinderyAuditIncomplete"]}
     assert set(alerts()) - set(rules_of(render(f"metrics.rules={json.dumps(changed)}"))) == {
-        "BinderyAuditOverdue", "BinderyAuditIncomplete",
-    }  # fmt: skip
+        "BinderyAuditOverdue",
+        "BinderyAuditIncomplete",
+    }
 
 
-def test_runbooks_may_lie_elsewhere() -> None:
+def test_the_address_of_runbooks_can_be_set() -> None:
     rules = rules_of(render('metrics.rules={"enabled": true, "runbookUrl": "https://example.org/r/"}'))
     assert rules["BinderyNoBroker"]["annotations"]["runbook_url"] == "https://example.org/r/BinderyNoBroker.md"
 
@@ -152,7 +157,7 @@ def test_the_dashboard_is_shipped_as_it_is() -> None:
 
 
 def test_the_stand_in_definitions_know_every_field_that_is_rendered() -> None:
-    """Else a dry run against them would accept anything, or refuse what is right."""
+    """Otherwise a dry run would accept wrong fields or refuse right ones."""
     objects = render('metrics={"podMonitor": {"enabled": true}, "rules": {"enabled": true}}')
     for path in DEFINITIONS:
         definition = yaml.safe_load(path.read_text())["spec"]
@@ -178,7 +183,7 @@ def _check(value: Any, schema: dict[str, Any], where: str) -> None:
 
 @pytest.fixture
 def defined() -> Iterator[None]:
-    """The cluster knows both kinds: by its own operator, or by the stand-ins, which are gone afterwards."""
+    """Make both kinds available: those of an installed operator, or temporary stand-in definitions."""
     made = []
     for path in DEFINITIONS:
         done = subprocess.run(["kubectl", "create", "-f", str(path)], capture_output=True, text=True, timeout=60)
@@ -195,7 +200,7 @@ def defined() -> Iterator[None]:
 
 @pytest.mark.kubernetes
 @pytest.mark.usefixtures("defined")
-def test_kubernetes_accepts_what_is_made() -> None:
+def test_kubernetes_accepts_the_rendered_objects() -> None:
     objects = render('metrics={"podMonitor": {"enabled": true}, "rules": {"enabled": true}}')
     wanted = [one for one in objects if one["kind"] in KINDS]
     assert len(wanted) == len(KINDS)
@@ -207,7 +212,7 @@ def test_kubernetes_accepts_what_is_made() -> None:
 
 
 def _try_out(objects: list[dict[str, Any]]) -> str:
-    """What Kubernetes has against them."""
+    """Kubernetes' error message for the objects."""
     command = ["kubectl", "create", "--dry-run=server", "--validate=strict", "-f", "-"]
     given = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})  # YAML would make a boolean of "n"
     done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=60)

@@ -1,4 +1,4 @@
-"""Names that YAML could take for numbers or switches reach Kubernetes as words."""
+"""Names that YAML could parse as numbers or booleans reach Kubernetes as strings."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,7 +7,7 @@ from rendering import documents, template
 
 
 def strings_in(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """What Kubernetes wants to be a string, wherever it stands: names, namespaces, labels, classes."""
+    """All values that Kubernetes requires to be strings: names, namespaces, labels, classes."""
     for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
         here = f"{path}.{key}"
         if str(key).lower().endswith(("name", "namespace")) or path.lower().endswith(("labels", "annotations")):

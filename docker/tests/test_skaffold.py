@@ -1,4 +1,4 @@
-"""skaffold.yaml: its paths, targets and values exist. What pods run of it: charts/tests/test_skaffold_images.py."""
+"""skaffold.yaml: its paths, targets and values exist. charts/tests/test_skaffold_images.py checks the pods' images."""
 
 import re
 from pathlib import Path
@@ -23,7 +23,7 @@ def release(config: Any) -> Any:
     return only
 
 
-def test_the_schema_is_one_that_skaffold_2_knows(config: Any) -> None:
+def test_the_api_version_is_supported_by_skaffold_2(config: Any) -> None:
     assert re.fullmatch(r"skaffold/v4beta\d+", config["apiVersion"])
     assert config["kind"] == "Config"
 
@@ -46,7 +46,7 @@ def test_the_chart_has_every_value_that_is_set(release: Any) -> None:
     for key in release["setValueTemplates"]:
         workload, *path = key.split(".")
         assert workload in values, key
-        node = values["defaults"]  # what each workload may have
+        node = values["defaults"]  # the values that each workload may have
         for part in path:
             assert part in node, key
             node = node[part]

@@ -71,7 +71,7 @@ def test_a_chained_comparison_is_changed_in_each_place(tmp_path: Path) -> None:
     assert [after for _, _, _, after in found] == ["(a < b < c)", "(a <= b <= c)"]
 
 
-def test_places_behind_letters_of_several_bytes_are_right(tmp_path: Path) -> None:
+def test_positions_after_multi_byte_characters_are_right(tmp_path: Path) -> None:
     module = tmp_path / "module.py"
     module.write_text('x = ("äöü→", a < b)\n')
     (found,) = mutants.mutants_of(module, tmp_path)
@@ -116,9 +116,12 @@ def test_tests_that_mention_the_module_run_first(tmp_path: Path) -> None:
     package = tmp_path / "libs" / "one"
     module = package / "src" / "one" / "part.py"
     for path, text in (
-        (package / "pyproject.toml", ""), (module, ""), (package / "tests" / "test_a.py", ""),
-        (package / "tests" / "test_b.py", "from one.part import x"), (package / "tests" / "test_part.py", ""),
-    ):  # fmt: skip
+        (package / "pyproject.toml", ""),
+        (module, ""),
+        (package / "tests" / "test_a.py", ""),
+        (package / "tests" / "test_b.py", "from one.part import x"),
+        (package / "tests" / "test_part.py", ""),
+    ):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     tests = [f"libs/one/tests/{name}" for name in ("test_part.py", "test_b.py", "test_a.py")]
@@ -135,11 +138,17 @@ def project(tmp_path: Path) -> Path:
         ("pyproject.toml", "[tool.pytest.ini_options]\naddopts = ['--import-mode=importlib']\n"),
         ("libs/one/pyproject.toml", ""),
         ("libs/one/src/one/__init__.py", ""),
-        ("libs/one/src/one/part.py", "def covered(a, b):\n    return a < b\n\n\ndef drain(items):\n    while items:\n"
-         "        items.pop()\n    return items\n\n\ndef uncovered(a):\n    return not a\n"),
-        ("libs/one/tests/test_part.py", "from one.part import covered, drain\n\n\ndef test_part():\n"
-         "    assert not covered(1, 1)\n    assert covered(0, 1)\n    assert drain([1, 2]) == []\n"),
-    ):  # fmt: skip
+        (
+            "libs/one/src/one/part.py",
+            "def covered(a, b):\n    return a < b\n\n\ndef drain(items):\n    while items:\n"
+            "        items.pop()\n    return items\n\n\ndef uncovered(a):\n    return not a\n",
+        ),
+        (
+            "libs/one/tests/test_part.py",
+            "from one.part import covered, drain\n\n\ndef test_part():\n"
+            "    assert not covered(1, 1)\n    assert covered(0, 1)\n    assert drain([1, 2]) == []\n",
+        ),
+    ):
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
