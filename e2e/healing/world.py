@@ -324,6 +324,8 @@ class Load:
         self._raw = raw
         self._pause_s = self._raw_pause_s = pause_s
         self._over = asyncio.Event()
+        self._unclosed: set[int] = set()
+        """Raw ledgers that their writer has not closed."""
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> "Load":
@@ -396,18 +398,38 @@ class Load:
                     return not metadata.reports.waiting
 
                 await until(reported, "under-replicated ledgers of the load are marked", timeout_s=30)
+            await self._close_broken(metadata.client)
             self.sent.reported += metadata.reports.marked
+
+    async def _close_broken(self, client: LedgerClient) -> None:
+        """Recover the ledgers whose writer failed. Recovery closes them; missing replicas of an open ledger are not
+        created, so its mark would remain."""
+
+        async def recovered() -> bool:
+            for ledger_id in sorted(self._unclosed):
+                try:
+                    reader = await client.open(LedgerId(ledger_id), recover=True)
+                except BinderyError as error:
+                    self.sent.ledger_errors.append((time.monotonic(), f"{type(error).__name__}: {error}"))
+                    return False
+                await reader.release()
+                self._unclosed.discard(ledger_id)
+            return True
+
+        await until(recovered, "ledgers whose writer failed are recovered", timeout_s=60)
 
     async def _write_one(self, client: LedgerClient) -> None:
         writer = await client.create(custom={"load": b"raw"})
         ledger_id = int(writer.ledger_id)
         self.sent.ledgers[ledger_id] = 0
+        self._unclosed.add(ledger_id)
         while self.sent.ledgers[ledger_id] < ENTRIES_PER_LEDGER and not self._over.is_set():
             first = self.sent.ledgers[ledger_id]
             await writer.add_many([entry_payload(ledger_id, first + i) for i in range(8)])
             self.sent.ledgers[ledger_id] = first + 8
             await asyncio.sleep(self._raw_pause_s)
         await writer.close()
+        self._unclosed.discard(ledger_id)
 
 
 async def read_messages(world: World, topic: str) -> dict[str, str]:
