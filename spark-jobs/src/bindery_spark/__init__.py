@@ -1,1 +1,1 @@
-"""Spark jobs over a cluster: data sources that read every replica, and the audit that proves them."""
+"""Spark jobs over a cluster: data sources that read every replica, and the audit that compares the replicas."""

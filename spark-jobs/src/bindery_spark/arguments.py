@@ -1,4 +1,4 @@
-"""Parse values of the command line: durations, sizes, ranges of ledgers. Also the exit code of Ctrl-C. Pure."""
+"""Parse values of the command line (durations, sizes, ranges of ledgers); define the exit code of Ctrl-C. Pure."""
 
 import re
 from typing import Final
@@ -8,6 +8,7 @@ from bindery_core.ids import ID_MAX
 from bindery_metadata.ledgers.verified_records import LEVELS
 
 EXIT_INTERRUPTED: Final = 130
+"""Exit code after an interruption: 128 + SIGINT."""
 
 _UNITS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION: Final = re.compile(r"(?:\d+[dhms])+")
@@ -46,7 +47,7 @@ def ledger_range(text: str) -> tuple[int, int]:
 
 
 def level_of(text: str) -> str:
-    """Check that `text` is a level. Raises BadRequest."""
+    """Return `text` if it is an audit level. Raises BadRequest."""
     if text not in LEVELS:
         raise BadRequest(f"no such level; there are {', '.join(LEVELS)}", given=text)
     return text

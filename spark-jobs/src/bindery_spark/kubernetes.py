@@ -1,15 +1,16 @@
 """Entry point of the Spark image (`bindery-spark`). The first argument selects what the pod runs.
 
-| argument  | meaning                                                                                           |
-|-----------|---------------------------------------------------------------------------------------------------|
-| scheduled | an audit in a pod of a Job: a new run, or the run that another pod of the same Job began           |
-| executor  | a Spark executor; Spark's Kubernetes scheduler passes its parameters in SPARK_* variables          |
-| others    | a verb of `bindery audit`, as in `bindery-spark show`                                             |
+| argument  | meaning                                                                                   |
+|-----------|-------------------------------------------------------------------------------------------|
+| scheduled | an audit in a pod of a Job: a new run, or the run that another pod of the same Job began  |
+| executor  | a Spark executor; Spark's Kubernetes scheduler passes its parameters in SPARK_* variables |
+| others    | a subcommand of `bindery audit`, as in `bindery-spark show`                               |
 
 A Job retries by starting another pod, and only the volume passes state from one pod to the next. A run is therefore
-named after its Job: `<time>-<six hexadecimal digits of the Job's uid>`. A pod resumes an unfinished run of its Job. It
-prints a finished run again, because the previous pod may have died before Kubernetes received the exit code; with
---apply it then also applies the proposed marks, unless the previous pod applied all of them.
+named after its Job: `<time>-<tag>`, where the tag is six hexadecimal digits of a hash of the Job's uid. A pod resumes
+an unfinished run of its Job. It prints a finished run again, because the previous pod may have died before Kubernetes
+received the exit code; with --apply it then also applies the proposed marks, unless the previous pod applied all of
+them.
 
 | variable of `scheduled` | meaning                                                                             |
 |-------------------------|-------------------------------------------------------------------------------------|
@@ -39,9 +40,12 @@ from bindery_spark.audit.findings.findings import Exit
 from bindery_spark.session import LOG4J, stop
 
 NEWEST: Final = ("report.html", "summary.txt", "summary.json", "metrics.prom")
+"""Files of the newest finished run that are copied to the directory of all runs."""
 KEEP_DEFAULT: Final = 10
+"""Default number of runs to keep."""
 KEEP_MIN: Final = 2
-"""Minimum number of runs to keep: this run and the previous one, from which it takes the times of first findings."""
+"""Minimum number of runs to keep: this run and the previous one, which has the time at which each finding was first
+seen."""
 POD_OPTIONS: Final = ("--apply", "--yes", "--cores=", "--json")
 """Options that a run does not store, so each pod passes them again when it resumes the run."""
 RUN_NAME: Final = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}")
@@ -76,7 +80,7 @@ def scheduled(
 
 
 def job_tag(uid: str) -> str:
-    """Six hexadecimal digits that identify a Job; the same ones for every pod without a Job."""
+    """Six hexadecimal digits that identify a Job. Pods without a Job all have the same digits."""
     return hashlib.sha256(uid.encode()).hexdigest()[:6]
 
 
@@ -106,7 +110,7 @@ def audit_command(directory: RunDirectory, arguments: Sequence[str]) -> list[str
 
 
 def outdated(names: Sequence[str], *, keep: int) -> list[str]:
-    """Return the runs to delete, of `names` sorted by time. Unfinished runs count like finished ones."""
+    """Return the runs to delete, of `names`, which are sorted by time. Unfinished runs count like finished ones."""
     return list(names[: -max(keep, KEEP_MIN)])
 
 
@@ -151,12 +155,13 @@ def become_executor(environment: Mapping[str, str]) -> NoReturn:
 
 
 def interrupted(number: int, frame: FrameType | None) -> NoReturn:
-    """End the pod and leave its run for the next one. A handler is required because the kernel does not deliver
-    signals without one to the first process of a container."""
+    """End the pod and leave its run for the next pod. A handler is required because the kernel delivers only signals
+    that have a handler to the first process of a container."""
     raise KeyboardInterrupt
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what the first argument selects, and return the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:1] == ["executor"]:
         try:
@@ -171,7 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return scheduled(given[1:], os.environ, run=audit.main, now_s=time.time())
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except Exception as error:  # Python's own exit code 1 means a verdict here
+    except Exception as error:  # Python would exit with 1, the code of a verdict
         print(f"bindery: the audit failed: {type(error).__name__}: {error}", file=sys.stderr)
         return Exit.JOB_ERROR
     finally:

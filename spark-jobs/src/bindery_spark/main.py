@@ -1,13 +1,13 @@
 """The command `bindery audit`, also for spark-submit: `spark-submit .../bindery_spark/main.py audit run ...`.
 
-| exit code | meaning                                                                  |
-|----------:|--------------------------------------------------------------------------|
-| 0         | healthy; `diff`: no differences; `show` without RUN, `export`, `count`   |
-| 1         | under-replicated, but every entry is readable; `diff`: differences       |
-| 2         | corrupt or unreadable data                                               |
-| 3         | incomplete: not every copy was checked                                   |
-| 4         | the command itself failed, or was called with wrong arguments            |
-| 130       | interrupted; an audit or a count can be resumed                          |
+| exit code | meaning                                                            |
+|----------:|--------------------------------------------------------------------|
+| 0         | healthy; `diff`: no differences; other commands: success           |
+| 1         | under-replicated, but every entry is readable; `diff`: differences |
+| 2         | corrupt or unreadable data                                         |
+| 3         | incomplete: not every copy was checked                             |
+| 4         | the command itself failed, or was called with wrong arguments      |
+| 130       | interrupted; an audit or a count can be resumed                    |
 
 Results go to stdout (JSON with --json), everything else to stderr.
 """
@@ -36,9 +36,12 @@ if TYPE_CHECKING:
     from bindery_spark.audit.outcome import Outcome
 
 OUT_DEFAULT: Final = "audit-runs"
+"""Default directory of all runs."""
 RATE_DEFAULT: Final = "64MiB/s"
-"""More than two cores can read. When a bookie gets slow, readers pause and so protect writers (`throttle.Pressure`)."""
+"""Default maximum read rate per bookie, more than two cores can read. If a bookie answers slowly, readers pause
+(`throttle.Pressure`)."""
 LISTED_MAX: Final = 20
+"""Maximum number of proposed marks that are printed."""
 
 app = typer.Typer(
     name="audit",
@@ -55,6 +58,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def now_ms() -> int:
+    """Wall-clock time in ms since 1970."""
     return time.time_ns() // 1_000_000
 
 
@@ -341,7 +345,7 @@ def main(arguments: Sequence[str]) -> int:
     except typer.Exit as end:
         return end.exit_code
     except TyperException as error:  # wrong arguments: shows the usage
-        error.show()  # type: ignore[attr-defined]  # typer's stubs do not show it
+        error.show()  # type: ignore[attr-defined]  # typer's stubs do not declare it
         return Exit.JOB_ERROR
     except (KeyboardInterrupt, typer.Abort):
         print("\ninterrupted before anything was stored; start the command again", file=sys.stderr)
@@ -360,7 +364,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _first_line(error: Exception) -> str:
-    """The line that names the cause. Messages of Spark carry stack traces; an error of ours in them is preferred."""
+    """Return the line that names the cause. Spark's messages contain stack traces; a BinderyError in them is
+    preferred."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     ours = [line for line in lines if line.startswith("bindery_core.errors.")]
     return (ours or lines or [type(error).__name__])[0][:500]

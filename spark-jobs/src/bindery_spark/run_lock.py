@@ -14,12 +14,16 @@ from typing import Final
 from bindery_core.errors import Conflict
 
 LOCK: Final = "lock"
+"""Name of the lock file."""
 
 
 @contextmanager
 def held(directory: Path, *, pid: int, warn: Callable[[str], None]) -> Iterator[None]:
-    """Raise Conflict, which names the holder, if another process works on the run. If the volume does not support
-    locks, call `warn` and continue without. A directory that contains nothing but the lock at the end is removed."""
+    """Hold the lock of a run, whose directory is created if it is missing.
+
+    Raises Conflict, which names the holder, if another process works on the run. If the volume does not support locks,
+    calls `warn` and continues without a lock. At the end, a directory that contains only the lock is removed.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / LOCK
     with path.open("a+") as file:

@@ -1,20 +1,20 @@
 """Create a local Spark session with bounded memory, without log output, and with the data sources registered.
 
-| setting                                   | value                                 | why                              |
-|-------------------------------------------|---------------------------------------|----------------------------------|
-| spark.master                              | local[cores], unless given            | spark-submit sets another        |
-| spark.ui.enabled                          | false                                 | no port is opened                |
-| spark.driver.host, .bindAddress           | 127.0.0.1, in local mode              | no port; names need not resolve  |
-| spark.driver.memory                       | DRIVER_MEMORY                         | laptops                          |
-| spark.sql.shuffle.partitions              | 2 x cores                             | 200 are for clusters             |
-| spark.sql.execution.arrow.*               | on, ARROW_BATCH_ROWS                  | rows cross to Python in batches  |
-| spark.sql.python.filterPushdown.enabled   | true                                  | the data sources apply filters   |
-| spark.python.worker.reuse                 | true                                  | a worker takes a second to start |
-| spark.python.sql.dataFrameDebugging       | false                                 | it would look up the call site   |
-| .enabled                                  |                                       | at each call of a column method  |
-| spark.sql.dataFrameQueryContext.enabled   | false                                 | the same in the JVM              |
-| spark.driver.extraJavaOptions             | JVM_OPTIONS, in local mode            | Python does the work: the JVM    |
-|                                           |                                       | must start fast and stay small   |
+| setting                                 | value                      | why                              |
+|-----------------------------------------|----------------------------|----------------------------------|
+| spark.master                            | local[cores], unless given | spark-submit sets another        |
+| spark.ui.enabled                        | false                      | no port is opened                |
+| spark.driver.host, .bindAddress         | 127.0.0.1, in local mode   | loopback only; no name lookup    |
+| spark.driver.memory                     | DRIVER_MEMORY              | fits laptops                     |
+| spark.sql.shuffle.partitions            | 2 x cores                  | Spark's 200 are for clusters     |
+| spark.sql.execution.arrow.*             | on, ARROW_BATCH_ROWS       | rows cross to Python in batches  |
+| spark.sql.python.filterPushdown.enabled | true                       | the data sources apply filters   |
+| spark.python.worker.reuse               | true                       | a worker takes a second to start |
+| spark.python.sql.dataFrameDebugging     | false                      | true: Spark finds the call site  |
+| .enabled                                |                            | of each call of a column method  |
+| spark.sql.dataFrameQueryContext.enabled | false                      | the same in the JVM              |
+| spark.driver.extraJavaOptions           | JVM_OPTIONS, in local mode | Python does the work: the JVM    |
+|                                         |                            | must start fast and stay small   |
 
 `conf` overrides CONF_VARIABLE, a JSON object of texts, which overrides these settings.
 """
@@ -39,14 +39,17 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 DRIVER_MEMORY: Final = "1g"
+"""Maximum heap of the driver's JVM."""
 ARROW_BATCH_ROWS: Final = 16_384
+"""Maximum number of rows of an Arrow batch."""
 JVM_OPTIONS: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData"
+"""Options of the JVM in local mode."""
 LOG_LEVEL: Final = "ERROR"
-"""Level of Spark's own log. An audit reports by itself what its user needs."""
+"""Level of Spark's own log. Audits print all that users need."""
 CONF_VARIABLE: Final = "BINDERY_SPARK_CONF"
 """Environment variable with Spark's settings in a pod: master, address of the driver, sizes of executors."""
 LOG4J: Final = Path(__file__).parent / "log4j2.properties"
-"""Read before Spark's own code runs, so that the start prints nothing either."""
+"""Log settings that the JVM reads before Spark's code runs, so that its start prints nothing."""
 JAVA_CLASSES: Final = (
     "functions",
     "PythonUtils",
@@ -63,7 +66,8 @@ AUDIT_CONF: Final[Mapping[str, str]] = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
 """Settings of audits, which run many queries over small tables. Compiling each query to Java and planning it again at
-each stage took nine tenths of the time of a small audit. A row describes hundreds of copies, so rows are few."""
+each stage took nine tenths of the time of a small audit. There are few rows, because a row describes hundreds of
+copies."""
 
 
 def session(
@@ -79,7 +83,7 @@ def session(
 
     from bindery_spark.sources import register
 
-    # Spark's type stubs do not have the gateway. Under spark-submit it runs already.
+    # Spark's type stubs do not have the gateway. Under spark-submit the gateway runs already.
     if SparkContext._gateway is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
         prepare(os.environ)
     builder = SparkSession.builder.appName(app_name)

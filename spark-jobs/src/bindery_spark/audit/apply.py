@@ -1,7 +1,8 @@
 """Mark the ledgers that an audit found under-replicated (`--apply`), as the auditor does, for replication workers.
 
 The metadata of each ledger is read again before it is marked. Deleted ledgers are skipped, and so are bookies that the
-metadata no longer names. Marking a marked ledger again is harmless. Nothing else is ever written.
+metadata no longer names. Marking a marked ledger again is harmless. The number of new marks is added to the recovery
+history; nothing else is written.
 """
 
 import asyncio
@@ -25,11 +26,13 @@ from bindery_spark.audit.findings.actions import Proposal
 
 @dataclass(slots=True)
 class Applied:
+    """Result of `apply`. Ledgers are ids."""
+
     marked: list[int] = field(default_factory=list)
     already: list[int] = field(default_factory=list)
     """Ledgers that already had a mark with the same content."""
     left: dict[int, str] = field(default_factory=dict)
-    """Skipped ledgers, and why."""
+    """Reason by skipped ledger."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

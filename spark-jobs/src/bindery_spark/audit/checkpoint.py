@@ -1,19 +1,19 @@
 """Files of a run: its plan, its progress and its findings.
 
-| below OUT/<run id>           | content                                                                          |
-|------------------------------|----------------------------------------------------------------------------------|
-| checkpoint/run.json          | options, plan, and facts about the cluster when the run began                    |
-| checkpoint/before/<table>    | Parquet: metadata at the beginning; after/: at the end                           |
-| checkpoint/groups/<n>        | Parquet findings/ and coverage/ of one finished group, created by a rename       |
-| checkpoint/second/<n>        | the same and said/ (COPY_STATES) of a batch of the second pass; batch.json: facts |
-| options.json                 | options: checkpoint/ may be deleted when the run is finished                     |
-| lock                         | the process that works on the run, see `run_lock`                                |
-| findings/*.parquet           | all findings                                                                     |
-| marks.json                   | ledgers that were marked, for the next run                                       |
-| summary.json, summary.txt    | the verdict                                                                      |
-| actions.json                 | marks that `--apply` would write                                                 |
-| applied.json                 | marks that `--apply` wrote; missing: not finished or not requested               |
-| report.html, metrics.prom    | for people, for Prometheus                                                       |
+| below OUT/<run id>        | content                                                                                 |
+|---------------------------|-----------------------------------------------------------------------------------------|
+| checkpoint/run.json       | options, plan, and facts about the cluster when the run began                           |
+| checkpoint/before/<table> | Parquet: metadata at the beginning; after/: at the end                                  |
+| checkpoint/groups/<n>     | Parquet findings/ and coverage/ of one finished group, created by a rename              |
+| checkpoint/second/<n>     | Parquet findings/, coverage/, said/ (COPY_STATES) and batch.json of a second-pass batch |
+| options.json              | options, stored again because checkpoint/ of a finished run may be deleted              |
+| lock                      | the process that works on the run, see `run_lock`                                       |
+| findings/*.parquet        | all findings                                                                            |
+| marks.json                | ledgers that were marked at the end of the run, for the next run                        |
+| summary.json, summary.txt | the verdict                                                                             |
+| actions.json              | marks that `--apply` would write                                                        |
+| applied.json              | marks that `--apply` wrote; missing: not finished or not requested                      |
+| report.html, metrics.prom | report for people, metrics for Prometheus                                               |
 """
 
 import json
@@ -27,7 +27,7 @@ from typing import Any, Final
 from bindery_core.errors import BadRequest
 
 FORMAT: Final = 2
-"""Format 1 did not record which bookies could not list their data."""
+"""Version of the files. Version 1 did not record which bookies could not list their data."""
 _RUN: Final = "checkpoint/run.json"
 _OPTIONS: Final = "options.json"
 _APPLIED: Final = "applied.json"
@@ -36,6 +36,8 @@ _BATCH: Final = "batch.json"
 
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
+    """Directory of one run."""
+
     path: Path
 
     @property
@@ -88,7 +90,7 @@ class RunDirectory:
         return _begun(self.batch(number))
 
     def finish_batch(self, number: int, facts: Mapping[str, Any]) -> None:
-        """Mark the batch as done. `batches` returns `facts`."""
+        """Mark the batch as done and store `facts`, which `batches` returns."""
         making = self.batch(number).with_suffix(".part")
         (making / _BATCH).write_text(json.dumps(facts))
         os.rename(making, self.batch(number))
@@ -111,7 +113,8 @@ class RunDirectory:
         return self._read_formatted(_RUN)
 
     def read_options(self) -> dict[str, Any]:
-        """Options of the run; a finished run has them without its checkpoint. Raise BadRequest as `read_run`."""
+        """Return the options, also of a finished run without checkpoint. Raise BadRequest if the run cannot be
+        resumed."""
         name = _OPTIONS if self.is_finished and not self.is_begun else _RUN
         options: dict[str, Any] = self._read_formatted(name).get("options", {})
         return options
@@ -153,7 +156,7 @@ def run_directory(out: Path, run: str) -> RunDirectory:
 
 
 def runs_in(out: Path) -> list[RunDirectory]:
-    """Oldest first, by their ids."""
+    """Return the runs in `out`, oldest first, which is the order of their ids."""
     found = out.iterdir() if out.is_dir() else ()
     return [RunDirectory(path) for path in sorted(found) if _is_run(path)]
 
@@ -182,5 +185,5 @@ def _begun(whole: Path) -> Path:
 
 
 def _is_run(path: Path) -> bool:
-    """The checkpoint of a finished run may have been deleted."""
+    """Return True if `path` is a run. The checkpoint of a finished run may have been deleted."""
     return (path / "checkpoint").is_dir() or RunDirectory(path).is_finished

@@ -18,11 +18,11 @@ from bindery_metadata.stores.zookeeper import ZooKeeperStore
 from bindery_recovery.cluster import bookie_watch
 
 LOST_BOOKIE_DELAY_S: Final = 120
-"""Default in seconds if no auditor has written a delay."""
+"""Lost-bookie delay in seconds if no auditor has written one."""
 
 
 class NoRandomness:
-    """Source of randomness for code that takes no locks and so needs none."""
+    """Source of randomness that raises: marking without locks uses no randomness."""
 
     def getrandbits(self, bits: int, /) -> int:
         raise AssertionError("randomness is not used here")
@@ -35,9 +35,9 @@ class Facts:
     cluster_id: str
     lost_bookie_delay_ms: int = 0
     absent_since_ms: dict[str, int] = field(default_factory=dict)
-    """Bookies that the auditor has found absent, and since when."""
+    """Time by bookie, of bookies that the auditor has found absent."""
     healed: dict[int, int] = field(default_factory=dict)
-    """Ledgers in the history that workers healed, and the time of the last report."""
+    """Time of the last report by ledger, of ledgers that workers healed according to the recovery history."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

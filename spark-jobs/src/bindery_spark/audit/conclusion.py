@@ -59,6 +59,7 @@ def copy_findings(context: RunContext, second: SecondPass) -> DataFrame:
 
 
 def metadata_findings(context: RunContext, when: str, run: Run) -> DataFrame:
+    """Findings of the metadata checks that the level of the run includes, on the tables `when`."""
     options = context.options
     tables = {name: context.table(when, name) for name in METADATA_TABLES}
     ledgers = context.selected(tables["ledgers"].where(F.col("ledger_id").between(options.first, options.last)))
@@ -91,8 +92,8 @@ def coverage_findings(context: RunContext, begun: BegunRun, second: SecondPass, 
 
 
 def ledgers_to_read(context: RunContext, begun: BegunRun, second: SecondPass) -> DataFrame:
-    """LEDGERS of the plan whose metadata did not change during the first pass, and the existing ledgers that were read
-    again, with their metadata at that time."""
+    """LEDGERS of the plan whose metadata did not change during the first pass, and still existing ledgers that were
+    read again, with the metadata (AFTER) that the second pass used."""
     after = context.table(AFTER, "ledgers")
     same = after.select("ledger_id", "metadata_version")
     ledgers = context.table(BEFORE, "ledgers").join(same, ["ledger_id", "metadata_version"], "left_semi")

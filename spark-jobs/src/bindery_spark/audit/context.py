@@ -26,8 +26,8 @@ from bindery_spark.progress import AuditProgress
 from bindery_spark.schemas import TABLES
 
 METADATA_TABLES: Final = ("ledgers", "bookies", "marks", "topics", "cursors")
-"""In the order of reading. Ledgers come first and topics later at both ends of the run, so that one of the two readings
-has every ledger that a topic names."""
+"""In the order of reading. Each reading takes the ledgers before the topics, so that BEFORE or AFTER has every ledger
+that a topic names."""
 BEFORE, AFTER, AGAIN = "before", "after", "again"
 
 
@@ -58,6 +58,7 @@ class RunContext:
     # --- metadata -----------------------------------------------------------------------------------------------------
 
     def keep_metadata(self, when: str) -> None:
+        """Read METADATA_TABLES and store them as the tables `when`."""
         for name in METADATA_TABLES:
             self.source.keep_table(name, self.directory.table(when, name))
 
@@ -88,7 +89,7 @@ class RunContext:
         return sorted(rows, key=lambda row: row.ledger_id)
 
     def is_selected(self, row: Row) -> bool:
-        """Return True if `row`, one of `ledger_rows`, names the option `bookie`, or if that option is not set."""
+        """Return True if the option `bookie` is not set, or if `row` (of `ledger_rows`) names that bookie."""
         bookie = self.options.bookie
         return bookie is None or any(bookie in segment["ensemble"] for segment in row.segments)
 

@@ -1,7 +1,7 @@
 """Coverage of a run: which copies of each ledger were checked on each bookie, both passes merged. Arrow tables.
 
-Of a ledger that was read again, the coverage of the second pass counts. Only if the ledger did not change during the
-run may the first pass count instead, for a bookie that answered for more copies then.
+If a ledger was read again, the coverage of the second pass counts. There is one exception: if the ledger did not change
+during the run, and a bookie answered for more copies in the first pass, the first pass counts for that bookie.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,6 +19,7 @@ from bindery_spark.audit.second_pass.second_pass import SecondPass, copies_of
 from bindery_spark.schemas import NO_LEDGER
 
 COVERAGE: Final = "ledger_id long, bookie string, copies long, unknown long, bytes long, reason string"
+"""Schema of coverage: one row per ledger and bookie, see `checks.copies.coverage`."""
 COVERAGE_ARROW: Final = pa.schema(
     {
         "ledger_id": pa.int64(),
@@ -98,7 +99,7 @@ def unchecked(context: RunContext, second: SecondPass) -> list[tuple[int, str, s
     rows = [(i, str(Kind.METADATA_UNREADABLE), wanted, problem) for i, problem in sorted(broken.items())]
     if context.options.ends_only or not second.selection.ids:
         return rows
-    # An open ledger only grows. If fewer copies were read, a bookie with its last entries did not answer.
+    # An open ledger only grows. If the second pass read fewer copies, a bookie with the last entries did not answer.
     first_pass, second_pass = copies_of(context.groups()), copies_of(second.directories)
     for i in second.selection.ids:
         is_open = i in second.ledgers.last and i not in broken and second.ledgers.after[i].state != "closed"
@@ -127,7 +128,7 @@ def _unknown_copies(second: SecondPass, there: pa.Array) -> dict[tuple[int, str]
 
 
 def _with_unread(table: pa.Table, back: pa.Array) -> pa.Table:
-    """Count copies on the bookies `back` as unknown: these counted as gone, so nothing was read from them."""
+    """Count copies on the bookies `back` as unknown: these bookies counted as gone, so nothing was read from them."""
     is_back = pc.is_in(table["bookie"], back)
     table = table.set_column(3, "unknown", pc.if_else(is_back, table["copies"], table["unknown"]))
     return table.set_column(5, "reason", pc.if_else(is_back, CAME_BACK, table["reason"]))

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class KnownLedger:
-    """The columns of LEDGERS that the rules need. The driver holds all ledgers of a cluster at once, so it has few."""
+    """The columns of LEDGERS that the rules need. There are few, because the driver holds all ledgers of a cluster at
+    once."""
 
     ledger_id: int
     state: str
@@ -30,9 +31,11 @@ class LedgerHistory:
     last: LedgerRows
 
     def is_steady_before(self, ledger_id: int) -> bool:
+        """Whether the ledger is steady from `before` to `after`."""
         return is_steady(self.before.get(ledger_id), self.after.get(ledger_id))
 
     def is_steady_after(self, ledger_id: int) -> bool:
+        """Whether the ledger is steady from `after` to `last`."""
         return is_steady(self.after.get(ledger_id), self.last.get(ledger_id))
 
 

@@ -12,30 +12,32 @@ from bindery_metadata.ledgers.verified_records import LEVELS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
+    """Options of one run."""
+
     zookeeper: str = ""
     ledgers_root: str = "/ledgers"
     level: str = "deep"
     first: int = 0
     last: int = ID_MAX
     bookie: str | None = None
-    """Audit only ledgers whose metadata names this bookie."""
+    """Audit only ledgers whose metadata names this bookie; None: all ledgers."""
     since_verified_ms: int | None = None
-    """Skip ledgers that a run of the same or a deeper level verified within this time."""
+    """Skip ledgers that a run of the same or a deeper level verified within this time (ms); None: skip none."""
     open_max_ms: int = 7 * 86_400_000
-    """Time after which a ledger that is still open is a finding."""
+    """Age in ms above which an open ledger is a finding."""
     orphan_after_ms: int = 3_600_000
-    """Age at which a ledger that no topic or cursor names is a finding."""
+    """Age in ms above which a ledger that no topic or cursor names is a finding."""
     rate: str = "64MiB/s"
     """Maximum bytes per second read from one bookie."""
     timeout_s: float = 10.0
-    """Per-bookie read timeout."""
+    """Per-bookie read timeout in seconds."""
     group_bytes: int | None = None
     """Bytes to read between two checkpoints; None: chosen by `plan`."""
     security: SecurityFiles = NO_FILES
     orphans: bool = True
-    """A deep audit also lists orphaned data on each bookie, through the bookie's admin HTTP port."""
+    """Whether a deep audit also lists orphaned data on each bookie, through the bookie's admin HTTP port."""
     record: bool = True
-    """Record in the cluster which ledgers were verified and the run's verdict."""
+    """Whether to record in the cluster which ledgers were verified, and the run's verdict."""
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> "Options":
@@ -64,7 +66,7 @@ class Options:
 
     @property
     def covers_all_ledgers(self) -> bool:
-        """Only a run over all ledgers can judge references between tables."""
+        """Whether the run audits all ledgers. Only then can it check references between tables."""
         return (self.first, self.last, self.bookie) == (0, ID_MAX, None)
 
     def is_covered_by(self, other: Mapping[str, Any]) -> bool:

@@ -14,6 +14,8 @@ from bindery_spark.audit.findings.summary import BookieCoverage, Summary, metric
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
+    """Result of a finished run."""
+
     summary: Summary
     findings: list[dict[str, Any]]
     proposals: list[Proposal]
@@ -25,7 +27,7 @@ class Outcome:
 def write_outputs(
     directory: RunDirectory, summary: Summary, findings: list[dict[str, Any]], wanted: list[Proposal]
 ) -> None:
-    """Write summary.json last: a run is finished as soon as that file exists."""
+    """Write the files of a finished run, summary.json last: a run is finished as soon as that file exists."""
     directory.write_json("actions.json", [proposal.to_json() for proposal in wanted])
     directory.write_text("report.html", report_html(summary, findings))
     directory.write_text("metrics.prom", metrics_text(summary))

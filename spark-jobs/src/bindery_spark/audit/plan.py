@@ -13,21 +13,26 @@ from typing import Any, Final
 from bindery_core.ids import ID_MAX
 
 GROUP_BYTES_MIN: Final = 2**30
-"""Minimum payload bytes per group, because the checks take seconds of CPU for each group of any size."""
+"""Minimum payload bytes per group, because the checks of each group take seconds of processor time, whatever its
+size."""
 GROUP_BYTES_MAX: Final = 4 * 2**30
 """Maximum payload bytes per group, over all copies."""
 GROUP_COPIES_MAX: Final = 8_000_000
 """Maximum copies per group. About 20 bytes of each are in memory while the group is checked."""
 GROUPS_WANTED: Final = 10
-"""Target number of groups, because an interrupted run loses one. Fewer if groups would be too small."""
+"""Target number of groups; an interrupted run loses the work on one. Small plans have fewer groups."""
 GAP_BYTES: Final = 256 * 2**20
+"""Payload bytes of skipped ledgers above which they become a gap between groups."""
 ENTRY_BYTES_GUESSED: Final = 1024
 """Assumed payload size in bytes of entries of ledgers that are not closed."""
 OPEN_ENTRIES_GUESSED: Final = 1_000
+"""Assumed number of entries of a ledger that is not closed."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedLedger:
+    """A ledger and the amount of data to read for it."""
+
     ledger_id: int
     copies: int
     """Entries times write quorum; an estimate if the ledger is not closed."""
@@ -38,10 +43,12 @@ class PlannedLedger:
 
 @dataclass(frozen=True, slots=True)
 class Group:
+    """A range of ledgers that are read, checked and stored together."""
+
     number: int
     first: int
     last: int
-    """Ledger ids, inclusive."""
+    """`first` and `last`: ledger ids, inclusive."""
     ledgers: int
     copies: int
     size: int

@@ -43,6 +43,7 @@ class BegunRun:
 
 
 def begin(context: RunContext) -> None:
+    """Read the facts and the metadata, choose the ledgers to read, and store the plan."""
     options = context.options
     context.progress.phase("reading metadata")
     began_ms = context.clock_ms()
@@ -66,7 +67,7 @@ def begin(context: RunContext) -> None:
 
 
 def begun(directory: RunDirectory) -> BegunRun:
-    """Raise BadRequest if the directory holds no run that can be resumed."""
+    """Return what `begin` stored. Raise BadRequest if the run cannot be resumed."""
     stored = directory.read_run()
     return BegunRun(
         directory.run_id,

@@ -105,8 +105,8 @@ def run_audit(
 
 
 def _unrecorded(record: Callable[[], None]) -> str:
-    """Record the run in the cluster, and return the error that prevented it, or an empty text. The verdict does not
-    depend on it. This comes before the run counts as finished, so that a resumed run repeats it."""
+    """Record the run in the cluster. Return the error that prevented this, or an empty text; the verdict does not
+    depend on it. The run is recorded before it counts as finished, so a resumed run records it again."""
     try:
         record()
     except BinderyError as error:

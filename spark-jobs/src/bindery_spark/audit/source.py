@@ -29,7 +29,7 @@ class Source(Protocol):
     def blocks(
         self, ids: Sequence[int], *, entries: str, unexpected_in: tuple[int, int] | None, unexpected_on: str | None
     ) -> DataFrame:
-        """BLOCKS of the ledgers `ids`; each evaluation reads them again. `entries`: as of `BookieReader`.
+        """BLOCKS of the ledgers `ids`; each evaluation reads them again. `entries`: see `BookieReader.read`.
         `unexpected_in`: also list orphaned data of ledgers first..last (inclusive); `unexpected_on`: on this bookie
         only, None: on all."""
         ...
@@ -43,7 +43,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ClusterSource:
-    """A cluster. `rate`: maximum bytes/s read from one bookie, as text with a unit; 0: unlimited."""
+    """`Source` of a real cluster. `rate`: maximum bytes/s read from one bookie, as text with a unit; 0: unlimited."""
 
     spark: SparkSession
     zookeeper: str

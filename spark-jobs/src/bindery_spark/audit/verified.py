@@ -10,9 +10,11 @@ from bindery_spark.audit.findings.findings import Severity
 from bindery_spark.audit.ledger_history import LedgerHistory
 
 HEALTHY_SEVERITIES: Final = (str(Severity.INFO), str(Severity.WARNING))
+"""Severities of findings with which a ledger still counts as verified."""
 
 
 def bad_ledgers(findings: Iterable[Mapping[str, Any]]) -> set[int]:
+    """Ids of ledgers with a finding that is not in HEALTHY_SEVERITIES."""
     return {row["ledger_id"] for row in findings if row["severity"] not in HEALTHY_SEVERITIES}
 
 
@@ -25,7 +27,8 @@ def verified_ledgers(
     run_id: str,
     began_ms: int,
 ) -> list[Verified]:
-    """Records of closed ledgers of which every copy was checked and none is bad. `coverage`: rows of COVERAGE."""
+    """Records of the closed ledgers that did not change during the run, of which every copy was checked, and that are
+    not `bad`. `coverage`: rows of COVERAGE."""
     unknown: dict[int, int] = {}
     for row in coverage:
         unknown[row["ledger_id"]] = unknown.get(row["ledger_id"], 0) + row["unknown"]

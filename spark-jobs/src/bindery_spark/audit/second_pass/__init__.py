@@ -1,1 +1,2 @@
-"""The second pass: ledgers with findings, or that changed, are read again and the results of both passes merged."""
+"""The second pass: ledgers with findings, or that changed, are read again, and the results of both passes are
+merged."""
