@@ -10,14 +10,16 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 POLL_S: Final = 0.5
+"""Interval in seconds at which the bar is updated within a group."""
 LINE_INTERVAL_S: Final = 10.0
+"""Minimum interval in seconds between two lines."""
 MIB: Final = 2**20
 SMALL: Final = 2**20
-"""Bytes that each group counts in addition to its size, because the size of some ledgers is unknown."""
+"""Bytes that are added to the size of each group, because the size of some ledgers is unknown."""
 
 
 class AuditProgress(Protocol):
-    """What an audit or an export reports while it runs."""
+    """Receives the progress of an audit or an export."""
 
     def plan(self, size: int, done: int, groups: int) -> None:
         """Report the plan: bytes of all groups, bytes that an earlier process read already, number of groups."""
@@ -31,7 +33,9 @@ class AuditProgress(Protocol):
         """Report that the group ended."""
         ...
 
-    def phase(self, text: str) -> None: ...
+    def phase(self, text: str) -> None:
+        """Report what the audit does now."""
+        ...
 
 
 class QuietProgress:

@@ -1,19 +1,20 @@
 """Schemas of the tables that the data sources and the audit produce. Pure.
 
-| schema   | one row describes                                | source                                     |
-|----------|--------------------------------------------------|--------------------------------------------|
-| REPLICAS | the copy of one entry on one bookie              | `bindery-ledgers`                          |
-| BLOCKS   | the copies of hundreds of entries on one bookie  | the audit's readers, see `blocks`          |
-| LEDGERS  | one ledger's metadata                            | `bindery-metadata`, table `ledgers`        |
-| BOOKIES  | a bookie with a registration or cookie, or named | `bindery-metadata`, table `bookies`        |
-| MARKS    | one under-replication mark                       | `bindery-metadata`, table `marks`          |
-| TOPICS   | one topic and the ledgers that it names          | `bindery-metadata`, table `topics`         |
-| CURSORS  | one subscription's position                      | `bindery-metadata`, table `cursors`        |
-| VERIFIED | when an audit last found a ledger intact         | `bindery-metadata`, table `verified`       |
-| MESSAGES | one message of a topic                          | `bindery-topic`                            |
-| FINDINGS | one defect                                       | the audit                                  |
+| schema   | one row describes                                  | source                               |
+|----------|----------------------------------------------------|--------------------------------------|
+| REPLICAS | the copy of one entry on one bookie                | `bindery-ledgers`                    |
+| BLOCKS   | the copies of hundreds of entries on one bookie    | the audit's readers, see `blocks`    |
+| LEDGERS  | one ledger's metadata                              | `bindery-metadata`, table `ledgers`  |
+| BOOKIES  | a bookie with a registration, cookie or membership | `bindery-metadata`, table `bookies`  |
+| MARKS    | one under-replication mark                         | `bindery-metadata`, table `marks`    |
+| TOPICS   | one topic and the ledgers that it names            | `bindery-metadata`, table `topics`   |
+| CURSORS  | one subscription's position                        | `bindery-metadata`, table `cursors`  |
+| VERIFIED | when an audit last found a ledger intact           | `bindery-metadata`, table `verified` |
+| MESSAGES | one message of a topic                             | `bindery-topic`                      |
+| FINDINGS | one defect                                         | the audit                            |
 
-Times are in ms since 1970, sizes in bytes. A nullable column can be unknown: null means "unknown", never "none".
+Times are in ms since 1970, sizes in bytes. In a nullable column, null means "unknown" unless a
+comment at the column says otherwise.
 """
 
 from typing import Final
@@ -187,7 +188,7 @@ MESSAGES: Final = StructType(
         _field("payload", BinaryType(), nullable=True),  # null: a tombstone, or see problem
         _field("producer", StringType(), nullable=True),
         _field("sequence_id", LongType(), nullable=True),
-        _field("problem", StringType(), nullable=True),  # why the entry cannot be decoded (as encrypted), or
+        _field("problem", StringType(), nullable=True),  # why the entry cannot be decoded (for example, encrypted), or
         # `sources.topic.rows.OUT_OF_RANGE` and the values that no column can hold, which are null
     ]
 )

@@ -1,4 +1,4 @@
-"""Describe the copies of hundreds of entries on one bookie as one row, a block, comparable by one fingerprint.
+"""Describe the copies of hundreds of entries on one bookie as one row (a block) that is compared by its fingerprint.
 
 A block is the entries of one segment with the same `entry_id // span` and, where the ensemble is larger than the write
 quorum, the same `entry_id % ensemble_size` (its stripe): all of them are on the same bookies. `span_of` gives the span,
@@ -22,8 +22,8 @@ entry: `first_entry`, then every `step`th up to `last_entry`.
 | UNREPORTED | not read, or no longer required: it does not count as a copy                             |
 | LISTED     | the bookie lists it; it was not read                                                     |
 
-Orphaned data has separate rows: not `expected`, without states, from the first to the last entry; `copies` has their
-number, or `reason` says why the bookie could not list them.
+Orphaned data has rows of its own, which are not `expected` and have no states. They span the first to the last entry;
+`copies` is the number of entries. If the bookie could not list them, `reason` has the error.
 """
 
 import struct
@@ -45,6 +45,7 @@ SPAN_BYTES: Final = 2**20
 SPAN_MAX: Final = 1_024
 """Maximum number of slots of a block."""
 BATCH_ROWS: Final = 64
+"""Number of rows at which a batch is full."""
 
 READ, MISSING, CORRUPT, DAMAGED, UNKNOWN, UNREPORTED, LISTED = range(7)
 DAMAGE: Final = "io_error"

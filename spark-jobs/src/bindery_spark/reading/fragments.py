@@ -56,7 +56,7 @@ class Fragment:
     """Positions of the bookie in the ensemble; usually one."""
     first: int
     last: int
-    """Inclusive; >= first. Entries beyond `ledger.limit` are unconfirmed."""
+    """Last entry id, inclusive; >= `first`. Entries beyond `ledger.limit` are unconfirmed."""
 
     @property
     def is_dense(self) -> bool:
@@ -105,8 +105,9 @@ class Fragment:
         return tuple(sorted({*low[:1], *high[-1:]}))
 
     def shared_ends(self) -> tuple[int, ...]:
-        """Those `ends` of all shares of the segment that are in this bookie's share. Each such entry is then requested
-        from its whole write set, so an entry that one bookie lacks is not taken for one that is lost."""
+        """The `ends` of the shares of all bookies of the segment, if they are also in this bookie's share. Each of
+        these entries is thus requested from its whole write set, so an entry that is missing on one bookie does not
+        look lost."""
         if self.is_dense:
             return self.ends()
         size, quorum = self.ledger.ensemble_size, self.ledger.write_quorum
@@ -119,7 +120,7 @@ class Tail:
     """What the bookies report about the end of a ledger that is not closed."""
 
     lac: int | None
-    """None: too few bookies of the last ensemble reported it."""
+    """Highest LAC that a bookie reported. None: too few bookies of the last ensemble answered."""
     length: int = 0
     """The ledger's length at the entry `length_at`, near its end. For estimates only."""
     length_at: int = -1
@@ -128,7 +129,7 @@ class Tail:
 
 
 def ledger_of(ledger_id: LedgerId, metadata: LedgerMetadata, tail: Tail | None) -> Ledger:
-    """`tail`: required if the ledger is not closed."""
+    """Return the facts of a ledger. `tail`: required if the ledger is not closed."""
     is_closed = metadata.state is LedgerState.CLOSED
     before = int(metadata.last_segment.first_entry_id) - 1
     if is_closed:

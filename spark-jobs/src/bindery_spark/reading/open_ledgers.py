@@ -3,8 +3,9 @@
 One READ_LAC request per bookie and ledger returns the explicit LAC and the last entry, whose header holds the LAC that
 the writer knew and the ledger's length. Both count only if their digests are valid. Nothing is fenced.
 
-The answers suffice if no entry can have been acknowledged by the other bookies alone. Otherwise the end of the last
-segment is unknown, unless a bookie reported entries in it: those are also expected on the bookies that did not answer.
+The answers suffice if no entry can have been acknowledged by the other bookies alone. Otherwise the LAC is unknown,
+unless a bookie reported one in the last segment: entries up to that LAC are also expected on bookies that did not
+answer.
 """
 
 import asyncio
@@ -29,7 +30,8 @@ REQUESTS_MAX: Final = 500
 """Maximum number of concurrent requests per bookie."""
 _DENIED: Final = (int(Status.NO_ENTRY), int(Status.NO_LEDGER))
 _ANSWERED: Final = (int(Status.OK), *_DENIED)
-"""Statuses that count as an answer. So does IO_ERROR with an explicit LAC: BookKeeper's answer if there is no entry."""
+"""Statuses that count as an answer. IO_ERROR with an explicit LAC counts too: BookKeeper sends it if there is no
+entry."""
 
 
 async def read_tails(

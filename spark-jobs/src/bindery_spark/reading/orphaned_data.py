@@ -1,14 +1,14 @@
 """Find orphaned data of a bookie: entries of deleted ledgers, or of ledgers whose metadata names other bookies.
 
-The bookie lists its ledgers and entries first, and the metadata is read afterwards, so an entry that is added in
-between is of a ledger whose metadata exists. Entries are listed, not read, so these rows have no digests. Entries
-beyond the LAC of a ledger that is not closed are legal and not reported here.
+The bookie lists its ledgers and entries before the metadata is read. A ledger's metadata is created before its first
+entry, so if a listed ledger has no metadata, the ledger was deleted. Entries are listed, not read, so these rows have
+no digests. Entries beyond the LAC of a ledger that is not closed are legal and not reported here.
 
-| row                                         | meaning                                                                |
-|---------------------------------------------|------------------------------------------------------------------------|
-| segment NO_SEGMENT                          | an entry of a ledger without metadata, or that names other bookies     |
-| another segment                             | an entry beyond a closed ledger's end                                  |
-| entry_id -1, error                          | the bookie could not list its entries, or (NO_LEDGER) its ledgers      |
+| row                | meaning                                                                      |
+|--------------------|------------------------------------------------------------------------------|
+| segment NO_SEGMENT | an entry of a ledger without metadata, or whose metadata names other bookies |
+| another segment    | an entry beyond a closed ledger's end                                        |
+| entry_id -1, error | the bookie could not list the ledger's entries, or (NO_LEDGER) its ledgers   |
 """
 
 import asyncio
@@ -34,12 +34,14 @@ from bindery_spark.reading.reader import MetadataReader, Sink
 from bindery_spark.schemas import NO_LEDGER, NO_SEGMENT
 
 LEDGERS_PATH: Final = "/api/v1/bookie/ledgers"
+"""Path of the list of ledgers in a bookie's admin HTTP API."""
 READS_IN_FLIGHT: Final = 64
+"""Maximum number of concurrent requests for lists of entries."""
 _ANY_DIGEST: Final = Digester(DigestType.DUMMY)
 """Requests for lists of entries verify no digest."""
 
 Runs = Sequence[tuple[int, int]]
-"""(first entry id, count)"""
+"""Runs of consecutive entries: (first entry id, number of entries)."""
 
 
 class Unlisted(Exception):

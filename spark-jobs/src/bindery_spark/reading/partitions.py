@@ -41,7 +41,8 @@ def cost_of(fragment: Fragment) -> int:
 
 
 def split(fragment: Fragment, *, bytes_max: int, entries_max: int, span: int = 1) -> Iterator[Fragment]:
-    """Yield parts within both limits, with at least one entry. All but the first begin at a multiple of `span`."""
+    """Yield parts within both limits, but of at least `span` entry ids and one entry. All but the first begin at a
+    multiple of `span`."""
     share = max(1, fragment.entry_count)
     per_entry = fragment.ledger.entry_size + FRAME_OVERHEAD
     entries = max(1, min(entries_max, (bytes_max - FRAGMENT_COST) // per_entry))
@@ -66,8 +67,8 @@ def tasks_of(
     ends_only: bool = False,
     span_of: Callable[[Ledger], int] = lambda _: 1,
 ) -> Sequence[Task]:
-    """`ends_only`: only the ends of each fragment are read, so none is split. `span_of`: split fragments of a ledger at
-    multiples of this."""
+    """Return the tasks. `ends_only`: only the ends of each fragment are read, so none is split. `span_of`: split
+    fragments of a ledger at multiples of this."""
     by_bookie: defaultdict[BookieId, list[Fragment]] = defaultdict(list)
     for fragment in fragments:
         by_bookie[fragment.bookie_id].append(fragment)

@@ -2,11 +2,11 @@
 
 The reader never fences, recovers or writes. It sends plain and batch reads of wire version 2, WINDOW_BYTES in flight.
 
-| entries | what is read of a fragment                                                                                 |
-|---------|------------------------------------------------------------------------------------------------------------|
-| all     | every entry                                                                                                |
-| listed  | the bookie's list of entries, the first and the last entry; every entry if the bookie cannot list          |
-| ends    | those first and last entries of the shares of all bookies that are also in this bookie's share             |
+| entries | what is read of a fragment                                                                        |
+|---------|---------------------------------------------------------------------------------------------------|
+| all     | every entry                                                                                       |
+| listed  | the bookie's list of entries, the first and the last entry; every entry if the bookie cannot list |
+| ends    | the first and last entry of each bookie's share, if they are also in this bookie's share          |
 
 | the bookie's response                        | the rows of the requested entries                                 |
 |----------------------------------------------|-------------------------------------------------------------------|
@@ -57,16 +57,23 @@ from bindery_spark.reading.throttle import Budget, Pressure
 REQUEST_BYTES: Final = 256 * 1024
 """Target size of a batch read in bytes. Larger reads delay the bookie's other clients."""
 REQUEST_ENTRIES_MAX: Final = 1_000
+"""Maximum number of entries of a batch read."""
 WINDOW_BYTES: Final = 4 * REQUEST_BYTES
+"""Estimated size in bytes of the jobs in flight at which no more are started."""
 WINDOW_REQUESTS: Final = 32
+"""Maximum number of jobs in flight."""
 BUSY_PAUSE_S: Final = 0.05
+"""Pause in seconds after the response TOO_MANY_REQUESTS."""
 RETRY_PAUSE_S: Final = 0.25
+"""Pause in seconds before a failed request, or one for missing entries, is repeated."""
 TIMEOUTS_MAX: Final = 3
+"""Number of consecutive timeouts after which no more requests are sent."""
 REREAD_MAX: Final = 1_000
 """Maximum number of missing entries of an open ledger that are requested a second time before they count as absent."""
 LISTING_BYTES: Final = 1024
 """Size in bytes at which a list of entries is charged to the budget."""
 LISTING_ENTRIES_MAX: Final = 1_000_000
+"""Maximum number of entries of one job that lists entries."""
 _ABSENT: Final = (int(Status.NO_ENTRY), int(Status.NO_LEDGER))
 _UNANSWERED: Final = "unanswered: the bookie answered for other entries"
 
@@ -78,7 +85,8 @@ class MetadataReader(Protocol):
 
 
 class Sink(Protocol):
-    """Builds rows from what a reader receives, fragment by fragment: `rows.EntryRows`, `blocks.Blocks`."""
+    """Builds rows from what a reader receives, fragment by fragment: `rows.EntryRows` and `blocks.Blocks`, which
+    documents the methods."""
 
     def __len__(self) -> int: ...
 
@@ -98,7 +106,7 @@ class Sink(Protocol):
     def add_unlisted(self, ledger_id: int, segment: int, error: str) -> None: ...
 
     def complete(self, fragment: Fragment, upto: int, *, is_last: bool) -> None:
-        """All entries of the fragment before `upto` were added. `is_last`: the fragment is complete."""
+        """Process that all entries of the fragment before `upto` were added. `is_last`: the fragment is complete."""
         ...
 
     def take(self) -> pa.RecordBatch: ...
@@ -166,7 +174,7 @@ class _JobResult:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A part of a fragment that is requested at once."""
+    """A part of a fragment that is requested together."""
 
     fragment: Fragment
     entry_ids: Sequence[int]
@@ -174,7 +182,7 @@ class _Job:
     is_last: bool
     """Whether this is the last job of its fragment."""
     is_listing: bool = False
-    """Whether the entries are listed and only the first and the last one read."""
+    """Whether the entries are listed, and only the first and the last entry read."""
 
     @property
     def size(self) -> int:
@@ -465,7 +473,7 @@ class BookieReader:
             try:
                 await sink.done
             except _Failed as error:
-                return is_plain or not error.ended_by_peer  # the bookie is unreachable: the probe proves nothing
+                return is_plain or not error.ended_by_peer  # after a failed plain read, the probe proves nothing
         return True
 
     # -- failures ------------------------------------------------------------------------------------------------------
@@ -519,7 +527,7 @@ def _step(fragment: Fragment) -> int:
 
 
 def _pieces(job: _Job, entry_ids: Sequence[int]) -> Iterator[_Job]:
-    """Jobs that read these entries instead of listing them. Each job is charged to the budget."""
+    """Jobs that read these entries, because the bookie did not list them. Each job is charged to the budget."""
     step = _step(job.fragment)
     for start in range(0, len(entry_ids), step):
         is_end = start + step >= len(entry_ids)

@@ -13,6 +13,7 @@ from crc32c import crc32c
 from bindery_spark.reading.fragments import Fragment
 
 BATCH_ROWS: Final = 16_384
+"""Number of rows at which a batch is full."""
 
 SCHEMA: Final = pa.schema(
     [

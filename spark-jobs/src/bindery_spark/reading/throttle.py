@@ -1,4 +1,5 @@
-"""Limit how fast all readers together read from one bookie: slots in ZooKeeper, a byte budget, and its latency.
+"""Limit how fast all readers together read from one bookie: slots in ZooKeeper, a byte budget, and the bookie's
+latency.
 
 | limit             | rule                                                                                             |
 |-------------------|--------------------------------------------------------------------------------------------------|
@@ -27,10 +28,13 @@ BURST_S: Final = 0.25
 WINDOW: Final = 16
 """Number of responses per median."""
 SLOW_FACTOR: Final = 3.0
+"""Multiple of the baseline latency above which responses are slow. A second reader alone may double the latency."""
 SLOW_MARGIN_S: Final = 0.005
-"""Responses are slow above SLOW_FACTOR times the best median plus this. A second reader may double the latency."""
+"""Margin in seconds that is added to SLOW_FACTOR times the baseline."""
 SIZE_CLASS_BITS: Final = 3
+"""Width of a class of response sizes, as a power of two."""
 PRESSURE_MAX: Final = 16.0
+"""Maximum of `Pressure.pressure`."""
 SLOT_POLL_S: Final = 2.0
 """Interval in seconds at which slots are polled, because a watch may miss a change."""
 

@@ -11,10 +11,11 @@ A copy of a confirmed entry that the metadata requires has one of these states:
 | gone    | its bookie left for good: reported once, as STALE_ENSEMBLE     | yes                 |
 | unknown | the bookie did not answer                                      | no                  |
 
-The checks are independent: if all copies of an entry are damaged, the entry is lost and each copy is damaged. An entry
-is lost only if every bookie answered. Rows that are not `expected` are not copies of confirmed entries. They are legal:
-they lie beyond the last confirmed entry, or an ensemble change left them behind.
-Payloads are compared before lengths. If copies differ, those in the minority are reported; without a majority, all are.
+The checks are independent: if all copies of an entry are damaged, they report a lost entry and each damaged copy. An
+entry is lost only if every bookie answered. Rows that are not `expected` are not copies of confirmed entries. They are
+legal: they lie beyond the last confirmed entry, or an ensemble change left them behind. Payloads are compared before
+lengths. If copies differ, those without the most common value are reported. If no value is more common than the others,
+all are reported.
 
 Replicas are read in blocks (`bindery_spark.reading.blocks`), hundreds of copies per row. If all copies of a block are
 intact and have the same fingerprint, its entries are good. Only the other blocks are expanded into entries.
@@ -37,7 +38,9 @@ from bindery_spark.schemas import NO_LEDGER
 from bindery_spark.sources.block_reader import entries_of
 
 ENTRY: Final = ("ledger_id", "entry_id")
+"""Columns that identify an entry."""
 BLOCK: Final = ("ledger_id", "segment", "block", "stripe")
+"""Columns that identify a block."""
 COUNTS: Final = ("copies", "unknown", "bytes")
 """Columns of coverage with numbers."""
 SEVERITIES: Final[Mapping[Kind, Severity]] = {
@@ -191,10 +194,10 @@ def _faults(copies: Iterable[Row]) -> list[tuple[object, ...]]:
 
 
 def _with_next(found: DataFrame, ledgers: DataFrame) -> DataFrame:
-    """Add `next_entry`: the next entry of the segment that the same bookie should store; without a bookie, the next."""
+    """Add `next_entry`: the next entry of the segment that `bookie` should store; if it is null, the next entry."""
     of_ledger = ledgers.select("ledger_id", "ensemble_size", "write_quorum", "segments")
-    # Copies may have been read by newer metadata than `ledgers`. In a segment that `ledgers` does not have, no entry is
-    # skipped.
+    # Copies may have been read with newer metadata than `ledgers`. In a segment that `ledgers` does not have, no entry
+    # is skipped.
     ensemble = F.get(F.col("segments"), F.col("segment"))["ensemble"]
     index = F.array_position(ensemble, F.col("bookie")) - 1
     distance = F.pmod(index - F.col("entry_id") - 1, F.col("ensemble_size"))

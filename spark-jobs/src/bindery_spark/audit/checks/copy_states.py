@@ -1,4 +1,4 @@
-"""The state of each copy, as runs of copies of one state: COPY_STATES. Several for each block (`reading.blocks`)."""
+"""Convert blocks (`reading.blocks`) to COPY_STATES. One row describes consecutive copies with the same state."""
 
 from itertools import groupby
 from typing import Final
@@ -10,6 +10,7 @@ from pyspark.sql.types import ArrayType, IntegerType, StructField, StructType
 from bindery_spark.reading.blocks import READ, UNREPORTED
 
 COPY_STATES: Final = "ledger_id long, segment int, bookie string, first long, last long, step int, state int"
+"""Schema: the copies of the entries `first`, `first` + `step`, ... `last` on one bookie have this `state`."""
 _RUN: Final = StructType([StructField(name, IntegerType(), False) for name in ("at", "end", "state")])
 """Slots `at` to `end` (inclusive) of a block."""
 
@@ -32,7 +33,7 @@ def copy_states(blocks: DataFrame) -> DataFrame:
 
 
 def _runs(states: bytes | None, size: int) -> list[tuple[int, int, int]]:
-    """Runs in Spark's Python workers."""
+    """Return the runs of slots with the same state; `states` None: all READ. Spark's Python workers call this."""
     if states is None:
         return [(0, size - 1, READ)]
     runs = ([*each] for _, each in groupby(enumerate(states), key=lambda slot: slot[1]))

@@ -37,7 +37,7 @@ def unread_ledgers(ledgers: DataFrame, coverage: DataFrame, run: Run) -> DataFra
     """Closed ledgers of which fewer copies were checked than their metadata requires, without a bookie's error.
 
     `ledgers`: those that were to be read, with their metadata at that time. A ledger that names a bookie twice in one
-    ensemble has fewer copies than it requires; BAD_PLACEMENT reports it.
+    ensemble has fewer copies than it requires; it is omitted, because BAD_PLACEMENT reports it.
     """
     names_twice = F.exists("segments", lambda s: F.size(F.array_distinct(s["ensemble"])) < F.size(s["ensemble"]))
     closed = ledgers.where("state = 'closed' and problem is null").where(~names_twice)

@@ -1,12 +1,12 @@
 """Find the faults of one entry from all its copies. Pure Python, for the few entries that are suspicious.
 
-| kind               | about     | when                                                                               |
-|--------------------|-----------|------------------------------------------------------------------------------------|
-| MISSING_REPLICA    | the copy  | its bookie reports that it does not have it                                        |
-| DIGEST_MISMATCH    | the copy  | it does not match its digest, or its bookie cannot read it                         |
-| ENTRY_LOST         | the entry | no copy is good, and every bookie answered                                         |
-| REPLICA_DIVERGENCE | the copy  | good copies differ in payload and this is not the one that most have, or none is   |
-| LENGTH_MISMATCH    | the copy  | the same of the ledger's length, among the copies that have the payload of most    |
+| kind               | about     | when                                                                              |
+|--------------------|-----------|-----------------------------------------------------------------------------------|
+| MISSING_REPLICA    | the copy  | its bookie reports that it does not have it                                       |
+| DIGEST_MISMATCH    | the copy  | it does not match its digest, or its bookie cannot read it                        |
+| ENTRY_LOST         | the entry | no copy is good, and every bookie answered                                        |
+| REPLICA_DIVERGENCE | the copy  | its payload differs from the most common one of the good copies, or there is none |
+| LENGTH_MISMATCH    | the copy  | the same for the ledger's length, among the copies with the most common payload   |
 """
 
 import zlib
@@ -35,6 +35,8 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
+    """A fault of one entry or of one of its copies."""
+
     kind: str
     bookie: str | None
     """None: the whole entry."""
@@ -80,7 +82,7 @@ def _differences(known: Sequence[Copy]) -> Iterator[Fault]:
 
 
 def _most_common(values: Iterable[Hashable]) -> Any:
-    """None: there is no value, or several occur equally often."""
+    """The most common value. None: there is no value, or several are equally common."""
     leaders = Counter(values).most_common(2)
     if not leaders or (len(leaders) == 2 and leaders[0][1] == leaders[1][1]):
         return None

@@ -26,7 +26,7 @@ class Run:
 
     run_id: str
     now_ms: int
-    """Time at which it began; ages are measured from here."""
+    """Time in ms since 1970 at which the run began; the checks compute ages at this time."""
 
 
 def as_findings(

@@ -56,7 +56,7 @@ def stale_ensembles(ledgers: DataFrame, bookies: DataFrame, run: Run) -> DataFra
 def bad_placements(ledgers: DataFrame, bookies: DataFrame, run: Run) -> DataFrame:
     """Segments that name a bookie twice, and segments of closed ledgers with a write set on fewer racks than possible.
 
-    Possible is the smaller of the write quorum and the number of racks of the cluster.
+    The possible number is the smaller of the write quorum and the number of racks of the cluster.
     """
     segments = segments_of(ledgers)
     twice = segments.where(F.size(F.array_distinct("ensemble")) < F.size("ensemble")).select(
@@ -127,7 +127,7 @@ def open_too_long(ledgers: DataFrame, run: Run, *, open_max_ms: int) -> DataFram
         F.lit(f"closed within {open_max_ms // 1000} s").alias("expected"),
         F.concat("state", F.lit(" for "), F.floor(age_ms / 1000), F.lit(" s")).alias("found"),
     )
-    # The age differs in each run, so the hash leaves it out: the finding is the same.
+    # The age differs in each run and is not part of the hash, so that the finding counts as the same.
     found = as_findings(late, run, Kind.OPEN_TOO_LONG, Severity.WARNING, action=Action.INSPECT)
     return found.withColumn("evidence_hash", F.lower(F.hex(F.xxhash64("kind", "ledger_id"))))
 

@@ -51,7 +51,8 @@ def false_marks(
 
     `marks`: those that existed when the run began and when it ended, so that no worker is about to remove them.
     `covered`: ledger_id of ledgers whose copies were all checked. A mark is true while a bookie of the ledger is absent
-    or leaving. Marks with one of MOVING_REASONS are not checked: they ask to move copies, none of which is missing.
+    or leaving. Marks with one of MOVING_REASONS are not checked: they request that copies are moved, and no copy is
+    missing.
     """
     leaving = bookies.where("registration = 'absent' or intent in ('draining', 'removed')").select("bookie")
     named = ledgers.where("problem is null").select(
@@ -77,8 +78,8 @@ def false_marks(
 
 
 def judged_by_lists(marks: DataFrame) -> DataFrame:
-    """The `marks` that a list of entries can disprove. A mark without a reason, or with one that a check found by
-    reading, may be about a damaged copy, and lists contain damaged copies."""
+    """The `marks` that a list of entries can disprove. A mark without a reason, or with one for which a repair
+    reads every entry, may be about a damaged copy, and lists contain damaged copies."""
     return marks.where(F.col("reason").isNotNull() & ~F.col("reason").isin(*sorted(map(str, CHECKED_ALL))))
 
 

@@ -11,6 +11,7 @@ from bindery_spark.audit.checks.finding_rows import Run, as_findings, together
 from bindery_spark.audit.findings.findings import Action, Kind, Severity
 
 APPLICATIONS = ("pulsar", "bindery")
+"""Values of `application` in the custom metadata of the ledgers of brokers."""
 COMPONENTS = ("", "managed-ledger")
 """Values of `component` in the custom metadata of the ledgers of topics and cursors."""
 
@@ -54,7 +55,8 @@ def dangling_references(topics: DataFrame, cursors: DataFrame, ledgers: DataFram
 def unnamed_ledgers(
     topics: DataFrame, cursors: DataFrame, ledgers: DataFrame, run: Run, *, orphan_after_ms: int
 ) -> DataFrame:
-    """Ledgers of a broker that no topic and no cursor names. Empty if the metadata of any topic is unreadable."""
+    """Ledgers of a broker that no topic and no cursor names. Empty if the metadata of a topic or cursor is
+    unreadable."""
     unreadable = (
         topics.where("problem is not null")
         .select(F.lit(1))

@@ -11,7 +11,7 @@ from bindery_spark.audit.findings.findings import Action, Kind
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Mark this ledger, because copies are missing on these bookies."""
+    """A proposal to mark a ledger, because copies are missing on these bookies."""
 
     ledger_id: int
     bookies: tuple[str, ...]

@@ -11,10 +11,13 @@ Finding = Mapping[str, Any]
 SAME = ("kind", "ledger_id", "segment", "bookie", "first_entry")
 """Columns that identify a finding."""
 COMPARED = ("last_entry", "severity", "expected", "found", "evidence_hash")
+"""Columns by which a finding counts as changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
+    """Differences between the findings of two runs."""
+
     new: tuple[Finding, ...]
     gone: tuple[Finding, ...]
     changed: tuple[tuple[Finding, Finding], ...]
@@ -33,7 +36,7 @@ class Difference:
 
 
 def read_findings(directory: Path) -> list[dict[str, Any]]:
-    """Read the directory `findings` of a run. The order is always the same."""
+    """Read the directory `findings` of a run, in a fixed order."""
     rows: list[dict[str, Any]] = []
     for path in sorted(directory.glob("*.parquet")):
         rows += parquet.read_table(path).to_pylist()
@@ -56,7 +59,7 @@ def compare(before: Iterable[Finding], after: Iterable[Finding]) -> Difference:
 
 
 def _by_key(findings: Iterable[Finding]) -> dict[tuple[Any, ...], Finding]:
-    """Findings of topics and subscriptions differ only in their text, so it is part of the key."""
+    """Findings by key. Findings of topics and subscriptions differ only in `expected`, so it is part of the key."""
     return {tuple(f[name] for name in SAME) + ((f["expected"],) if f["bookie"] is None else ()): f for f in findings}
 
 

@@ -1,24 +1,24 @@
 """Kinds of findings, their severities, and the verdict of a run. Pure, and without Spark.
 
-| kind                | severity                  | meaning                                                       |
-|---------------------|---------------------------|---------------------------------------------------------------|
-| MISSING_REPLICA     | under_replicated          | a bookie does not have a confirmed entry that it should store |
-| DIGEST_MISMATCH     | corrupt, warning          | a copy does not match its digest; warning: repaired since     |
-| REPLICA_DIVERGENCE  | corrupt                   | copies with valid digests have different payloads             |
-| LENGTH_MISMATCH     | corrupt                   | copies, or copies and metadata, differ in the ledger's length |
-| ENTRY_LOST          | unreadable                | a confirmed entry has no good copy                            |
-| METADATA_UNREADABLE | unreadable, incomplete    | a znode of a ledger, topic or cursor cannot be decoded        |
-| ORPHAN_DATA         | warning, info             | a bookie stores entries that no metadata assigns to it        |
-| ORPHAN_METADATA     | unreadable, warning       | a topic or cursor names a missing ledger, or none names one   |
-| STALE_ENSEMBLE      | under_replicated          | the metadata names a bookie that left for good                |
-| BAD_PLACEMENT       | under_replicated, warning | two copies on one bookie, or on fewer racks than possible     |
-| OPEN_TOO_LONG       | warning                   | a ledger is open for longer than the limit                    |
-| UNREADABLE_BOOKIE   | incomplete                | a bookie did not answer for some copies                       |
-| FALSE_MARK          | warning                   | marked as under-replicated, and every copy is stored          |
-| MISSING_MARK        | under_replicated          | under-replicated for longer than the delay, and not marked    |
-| NOT_HEALED          | under_replicated          | no longer marked, but still under-replicated                  |
-| TOPIC_INCONSISTENT  | corrupt, warning          | a topic's metadata contradicts its ledgers                    |
-| CURSOR_INCONSISTENT | warning                   | a cursor has a position that its topic cannot have            |
+| kind                | severity                  | meaning                                                          |
+|---------------------|---------------------------|------------------------------------------------------------------|
+| MISSING_REPLICA     | under_replicated          | a bookie does not have a confirmed entry that it should store    |
+| DIGEST_MISMATCH     | corrupt, warning          | a copy does not match its digest; warning: repaired since        |
+| REPLICA_DIVERGENCE  | corrupt                   | copies with valid digests have different payloads                |
+| LENGTH_MISMATCH     | corrupt                   | copies, or copies and metadata, differ in the ledger's length    |
+| ENTRY_LOST          | unreadable                | a confirmed entry has no good copy                               |
+| METADATA_UNREADABLE | unreadable, incomplete    | a znode of a ledger, topic or cursor cannot be decoded           |
+| ORPHAN_DATA         | warning, info             | a bookie stores entries that no metadata assigns to it           |
+| ORPHAN_METADATA     | unreadable, warning       | a topic or cursor names a missing ledger, or none names this one |
+| STALE_ENSEMBLE      | under_replicated          | the metadata names a bookie that left for good                   |
+| BAD_PLACEMENT       | under_replicated, warning | two copies on one bookie, or on fewer racks than possible        |
+| OPEN_TOO_LONG       | warning                   | a ledger is open for longer than the limit                       |
+| UNREADABLE_BOOKIE   | incomplete                | a bookie did not answer for some copies                          |
+| FALSE_MARK          | warning                   | marked as under-replicated, and every copy is stored             |
+| MISSING_MARK        | under_replicated          | under-replicated for longer than the delay, and not marked       |
+| NOT_HEALED          | under_replicated          | no longer marked, but still under-replicated                     |
+| TOPIC_INCONSISTENT  | corrupt, warning          | a topic's metadata contradicts its ledgers                       |
+| CURSOR_INCONSISTENT | warning                   | a cursor has a position that its topic cannot have               |
 
 A run with only `info` and `warning` is HEALTHY: every acknowledged entry has all its copies.
 """
@@ -69,6 +69,8 @@ class Action(StrEnum):
 
 
 class Exit(IntEnum):
+    """Exit codes of `bindery audit`."""
+
     HEALTHY = 0
     UNDER_REPLICATED = 1
     CORRUPT = 2

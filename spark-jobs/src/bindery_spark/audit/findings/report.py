@@ -14,10 +14,12 @@ from bindery_spark.audit.findings.findings import WHAT_TO_DO, Kind, Severity
 from bindery_spark.audit.findings.summary import MIB, BookieCoverage, Summary
 
 ROWS_MAX: Final = 2_000
+"""Maximum number of findings in the report."""
 BAR_WIDTH: Final = 520
 BAR_HEIGHT: Final = 16
 LABEL_WIDTH: Final = 210
 LINE: Final = 26
+"""Height of a line of the chart. Lengths are in units of the SVG picture."""
 COLOURS: Final[Mapping[str, str]] = {
     Severity.INFO: "#8aa0b5",
     Severity.WARNING: "#d9a514",

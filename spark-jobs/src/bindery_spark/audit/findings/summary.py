@@ -14,6 +14,7 @@ from bindery_spark.audit.findings.diff import finding_text
 from bindery_spark.audit.findings.findings import WHAT_TO_DO, Kind, Severity, Verdict, verdict_of
 
 FINDINGS_SHOWN_MAX: Final = 50
+"""Maximum number of findings in the text."""
 MIB: Final = 2**20
 
 
@@ -26,14 +27,14 @@ class BookieCoverage:
     unknown: int
     bytes: int
     reason: str | None = None
-    """Why it did not answer for the unknown copies; one of the reasons."""
+    """One of the reasons why the bookie did not answer for the unknown copies."""
     unlisted: str | None = None
     """Why orphaned data was not checked; None: it was, or the run does not check it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """Times in ms since 1970."""
+    """Summary of one run. Times are in ms since 1970, sizes in bytes."""
 
     run_id: str
     cluster_id: str
@@ -43,11 +44,11 @@ class Summary:
     began_ms: int
     ended_ms: int
     ledgers: int
-    """Ledgers that were checked."""
+    """Number of ledgers that were checked."""
     ledgers_skipped: int
-    """Ledgers that were skipped because an earlier run verified them recently."""
+    """Number of ledgers that were skipped because an earlier run verified them recently."""
     ledgers_verified: int
-    """Ledgers that this run verified."""
+    """Number of ledgers that this run verified."""
     copies: int
     unknown: int
     bytes: int
@@ -59,7 +60,7 @@ class Summary:
     severities: Mapping[str, int] = field(default_factory=dict)
     bookies: tuple[BookieCoverage, ...] = ()
     proposals: int = 0
-    """Ledgers that `--apply` marks."""
+    """Number of ledgers that `--apply` marks."""
 
     @property
     def seconds(self) -> float:

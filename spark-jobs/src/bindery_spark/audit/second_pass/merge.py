@@ -22,7 +22,8 @@ class SecondResults:
     states: DataFrame
     """COPY_STATES."""
     steady: Sequence[int]
-    """Ledgers that did not change while they were read again: their findings need no confirmation."""
+    """Ledgers that did not change while they were read again: the findings of the second pass then need no
+    confirmation."""
 
 
 def merged_findings(
@@ -62,7 +63,7 @@ def merged_findings(
 
 
 def repaired(damage: DataFrame) -> DataFrame:
-    """Findings of damaged copies that the second pass read well, as warnings."""
+    """The findings `damage` as warnings: the second pass read these copies with valid digests."""
     return damage.withColumns(
         {
             "severity": F.lit(str(Severity.WARNING)),

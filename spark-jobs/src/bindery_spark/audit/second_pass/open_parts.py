@@ -24,6 +24,7 @@ COPY_KINDS: Final = (Kind.MISSING_REPLICA, Kind.DIGEST_MISMATCH)
 """Findings that are about one copy."""
 _PART: Final = StructType([StructField("first", LongType(), False), StructField("last", LongType(), False)])
 Cut = Callable[[int, int, list[Row]], list[tuple[int, int]]]
+"""(first entry, last entry, states of copies) -> parts of this range."""
 _NO_COPY, _WANTED, _OTHER = range(3)
 """An entry without a state, with the wanted state, or with another state."""
 _PARTS: Final = re.compile(b"%c(?:%c*%c)*" % (_WANTED, _NO_COPY, _WANTED))
@@ -68,7 +69,7 @@ def parts(
 
 
 def _unknown(first: int, last: int, states: list[Row]) -> list[tuple[int, int]]:
-    """Without any state, all entries are unknown. Runs in Spark's Python workers, as do the next two."""
+    """Parts that are UNKNOWN; without any state, all entries. Spark's Python workers call this and the next two."""
     return [*parts(first, last, states, wanted=UNKNOWN)] if states else [(first, last)]
 
 
@@ -81,7 +82,8 @@ def _read(first: int, last: int, states: list[Row]) -> list[tuple[int, int]]:
 
 
 def _cut(first: DataFrame, states: DataFrame, is_same_bookie: Column, which: Cut) -> DataFrame:
-    """Parts of each finding: `which` of its first and last entry and of the states of the copies it is about."""
+    """Divide each finding into the parts that `which` returns for its range of entries and the states of their
+    copies."""
     names = ("ledger_id", "segment", "bookie", "first", "last", "step", "state")
     others = states.select(*(F.col(name).alias(f"state_{name}") for name in names))
     fits = (

@@ -1,6 +1,6 @@
-"""Decide which ledgers are read a second time, and what their findings of the first pass are worth then. Pure.
+"""Decide which ledgers are read a second time, and how their findings of the first pass are merged then. Pure.
 
-A cluster changes while it is audited. A finding is reported only if the change of the ledger's metadata during the run
+A cluster changes while it is audited. A finding is reported only if changes of the ledger's metadata during the run
 cannot explain it. The metadata is read before the first pass (`before`), after it (`after`), and after the second pass
 (`last`).
 
@@ -13,8 +13,8 @@ cannot explain it. The metadata is read before the first pass (`before`), after 
 | deleted, or new                                         | no         | are dropped                          |
 | orphaned data, without a ledger or of a steady one      | no         | are kept                             |
 
-A ledger is *steady* between two times if it is closed at both and has one metadata version. Of a ledger that was read
-again, the findings of the first pass are merged with the second pass by one of these rules:
+A ledger is *steady* between two times if it is closed at both and has the same metadata version. If a ledger was read
+again, its findings of the first pass are merged with the second pass by one of these rules:
 
 | before..after | after..last | rule    | reason                                                            |
 |---------------|-------------|---------|-------------------------------------------------------------------|
@@ -38,6 +38,7 @@ class MergeRule(StrEnum):
     """How a ledger's findings of the first pass are merged with the second pass."""
 
     KEEP = "keep"
+    """Keep them unchanged."""
     CONFIRM = "confirm"
     """Keep the parts that the second pass found too."""
     REPLACE = "replace"
@@ -66,7 +67,7 @@ def select(
     """Select the ledgers to read again.
 
     `found`: ledger id and kind of the findings of the first pass. `copies`: copies that it read of each ledger.
-    `planned`: ids of the ledgers that it was to read. `ends_only`: it read only the ends of fragments, so their number
+    `planned`: ids of the ledgers that it was to read. `ends_only`: it read only the ends of fragments, so `copies`
     does not show whether all copies were read.
     """
     broken = {
@@ -103,7 +104,7 @@ def broken_ledgers(ledgers: LedgerHistory, selection: Selection) -> dict[int, st
 def merge_rules(
     ledgers: LedgerHistory, found: Iterable[tuple[int, str]], selection: Selection
 ) -> dict[tuple[int, bool], MergeRule]:
-    """The rule by ledger id and whether the finding is ORPHAN_DATA. Findings without a rule are dropped."""
+    """Rules by (ledger id, whether the finding is ORPHAN_DATA). Findings without a rule are dropped."""
     rules: dict[tuple[int, bool], MergeRule] = {}
     reread, broken = frozenset(selection.ids), broken_ledgers(ledgers, selection)
     for ledger_id, kind in found:

@@ -22,12 +22,13 @@ from bindery_spark.schemas import FINDINGS
 BATCH_LEDGERS_MAX: Final = 200
 """Maximum number of ledgers in a batch."""
 PAUSE_MS_MAX: Final = 3_600_000
-"""Age of the newest batch above which a resumed run discards all batches: the cluster may have healed much since."""
+"""Age in ms of the newest batch above which a resumed run discards all batches, because many ledgers may have been
+healed since."""
 
 
 @dataclass(frozen=True, slots=True)
 class SecondPass:
-    """The ledgers that were read again, and where the results are."""
+    """The ledgers that were read again, and the directories of the results."""
 
     selection: Selection
     ledgers: LedgerHistory
