@@ -13,8 +13,8 @@
 | MESSAGES | one message of a topic                             | `bindery-topic`                      |
 | FINDINGS | one defect                                         | the audit                            |
 
-Times are in ms since 1970, sizes in bytes. In a nullable column, null means "unknown" unless a
-comment at the column says otherwise.
+Times are in ms since 1970, sizes in bytes. In a nullable column, null means "unknown" unless a comment at
+the column says otherwise.
 """
 
 from typing import Final

@@ -1,8 +1,8 @@
 """Mark the ledgers that an audit found under-replicated (`--apply`), as the auditor does, for replication workers.
 
 The metadata of each ledger is read again before it is marked. Deleted ledgers are skipped, and so are bookies that the
-metadata no longer names. Marking a marked ledger again is harmless. The number of new marks is added to the recovery
-history; nothing else is written.
+metadata no longer names. Marking a marked ledger again is harmless. Apart from the marks and their recovery
+records, only one event in the recovery history is written.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ class Applied:
 
     marked: list[int] = field(default_factory=list)
     already: list[int] = field(default_factory=list)
-    """Ledgers that already had a mark with the same content."""
+    """Ledgers whose mark already listed these bookies."""
     left: dict[int, str] = field(default_factory=dict)
     """Reason by skipped ledger."""
 

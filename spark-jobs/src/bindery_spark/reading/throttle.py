@@ -1,5 +1,4 @@
-"""Limit how fast all readers together read from one bookie: slots in ZooKeeper, a byte budget, and the bookie's
-latency.
+"""Limit the rate at which all readers read from one bookie: by slots in ZooKeeper, a byte budget, and latency.
 
 | limit             | rule                                                                                             |
 |-------------------|--------------------------------------------------------------------------------------------------|

@@ -1,7 +1,7 @@
 """The data sources: `bindery-metadata`, `bindery-ledgers` and `bindery-topic`, registered by `register`.
 
 Each module names its options. Spark starts the readers in Python workers of their own, so these modules are
-composition roots: they make the event loop, the clock and the connection to ZooKeeper.
+composition roots: they create the event loop, the clock and the connection to ZooKeeper.
 """
 
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def register(spark: "SparkSession") -> None:
-    """Make `bindery-metadata`, `bindery-ledgers` and `bindery-topic` known to this session as formats."""
+    """Register `bindery-metadata`, `bindery-ledgers` and `bindery-topic` as formats of this session."""
     from bindery_spark.sources.ledgers import LedgersSource
     from bindery_spark.sources.metadata import MetadataSource
     from bindery_spark.sources.topic.source import TopicSource

@@ -1,7 +1,7 @@
 """Read replicas as blocks for audits: the driver plans, Spark's workers read, and a row describes hundreds of copies.
 
-Each task is one partition. The driver plans, because it is connected and has the list of ledgers, so no further process
-is started. Blocks are few, so they are passed to the JVM as plain rows; Arrow would require pandas here.
+Each task is one partition. The driver plans, because it has the list of ledgers already; planning in Spark would start
+another process. Blocks are few, so they are passed to the JVM as plain rows; Arrow would require pandas here.
 """
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -31,7 +31,7 @@ def read_blocks(
     unexpected_in: tuple[int, int] | None,
     unexpected_on: str | None = None,
 ) -> DataFrame:
-    """BLOCKS of the ledgers `ids`. `unexpected_in`: also list orphaned data of these ledgers (inclusive);
+    """BLOCKS of the ledgers `ids`. `unexpected_in`: also list orphaned data of ledgers first..last (inclusive);
     `unexpected_on`: on this bookie only. This call plans the tasks; each evaluation of the result reads again. Raises
     MetadataUnavailable."""
     options = replace(options, include_unexpected=unexpected_in is not None)
@@ -56,7 +56,7 @@ def plan_blocks(
 
 
 def read_rows(options: LedgersOptions, task: Task) -> Iterator[tuple[Any, ...]]:
-    """Runs in Spark's workers."""
+    """Return the rows of one task. Spark's Python workers call this."""
     return chain.from_iterable(map(_tuples, cluster.iterate(partial(read_one, options, task))))
 
 

@@ -24,12 +24,13 @@ from bindery_metadata.stores.zookeeper import ZooKeeperStore
 T = TypeVar("T")
 READS_IN_FLIGHT: Final = 64
 TIMER_TICK_S: Final = 0.05
+"""Granularity in seconds of request timeouts."""
 RANDOMNESS: Final = random.SystemRandom()
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Open connections. `connected` opens and closes them."""
+    """Open connections to one cluster. `connected` opens and closes them."""
 
     store: ZooKeeperStore
     layout: LedgersLayout

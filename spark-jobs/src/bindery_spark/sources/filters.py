@@ -1,7 +1,7 @@
 """Apply Spark's filters to a data source: ranges of ledgers, selected bookies and states. Pure.
 
-`take` returns the filters that the source does not apply completely; Spark applies these itself. If a filter cannot be
-true, `is_empty` is set.
+`take` returns the filters that the source does not apply completely; Spark applies them itself. If the filters exclude
+every row, `is_empty` is set.
 """
 
 from collections.abc import Iterable
@@ -26,7 +26,7 @@ from bindery_spark.schemas import NO_LEDGER
 
 @dataclass(slots=True)
 class Wanted:
-    """The rows to read. `one_of`: allowed values by column; other columns are unrestricted."""
+    """The rows to read. `one_of`: allowed values by text column; other columns are unrestricted."""
 
     first_ledger: int = 0
     last_ledger: int = ID_MAX

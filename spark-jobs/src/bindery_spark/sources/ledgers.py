@@ -1,7 +1,7 @@
 """Data source `bindery-ledgers`: every replica of every entry, read from each bookie.
 
 Options: `options`. Schema: `schemas.REPLICAS`. To plan, the driver reads the metadata of all selected ledgers, asks
-bookies for the last entries of open ledgers (`open_ledgers`), and cuts the fragments into tasks of one bookie each
+the bookies for the last entries of open ledgers (`open_ledgers`), and cuts the fragments into tasks of one bookie each
 (`partitions`). A task acquires a reader slot of its bookie (`throttle`) and reads (`reader`). Entries that the bookie
 could not return become rows with an error. A task fails only if ZooKeeper is unavailable, or if no slot becomes free
 within SLOT_WAIT_S.
@@ -41,13 +41,14 @@ from bindery_spark.sources.options import LEDGERS_FORMAT, LedgersOptions
 SLOT_WAIT_S: Final = 3_600.0
 """Maximum time in seconds that a task waits for a reader slot of its bookie."""
 LISTED_BYTES_MAX: Final = 2**62
+"""Maximum payload bytes per task with `entries=listed`: no limit, because listed entries are not read."""
 LISTED_ENTRIES_MAX: Final = 2_000_000
-"""Maximum number of entries per task with `entries=listed`. The size of listed entries does not matter."""
+"""Maximum number of entries per task with `entries=listed`."""
 
 
 @dataclass
 class TaskPartition(InputPartition):
-    """One task in the form that Spark passes to its workers. None: nothing to read."""
+    """One task in the form that Spark passes to its workers. `task` None: there is nothing to read."""
 
     task: Task | None
 
@@ -114,7 +115,7 @@ async def plan(
     span_of: Callable[[Ledger], int] | None = None,
 ) -> Sequence[Task]:
     """Return the tasks that read the ledgers `ids`. Ledgers with unreadable metadata are omitted; `bindery-metadata`
-    reports them. `span_of`: for readers that make blocks. Tasks then begin at a block and omit unconfirmed entries."""
+    reports them. `span_of`: for readers that make blocks; tasks then begin at a block and omit unconfirmed entries."""
     known: dict[LedgerId, LedgerMetadata] = {}
     async for each in read_ledgers(here.manager, ids):
         if each.found is not None:

@@ -14,10 +14,11 @@ from bindery_metadata.stores.versioned import Versioned
 from bindery_spark.sources.filters import Wanted
 
 READS_IN_FLIGHT: Final = 64
+"""Maximum number of concurrent reads of metadata."""
 
 
 class ReadLedger(NamedTuple):
-    """One ledger's znode."""
+    """One ledger, as read from its znode."""
 
     ledger_id: LedgerId
     found: Versioned[LedgerMetadata] | None
@@ -33,7 +34,8 @@ async def ledger_ids(manager: LedgerManager, wanted: Wanted) -> list[LedgerId]:
 
 
 async def read_ledgers(manager: LedgerManager, ids: Sequence[LedgerId]) -> AsyncIterator[ReadLedger]:
-    """Yield the ledgers `ids` in their order, without those deleted meanwhile. Raises MetadataUnavailable."""
+    """Yield the ledgers `ids` in this order, except for ledgers that were deleted meanwhile. Raises
+    MetadataUnavailable."""
     rest = iter(ids)
     while batch := list(islice(rest, READS_IN_FLIGHT)):
         for each in await asyncio.gather(*(_read(manager, ledger_id) for ledger_id in batch)):

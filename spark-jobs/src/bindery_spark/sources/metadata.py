@@ -1,7 +1,7 @@
 """Data source `bindery-metadata`: ledgers, bookies, marks, topics, cursors and verified ledgers in ZooKeeper.
 
-Options: `options`. Schemas: `schemas.TABLES`. Ledgers are listed when Spark plans, and read by tasks of
-`ledgers_per_part` each; one task reads each other table. Pushed down: ranges of ledger_id, and state (ledgers). An
+Options: `options`. Schemas: `schemas.TABLES`. The driver lists the ledgers, and each task reads
+`ledgers_per_part` of them; one task reads each other table. Pushed down: ranges of ledger_id, and state (ledgers). An
 error of ZooKeeper fails the job, because an incomplete table must not be used.
 """
 
@@ -38,9 +38,11 @@ from bindery_spark.sources.listing import ReadLedger, ledger_ids, read_ledgers
 from bindery_spark.sources.options import METADATA_FORMAT, MetadataOptions
 
 BATCH_ROWS: Final = 4_096
+"""Number of rows of a full batch."""
 TIMEOUT_S: Final = 5.0
 """Maximum time in seconds that a bookie may take to report its free space."""
 READS_IN_FLIGHT: Final = 64
+"""Maximum number of concurrent reads of cursors."""
 
 Row = dict[str, Any]
 
@@ -128,7 +130,8 @@ class MetadataReader(DataSourceReader):
 
 
 def ledger_row(each: ReadLedger) -> Row:
-    """Row of LEDGERS. A ledger with unreadable metadata is `open` without segments: it is not known to be closed."""
+    """Row of LEDGERS. A ledger with unreadable metadata has the state `open`, because it may be open, and no
+    segments."""
     if each.found is None:
         nothing = {"ensemble_size": 0, "write_quorum": 0, "ack_quorum": 0, "metadata_version": 0}
         return {

@@ -16,9 +16,9 @@
 | include_unexpected | ledgers  | false          | also list orphaned data: entries that no metadata assigns to the   |
 |                    |          |                | bookie                                                             |
 
-Both also take the options in `bindery_client.connection.security`: the credentials presented to bookies. Missing ones
-are taken from the environment. Sizes and rates may have a unit: 20MiB, 20MiB/s, 64KiB, 1GiB. The options of
-`bindery-topic` are in `bindery_spark.sources.topic.options`.
+Both sources also take the options in `bindery_client.connection.security`: the credentials presented to bookies.
+Credentials that are not given are taken from the environment. Sizes and rates may have a unit: 20MiB, 20MiB/s, 64KiB,
+1GiB. The options of `bindery-topic` are in `bindery_spark.sources.topic.options`.
 """
 
 import re
@@ -43,6 +43,8 @@ NOTHING: Final[Mapping[str, str]] = {}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataOptions:
+    """Parsed options of `bindery-metadata`, see the module."""
+
     zookeeper: str
     ledgers_root: str = LEDGERS_ROOT_DEFAULT
     security: SecurityFiles = NO_FILES
@@ -51,7 +53,7 @@ class MetadataOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str], environment: Mapping[str, str] = NOTHING) -> "MetadataOptions":
-        """Raise BadRequest with the option's name and its valid values."""
+        """Parse `options`. Raises BadRequest with the option's name and its valid values."""
         given = GivenOptions(options, environment, (*COMMON, "table", "ledgers_per_part"))
         return cls(
             zookeeper=given.zookeeper(),
@@ -64,6 +66,8 @@ class MetadataOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgersOptions:
+    """Parsed options of `bindery-ledgers`, see the module."""
+
     zookeeper: str
     ledgers_root: str = LEDGERS_ROOT_DEFAULT
     security: SecurityFiles = NO_FILES
@@ -77,7 +81,7 @@ class LedgersOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str], environment: Mapping[str, str] = NOTHING) -> "LedgersOptions":
-        """Raise BadRequest with the option's name and its valid values."""
+        """Parse `options`. Raises BadRequest with the option's name and its valid values."""
         names = ("entries", "rate", "readers_per_bookie", "timeout_s", "partition_bytes", "partition_entries")
         given = GivenOptions(options, environment, (*COMMON, *names, "include_unexpected"))
         return cls(
@@ -95,7 +99,7 @@ class LedgersOptions:
 
 
 def parse_size(text: str, *, name: str = "size") -> float:
-    """Bytes, or bytes/s: `20MiB/s` is 20971520. Raises BadRequest."""
+    """Convert a size or a rate to bytes or bytes/s: `20MiB/s` is 20971520. Raises BadRequest."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise BadRequest(f"option {name} must be a number of bytes, perhaps with B, KiB, MiB or GiB", value=text)

@@ -1,6 +1,7 @@
 """`bindery audit export` and `bindery audit count`: jobs over the messages of one topic.
 
-Results go to stdout (JSON with --json), everything else to stderr. Exit codes as in `main`: 0, 4 for a failure.
+Results go to stdout (JSON with --json), everything else to stderr. Exit codes: 0, 4 for a failure, 130 if interrupted
+(see `main`).
 """
 
 import json
@@ -17,8 +18,9 @@ if TYPE_CHECKING:
     from pyarrow import Table
 
 WAIT_S: Final = 0.5
-"""Seconds between polls of a running query; Ctrl-C takes effect within this time."""
+"""Interval in seconds at which a running query is polled. Ctrl-C takes effect within this time."""
 KEYS_SHOWN_MAX: Final = 20
+"""Maximum number of keys that are printed."""
 
 ZooKeeper = Annotated[
     str,

@@ -1,10 +1,10 @@
 """Count the messages of a topic by key, as a stream that can be interrupted at any time and resumed.
 
-| in CHECKPOINT  | content                                                                            |
-|----------------|------------------------------------------------------------------------------------|
-| query.json     | topic, cluster and start of the count; a count with others is rejected             |
-| spark/         | Spark's state: offsets (positions) of each micro-batch, counts so far              |
-| counts.parquet | all counts after the last micro-batch: key, key_is_base64, messages, unreadable    |
+| in CHECKPOINT  | content                                                                         |
+|----------------|---------------------------------------------------------------------------------|
+| query.json     | topic, cluster and start of the count; a count with other values is rejected    |
+| spark/         | Spark's state: offsets (positions) of each micro-batch, counts so far           |
+| counts.parquet | all counts after the last micro-batch: key, key_is_base64, messages, unreadable |
 
 A micro-batch is a range of positions, which Spark stores before it reads the messages; the counts are stored with the
 number of the micro-batch. An interrupted micro-batch is read again from the same positions and replaces the same file,
@@ -40,7 +40,9 @@ COUNTS: Final = StructType(
     ]
 )
 FILE: Final = "counts.parquet"
+"""Name of the file of counts in the checkpoint."""
 OnBatch = Callable[[int, pa.Table], None]
+"""(number of the micro-batch, COUNTS) -> None."""
 
 
 def counts_by_key(messages: DataFrame) -> DataFrame:
@@ -57,7 +59,7 @@ def start_count(
     """Start the query. `every_s`: interval of micro-batches; None: count the present messages, then end.
 
     `on_batch` is called after the counts of a micro-batch are in the file. Raises BadRequest if the checkpoint is of
-    another topic or cluster.
+    another topic, cluster or start.
     """
     claim(checkpoint, options, cluster_id=cluster.run(lambda: _cluster_id(TopicOptions.parse(options))))
 
@@ -97,7 +99,7 @@ async def _cluster_id(options: TopicOptions) -> str | None:
 
 
 def claim(checkpoint: Path, options: Mapping[str, str], *, cluster_id: str | None) -> None:
-    """Create `query.json`, or check that it is of this count. Raises BadRequest if it is of another count.
+    """Create `query.json`, or check that it describes this count. Raises BadRequest if it describes another count.
 
     A topic with the same name in another cluster has other ledgers, so its positions are meaningless here. Older
     versions wrote no cluster id; such a checkpoint is accepted.

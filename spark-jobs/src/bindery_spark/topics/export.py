@@ -1,9 +1,9 @@
 """Export the messages of a topic as Parquet files, one row of `schemas.MESSAGES` per message.
 
-DIR/part-*.parquet, and DIR/_export.json: topic, bounds, number of rows, number of rows with a problem. DIR appears only
-when it is complete: files are written to a hidden directory beside it, whose name is UNFINISHED and a unique suffix. An
-export that is replaced is kept there until the new one is complete. Readers of the parent directory ignore what an
-interrupted job leaves there; it is not deleted.
+DIR contains part-*.parquet and _export.json: topic, bounds, number of rows, number of rows with a problem. DIR appears
+only when it is complete: files are first written to a hidden directory beside DIR, whose name is UNFINISHED and a
+unique suffix. An export that is replaced is moved to this hidden directory until the new one is in its place. If the
+job is killed, the hidden directory remains; readers of the parent directory ignore it.
 """
 
 import json
@@ -26,7 +26,7 @@ UNFINISHED: Final = ".bindery-export-"
 
 
 def check_target(out: Path, *, overwrite: bool) -> None:
-    """Raises AlreadyExists or BadRequest if `out` has content that must not be replaced."""
+    """Raise AlreadyExists or BadRequest if `out` has content that must not be replaced."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     if not overwrite:

@@ -17,8 +17,10 @@ from bindery_pulsar.topic_name import TopicName
 from bindery_spark.sources.topic.positions import Extent
 
 READS_IN_FLIGHT: Final = 64
+"""Maximum number of ledgers whose end is read at a time."""
 ATTEMPTS_MAX: Final = 5
-"""Maximum number of reads of a topic. It is read again if a ledger is missing: retention may have deleted it."""
+"""Maximum number of reads of a topic's metadata. It is read again if a ledger of the topic is missing, because
+retention may have deleted the ledger."""
 
 
 async def partitions_of(store: MetadataStore, topic: TopicName) -> list[TopicName]:
@@ -40,8 +42,8 @@ async def partitions_of(store: MetadataStore, topic: TopicName) -> list[TopicNam
 async def extents_of(
     store: MetadataStore, client: LedgerClient, topic: TopicName, *, skip_missing: bool = False
 ) -> list[Extent]:
-    """Return the topic's ledgers in their order. An unused partition has none. `skip_missing`: omit ledgers that the
-    topic names but that do not exist.
+    """Return the topic's ledgers in their order. An unused partition has none. `skip_missing`: omit missing ledgers
+    that the topic names.
 
     Raises NoSuchTopic, NoSuchLedger, Corrupt, MetadataUnavailable, BookieUnavailable.
     """

@@ -31,6 +31,8 @@ TOPIC_FORMAT: Final = "bindery-topic"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicOptions:
+    """Parsed options of `bindery-topic`, see the module."""
+
     zookeeper: str
     topic: TopicName
     ledgers_root: str = LEDGERS_ROOT_DEFAULT
@@ -45,7 +47,7 @@ class TopicOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str], environment: Mapping[str, str] = NOTHING) -> "TopicOptions":
-        """Raise BadRequest with the option's name and its valid values."""
+        """Parse `options`. Raises BadRequest with the option's name and its valid values."""
         names = ("topic", "start", "end", "rate", "timeout_s", "partition_bytes", "partition_entries")
         given = GivenOptions(options, environment, (*COMMON, *names, "max_entries_per_trigger", "fail_on_data_loss"))
         topic = given.text("topic", "")

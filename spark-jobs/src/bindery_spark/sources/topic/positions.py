@@ -1,13 +1,13 @@
 """Select the entries of a topic, divide them into tasks, and compute the offsets of a stream. Pure.
 
 The offset of a stream is JSON with the last entry read of each topic: `{"public/default/t": {"ledger": 7, "entry":
-41}}`. A partitioned topic has one for each partition. Ledger -1 is before all ledgers, entry -1 before the first entry
-of a ledger.
+41}}`. A partitioned topic has one position for each partition. Ledger -1 is before all ledgers; entry -1 is before the
+first entry of a ledger.
 
 Invariants: the entries between two offsets are always the same, so a micro-batch that is read again has the same rows.
-An offset therefore never passes a ledger that is not closed, and never the last confirmed entry of such a ledger.
-Unless a stream begins at a position, its first micro-batch is empty and its end is where the stream begins, because
-Spark does not store the beginning of a stream and requests it again after a restart.
+An offset is therefore never beyond the last confirmed entry of the first ledger that is not closed. Unless a stream
+begins at a position, its first micro-batch is empty and ends where the stream begins, because Spark does not store the
+beginning of a stream and requests it again after a restart.
 """
 
 import re
@@ -27,9 +27,9 @@ LATENESS_MAX_MS: Final = 24 * 3_600_000
 """Maximum time in ms between a publish time and the later creation of the message's ledger. Producers queue messages
 that they cannot send, and copies from other topics keep their publish times."""
 TIME_MS_MAX: Final = 253_402_300_800_000
-"""Year 10000, the end of representable dates. As an end of bounds: no end."""
+"""First ms of the year 10000, beyond all representable dates. As the end of bounds: no end."""
 SLICE_COST: Final = 64 * 1024
-"""Cost in bytes of opening a ledger."""
+"""Cost of opening a ledger, expressed in bytes."""
 
 _POSITION: Final = re.compile(r"(\d{1,19}):(-1|\d{1,19})")
 
@@ -39,13 +39,13 @@ class Bounds:
     """The requested range of positions and publish times."""
 
     after: Position = EARLIEST
-    """Exclusive."""
+    """Position before the first entry (exclusive)."""
     upto: Position = LATEST
-    """Inclusive."""
+    """Last position (inclusive)."""
     from_ms: int = 0
-    """Inclusive."""
+    """First publish time (inclusive)."""
     to_ms: int = TIME_MS_MAX
-    """Exclusive. TIME_MS_MAX: no end; publish times beyond the last date are also in the range."""
+    """End of publish times (exclusive). TIME_MS_MAX: no end, so times beyond representable dates are in the range."""
 
     @property
     def has_times(self) -> bool:
@@ -66,6 +66,7 @@ class Bounds:
 
 
 ALL: Final = Bounds()
+"""Bounds that include every message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,14 +75,14 @@ class Extent:
 
     ledger_id: int
     last_entry: int
-    """-1: none."""
+    """Last confirmed entry; -1: none."""
     is_closed: bool
     size: int = 0
     """Payload size in bytes; 0: unknown."""
     created_ms: int = 0
-    """0: unknown."""
+    """Time of creation; 0: unknown."""
     closed_ms: int = 0
-    """0: unknown."""
+    """Time of closing; 0: unknown or not closed."""
 
     @property
     def entry_size(self) -> int:
@@ -159,7 +160,8 @@ def to_ms(time: datetime) -> int:
 
 
 def slices_of(topic: str, extents: Iterable[Extent], bounds: Bounds) -> list[Slice]:
-    """Return the entries within `bounds`. Its times only exclude whole ledgers that cannot contain such a message."""
+    """Return the entries within `bounds`. Its times only exclude ledgers that cannot contain a message of these
+    times."""
     slices = []
     for extent in extents:
         first, last = 0, extent.last_entry
@@ -204,6 +206,7 @@ def tasks_of(slices: Iterable[Slice], *, entries_max: int, bytes_max: int) -> li
 
 
 def to_offset(positions: Mapping[str, Position]) -> dict[str, Any]:
+    """Return the offset of a stream with these positions by topic."""
     return {topic: {"ledger": at.ledger_id, "entry": at.entry_id} for topic, at in positions.items()}
 
 
@@ -216,14 +219,14 @@ def from_offset(offset: Mapping[str, Any]) -> dict[str, Position]:
 
 
 def settled(extents: Sequence[Extent]) -> list[Extent]:
-    """Return the ledgers up to and including the first one that is not closed: its later entries may still be added."""
+    """Return the ledgers up to and including the first one that is not closed, because it may still get entries."""
     ends = [index for index, extent in enumerate(extents) if not extent.is_closed]
     return list(extents[: ends[0] + 1] if ends else extents)
 
 
 def initial(extents: Sequence[Extent], bounds: Bounds) -> Position:
-    """Return the position before the first entry of a stream. Only a topic without ledgers has EARLIEST, so that
-    `check_not_trimmed` detects the deletion of the first ledger."""
+    """Return the position before the first entry of a stream. It is EARLIEST only if the topic has no ledgers,
+    so that `check_not_trimmed` detects the deletion of the first ledger."""
     if bounds.after == LATEST:
         return advance(settled(extents), EARLIEST, None)
     if bounds.after != EARLIEST:
@@ -256,7 +259,8 @@ def advance(extents: Sequence[Extent], start: Position, count: int | None) -> Po
 
 
 def check_not_trimmed(topic: str, extents: Sequence[Extent], start: Position) -> None:
-    """Raises NoSuchEntry if entries after `start` may be deleted, because the topic no longer has its ledger."""
+    """Raise NoSuchEntry if the topic no longer has the ledger of `start`: entries after `start` may have been
+    deleted."""
     if start.ledger_id >= 0 and all(extent.ledger_id != start.ledger_id for extent in extents):
         raise NoSuchEntry(
             "the topic went on without this query: entries after its last position may have been deleted by retention; "

@@ -1,7 +1,8 @@
 """Convert messages to rows of `schemas.MESSAGES` in Arrow batches. Pure.
 
-Producers may set values that no column can hold: a time in us instead of ms is beyond the year 10000, and sequence ids
-are u64. Such a column is null and `problem` has the value, after OUT_OF_RANGE. The message still counts as readable.
+Producers may set values that no column can hold: a time in us instead of ms is beyond the year 10000, and a sequence id
+may be above 2^63 - 1. Such a column is null, and `problem` has OUT_OF_RANGE and the value. The message still counts as
+readable.
 """
 
 from base64 import b64encode
@@ -18,14 +19,16 @@ from bindery_spark.schemas import MESSAGES
 from bindery_spark.sources.topic.positions import TIME_MS_MAX, Bounds
 
 ROWS_MAX: Final = 16_384
+"""Number of rows at which a batch is full."""
 BYTES_MAX: Final = 8 * 2**20
-"""Maximum payload size of a batch in bytes, unless one entry is larger."""
+"""Payload size in bytes at which a batch is full."""
 OUT_OF_RANGE: Final = "out of range: "
+"""Beginning of `problem` if a value does not fit its column."""
 ARROW_SCHEMA: Final = to_arrow_schema(MESSAGES, timezone="UTC")
 
 
 class MessageRows:
-    """Collects rows. `bounds`: only its times are used here."""
+    """Collects rows of messages whose publish time is in `bounds`."""
 
     def __init__(self, bounds: Bounds) -> None:
         self._bounds = bounds

@@ -4,8 +4,8 @@ Options: `options`. Schema: `schemas.MESSAGES`. The ledger client reads and veri
 task fails if an entry has none. No ledger is fenced, and entries beyond the last add confirmed are not read. Tasks are
 ranges of entries (`positions`): several tasks read a large ledger, and one task reads several small ones.
 
-Pushed down: ranges of ledger_id, completely; ranges of publish_time, by omitting ledgers and messages, and Spark
-applies these filters again. `positions` describes the offsets of a stream and why each entry is read exactly once.
+Pushed down: ranges of ledger_id; and ranges of publish_time, by omitting ledgers and messages, which Spark filters
+again. `positions` describes the offsets of a stream, and why each entry is read exactly once.
 """
 
 import asyncio
@@ -73,7 +73,9 @@ from bindery_spark.sources.topic.rows import MessageRows
 STEP_BYTES: Final = 8 * 2**20
 """Target size of one read in bytes, estimated from the average of the previous entries."""
 STEP_ENTRIES_FIRST: Final = 16
+"""Number of entries of the first read of a slice."""
 STEP_ENTRIES_MAX: Final = 4_096
+"""Maximum number of entries of one read."""
 
 
 @dataclass
@@ -82,7 +84,7 @@ class TopicPart(InputPartition):
 
     slices: tuple[Slice, ...]
     bounds: Bounds
-    """Only the times are used here; the slices already respect the positions."""
+    """Bounds of which only the times are used: the slices are within the positions already."""
 
     def __init__(self, slices: tuple[Slice, ...], bounds: Bounds) -> None:
         super().__init__(None)
@@ -160,13 +162,13 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Last positions of a query with the trigger AvailableNow; None for other triggers."""
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Spark has limits of rows only; this source takes them as numbers of entries."""
+        """Return the maximum number of entries of a micro-batch, as a limit of rows: Spark has no limit of entries."""
         count = self._options.max_entries_per_trigger
         return ReadMaxRows(count) if count else ReadAllAvailable()
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return the offset before the first micro-batch, the same on every call; empty for start=latest. The end of
-        that batch is where the stream begins."""
+        """Return the offset before the first micro-batch, the same on every call; empty for start=latest. The stream
+        begins at the end of that micro-batch."""
         topics = cluster.run(self._topics)
         if self._options.bounds.has_positions and len(topics) > 1:
             raise BadRequest("a position is of one partition; name it as topic", partitions=", ".join(topics))
@@ -247,7 +249,8 @@ def narrowed(bounds: Bounds, wanted: Filter) -> Bounds:
 
 
 def _shares(total: int, ahead: Sequence[int]) -> list[int]:
-    """Divide `total` entries evenly. `ahead`: maximum for each; unused shares go to the others."""
+    """Divide `total` entries evenly. `ahead`: maximum of each share; what a share does not use is given to the
+    others."""
     shares = [0] * len(ahead)
     for rank, index in enumerate(sorted(range(len(ahead)), key=ahead.__getitem__)):
         shares[index] = min(ahead[index], -(-total // (len(ahead) - rank)))
