@@ -62,7 +62,7 @@ CASES = {
     "missing volume": (
         {"bookie": {"replicas": 4, "env": variables(BOOKIE_LEDGER_DIR="/missing")}},
         "/missing",
-        "mount a volume",
+        "mount a writable volume there",
     ),
 }
 
