@@ -1,4 +1,4 @@
-"""`bindery audit`: run `bindery_spark.main`, which the extra `audit` installs. Its exit codes are listed there."""
+"""`bindery audit`: run `bindery_spark.main`, which the extra `audit` installs and which lists the exit codes."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -8,11 +8,13 @@ import typer
 from bindery_core.errors import BadRequest
 
 EXIT_JOB_ERROR: Final = 4
+"""Exit code if the audit cannot run, as in `bindery_spark.main`."""
 SETTINGS: Final = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+"""Settings of the command: all arguments, including --help, are passed on to `bindery_spark.main`."""
 
 
 def load_jobs() -> Callable[[Sequence[str]], int]:
-    """Import `bindery_spark` when it is used: it imports Spark. Raise ModuleNotFoundError if it is not installed."""
+    """Import `bindery_spark.main`, which imports Spark, and return it. Raises ModuleNotFoundError."""
     from bindery_spark.main import main
 
     return main

@@ -29,8 +29,11 @@ from bindery.topics.produce import produce
 from bindery.wire import commands as wire
 
 NO_ZOOKEEPER: Final = "; start ZooKeeper, or name its servers with --zookeeper or BINDERY_ZOOKEEPER"
+"""Advice added to the error if ZooKeeper does not answer."""
 REFUSED: Final = "bookie refuses the operation"
+"""Part of the error for a bookie that rejects an operation, usually because the client did not authenticate."""
 HOW_TO_AUTHENTICATE: Final = "; to authenticate to bookies, set BINDERY_CLIENT_TOKEN_FILE or BINDERY_CLIENT_CA_FILE"
+"""Advice added to an error that contains REFUSED."""
 
 app = typer.Typer(
     name="bindery",

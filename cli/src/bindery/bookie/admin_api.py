@@ -15,11 +15,13 @@ TIMEOUT_S: Final = 30.0
 
 
 class BookieUnreachable(BinderyError):
+    """No bookie answers at the URL."""
+
     code = "bookie_unreachable"
 
 
 class BookieRefused(BinderyError):
-    """The bookie answered with a problem."""
+    """The response is an error, or the server at the URL is not a bookie."""
 
     code = "refused"
 
@@ -51,6 +53,7 @@ class BookieAdmin(JsonHttp):
         return self.request("DELETE", path)
 
     def request(self, method: str, path: str, **options: Any) -> Any:
+        """Send a request. Return the JSON or the text of the response; None if it is empty."""
         try:
             answer = self._http.request(method, f"{PREFIX}/{path}", **options)
         except httpx.ConnectError as error:

@@ -1,4 +1,4 @@
-"""`bindery bookie check`: check all shards, print each finding when it is made, then the verdict."""
+"""`bindery bookie check`: check all shards, print each finding as soon as it is made, then the verdict."""
 
 import json
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """`bindery bookie cookie`: compare the identity of disks with the settings of a bookie, adopt disks, retire a bookie.
 
-Id, directories and cluster come from the same settings as the bookie's own: options, BOOKIE_... variables, defaults.
+The bookie id, directories and cluster come from the settings of the bookie: options, BOOKIE_... variables, defaults.
 """
 
 import random
@@ -223,7 +223,7 @@ def _confirm_force(*, as_json: bool) -> None:
 
 
 def _refuse_invented(settings: "BookieSettings") -> None:
-    """Raise BadRequest if default directories are used and do not exist: they are not the bookie's."""
+    """Raise BadRequest if a default directory is used and does not exist: the bookie then uses another one."""
     from pathlib import Path
 
     from bindery_core.errors import BadRequest
@@ -242,7 +242,7 @@ def _settings(
     journal_dir: str | None,
     ledger_dir: str | None,
 ) -> "BookieSettings":
-    """Settings as a bookie started with these options has them. Raises BadRequest."""
+    """Return the settings of a bookie that is started with these options. Raises BadRequest."""
     from bindery_bookie.settings import BookieSettings
 
     given: dict[str, Any] = {

@@ -8,6 +8,7 @@ from bindery_bookie.offline.views import Found
 from bindery.common.entry_facts import UNKNOWN, candidates, escaped, examine
 
 PREVIEW_SIZE: Final = 200
+"""Maximum number of payload bytes shown as text."""
 
 
 def entry_facts(found: Found, *, password: bytes, decode: bool) -> dict[str, Any]:

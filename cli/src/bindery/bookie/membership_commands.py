@@ -80,7 +80,7 @@ async def drain(
     )
     live.clear()
     if started.goes_on and reason and reason != started.membership.reason:
-        # Write only if it is unchanged, so that a drain that is cancelled at this moment does not start again.
+        # Write only if the membership is unchanged: a drain that is cancelled at this moment must not start again.
         memberships = MembershipStore(cluster.store, clock_ms=now_ms)
         await memberships.set(
             bookie_id, Intent.DRAINING, reason=reason, by=operator_name(), version=started.membership.version

@@ -1,4 +1,4 @@
-"""Implement `bindery cluster backup|restore`: the file around `bindery_recovery.backup.backup`.
+"""Implement `bindery cluster backup|restore`: write and read the file whose format `bindery_recovery.backup` defines.
 
 A backup is written to a temporary file, which is renamed when it is complete and durable. It contains the passwords of
 ledgers, so only its owner may read it.
@@ -62,7 +62,10 @@ async def run_backup(
 async def run_restore(
     file: str, *, zookeeper: str, ledgers_root: str | None, merge: bool, dry_run: bool, id_margin: int, as_json: bool
 ) -> tuple[Backup, RestoreSummary]:
-    """Raises BadRequest (not a backup), Corrupt (damaged), CannotRestore (nothing was written)."""
+    """Verify and restore a backup. Return its description and what was restored.
+
+    Raises BadRequest (not a backup), Corrupt (damaged), CannotRestore (nothing was written).
+    """
     live = Progress(is_quiet=as_json)
     backup = verify_backup(_lines(file))
     layout = LedgersLayout(backup.ledgers_root if ledgers_root is None else ledgers_root)

@@ -1,1 +1,1 @@
-"""What commands share: connections, tables, progress, entries."""
+"""Code that commands share: connections, tables, progress, entries."""

@@ -27,6 +27,7 @@ class DigestFacts:
     """GOOD, WRONG or UNKNOWN. UNKNOWN: none of several digest types verifies, so type and size are unknown too."""
     digest_type: str = ""
     found: bytes = b""
+    """The digest in the frame."""
     expected: bytes = b""
     """The digest computed from the bytes. Empty unless WRONG."""
 

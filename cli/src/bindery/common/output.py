@@ -1,4 +1,4 @@
-"""How commands print: results to stdout, everything else to stderr, and one form of JSON.
+"""Print results to stdout and everything else to stderr, as text or as JSON.
 
 With --json, stdout holds one JSON value per line. A command that shows one object prints one line; a command that lists
 prints one line per item, and a summary as the last line where its help announces one. `topics list` prints one array,

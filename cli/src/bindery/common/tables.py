@@ -9,6 +9,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _HUMP: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _SIZES: Final = frozenset({"total", "free"})
 CELL_SIZE_MAX: Final = 120
+"""Maximum number of characters of a cell; longer texts are cut."""
 COLUMNS_MAX: Final = 8
 """Maximum number of columns of a table. Rows with more fields would not fit a terminal and are printed as lines."""
 

@@ -11,7 +11,7 @@ grows by each payload.
 | corrupt               | some copies contradict their digest                                              |
 | diverged              | some copies verify but differ from other good copies                             |
 | gone                  | the bookie is not registered, so it was not read from                            |
-| error                 | the bookie did not return the entries; a bookie in limbo is one of these         |
+| error                 | the bookie did not return the entries, for example because it is in limbo        |
 
 An open ledger is checked up to its last confirmed entry. The ledger is neither fenced, recovered nor changed.
 """
@@ -37,6 +37,7 @@ from bindery.ledger.ledger_compare import CompareClient, last_confirmed, row_as_
 from bindery.ledger.replicas import EntryVerdict, Row
 
 FINDINGS_SHOWN_MAX: Final = 20
+"""Maximum number of bad entries, and of length problems, that are printed."""
 GONE: Final = "not registered"
 
 
@@ -49,10 +50,14 @@ class Fragment:
     """The entries of one segment on one bookie, and what the check found."""
 
     segment_first: int
+    """First entry of the segment."""
     last: int
+    """Last entry of the segment that is checked; below `segment_first` if there is none."""
     index: int
+    """Position of the bookie in the ensemble."""
     bookie_id: BookieId
     entries: int
+    """Number of entries that the metadata assigns to the bookie."""
     is_registered: bool
     counts: Counter[str] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)
@@ -98,6 +103,7 @@ class LengthCheck:
     count: int = 0
 
     def see(self, row: Row) -> None:
+        """Check one entry. Entries must be passed in ascending order."""
         good = next((copy for copy in row.copies.values() if copy.verdict is Verdict.GOOD), None)
         if good is None or good.length is None or good.size is None:
             self.before = None
@@ -111,6 +117,7 @@ class LengthCheck:
         self.before = int(row.entry_id), good.length
 
     def end(self, metadata: LedgerMetadata) -> None:
+        """Compare the length in the last entry with the length in the metadata of a closed ledger."""
         if self.before is None or metadata.state is not LedgerState.CLOSED:
             return
         last, length = self.before

@@ -17,7 +17,9 @@ from bindery.common.progress import Progress
 from bindery.ledger.replicas import Copy, EntryVerdict, ReplicaSource, Row, compare
 
 CELL_WIDTH: Final = 34
+"""Width in characters of the column of a bookie."""
 REASONS_MAX: Final = 5
+"""Maximum number of errors of bookies that the final message names."""
 
 
 class CompareClient(ReplicaSource, Protocol):

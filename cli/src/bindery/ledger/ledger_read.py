@@ -23,12 +23,14 @@ from bindery.ledger.replicas import holders, walk
 
 READ_BATCH_ENTRIES_MAX: Final = 500
 READ_BATCH_BYTES: Final = 4 * 1024 * 1024
+"""Target size in bytes of one batch, computed from the largest entry of the previous batch."""
 PREVIEW_SIZE: Final = 60
+"""Maximum number of payload bytes shown as text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """How entries are printed."""
+    """Form in which entries are printed."""
 
     as_json: bool
     as_bytes: bool
@@ -49,7 +51,7 @@ class ReadClient(CompareClient, Protocol):
 
 
 def output(*, as_json: bool, as_bytes: bool, form: str | None, decode: bool, raw: bool) -> Output:
-    """Return how to print. Raises BadRequest for options that exclude each other."""
+    """Return the form that the options request. Raises BadRequest for options that exclude each other."""
     if form is not None and form not in PAYLOAD_FORMS:
         raise BadRequest("--payload must be one of " + "|".join(PAYLOAD_FORMS), given=form)
     if as_bytes and (as_json or raw or decode or form is not None):
@@ -58,7 +60,7 @@ def output(*, as_json: bool, as_bytes: bool, form: str | None, decode: bool, raw
 
 
 async def read_verified(client: ReadClient, ledger_id: LedgerId, *, first: int, last: int | None, out: Output) -> None:
-    """Print entries as a reader gets them: each from any bookie with a good copy. Raises Corrupt, NoSuchEntry."""
+    """Print entries as a client reads them: each from any bookie with a good copy. Raises Corrupt, NoSuchEntry."""
     metadata = await client.metadata(ledger_id)
     handle = await client.open(ledger_id, password=metadata.password or b"", recover=False)
     try:
@@ -161,7 +163,7 @@ class CopyPrinter:
         self._raw = raw
         self._out = out
         self.damaged_count = 0
-        """Number of entries with a corrupt copy, or without a good one although every bookie answered."""
+        """Number of entries with a corrupt copy, or with several copies read, no error, and no good copy."""
         self.error_count = 0
         """Number of other entries for which a bookie returned an error."""
 

@@ -21,16 +21,17 @@ REASONS: Final = {
     Fate.UNREADABLE: "with unreadable metadata",
     Fate.FOREIGN: "of other applications (--all includes them)",
 }
+"""Reason why ledgers of a fate are not listed, for the summary."""
 
 
 class BrokerCodec:
-    """Read the ledger ids from what brokers store in znodes."""
+    """Read ledger ids from the metadata that brokers store in znodes."""
 
     def topic_ledgers(self, data: bytes) -> Iterable[int]:
         return [record.ledger_id for record in decode_topic(data).ledgers]
 
     def cursor_ledgers(self, data: bytes) -> Iterable[int]:
-        """Return the ledger of the cursor, and all that its position or its numeric properties may refer to."""
+        """Return the ledger of the cursor, and each ledger that its position or a numeric property may refer to."""
         info = decode_cursor(data)
         found = {info.ledger_id}
         if info.state is not None:

@@ -41,7 +41,7 @@ BATCH_BYTES: Final = 2 * 1024 * 1024
 """Target size in bytes of one batch from each bookie, computed from the largest entry of the previous batch."""
 FIRST_BATCH_ENTRIES: Final = 8
 SILENT_BATCHES_MAX: Final = 3
-"""Number of consecutive batches without a response after which a bookie is skipped, because each may last a timeout."""
+"""Number of consecutive batches without a response after which a bookie is skipped, because each batch may time out."""
 RECHECK_PAUSE_S: Final = 1.0
 """Seconds before a bad entry is read again, so that adds in progress can complete."""
 
@@ -189,7 +189,7 @@ class EntryVerdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One entry and its copies."""
+    """The verdict on one entry, and its copies."""
 
     entry_id: EntryId
     ensemble: tuple[BookieId, ...]
@@ -207,6 +207,7 @@ class Row:
         return self.differs or self.is_incomplete
 
     def at(self, verdict: Verdict) -> tuple[BookieId, ...]:
+        """Return the bookies whose copies have this verdict."""
         return tuple(bookie_id for bookie_id, copy in self.copies.items() if copy.verdict is verdict)
 
     @property
@@ -289,7 +290,7 @@ async def compare(
 ) -> AsyncIterator[list[Row]]:
     """Yield the verdicts on entries first..last in batches. `limit`: the last confirmed entry.
 
-    If a ledger is written or repaired meanwhile, copies may not have arrived and bookies may change. A batch with a bad
+    While a ledger is written or repaired, copies may not have arrived yet and ensembles may change. A batch with a bad
     entry is then read again, with new metadata. Raises NoSuchLedger if the ledger is deleted meanwhile.
     """
     silent: dict[BookieId, int] = {}

@@ -160,7 +160,7 @@ async def retry(
 
     admin = _admin(cluster)
     if await admin.marks.get(LedgerId(ledger)) is None:
-        await cluster.client.metadata(LedgerId(ledger))  # NoSuchLedger says more than "not marked"
+        await cluster.client.metadata(LedgerId(ledger))  # raises NoSuchLedger, a more precise error than "not marked"
     before = await retry_ledger(admin.marks, admin.records, LedgerId(ledger))
     emit(
         {"ledger_id": ledger, "was": None if before is None else before.state.value},

@@ -1,8 +1,8 @@
 """Implement `bindery recovery gate`: check the cluster until it is ready for an upgrade, or until the timeout.
 
-With `--only-drained` the gate refuses only the removal of bookies that hold data, which a rollback must not do.
-Under-replicated ledgers and lost bookies do not refuse a rollback, because the rollback may be the fix. An unreachable
-ZooKeeper does not refuse it either if `--bookies-now` shows that the rollback removes no bookie.
+With `--only-drained` the gate serves a rollback: it refuses only if the rollback would remove a bookie that holds data.
+Under-replicated ledgers and lost bookies do not prevent a rollback, because the rollback may be the fix. An unreachable
+ZooKeeper does not prevent it either if `--bookies-now` shows that the rollback removes no bookie.
 """
 
 import asyncio
@@ -68,7 +68,7 @@ def run_gate(
 
 
 def _open(scale: Scale | None, *, only_drained: bool) -> str:
-    """Return the conditions that a cluster fulfils if the gate passes."""
+    """Return the conditions that the gate has checked, as text."""
     if scale is None:
         return "no ledger is marked and no bookie is lost"
     if only_drained:
@@ -85,7 +85,7 @@ async def _check_until_open(
     only_drained: bool,
     bookies_now: int | None,
 ) -> Verdict:
-    """Check until a check refuses nothing, or until `wait_s` is over. Return the verdict of the last check."""
+    """Repeat the check until it passes or `wait_s` is over. Return the verdict of the last check."""
     none_goes = only_drained and scale is not None and bookies_now is not None and bookies_now <= scale.bookies
     ends_at = time.monotonic() + max(wait_s, PAUSE_S)
     while True:

@@ -30,10 +30,11 @@ from bindery.common.tables import size_text, table
 WORKER_STALE_S: Final = 30.0
 """Seconds after which the report of a worker is stale."""
 NO_RECORD: Final = "not looked at yet"
+"""Key under which marked ledgers without a recovery record are counted."""
 
 
 class NoRandomness:
-    """Randomness for managers that only read and therefore do not use it."""
+    """Source of randomness for managers that only read, and therefore never use it."""
 
     def getrandbits(self, k: int, /) -> int:
         return 0
@@ -42,7 +43,7 @@ class NoRandomness:
 async def read_status(
     store: MetadataStore, layout: LedgersLayout, *, now_ms: int, pace: Pace | None = None
 ) -> dict[str, Any]:
-    """Return the status as JSON. `pace`: keeps the speed of copying between calls. Raises MetadataUnavailable."""
+    """Return the status as JSON. `pace` measures the copying speed from call to call. Raises MetadataUnavailable."""
     marks = UnderreplicationManager(store, layout, randomness=NoRandomness(), clock_ms=lambda: now_ms)
     memberships = MembershipStore(store, clock_ms=lambda: now_ms)
     snapshot = await collect(

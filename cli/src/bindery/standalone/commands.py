@@ -22,9 +22,13 @@ if TYPE_CHECKING:
     from bindery.standalone.plan import ClusterPlan
 
 STATUS_TIMEOUT_S: Final = 10.0
+"""Timeout in seconds of a status request to the supervisor."""
 CHANGE_TIMEOUT_S: Final = 130.0
+"""Timeout in seconds of a request to stop or start; longer than the limit of the supervisor itself."""
 STOP_ALL_TIMEOUT_S: Final = 60.0
+"""Maximum time in seconds that `stop` waits for the end of the supervisor."""
 DETACH_TIMEOUT_S: Final = 180.0
+"""Maximum time in seconds that --detach waits until the cluster is ready."""
 POLL_INTERVAL_S: Final = 0.1
 
 app = group("Run a cluster on this machine.", no_args_is_help=False)

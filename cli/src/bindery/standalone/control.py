@@ -28,13 +28,15 @@ Handler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
 
 class ControlServer:
+    """Pass each request on the control socket to `handler`, whose BinderyErrors become error responses."""
+
     def __init__(self, path: Path, handler: Handler) -> None:
         self._path = path
         self._handler = handler
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
-        """Listen. The caller holds the lock of the directory, so it removes an existing socket file."""
+        """Listen. Removes an existing socket file, which is stale because the caller holds the directory's lock."""
         with contextlib.suppress(FileNotFoundError):
             self._path.unlink()
         before = os.umask(0o177)

@@ -36,6 +36,8 @@ SOCKET_PATH_SIZE_MAX: Final = 100
 
 
 class AlreadyRunning(Conflict):
+    """Another supervisor holds the lock of the data directory."""
+
     code = "already_running"
 
 
@@ -84,6 +86,8 @@ def _start_time(pid: int) -> str | None:
 
 
 class DataDirectory:
+    """Paths, lock, logs and state file of one cluster."""
+
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
         self.run = self.root / "run"
@@ -181,7 +185,7 @@ class DataDirectory:
         return os.open(self.log_file(name), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
     def trim_log(self, name: str) -> None:
-        """Copy a log larger than LOG_SIZE_MAX to `.log.1` and truncate it. Its writer continues at the beginning."""
+        """Copy a log larger than LOG_SIZE_MAX to `.log.1` and truncate it. The process then writes to the empty log."""
         path = self.log_file(name)
         with contextlib.suppress(OSError):
             if path.stat().st_size > LOG_SIZE_MAX:
@@ -201,6 +205,8 @@ class DataDirectory:
 
 @dataclass(slots=True)
 class State:
+    """Content of run/state.json."""
+
     supervisor: ProcessIdentity | None = None
     children: dict[str, ProcessIdentity] | None = None
     held: frozenset[str] = frozenset()

@@ -12,6 +12,8 @@ PROCESSES_MAX: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Options:
+    """Options of `bindery standalone`. Raises BadRequest if they are out of range or contradict each other."""
+
     data: Path = Path("data")
     bookies: int = 4
     brokers: int = 1

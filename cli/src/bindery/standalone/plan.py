@@ -49,6 +49,8 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ProcessPlan:
+    """Plan of one process."""
+
     name: str
     kind: Kind
     ports: tuple[tuple[str, int], ...]
@@ -62,6 +64,8 @@ class ProcessPlan:
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
+    """Plan of all processes of the cluster."""
+
     options: Options
     zookeeper_servers: str
     """The connect string, `host:port,host:port`."""
@@ -89,8 +93,10 @@ ZooKeeperCommand = Callable[[ServerSpec, Sequence[ServerSpec]], Sequence[str]]
 
 
 def plan_cluster(options: Options, *, root: Path, zookeeper_command: ZooKeeperCommand) -> ClusterPlan:
-    """Return the plan for `options`. Raises StandaloneError if two processes would share a port or a port is out of
-    range."""
+    """Return the plan for `options`.
+
+    Raises StandaloneError if two processes would share a port, or if a port is out of range.
+    """
     at = options.port_offset
     count = 0 if options.zookeeper else options.zookeepers
     members = [

@@ -34,6 +34,8 @@ class ChildState(StrEnum):
 
 
 class Child:
+    """One child process of the supervisor. It can be started again after it has ended."""
+
     def __init__(self, plan: ProcessPlan, directory: DataDirectory, *, clock: Callable[[], float]) -> None:
         self.plan = plan
         self._directory = directory
@@ -45,9 +47,9 @@ class Child:
         self.since = clock()
         self.starts = 0
         self.waiting_for = ""
-        """During the start: the activity or the reasons that the process reports."""
+        """Step of the start, or reasons for not being ready, that the process reports during its start."""
         self.last_death: list[str] = []
-        """How the process ended unexpectedly, then the last lines of its log; empty when it is ready or stopped."""
+        """Reason of the last unexpected end, then the last log lines; empty when the process is ready or stopped."""
         self.ready = asyncio.Event()
         self.gone = asyncio.Event()
         """Set while there is no operating-system process."""
@@ -82,7 +84,7 @@ class Child:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                # A session of its own: Ctrl-C in the terminal reaches the supervisor alone, which stops all in order.
+                # A session of its own: Ctrl-C in the terminal reaches only the supervisor, which stops all in order.
                 start_new_session=True,
                 env={**os.environ, "PYTHONUNBUFFERED": "1", **({} if foreign else {DIE_WITH_PARENT: str(os.getpid())})},
                 preexec_fn=die_with_parent if foreign else None,
@@ -148,7 +150,7 @@ class Child:
 
 
 def _describe(progress: Any) -> str:
-    """`replaying the journal (3 of 10 MB)` from a /startupz body."""
+    """Return the progress in a /startupz body as text, such as `replaying the journal (3 of 10 MB)`."""
     if not isinstance(progress, dict) or not progress.get("step"):
         return "its start-up"
     total = progress.get("total") or 0
@@ -184,7 +186,7 @@ async def _exchange(port: int, request: bytes) -> bytes:
 async def _get(port: int, path: str) -> tuple[int, dict[str, Any]]:
     """Send a GET request for a small JSON document. Return status and document, (0, {}) without a response.
 
-    These lines avoid the import of an HTTP client, which would delay the start.
+    The import of an HTTP client would delay the start.
     """
     request = f"GET {path} HTTP/1.1\r\nHost: {HOST}\r\nConnection: close\r\n\r\n".encode()
     head, _, body = (await _exchange(port, request)).partition(b"\r\n\r\n")

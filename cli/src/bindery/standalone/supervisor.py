@@ -30,7 +30,9 @@ RESTART_PAUSE_S_MAX: Final = 15.0
 STABLE_S: Final = 30.0
 """Uptime in seconds after which the restart pause is reset."""
 PROGRESS_INTERVAL_S: Final = 5.0
+"""Interval in seconds between two progress messages during the start."""
 HELD_CHECK_INTERVAL_S: Final = 0.5
+"""Interval in seconds at which a wait for a process checks whether it was stopped by name or fails to start."""
 STARTS_WAITED_FOR: Final = 2
 """Number of failed starts after which `start NAME` reports an error."""
 LOG_TAIL_LINES: Final = 5
@@ -40,7 +42,9 @@ LOG_LINE_SIZE_MAX: Final = 2048
 PRINTED_LINE_SIZE_MAX: Final = 300
 """Maximum characters of a log line shown with each restart message."""
 LEFTOVER_TIMEOUT_S: Final = 10.0
+"""Time in seconds that leftover processes have to end after SIGTERM, and again after SIGKILL."""
 CONTROL_TIMEOUT_S: Final = 120.0
+"""Time limit in seconds of a request to stop or start one process."""
 
 Say = Callable[[str], None]
 InitCluster = Callable[[str], Awaitable[object]]
@@ -48,7 +52,7 @@ InitCluster = Callable[[str], Awaitable[object]]
 
 
 BOOKIES_NEEDED: Final = 3
-"""Bookies of a ledger with the default quorums of a broker: E=3 Qw=3 Qa=2."""
+"""Number of bookies of a ledger with the default quorums of a broker: E=3 Qw=3 Qa=2."""
 
 
 class Supervisor:
@@ -213,8 +217,8 @@ class Supervisor:
     async def _clear_leftovers(self) -> None:
         """Stop the processes of a supervisor that was killed.
 
-        They end with their supervisor; this is a safeguard. This supervisor holds the lock of the directory, so the pid
-        files belong to no process once those processes have ended.
+        Normally they end with their supervisor; this is a safeguard. The pid files are deleted afterwards: this
+        supervisor holds the lock of the directory, so no other supervisor has processes there.
         """
         await self._end_leftovers()
         for path in self._directory.run.glob("*.pid"):
@@ -260,7 +264,7 @@ class Supervisor:
         )
 
     def _idle_data(self) -> list[str]:
-        """Return the bookies that have data here and are not part of the cluster, because an earlier start had more."""
+        """Return the bookies that have data here but are not started, because an earlier start had more bookies."""
         names = sorted(path.name for path in self._directory.root.glob(f"{Kind.BOOKIE}-*") if path.is_dir())
         return [name for name in names if name not in self._children]
 
@@ -292,8 +296,7 @@ class Supervisor:
                 self._directory.trim_log(name)
 
     def status(self) -> dict[str, Any]:
-        """Return the status as JSON: `state`, URLs, and for each process its name, state, pid, ports, time in this
-        state and number of starts."""
+        """Return the status as JSON: `state`, URLs, and for each process its name, state, pid, ports and starts."""
         now = self._clock()
         unready = [
             name
@@ -381,7 +384,7 @@ def _describe_exit(code: int) -> str:
 
 
 def first_steps(url: str) -> list[str]:
-    """Return three commands that work as printed. The last sends the response to the first."""
+    """Return three shell commands: send a message, receive it, and acknowledge it by the id in the first response."""
     topic = f"{url}/v1/topics/public/default/hello"
     as_json = "-H 'Content-Type: application/json'"
     return [

@@ -1,7 +1,7 @@
 """Run a cluster for one test or demonstration, with data and ports of its own, and remove it at the end.
 
 `with ThrowawayCluster() as cluster:` runs `bindery standalone` as a child process. The processes of the cluster end
-with the block and with the process that runs it, however these end.
+when the block ends, and when the process that runs the block ends, even by SIGKILL.
 """
 
 import os
@@ -68,6 +68,8 @@ def _claim(offset: int) -> socket.socket | None:
 
 
 class ThrowawayCluster:
+    """A cluster in a temporary directory. `options`: further options of `bindery standalone`."""
+
     def __init__(self, *, bookies: int = 4, brokers: int = 1, auditors: int = 1, options: Sequence[str] = ()) -> None:
         self.bookies = bookies
         self.brokers = brokers

@@ -15,6 +15,8 @@ WAIT_MS_MAX: Final = 20_000
 
 
 class BrokerUnreachable(BinderyError):
+    """No broker answers at the URL, or the connection broke: the outcome of a request may be unknown."""
+
     code = "broker_unreachable"
 
 
@@ -45,7 +47,7 @@ def topic_path(topic: str) -> str:
 
 
 def subscription_path(name: str) -> str:
-    """Return what follows the path of a topic for one of its subscriptions."""
+    """Return the URL path of a subscription, relative to the path of its topic."""
     return f"/subscriptions/{quote(name, safe='')}"
 
 

@@ -1,7 +1,7 @@
 """`bindery consume`: receive messages over the HTTP API of a broker.
 
-With --follow, a connection that breaks is opened again with exponential back-off. Reading goes on at the same position.
-With --ack, messages whose acknowledgement was not confirmed are received again.
+With --follow, the command reconnects with exponential back-off when the connection breaks, and continues at the same
+position. With --ack, messages whose acknowledgement was not confirmed are received again.
 """
 
 import base64
@@ -33,8 +33,9 @@ DRAIN_WAIT_MS: Final = 1_000
 """Milliseconds without a message after which a subscription counts as drained, without --follow."""
 DEFAULT_SUBSCRIPTION: Final = "cli"
 RETRY_S: Final = 0.2
+"""Delay in seconds before the first attempt to reconnect."""
 RETRY_S_MAX: Final = 10.0
-"""Delays in seconds before the first and, at most, before each further attempt to reconnect."""
+"""Maximum delay in seconds before an attempt to reconnect."""
 _TEMPORARY: Final = frozenset({502, 503, 504})
 """HTTP statuses of a broker that restarts, or whose topic is moving to another broker."""
 

@@ -1,8 +1,8 @@
 """`bindery produce`: send messages over the HTTP API of a broker.
 
-Lines are sent in requests of at most `BATCH_LINES_MAX` lines and `BATCH_BYTES_MAX` bytes. A request that is not full is
-sent `LINGER_S` after its first line was read, so that the lines of a slow writer do not wait. A request is never sent
-twice, because that could store its messages twice.
+A request is sent when it has `BATCH_LINES_MAX` lines or more than `BATCH_BYTES_MAX` bytes, and otherwise `LINGER_S`
+after its first line was read, so that the lines of a slow writer do not wait. A request is never sent twice, because
+that could store its messages twice.
 """
 
 import base64
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
 BATCH_LINES_MAX: Final = 500
 """Maximum number of lines in one request."""
 BATCH_BYTES_MAX: Final = 1024 * 1024
-"""Size in bytes from which a request is sent."""
+"""Size in bytes above which a request is sent; its last line may exceed it by up to LINE_SIZE_MAX."""
 LINE_SIZE_MAX: Final = 5 * 1024 * 1024
-"""Maximum size of a line in bytes, about the size that an entry may have."""
+"""Maximum size of a line in bytes, about the maximum size of an entry."""
 LINGER_S: Final = 0.1
-"""Seconds that a line waits for more lines of its request."""
+"""Maximum time in seconds that a line waits for more lines of its request."""
 _READ_SIZE: Final = 256 * 1024
 _LINE_PROBLEM: Final = re.compile(r"line (\d+): (.*)", re.DOTALL)
 _HEADER_NAME: Final = re.compile(r"[a-z0-9_-]+")
 
 
 class LineRefused(BadRequest):
-    """The broker refused a line of the input; the lines before its request are stored."""
+    """The broker refused a line of the input. The requests before the one with this line are stored."""
 
     code = "line_refused"
 
@@ -185,7 +185,7 @@ def _send_file(broker: "Broker", path: str, file: Path, fields: dict[str, Any]) 
     if all(_HEADER_NAME.fullmatch(name) for name in properties):
         headers = {**_headers(properties), "content-type": "application/octet-stream"}
         params, content = {name: value for name, value in fields.items() if name != "properties"}, payload
-    else:  # names of headers lose their capitals, so such properties are sent in a message object
+    else:  # a header name cannot carry capitals, so such properties are sent in a message object
         line = {**fields, "properties": properties, "payload_base64": base64.b64encode(payload).decode()}
         headers, params, content = {"content-type": "application/x-ndjson"}, {}, json.dumps(line).encode()
     answer = broker.request("POST", path, content=content, headers=headers, params=params)
@@ -254,7 +254,7 @@ def _inputs(files: list[Path]) -> Iterator[tuple[str, IO[bytes]]]:
 
 
 def _batches(stream: IO[bytes]) -> Iterator[list[bytes]]:
-    """Group the lines of `stream` into requests: full ones, and what was read when `LINGER_S` has passed."""
+    """Yield the lines of each request: when it is full, or when `LINGER_S` has passed."""
     lines: list[bytes] = []
     size = 0
     for line in _lines(stream):

@@ -115,7 +115,7 @@ def decode(
 def _frames(decoder: Any, chunks: Iterator[bytes]) -> Iterator[Any]:
     for chunk in chunks:
         yield from decoder.feed(chunk)
-        sys.stdout.flush()  # a live capture is read as it comes
+        sys.stdout.flush()  # show the frames of a live capture at once
     yield from decoder.end()
 
 

@@ -44,7 +44,9 @@ from bindery.common.entry_facts import WRONG, EntryFacts, escaped, examine, exam
 FRAME_SIZE_MAX: Final = 5_253_120
 """Maximum size of a frame in bytes, as in Pulsar's bookies. BookKeeper's default is 5 MiB."""
 UNDECIDED_FRAMES_MAX: Final = 16
+"""Maximum number of frames buffered to detect the direction of the stream."""
 KEY_BYTES_SHOWN: Final = 4
+"""Number of bytes of a master key that are shown."""
 _RUNS_SHOWN: Final = 10
 _TLS_RECORDS: Final = (b"\x14\x03", b"\x15\x03", b"\x16\x03", b"\x17\x03")
 _CAPTURE_FILES: Final = (b"\xd4\xc3\xb2\xa1", b"\xa1\xb2\xc3\xd4", b"\x4d\x3c\xb2\xa1", b"\x0a\x0d\x0d\x0a")
@@ -120,7 +122,7 @@ class StreamDecoder:
         self._undecided: list[tuple[int, bytes]] = []
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """Yield the frames that are now complete. Raises StreamEnds behind them if the next frame cannot be decoded."""
+        """Yield the frames that are now complete. Raises StreamEnds after them if the next frame cannot be decoded."""
         self._held += data
         at = 0
         while len(self._held) - at >= self._needed:
@@ -224,7 +226,7 @@ def direction_of(message: bytes) -> str | None:
 
 
 def _direction_of_v2(message: bytes) -> str | None:
-    """Detect the direction by sizes: a response has 24 bytes and an entry, a request ids or ids and a master key."""
+    """Detect the direction by size: a response has 24 bytes and an entry; a request has ids, perhaps a master key."""
     size = len(message)
     if size < 4:
         return "request"
