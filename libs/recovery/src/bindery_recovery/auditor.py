@@ -2,12 +2,12 @@
 
 | part            | module          | does                                                                         |
 |-----------------|-----------------|------------------------------------------------------------------------------|
-| bookies, delay, | bookie_watch,   | which bookies are registered, which are lost, whether ledgers may be marked  |
-| switch          | lost_bookies    |                                                                              |
+| bookies, delay, | bookie_watch,   | determines which bookies are registered and which are lost, and whether      |
+| switch          | lost_bookies    | ledgers may be marked                                                        |
 | audit           | bookie_audit,   | marks the ledgers of bookies that are lost, removed or draining              |
 |                 | ledger_index    |                                                                              |
-| closed ledgers  | closing_check   | checks ledgers that recovery closed for missing entries, marks those it finds |
-| ledgers         | full_check      | reads replicas of every ledger, marks ledgers that miss some                 |
+| closed ledgers  | closing_check   | checks recently closed ledgers, marks those with missing entries             |
+| ledgers         | full_check      | reads replicas of every ledger, marks ledgers with missing entries           |
 | placement       | placement_check | counts ensembles that violate the placement policy                           |
 | replicas        | replica_check   | counts entries with too few replicas                                         |
 
@@ -83,7 +83,9 @@ class AuditorState:
     checks: dict[CheckKind, CheckState]
     is_leading: bool = False
     leading_since_ms: int = 0
+    """Start of the last term in ms since 1970; 0: none."""
     terms: int = 0
+    """Number of terms since the process started."""
     audit: AuditState = field(default_factory=AuditState)
     closings: ClosingState = field(default_factory=ClosingState)
 

@@ -1,6 +1,6 @@
 """Settings of the credentials that a service's ledger client presents to bookies that require authentication.
 
-A service subclasses it with its own `env_prefix` as its settings group `client`.
+A service subclasses `BookieAccess` with its own `env_prefix` and uses the subclass as its settings group `client`.
 """
 
 from bindery_client.connection.security import PLUGIN, ClientSecurity, SecurityFiles

@@ -27,8 +27,9 @@ SAMPLES_MIN: Final = 3
 """Minimum number of responses for an adjustment; fewer are carried over to the next period. The slowest response is
 always left out: one slow response among ten is not a 99th percentile."""
 SAMPLES_MAX: Final = 1_000
+"""Maximum number of response times kept for the next adjustment; the oldest are dropped."""
 BURST_S: Final = 0.1
-"""Unused budget that is kept, in seconds at the present rate."""
+"""Maximum unused budget, in seconds at the present rate."""
 START_PART: Final = 0.25
 """Initial rate, as a share of the maximum rate."""
 STEP_PART: Final = 1 / 16
@@ -61,7 +62,7 @@ class RepairBudget:
         self._rate = max(bytes_per_s_min, START_PART * bytes_per_s_max)
         self._loop = asyncio.get_running_loop()
         self._free_at = self._loop.time()
-        """Loop time at which all payments so far are covered by the rates that applied."""
+        """Loop time from which `pay` does not wait."""
         self._samples: deque[float] = deque(maxlen=SAMPLES_MAX)
         self._period_ends_at = self._loop.time() + PERIOD_S
         self._p99_ms: float | None = None
@@ -132,8 +133,7 @@ class RepairBudget:
     # --- latency --------------------------------------------------------------------------------------------------
 
     def observe(self, latency_s: float) -> None:
-        """Record the response time of a bookie: of a request of this process, or of a client's request that was
-        measured elsewhere."""
+        """Record a bookie's response time in seconds, to a request of this process or to a client's request."""
         now = self._loop.time()
         self._heard_at = now
         self._samples.append(latency_s * 1000)

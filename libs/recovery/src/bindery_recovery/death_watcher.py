@@ -1,10 +1,10 @@
 """Run the parts of a process that must never end, restart those that fail, and end the process if one fails too often.
 
-A part is a coroutine function that must not return. If it returns or raises, it has failed; a CancelledError counts too
-if it was not this task that was cancelled but something that the part awaited. A failed part is started again after a
-pause that doubles with each failure within `window_s`. If it fails `deaths_max` times within `window_s`, all parts are
-cancelled and the process is requested to end, with the reason. A supervisor can then start the process again; a process
-with only some of its parts running could not be recognized as faulty from outside.
+A part is a coroutine function that must not return. If it returns or raises, it has failed. A CancelledError also
+counts as a failure, unless the part's own task was cancelled. A failed part is started again after a pause that doubles
+with each failure within `window_s`. If it fails `deaths_max` times within `window_s`, all parts are cancelled and the
+process is requested to end, with the reason. A supervisor can then start the process again; a process with only some of
+its parts running could not be recognized as faulty from outside.
 
     watcher = DeathWatcher(ask_exit=...)
     watcher.add("auditor", election_loop)
@@ -83,8 +83,8 @@ class DeathWatcher:
         return sorted(name for name, state in self.states.items() if not state.is_running)
 
     async def run(self) -> None:
-        """Run all parts until cancelled, or until one has failed too often. Parts end with this call, and unless it was
-        cancelled, `ask_exit` has been called."""
+        """Run all parts until cancelled, or until one has failed too often. All parts have ended when this call ends.
+        If it was not cancelled, `ask_exit` has been called."""
         keepers = [
             asyncio.create_task(self._keep(name, part), name=f"keep-{name}") for name, part in self._parts.items()
         ]

@@ -11,7 +11,8 @@ kept if there is any doubt:
 |            | here shows whether it is in use (compaction, schemas, delay buckets)     |                     |
 | UNREADABLE | has metadata that cannot be read                                         | never               |
 | FOREIGN    | was created by another application, or does not name its creator         | only on request     |
-| ORPHAN     | was created by a broker for a topic or cursor, and none names it         | yes                 |
+| ORPHAN     | was created by a broker, and no existing topic, cursor or schema         | yes                 |
+|            | refers to it                                                             |                     |
 
 Ledgers are listed before the references are read, so a reference that is added to a listed ledger in the meantime is
 found. A reference that cannot be read ends the search: an incomplete list of references must not declare any ledger an
@@ -33,8 +34,10 @@ from bindery_pulsar import znode_layout
 
 T = TypeVar("T")
 OUR_APPLICATIONS: Final = frozenset({"pulsar", "bindery"})
+"""Values of the custom metadata `application` for ledgers that brokers create."""
 SCHEMAS_ROOT: Final = "/schemas"
 READS_IN_FLIGHT: Final = 64
+"""Maximum number of topics or ledgers read at a time."""
 
 _TOPIC_KEYS: Final = ("pulsar/managed-ledger", "pulsar/compactedTopic", "pulsar/delayedIndexTopic")
 """Custom metadata keys whose value names a topic, as `T/N/persistent/<encoded>` or `persistent://T/N/<local>`."""
@@ -135,8 +138,8 @@ async def survey(
 
 
 async def still_orphan(store: MetadataStore, codec: TopicCodec, finding: Finding) -> bool:
-    """Return True if its topic still does not reference it. Call this just before deleting. Raises as
-    `read_references`."""
+    """Return True if the topic of the ledger still does not reference it. Call this just before deleting the ledger.
+    Raises as `read_references`."""
     if not finding.topic:
         return True
     return int(finding.ledger_id) not in await _of_topic(store, codec, finding.topic)

@@ -3,12 +3,12 @@
 | part     | does                                                                                                   |
 |----------|--------------------------------------------------------------------------------------------------------|
 | election | is a candidate for auditor; while elected, `auditor` marks under-replicated ledgers                    |
-| worker   | takes marks and copies entries, `settings.workers` ledgers at a time, whether this process leads or not |
+| worker   | repairs marked ledgers, `settings.workers` at a time, whether or not this process is the leader        |
 | progress | reads the state of recovery in the whole cluster, for metrics                                          |
 | watcher  | restarts a part that fails, and requests the end of the process if one fails too often                 |
 
-All parts share one session of the metadata store and one ledger client, which the caller provides. There must be one
-service per session: a second one would take the locks of the first for its own.
+All parts share one session of the metadata store and one ledger client, which the caller provides. A session must have
+only one service: a second one would treat the locks of the first as its own.
 
 `stop` ends the worker first, which releases its locks, and then resigns leadership, so that the next auditor finds
 unlocked marks.
@@ -42,6 +42,7 @@ ELECTION: Final = "election"
 WORKER: Final = "worker"
 PROGRESS: Final = "progress"
 PROGRESS_INTERVAL_S: Final = 10.0
+"""Interval in seconds at which the progress is read."""
 
 log = get_logger(__name__)
 
@@ -113,7 +114,7 @@ class RecoveryService:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this process leads, as far as it has been notified."""
+        """Whether this process is the leader, as of its last notification."""
         leadership = self.election.leadership
         return leadership is not None and not leadership.is_over
 
@@ -127,7 +128,8 @@ class RecoveryService:
         await self.watcher.run()
 
     async def stop(self) -> None:
-        """Stop the parts in the order above. The caller then cancels `run`. Idempotent."""
+        """Stop the worker, then resign leadership. The caller then cancels `run`, which ends the other parts.
+        Idempotent."""
         self._is_stopping = True
         worker = self._running.get(WORKER)
         if worker is not None:

@@ -1,15 +1,17 @@
 """Mark ledgers for entries that a writer reported as missing on a bookie.
 
-A writer confirms an entry when Qa bookies have it. If another bookie of the ensemble then fails, it is replaced after
-the last confirmed entry, if a spare exists, and may miss some of the entries before. This is a hole in the middle of a
-fragment, which a check of the first and last entries does not find. The ledger client reports it (`on_degraded`).
+A writer confirms an entry when Qa bookies have it. If another bookie of the ensemble then fails, the writer replaces it
+for the entries after the last confirmed one, if a spare exists. The failed bookie may miss some of the confirmed
+entries. This is a hole in the middle of a fragment, which a check of the first and last entries does not find. The
+ledger client reports it (`on_degraded`).
 
     reported --settle_s--> the ledger no longer names the bookie, or was deleted: done
                            the bookie is registered: mark with REPORTED_BY_WRITER, so that all entries are read
                            the bookie is absent, or the metadata store is unavailable: try again after RETRY_S
 
-An absent bookie is waited for, because a mark would have it replaced at once, and a restart must not trigger copying.
-If it stays absent, the auditor marks all its ledgers. `settle_s` is longer than a dead bookie stays registered.
+A report about an absent bookie waits until the bookie is registered, because workers replace the absent bookie of a
+marked ledger at once, and a restart must not trigger copying. If the bookie stays absent, the auditor marks all its
+ledgers. `settle_s` is longer than the time for which a dead bookie stays registered.
 
 The writer never waits for a report and never fails because of one. A report is forgotten once its ledger is marked: the
 same bookie may miss more entries later, and marking a marked ledger costs only a few reads. Reports are kept in memory.
@@ -96,7 +98,7 @@ class WriterReports:
         return len(self._waiting)
 
     def degraded(self, ledger_id: LedgerId, bookie_id: BookieId, reason: str) -> None:
-        """Report that `bookie_id` lacks entries of the ledger. Returns at once and never raises."""
+        """Report that entries of the ledger are missing on `bookie_id`. Returns at once and never raises."""
         reported = self._waiting.get(ledger_id)
         if reported is None:
             if len(self._waiting) >= self._pending_max:
@@ -132,7 +134,8 @@ class WriterReports:
                 await asyncio.sleep(self._interval_s)
 
     async def _process(self, ledger_id: LedgerId, *, is_last: bool = False) -> None:
-        """Mark the ledger if it is time. `is_last`: also for absent bookies. Never raises."""
+        """Mark the ledger for the reported bookies that are registered; with `is_last`, for absent ones too. Never
+        raises."""
         reported = self._waiting[ledger_id]
         bookies, due = dict(reported.bookies), reported.due
         waits: set[BookieId] = set()
@@ -158,7 +161,7 @@ class WriterReports:
             reported.due = asyncio.get_running_loop().time() + RETRY_S
 
     async def _members(self, ledger_id: LedgerId) -> set[BookieId]:
-        """Return the bookies that the ledger names; none if it was deleted."""
+        """Return the bookies that the ledger's metadata names; none if the ledger was deleted."""
         try:
             node = await self._store.get(self._layout.ledger(ledger_id))
         except NoSuchNode:

@@ -11,10 +11,11 @@
 | /v1/recovery/pause        | POST   | `{"reason": text}` | no ledger of the cluster is copied until `resume`          |
 | /v1/recovery/resume       | POST   |                    | copying continues                                          |
 | /v1/bookies               | GET    |                    | every bookie: registration, membership, drain              |
-| /api/v1/autorecovery/...  |        |                    | BookKeeper's routes (`recovery.admin.autorecovery_http`)   |
+| /api/v1/autorecovery/...  |        |                    | BookKeeper's routes (`autorecovery_http`)                  |
 
-Every auditor answers the same, leader or standby. Times are milliseconds since 1970 (`..._ms`), sizes bytes. Errors
-are problems (RFC 9457). Probes and metrics are in front of this (`bindery_kit.observability.health.OpsApp`).
+The leader and the standbys give the same answers, except for `this` in the status. Times are milliseconds since 1970
+(`..._ms`), sizes bytes. Errors are problems (RFC 9457). `bindery_kit.observability.health.OpsApp`, which wraps this
+application, serves probes and metrics.
 """
 
 from collections.abc import Callable, Mapping
@@ -38,17 +39,21 @@ from bindery_recovery.service import RecoveryService
 from bindery_auditor.page import render
 
 LEDGERS_MAX: Final = 1_000
+"""Maximum `limit` of a list of ledgers."""
 LEDGERS_DEFAULT: Final = 100
+"""Default `limit` of a list of ledgers."""
 HISTORY_DEFAULT: Final = 100
+"""Default `limit` of the history."""
 PAGE_ROWS_MAX: Final = 50
+"""Maximum number of ledgers, and of events, on the HTML page."""
 REASON_SIZE_MAX: Final = 1_000
-"""Characters of a reason to pause."""
+"""Maximum characters of the reason of a pause."""
 
 T = TypeVar("T")
 
 
 class AuditorContext:
-    """What the routes use. Empty until `open`."""
+    """The objects that the routes use. Empty until `open`."""
 
     def __init__(self) -> None:
         self._admin: RecoveryAdmin | None = None
@@ -64,6 +69,7 @@ class AuditorContext:
         *,
         clock_ms: Callable[[], int],
     ) -> None:
+        """Set all objects. `clock_ms`: the wall clock."""
         self._admin, self._service, self._last_audits, self.clock_ms = admin, service, last_audits, clock_ms
 
     @property
@@ -71,15 +77,15 @@ class AuditorContext:
         return self._admin is not None
 
     async def recovery_admin(self) -> RecoveryAdmin:
-        """Raises MetadataUnavailable."""
+        """Return the operations. Raises MetadataUnavailable before `open`."""
         return _there(self._admin)
 
     def recovery_service(self) -> RecoveryService:
-        """Raises MetadataUnavailable."""
+        """Return the service. Raises MetadataUnavailable before `open`."""
         return _there(self._service)
 
     def last_audits(self) -> LastAuditsWatch:
-        """Raises MetadataUnavailable."""
+        """Return the watch. Raises MetadataUnavailable before `open`."""
         return _there(self._last_audits)
 
 
@@ -97,7 +103,7 @@ async def _status(context: AuditorContext, request: Request) -> Answer:
 
 
 async def status_view(context: AuditorContext) -> dict[str, Any]:
-    """The state of recovery as JSON: the progress of the cluster, and `this` process."""
+    """Return the state of recovery as JSON: the progress of the cluster, and the state of `this` process."""
     service = context.recovery_service()
     admin = await context.recovery_admin()
     progress = await service.progress.get()
@@ -170,7 +176,7 @@ async def _bookies(context: AuditorContext, request: Request) -> Answer:
 
 
 async def bookie_views(admin: RecoveryAdmin) -> list[dict[str, Any]]:
-    """Every bookie as JSON; draining ones with their progress at the auditor's last audit."""
+    """Return every bookie as JSON, draining bookies with their progress at the auditor's last audit."""
     bookies = await admin.bookies()
     seen: dict[str, Any] = {}
     if any(bookie.intent == Intent.DRAINING for bookie in bookies):
@@ -194,12 +200,12 @@ async def _page(context: AuditorContext, request: Request) -> Answer:
 
 
 def event_view(event: HistoryEvent) -> dict[str, Any]:
-    """An event as JSON."""
+    """Return an event as JSON."""
     return {"at_ms": event.at_ms, "kind": event.kind, "text": event.text, "fields": dict(event.fields)}
 
 
 def marked_view(marked: MarkedLedger) -> dict[str, Any]:
-    """A marked ledger as JSON."""
+    """Return a marked ledger as JSON."""
     return {
         "ledger_id": marked.mark.ledger_id,
         "bookies": list(marked.mark.replicas),
@@ -210,7 +216,7 @@ def marked_view(marked: MarkedLedger) -> dict[str, Any]:
 
 
 def record_view(record: RecoveryRecord) -> dict[str, Any]:
-    """The recovery record of a ledger as JSON."""
+    """Return the recovery record of a ledger as JSON."""
     return {
         "state": record.state.value,
         "reason": record.reason.value,
@@ -227,7 +233,7 @@ def record_view(record: RecoveryRecord) -> dict[str, Any]:
 
 
 def known_view(known: Known) -> dict[str, Any]:
-    """The facts behind an explanation, as JSON."""
+    """Return the facts on which an explanation is based, as JSON."""
     mark, metadata, view = known.mark, known.metadata, known.view
     return {
         "ledger_id": known.ledger_id,
@@ -270,7 +276,7 @@ def known_view(known: Known) -> dict[str, Any]:
 
 
 def bookie_view(bookie: BookieStatus, seen: Mapping[str, Any]) -> dict[str, Any]:
-    """A bookie as JSON. `seen`: the draining bookies at the auditor's last audit."""
+    """Return a bookie as JSON. `seen`: the draining bookies at the auditor's last audit."""
     membership = bookie.membership
     view: dict[str, Any] = {
         "bookie_id": bookie.bookie_id,
@@ -309,7 +315,7 @@ ROUTES: Final[tuple[Route[AuditorContext], ...]] = (
 
 
 class AuditorApp(app.AdminApp[AuditorContext]):
-    """An ASGI application."""
+    """The ASGI application of the API."""
 
     def __init__(self, context: AuditorContext, *, access: Access | None) -> None:
         super().__init__(context, ROUTES, access=access, is_open=lambda: context.is_open, service="auditor")

@@ -46,7 +46,7 @@ log = get_logger(__name__)
 
 
 def wall_clock_ms() -> int:
-    """Milliseconds since 1970."""
+    """Return the milliseconds since 1970."""
     return time.time_ns() // 1_000_000
 
 
@@ -143,7 +143,7 @@ class AuditorProcess:
 
 
 async def serve(settings: AuditorSettings, shutdown: Shutdown) -> int:
-    """Run the auditor until `shutdown`; the exit code."""
+    """Run the auditor until `shutdown`. Return the exit code."""
     return await run_life(
         lambda: AuditorProcess(settings, shutdown),
         shutdown,
@@ -153,10 +153,11 @@ async def serve(settings: AuditorSettings, shutdown: Shutdown) -> int:
 
 
 def access_by_token_file(settings: AuditorSettings) -> Access | None:
-    """The check of requests that change something; None: no token is needed, because only this machine can connect.
+    """Return the check of requests that change something; None: no token is needed, because only this machine can
+    connect.
 
-    On an address that other machines can reach, requests without a token are refused, and all of them are if no token
-    file is set. Raises BadRequest if the file cannot be read.
+    On an address that other machines can reach, requests that change something need a token. If no token file is set,
+    all of them are refused. Raises BadRequest if the file cannot be read.
     """
 
     def now_s() -> float:

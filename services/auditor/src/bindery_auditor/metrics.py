@@ -6,13 +6,14 @@ from bindery_recovery.admin.recovery_metrics import RecoveryMetrics
 
 
 class AuditorMetrics:
-    """Both parts are None until there is a ZooKeeper session."""
+    """The metrics of one process. Both parts are None until there is a ZooKeeper session."""
 
     def __init__(self) -> None:
         self.recovery: RecoveryMetrics | None = None
         self.last_audits: LastAuditsWatch | None = None
 
     def render(self) -> bytes:
+        """Return the metrics in Prometheus' text format."""
         page = Page()
         if self.recovery is not None:
             self.recovery.add_to(page)

@@ -31,7 +31,7 @@ def render(
     history: Sequence[Mapping[str, Any]],
     now_ms: int,
 ) -> Answer:
-    """The arguments have the form of the responses of `/v1/...`."""
+    """Return the page. The arguments have the form of the responses of `/v1/...`."""
     parts = [
         "<!doctype html><html lang='en'><head><meta charset='utf-8'><meta http-equiv='refresh' content='10'>",
         f"<title>Bindery auditor</title><style>{_STYLE}</style></head><body>",
@@ -64,7 +64,7 @@ def render(
 
 
 def headline(status: Mapping[str, Any]) -> str:
-    """The state of recovery in a sentence."""
+    """Return the state of recovery as a sentence."""
     marked = status["marked"]
     left = f"{sentences.counted(marked, 'ledger is', 'ledgers are')} under-replicated"
     if not status["is_enabled"]:
@@ -95,7 +95,7 @@ def _facts(status: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]], *, empty: str = "") -> str:
-    """`rows`: cells in HTML."""
+    """Return an HTML table; `empty` as a paragraph if there are no rows. `rows`: cells in HTML."""
     lines = ["<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows]
     if not lines:
         return f"<p class='quiet'>{escape(empty)}</p>"

@@ -59,7 +59,7 @@ class AuditorSettings(RecoverySettings):
     """Minimum level of log events: debug, info, warning or error."""
 
     def resolved_name(self, *, port: int) -> str:
-        """The name of this auditor. `port`: the bound port."""
+        """Return the name of this auditor. `port`: the bound port."""
         if self.name:
             return self.name
         host = socket.gethostname() if self.host in ("0.0.0.0", "::", "") else self.host  # noqa: S104 - compared

@@ -16,7 +16,7 @@
 | decommission                 | PUT    | `{"bookie_src": id,`     | the same                        |
 |                              |        | `"delete_cookie": bool}` |                                 |
 
-Where BookKeeper answers 404 with a text for any error, these routes answer with the status of the error and a problem.
+BookKeeper answers any error with 404 and a text; these routes answer with the status of the error and a problem.
 `bookie` and `decommission` are equivalent: they declare an absent bookie permanently lost and have its ledgers copied.
 The bookie is then refused if it returns, until `bindery bookie drain ID --cancel`. Both are refused while the bookie is
 registered; BookKeeper's `bookie` also empties a running bookie, which is a drain here. Source: BookKeeper's HttpRouter,

@@ -23,6 +23,7 @@ from bindery_metadata.ledgers.verified_records import LEVELS
 from bindery_metadata.recovery.last_audits import SEVERITIES, VERDICTS, LastAudit, LastAudits
 
 READ_INTERVAL_S: Final = 30.0
+"""Interval in seconds between two reads of the records."""
 PREFIX: Final = "bindery_last_audit"
 
 log = get_logger(__name__)

@@ -7,8 +7,8 @@ a bookie.
 | trigger_audit | the auditor audits all bookies now; absent bookies then count as lost without a delay          |
 | replace       | declares an absent bookie permanently lost, and follows the repair of its ledgers (`drain`)    |
 
-Only the switch decides whether recovery is enabled: if Apache's tools set it, there is no reason, and a reason without
-the switch has no meaning. Source: BookKeeper's BookKeeperAdmin and its HTTP services.
+Only the switch decides whether recovery is enabled. If Apache's tools set the switch, no reason is stored; a stored
+reason without the switch has no meaning. Source: BookKeeper's BookKeeperAdmin and its HTTP services.
 """
 
 import asyncio
@@ -46,6 +46,7 @@ from bindery_recovery.draining.drain import BookieEmptier, Ledgers, Started
 from bindery_recovery.reporting.explain import Known
 
 REPLACE_POLL_S: Final = 5.0
+"""Minimum interval in seconds at which the progress of a replacement is read."""
 REPLACING_MAX: Final = 16
 """Maximum number of replacements that are followed at a time."""
 READS_IN_FLIGHT: Final = 64
@@ -59,6 +60,8 @@ class NoAuditorYet(NotThere):
 
 @dataclass(frozen=True, slots=True)
 class MarkedLedger:
+    """A marked ledger with its recovery record and its lock."""
+
     mark: Mark
     record: RecoveryRecord | None
     """None: a tool or client that writes no records marked it, and no worker has checked it yet."""
@@ -68,17 +71,19 @@ class MarkedLedger:
 
 @dataclass(frozen=True, slots=True)
 class BookieStatus:
+    """The registration and the membership of a bookie."""
+
     bookie_id: BookieId
     registration: str
     """`writable`, `read_only` or `absent`."""
     has_cookie: bool
     membership: Membership
     intent: str
-    """The intent that applies now."""
+    """The membership that applies now: a lease may have ended."""
 
 
 class RecoveryAdmin:
-    """`by`: name of the caller, for the history. `ledgers`: returns a ledger client, created when first needed.
+    """The operations of one process. `by`: name of the caller, for the history. `ledgers`: returns a ledger client.
     `clock_ms`: wall clock.
 
     Call `close` at the end, because replacements may still be followed. Every method may raise MetadataUnavailable.
@@ -106,6 +111,7 @@ class RecoveryAdmin:
         self._replacing: dict[BookieId, asyncio.Task[None]] = {}
 
     async def close(self) -> None:
+        """Stop following replacements. Their ledgers stay marked."""
         tasks = list(self._replacing.values())
         for task in tasks:
             task.cancel()
@@ -147,11 +153,12 @@ class RecoveryAdmin:
     # --- the auditor ----------------------------------------------------------------------------------------------
 
     async def auditor(self) -> str | None:
+        """Return the name of the leading auditor; None: there is none."""
         return await current_auditor(self.store, self.layout)
 
     async def trigger_audit(self) -> None:
-        """Request an audit by writing the delay again. Raises NoAuditorYet: no auditor has been leader, so no delay is
-        set."""
+        """Request an audit by writing the delay again. Raises NoAuditorYet if no auditor has been leader yet, because
+        then no delay is set."""
         seconds = await self.marks.lost_bookie_delay_s()
         if seconds is None:
             raise NoAuditorYet("no auditor has been leader yet: start one, which then audits at once")

@@ -8,8 +8,8 @@
 | bindery_recovery_...               | Bindery      | the cluster (`progress`), as last read by this process          |
 
 Operations have BookKeeper's form, a summary in ms by success. If several operations end between two reads of this page,
-only one is counted, with the duration of the last; a failed one counts without a duration. Source: BookKeeper's
-AuditorStats and ReplicationStats.
+only the last one is counted. A failed operation counts with the duration 0. Source: BookKeeper's AuditorStats and
+ReplicationStats.
 """
 
 from collections.abc import Callable

@@ -40,10 +40,13 @@ from bindery_pulsar import znode_layout
 BACKUP_FORMAT: Final = "bindery-metadata-backup"
 BACKUP_VERSION: Final = 1
 READS_IN_FLIGHT: Final = 64
+"""Maximum number of nodes read at a time."""
 PASSES_MAX: Final = 4
 """Maximum number of passes: the first one, and three that look for changes."""
 CHANGED_SHOWN_MAX: Final = 20
+"""Maximum number of changed paths in the trailer."""
 HISTORY: Final = f"{BINDERY_ROOT}/recovery/history"
+"""Parent of the history events, which are numbered sequentially."""
 
 PULSAR_ROOTS: Final = (
     znode_layout.MANAGED_LEDGERS_ROOT,
@@ -53,7 +56,7 @@ PULSAR_ROOTS: Final = (
     "/counters",
     "/bookies",
 )
-"""Topics, schemas, bundles, tenants and policies, Pulsar's producer name counter, its racks."""
+"""Roots of topics, schemas, bundles, tenants and policies, Pulsar's counter for producer names, and Pulsar's racks."""
 
 Progress = Callable[[int], None]
 """Called with the number of nodes read or written so far."""
@@ -61,6 +64,8 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class BackedUpNode:
+    """A node of a backup."""
+
     path: str
     data: bytes
     version: int
@@ -81,11 +86,12 @@ class BackupSummary:
     changed_count: int
     """Number of nodes that were changed, created or removed between the last two passes."""
     changed: tuple[str, ...]
-    """The first CHANGED_SHOWN_MAX of them."""
+    """Paths of these nodes, at most CHANGED_SHOWN_MAX."""
     sha256: str
 
     @property
     def settled(self) -> bool:
+        """Whether the last pass found no change."""
         return self.changed_count == 0
 
 

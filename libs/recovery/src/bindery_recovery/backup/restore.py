@@ -1,7 +1,7 @@
 """Restore metadata into ZooKeeper from a backup (`backup`).
 
-Nodes are written in this order: all other nodes, the counters, LAYOUT, INSTANCEID. Without INSTANCEID, bookies and
-brokers refuse to start, so an interrupted restore is never taken for a cluster; `merge` completes it.
+LAYOUT and INSTANCEID are written last, after all other nodes and the counters. Without INSTANCEID, bookies and brokers
+refuse to start, so an interrupted restore is never used as a cluster; `merge` completes it.
 
 No ledger id may be assigned twice: bookies may still store entries, keys and fences of ledgers created after the
 backup. The id generator therefore starts `id_margin` above the highest known id, which is the highest of the counter in
@@ -10,9 +10,9 @@ If more than BURN_MAX are needed, the cluster switches to long ids, which are ab
 when the short ids are used up (`idgen-long`).
 
 Existing nodes are never changed, except that counters are raised. In an existing cluster, `merge` does not restore
-operators' intentions from the time of the backup: memberships, the recovery switch, marks and their records. They are
-missing because they were withdrawn: restoring them would remove a bookie that serves again, or disable recovery. The
-auditor marks under-replicated ledgers again.
+missing memberships, the recovery switch, marks or their records. These nodes are missing because they were removed
+after the backup: restoring them would declare a bookie removed that serves again, or disable recovery. The auditor
+marks under-replicated ledgers again.
 """
 
 import asyncio
@@ -38,15 +38,18 @@ from bindery_pulsar import znode_layout
 from bindery_recovery.backup.backup import BackedUpNode, Backup, Progress, creates_of, roots_of
 
 ID_MARGIN_DEFAULT: Final = 10_000
+"""Default number of ledger ids that are skipped above the highest known one."""
 BURN_MAX: Final = 1_000_000
 """Maximum number of ids that are skipped by creating children, which takes some minutes; beyond it, long ids are
 used."""
 BURN_STEP: Final = 500
 """Number of ids skipped per transaction."""
 BATCH_NODES_MAX: Final = 200
+"""Maximum number of nodes created in one transaction."""
 BATCH_SIZE_MAX: Final = 500_000
 """Maximum bytes of paths and data in one transaction, well below ZooKeeper's limit for a packet."""
 WRITE_ATTEMPTS_MAX: Final = 5
+"""Maximum number of attempts of one write whose outcome is unknown or that conflicts with another client."""
 _BURN_NAME: Final = "restore-"
 
 
@@ -56,16 +59,19 @@ class CannotRestore(Conflict):
 
 @dataclass(frozen=True, slots=True)
 class RestoreSummary:
+    """Counts of one restore, in nodes."""
+
     created: int
     kept: int
     """Nodes that existed already and were not changed."""
     differing: int
-    """Of those: number of nodes whose data differs from the backup."""
+    """Of the kept nodes, those whose data differs from the backup."""
     next_ledger_id: int
     """Lowest id that a new ledger may get."""
     dry_run: bool
+    """Whether nothing was written: `created` then counts the nodes that would be created."""
     left_out: int = 0
-    """Nodes that `merge` did not restore: memberships, the switch, marks."""
+    """Missing nodes that `merge` did not restore: memberships, the switch, marks and their records."""
 
 
 async def restore_backup(
@@ -81,9 +87,9 @@ async def restore_backup(
 ) -> RestoreSummary:
     """Create the nodes of the backup. `lines`: the lines from which `backup` was verified.
 
-    Raises CannotRestore, without writing anything: the target is not empty and `merge` is False, or it is another
-    cluster. BadRequest: the backup has another ledgers root. MetadataUnavailable: the restore was interrupted; `merge`
-    continues it.
+    Raises CannotRestore, without writing anything, if the target is not empty and `merge` is False, or if the target is
+    another cluster. Raises BadRequest if the backup has another ledgers root. Raises MetadataUnavailable if the restore
+    was interrupted; `merge` continues it.
     """
     if backup.ledgers_root != layout.root:
         raise BadRequest(
@@ -158,7 +164,7 @@ class _Restore:
         self.left_out = 0
 
     async def compare(self, nodes: Sequence[BackedUpNode]) -> None:
-        """Count the nodes without creating them."""
+        """Count the nodes as kept or left out, without creating any."""
         for batch in _batches(nodes):
             for node, data in zip(batch, await asyncio.gather(*map(self._data, batch)), strict=True):
                 if data is None:
@@ -167,6 +173,7 @@ class _Restore:
                     self._keep(node, data)
 
     async def make(self, nodes: Sequence[BackedUpNode]) -> None:
+        """Create the nodes that are missing. A dry run only counts them."""
         for batch in _batches(nodes):
             await self._make(batch)
             self._progress(self.created + self.kept)
@@ -183,7 +190,7 @@ class _Restore:
             return
         if not missing:
             return
-        # create parents of a root; below it, parents come first
+        # create the parents of a root; below a root, each node comes after its parent
         await make_path(self._store, parent_of(missing[0].path))
         try:
             await self._store.multi([Create(node.path, node.data) for node in missing])

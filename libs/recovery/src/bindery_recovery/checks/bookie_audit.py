@@ -11,9 +11,9 @@ An audit
 5. sets a bookie to HANDLED if it was due during the whole audit.
 
 An audit runs when a bookie is due, when an operator requests one, at the start of a term, and every
-`bookie_check_interval_s`. The last three also include bookies that were handled before, and bookies without a cookie
-that ledgers name. While bookies are draining or removed, an audit also runs every `drain_interval_s`, or less often if
-reading all metadata takes longer than a tenth of that.
+`bookie_check_interval_s`. The last three also include bookies that were handled before. Each audit also finds bookies
+without a cookie that ledgers name; from then on, these count as known. While bookies are draining or removed, an audit
+also runs every `drain_interval_s`, or less often if reading all metadata takes longer than a tenth of that.
 
 Every write checks the leadership.
 """
@@ -40,6 +40,7 @@ from bindery_recovery.records.drain_end import drain_finished, drain_goes_on, is
 from bindery_recovery.records.reasons import CHECKED_ALL, marked_for
 
 CURSOR_DRAINING: Final = "draining"
+"""Name of the cursor that stores what draining bookies still hold."""
 INDEX_SHARE: Final = 10
 """Minimum interval between audits of draining bookies, as a multiple of the time that it takes to read all metadata."""
 
@@ -68,7 +69,7 @@ class AuditState:
     ledgers: int = 0
     """Number of ledgers that the last audit read."""
     unreadable: int = 0
-    """Number of those whose metadata cannot be parsed, so that their bookies are unknown."""
+    """Of these, ledgers whose metadata cannot be parsed, so that their bookies are unknown."""
     marked: int = 0
     """Marks that the last audit created or extended."""
     marked_total: dict[str, int] = field(default_factory=dict)
@@ -87,7 +88,7 @@ class Marked:
 
 
 class LedgerMarker:
-    """Mark a ledger and record the reason. Used by the audit, the full check, and audits outside the auditor."""
+    """Marks a ledger and records the reason. Used by the checks of the auditor and by Spark audits."""
 
     def __init__(
         self,
@@ -113,8 +114,8 @@ class LedgerMarker:
         missing_bytes: int | None,
         only_new: bool = False,
     ) -> bool:
-        """Return True if the mark is new or extended. With `only_new`, a mark that lists these bookies is left alone,
-        unless `reason` requires a deeper check than the recorded one: then it replaces that reason.
+        """Mark the ledger. Return True if the mark is new or extended. With `only_new`, a mark that lists these bookies
+        is left alone, unless `reason` requires a deeper check than the recorded reason and replaces it.
 
         The record is written before the mark: a mark without a record is repaired too, but its reason is unknown.
         Raises NotLeader, MetadataUnavailable, MetadataOutcomeUnknown.

@@ -4,18 +4,18 @@
 |-----------|-------------------------------------------------------------------------|---------------------------|
 | WHOLE     | the bookie returned all requested entries                               | none                      |
 | MISSING   | it lacks some, or returned data with a wrong digest: `bad_entry_ids`    | restore, or replace it    |
-| LOST      | it is not registered; it is not read, even if the fragment has no       | replace it                |
-|           | entry for it                                                            |                           |
-| LEAVING   | it is to be emptied, and is not read                                    | replace it                |
+| LOST      | it is not registered, so it is not read; it may store no entry of the   | replace it                |
+|           | fragment                                                                |                           |
+| LEAVING   | it is to be emptied, so it is not read                                  | replace it                |
 | REFILLING | it lost its storage and is copying its entries back; until then it      | wait                      |
 |           | neither lacks them permanently nor can serve them                       |                           |
 | UNSURE    | an error, or no response                                                | check again               |
 
 A read-only bookie counts like any other.
 
-The last segment of an open ledger has no known end, and its writer would not learn of a replacement, so its entries are
-not read. `OpenTail` only shows whether all members are registered. Source: BookKeeper LedgerChecker; spec section 6.3.
-In addition: REFILLING, and an error is not proof of a missing entry.
+The last segment of an open ledger has no known end, and its writer would not notice a replacement by another process,
+so its entries are not read. `OpenTail` only shows whether all members are registered. Source: BookKeeper LedgerChecker;
+spec section 6.3. BookKeeper has no state REFILLING, and treats an error as a missing entry.
 """
 
 import asyncio
@@ -37,7 +37,9 @@ from bindery_recovery.budget import RepairBudget
 T = TypeVar("T")
 
 BATCH_ENTRIES_MAX: Final = 100
+"""Maximum number of entries in a batch."""
 FIRST_BATCH_ENTRIES: Final = 8
+"""Number of entries in the first batch, when their size is unknown."""
 BATCH_SIZE: Final = 2**20
 """Target size of a batch in bytes, estimated from the largest entry of the previous batch."""
 SILENT_BATCHES_MAX: Final = 2
@@ -56,7 +58,9 @@ class Depth:
 
 
 ENDS: Final = Depth()
+"""The first and the last entry of each fragment."""
 ALL: Final = Depth(100.0)
+"""All entries."""
 
 
 class FragmentState(StrEnum):
@@ -70,6 +74,8 @@ class FragmentState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FragmentCheck:
+    """The result of checking one fragment."""
+
     fragment: Fragment
     state: FragmentState
     bad_entry_ids: tuple[int, ...] = ()
@@ -102,6 +108,8 @@ class OpenTail:
 
 @dataclass(frozen=True, slots=True)
 class LedgerCheck:
+    """The result of checking one ledger."""
+
     ledger_id: LedgerId
     metadata: LedgerMetadata
     bad: tuple[FragmentCheck, ...]
@@ -123,7 +131,7 @@ class LedgerCheck:
 
     @property
     def missing_bytes(self) -> int | None:
-        """Estimate from the ledger's length; None if the ledger is not closed."""
+        """Payload bytes of the missing replicas, estimated from the ledger's length; None: the ledger is not closed."""
         if self.metadata.state is not LedgerState.CLOSED:
             return None
         return self.metadata.length * self.missing_entries // max(1, self.metadata.last_entry_id + 1)
@@ -348,8 +356,8 @@ async def timed_read(
     entry_ids: Sequence[EntryId],
     take: Callable[[ReplicaRead], T],
 ) -> list[T]:
-    """Call `read_replicas` and report the latency of the first response to the budget; later ones wait for our own
-    requests."""
+    """Call `read_replicas` and report the latency of the first response to the budget. Later responses also wait for
+    other requests of this process, so they are not reported."""
     loop = asyncio.get_running_loop()
     began = loop.time()
     is_first = True

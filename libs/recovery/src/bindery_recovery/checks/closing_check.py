@@ -1,15 +1,15 @@
 """Check recently closed ledgers for missing entries.
 
 A client that recovers a ledger may close it without knowing whether every replica holds every entry; it then leaves a
-closing record (`closing_records`). For each such ledger, this check asks every bookie for its list of entries, and to
-write them to its disk first: a bookie may list an entry that was never confirmed from memory, for example while its
-disk hangs, and would lose it in a crash.
+closing record (`closing_records`). For each such ledger, this check asks every bookie to write the ledger's entries to
+its disk and then to list them. Without the write, a bookie could list an unconfirmed entry that it holds only in
+memory, for example while its disk hangs, and would lose the entry in a crash.
 
 | finding                                            | consequence                                                    |
 |----------------------------------------------------|----------------------------------------------------------------|
 | all bookies answered, no entry is missing          | the record is removed                                          |
-| a bookie does not list an entry, and answers a     | the ledger is marked with ENTRY_MISSING, so that every entry   |
-| read of it with "no such entry"                    | is read; the record stays until the mark is removed and a      |
+| a bookie does not list an entry, and a read of the | the ledger is marked with ENTRY_MISSING, so that every entry   |
+| entry returns "no such entry" or a corrupt entry   | is read; the record stays until the mark is removed and a      |
 |                                                    | check finds the ledger whole                                   |
 | a bookie is not registered, does not answer, or    | checked again with back-off, and immediately when a bookie     |
 | lost its storage                                   | registers: a restart must not trigger copying, and the audit   |
@@ -24,8 +24,8 @@ incomplete list, so a list alone never marks a ledger.
 
 A ledger is first checked SETTLE_S after its record was found, because copies may still arrive. A bookie that did not
 answer within SLOW_S gets no request for SILENT_S, so that it does not delay the other ledgers. Closing records are
-in the metadata: after a failover, the next leader continues with them. The check pauses while recovery is disabled and
-while an audit is pending.
+stored in the metadata, so after a failover the next leader continues with them. The check pauses while recovery is
+disabled and while an audit is pending.
 """
 
 import asyncio
@@ -57,22 +57,25 @@ from bindery_recovery.cluster.ledger_index import members_of
 from bindery_recovery.cluster.ledger_walk import LedgerWalk, Skip, each
 
 POLL_S: Final = 2.0
+"""Pause in seconds before the closing records are listed again."""
 SETTLE_S: Final = 5.0
-"""Seconds before the first check: as long as a writer waits for its last copies
+"""Seconds before the first check of a ledger: as long as a writer waits for its last copies
 (`bindery_client.ledger.writer.LAST_COPIES_S`)."""
 CHECKS_PER_S: Final = 50.0
 """Maximum number of ledgers checked per second."""
 CHECKS_IN_FLIGHT: Final = 8
+"""Maximum number of ledgers checked at a time."""
 CHECK_TIMEOUT_S: Final = 60.0
+"""Time limit in seconds for the check of one ledger."""
 RECHECK_S: Final = 5.0
 """Seconds until the second check of a ledger; doubles with each further check."""
 RECHECK_MAX_S: Final = 30.0
-"""Maximum seconds between two checks of a ledger. A check is a few small requests, and their rate is bounded."""
+"""Maximum seconds between two checks of a ledger. It may be short, because a check needs only a few small requests."""
 RECHECK: Final = Backoff(RECHECK_S, RECHECK_MAX_S)
 SLOW_S: Final = 2.0
-"""Seconds without an answer after which a failed bookie is passed over for a while."""
+"""Minimum duration in seconds of a failed request after which the bookie gets no requests for SILENT_S."""
 SILENT_S: Final = 10.0
-"""Seconds for which such a bookie is passed over."""
+"""Seconds without requests to a bookie after a slow failed request."""
 PASS_CHECKS_MAX: Final = 1_000
 """Maximum number of ledgers checked before the closing records are listed again."""
 
@@ -101,7 +104,7 @@ SETTLED: Final = frozenset({Finding.WHOLE, Finding.DELETED})
 
 @dataclass(slots=True)
 class ClosingState:
-    """For metrics and the admin API."""
+    """State of the check, for metrics and the admin API."""
 
     pending: int = 0
     """Number of closing records when they were last listed."""
@@ -118,7 +121,7 @@ class _Waiting:
 
 
 class ClosingCheck:
-    """The check of one term of the leader. `run` never returns."""
+    """The check during one term of the leader. `run` never returns."""
 
     def __init__(
         self,
@@ -158,7 +161,7 @@ class ClosingCheck:
         """Bookies registered during the previous pass."""
 
     async def run(self) -> None:
-        """Raises NotLeader."""
+        """Check ledgers until cancelled. Raises NotLeader."""
         while True:
             try:
                 await self._pass()
@@ -220,7 +223,7 @@ class ClosingCheck:
         return finding
 
     async def _judge(self, ledger_id: LedgerId) -> Finding:
-        """Raises NoSuchLedger: it was deleted."""
+        """Compare the entry lists of all bookies of the ledger. Raises NoSuchLedger: it was deleted."""
         metadata = await self._client.metadata(ledger_id)
         if metadata.state is not LedgerState.CLOSED:
             return Finding.OPEN
@@ -238,7 +241,7 @@ class ClosingCheck:
         return Finding.UNANSWERED if None in answers or lacks else Finding.WHOLE
 
     async def _ask(self, ledger_id: LedgerId, bookie_id: BookieId) -> Runs | None:
-        """Return the entries that it holds on disk; None: it did not answer."""
+        """Return the entries of the ledger that the bookie holds on disk; None: it did not answer."""
         began = self._loop.time()
         if bookie_id not in self._bookies.registered() or began < self._silent_until.get(bookie_id, began):
             return None
@@ -256,7 +259,7 @@ class ClosingCheck:
             return None
 
     async def _denies(self, ledger_id: LedgerId, metadata: LedgerMetadata, bookie_id: BookieId, lack: Lack) -> bool:
-        """Read the first entry that the bookie did not list. Return True if the bookie does not have it."""
+        """Read the first entry that the bookie did not list. Return True if the bookie has no good copy of it."""
 
         def is_denied(replica: ReplicaRead) -> bool:
             return replica.verdict in (Verdict.ABSENT, Verdict.CORRUPT)

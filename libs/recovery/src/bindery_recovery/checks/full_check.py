@@ -1,4 +1,4 @@
-"""Check every ledger for missing replicas, and mark those that miss some.
+"""Check every ledger for missing replicas, and mark under-replicated ledgers.
 
 The check goes through all ledgers in ascending order, at a limited rate. Its position is stored in the cursor CURSOR,
 and the next leader continues from there: a check that takes a week would otherwise never finish.
@@ -6,12 +6,12 @@ and the next leader continues from there: a check that takes a week would otherw
 | finding                                  | consequence                                                               |
 |------------------------------------------|---------------------------------------------------------------------------|
 | MISSING: entries absent or corrupt       | the ledger is marked                                                      |
-| LOST, on a permanently lost bookie       | marked: the audit does so too, but may have read other metadata           |
+| LOST, on a bookie that counts as lost    | marked too: the audit may have read older metadata                        |
 | LOST, on a bookie within its delay or in | none: the audit decides when that time is over                            |
 | maintenance                              |                                                                           |
 | REFILLING: the bookie repairs itself     | counted                                                                   |
 | UNSURE: an error, no response            | counted: an error is not proof of a missing entry                         |
-| the metadata changed during the check    | checked again, at most CHANGES_MAX times                                  |
+| the metadata changed during the check    | checked again, at most CHANGES_MAX checks in all                          |
 | the metadata is missing                  | none: the ledger was deleted                                              |
 | the metadata cannot be parsed            | counted, logged                                                           |
 | the check exceeds its timeout, or fails  | counted, logged; the other ledgers are checked                            |
@@ -41,9 +41,11 @@ from bindery_recovery.checks.checker import Depth, FragmentState, LedgerCheck
 from bindery_recovery.cluster.ledger_walk import LedgerWalk, Skip
 
 CURSOR: Final = "ledger-check"
+"""Name of the cursor that stores the position and the counters."""
 CURSOR_INTERVAL_S: Final = 5.0
 """Interval in seconds between two writes of the position that the check has reached."""
 CHANGES_MAX: Final = 3
+"""Maximum number of checks of a ledger whose metadata changes during each check."""
 
 log = get_logger(__name__)
 
@@ -65,7 +67,7 @@ class FullCheckResult:
     whole: int = 0
     marked: int = 0
     waiting: int = 0
-    """Only bookies that may return miss entries."""
+    """Ledgers with replicas missing only on bookies that may return, or with metadata that changed in each check."""
     refilling: int = 0
     unsure: int = 0
     unreadable: int = 0
@@ -92,7 +94,7 @@ class FullCheckResult:
 
     @classmethod
     def of(cls, cursor: Mapping[str, Any]) -> "FullCheckResult":
-        """Load the counters of a cursor; an invalid one is 0."""
+        """Load the counters of a cursor; a missing or invalid counter is 0."""
         names = {one.name for one in fields(cls)}
         return cls(**{name: value for name, value in cursor.items() if name in names and isinstance(value, int)})
 
@@ -140,8 +142,8 @@ class FullCheck:
         self.next_ledger = 0
 
     async def run(self) -> FullCheckResult:
-        """Continue from the cursor, or start from the beginning. Raises NotLeader, MetadataUnavailable; call it again
-        later."""
+        """Continue from the cursor, or start from the beginning. Raises NotLeader, MetadataUnavailable; a later call
+        continues."""
         cursor = await self._records.get_cursor(CURSOR) or {}
         if is_unfinished(cursor):
             self.result = FullCheckResult.of(cursor.get("result") or {})

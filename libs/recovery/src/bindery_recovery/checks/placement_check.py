@@ -4,7 +4,7 @@
 |-----------|----------------------------------------------------------------------------------------------------------|
 | FAIL      | names a bookie twice (an entry has fewer than Qw replicas), or one that was removed or is draining       |
 | SOFT      | has a write set on fewer racks than the known bookies allow                                              |
-| STRICT    | is neither                                                                                               |
+| STRICT    | has neither defect                                                                                       |
 
 Racks are a preference, as in `bindery_core.placement.placement`: SOFT is only counted. A bookie whose rack is unknown
 is in DEFAULT_RACK; if all bookies are there, nothing is SOFT. Source: BookKeeper's AuditorPlacementPolicyCheckTask,
@@ -43,8 +43,8 @@ def judge_ensemble(
     racks: Mapping[BookieId, str],
     unwanted: Collection[BookieId] = (),
 ) -> Adherence:
-    """Judge one ensemble. `racks`: racks of the known bookies; their number limits what is required. `unwanted`:
-    draining and removed bookies."""
+    """Judge one ensemble. `racks`: racks of the known bookies; a write set needs no more racks than they have.
+    `unwanted`: draining and removed bookies."""
     if len(set(ensemble)) < len(ensemble) or any(bookie_id in unwanted for bookie_id in ensemble):
         return Adherence.FAIL
     possible = min(write_quorum, len(set(racks.values())) or 1)
@@ -58,7 +58,7 @@ def judge_ensemble(
 def judge_ledger(
     metadata: LedgerMetadata, *, racks: Mapping[BookieId, str], unwanted: Collection[BookieId] = ()
 ) -> Adherence:
-    """Return the worst adherence of its ensembles."""
+    """Return the worst adherence of the ledger's ensembles."""
     return min(
         judge_ensemble(segment.ensemble, write_quorum=metadata.write_quorum, racks=racks, unwanted=unwanted)
         for segment in metadata.segments

@@ -12,7 +12,7 @@ Per entry, over the members of its write set:
 | < Qw     | below write quorum|
 
 Each line includes the entries of the lines above it. A bookie that did not answer counts as holding all entries that it
-should hold, so that the counts are never exaggerated; ledgers with such a bookie are also counted as unanswered.
+should hold, so that the counts are never too high; ledgers with such a bookie are also counted as unanswered.
 Source: BookKeeper's AuditorReplicasCheckTask.
 """
 
@@ -32,13 +32,14 @@ from bindery_recovery.cluster.ledger_index import members_of
 from bindery_recovery.cluster.ledger_walk import LedgerWalk, Skip
 
 LEDGERS_IN_FLIGHT: Final = 16
+"""Default number of ledgers checked at a time."""
 LEDGER_TIMEOUT_S: Final = 120.0
 """Time limit in seconds for the check of one ledger."""
 
 log = get_logger(__name__)
 
 Runs = Sequence[tuple[int, int]]
-"""(first entry id, count), ascending."""
+"""Ranges of entries that a bookie lists, as (first entry id, number of entries), ascending."""
 
 
 class ReplicaClient(Protocol):
@@ -86,7 +87,8 @@ class Lack:
 
 
 def find_lacks(metadata: LedgerMetadata, held: Mapping[BookieId, Runs | None]) -> dict[BookieId, Lack]:
-    """Return the bookies that lack entries which they should hold, in no order. Arguments as of `count_shortage`."""
+    """Return the bookies that lack entries which they should hold, in no particular order. The arguments are those of
+    `count_shortage`."""
     assert metadata.state is LedgerState.CLOSED
     found: dict[BookieId, Lack] = {}
     quorums = {"ensemble_size": metadata.ensemble_size, "write_quorum": metadata.write_quorum}

@@ -1,1 +1,1 @@
-"""The state of the cluster that decisions are made from: bookies, and which ledgers each one stores."""
+"""The state of the cluster on which decisions are based: the bookies, and the ledgers that each one stores."""

@@ -35,7 +35,9 @@ from bindery_metadata.stores.store import MetadataStore, SessionState
 from bindery_recovery.cluster.lost_bookies import Change, ChangeKind, LostBookies, Observation, Phase
 
 CURSOR: Final = "lost-bookies"
+"""Name of the cursor that stores observed absences."""
 POLL_PAUSE_MIN_S: Final = 0.01
+"""Minimum pause in seconds between two polls."""
 
 log = get_logger(__name__)
 
@@ -49,9 +51,13 @@ class AuditorLimits:
     of bookies plus the time that they need to register again."""
 
     debounce_s: float = 0.5
+    """Time after a change in which further changes cause no additional poll."""
+
     poll_interval_s: float = 5.0
+    """Maximum interval between two polls."""
+
     save_interval_s: float = 5.0
-    """Interval at which observed absences are stored: a failover loses at most this much of them."""
+    """Interval at which observed absences are stored: a failover loses at most this much observed time."""
 
     retry_s: float = 5.0
     """Pause after a failure of the metadata store."""
@@ -61,7 +67,11 @@ class AuditorLimits:
     back."""
 
     marks_in_flight: int = 16
+    """Number of ledgers that an audit marks at a time."""
+
     reads_in_flight: int = 64
+    """Number of ledgers whose metadata is read at a time."""
+
     checks_in_flight: int = 8
     """Number of ledgers that the full check reads at a time."""
 
@@ -69,6 +79,7 @@ class AuditorLimits:
     """Timeout of the full check for one ledger."""
 
     replica_timeout_s: float = 120.0
+    """Timeout of the replica check for one ledger."""
 
     def __post_init__(self) -> None:
         assert self.settle_s >= 0
@@ -85,11 +96,13 @@ class BookieSnapshot:
     registered: Mapping[BookieId, bool] = field(default_factory=dict)
     """Registered bookies; True: writable."""
     known: frozenset[BookieId] = frozenset()
+    """Bookies with a cookie."""
     draining: frozenset[BookieId] = frozenset()
     draining_since_ms: Mapping[BookieId, int] = field(default_factory=dict)
     """Start of each drain. It distinguishes consecutive drains of one bookie."""
     removed: frozenset[BookieId] = frozenset()
     maintained: frozenset[BookieId] = frozenset()
+    """Bookies in maintenance."""
 
     @property
     def gone(self) -> frozenset[BookieId]:
@@ -176,7 +189,8 @@ class BookieWatch:
     # --- coroutines -----------------------------------------------------------------------------------------------
 
     async def begin(self) -> Callable[[], None]:
-        """Load the absences that the previous leader observed. Call the result to undo the registration of this watch.
+        """Load the absences that the previous leader observed. Return a function that stops following the state of the
+        session.
 
         Raises NotLeader, MetadataUnavailable.
         """

@@ -39,7 +39,8 @@ class ClusterView:
         return bookie_id not in self.bookies and self.intent(bookie_id) is Intent.MAINTENANCE
 
     def exempt_until_ms(self, bookie_id: BookieId) -> int | None:
-        """Return the end of its maintenance in ms since 1970; None: it has no end."""
+        """Return the end of the bookie's maintenance in ms since 1970; None: it has no end. The bookie must have a
+        membership."""
         return self.memberships[bookie_id].until_ms
 
     def is_gone(self, bookie_id: BookieId) -> bool:
@@ -74,7 +75,7 @@ class ClusterReader:
         self._clock_ms = clock_ms
 
     async def read(self) -> ClusterView:
-        """Raises MetadataUnavailable."""
+        """Read the bookies, memberships and cookies. Raises MetadataUnavailable."""
         bookies = await self._client.list_bookies()
         memberships = await self._memberships.all()
         return ClusterView(bookies, memberships, frozenset(await self._cookies.bookies()), self._clock_ms())

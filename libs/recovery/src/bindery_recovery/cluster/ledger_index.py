@@ -1,11 +1,11 @@
 """Build an index of ledgers by bookie from the metadata of all ledgers.
 
-| metadata of a ledger            | consequence                                                              |
-|---------------------------------|--------------------------------------------------------------------------|
-| missing since it was listed     | the ledger was deleted and is not in the index                           |
-| cannot be parsed                | its id is recorded; the index holds for other ledgers, but               |
-|                                 | "no ledger names this bookie" cannot be concluded                        |
-| the metadata store is not available | no index: the error is raised                                        |
+| metadata of a ledger          | consequence                                                                |
+|-------------------------------|----------------------------------------------------------------------------|
+| missing since it was listed   | the ledger was deleted and is not in the index                             |
+| cannot be parsed              | its id is recorded. The index is valid for the other ledgers, but does not |
+|                               | prove that no ledger names a bookie                                        |
+| metadata store is unavailable | no index: the error is raised                                              |
 
 Memory: 8 bytes per ledger and bookie, for the requested bookies; three numbers for each other bookie. Source:
 BookKeeper's BookieLedgerIndexer, which keeps sets for all bookies.
@@ -25,7 +25,9 @@ from bindery_kit.observability.logs import get_logger
 from bindery_recovery.cluster.ledger_walk import LedgerWalk, Skip
 
 READS_IN_FLIGHT: Final = 64
+"""Default number of ledgers whose metadata is read at a time."""
 UNREADABLE_KEPT_MAX: Final = 1000
+"""Maximum number of unreadable ledgers of which the index keeps the id and the reason."""
 
 log = get_logger(__name__)
 
@@ -67,7 +69,7 @@ def shares_of(metadata: LedgerMetadata) -> dict[BookieId, int]:
 
 
 def share_of(metadata: LedgerMetadata, bookies: Collection[BookieId]) -> Share:
-    """Return the replicas on `bookies`; those of several bookies are added up."""
+    """Return what `bookies` together store of the ledger."""
     entries = sum(count for bookie_id, count in shares_of(metadata).items() if bookie_id in bookies)
     return Share(entries, _length(metadata, entries))
 
@@ -80,6 +82,7 @@ def _length(metadata: LedgerMetadata, entries: int) -> int | None:
 
 
 def members_of(metadata: LedgerMetadata) -> frozenset[BookieId]:
+    """Return all bookies that the metadata names, in any segment."""
     return frozenset(bookie_id for segment in metadata.segments for bookie_id in segment.ensemble)
 
 
@@ -98,6 +101,7 @@ class LedgerIndex:
     """The result of one complete read of all metadata."""
 
     is_wanted: Callable[[BookieId], bool]
+    """Selects the bookies whose ledgers are listed."""
     ledger_count: int = 0
     totals: dict[BookieId, BookieTotals] = field(default_factory=dict)
     unreadable: dict[LedgerId, str] = field(default_factory=dict)
@@ -106,12 +110,12 @@ class LedgerIndex:
     _ledgers: dict[BookieId, "array[int]"] = field(default_factory=dict)
 
     def ledgers_of(self, bookie_id: BookieId) -> "array[int]":
-        """Return the ids of ledgers that name the bookie, ascending. The bookie must be a requested one."""
+        """Return the ids of ledgers that name the bookie, ascending. `is_wanted` must select the bookie."""
         assert self.is_wanted(bookie_id)
         return self._ledgers.get(bookie_id) or array("q")
 
     def bookies_by_ledger(self, bookies: Collection[BookieId]) -> Mapping[LedgerId, tuple[BookieId, ...]]:
-        """Return each ledger that names some of these bookies, ascending, with those that it names."""
+        """Return each ledger that names at least one of `bookies`, ascending, with those of `bookies` that it names."""
         found: dict[int, tuple[BookieId, ...]] = {}
         for bookie_id in sorted(bookies):
             for ledger_id in self.ledgers_of(bookie_id):
@@ -120,7 +124,7 @@ class LedgerIndex:
 
     @property
     def is_complete(self) -> bool:
-        """Whether it can be concluded that no ledger names a bookie."""
+        """Whether the metadata of all ledgers was read, so that a bookie without ledgers here is named by none."""
         return self.unreadable_count == 0
 
     def add(self, ledger_id: LedgerId, metadata: LedgerMetadata) -> None:

@@ -1,4 +1,4 @@
-"""Visit many ledgers in order: bounded, paced, with one rule for what goes wrong at a single ledger.
+"""Visit many ledgers in order, with bounded concurrency and rate, and with one rule for the errors of a single visit.
 
 All checks that go over the ledgers use `LedgerWalk`: the full check, the replica check, the placement check, the check
 of recently closed ledgers, the index of ledgers by bookie, and the wait for a drain. A walk yields one result for each
@@ -10,7 +10,8 @@ ledger, in the order of the ledger ids, while up to `in_flight` visits run at th
 | raises NoSuchLedger                               | Skip.DELETED                                             |
 | raises Corrupt or BadVersion                      | Skip.UNREADABLE, logged                                  |
 | takes longer than `timeout_s`                     | Skip.HUNG, logged                                        |
-| finds the metadata store or the leadership lost   | the walk ends with the error; it may be resumed later    |
+| raises NotLeader, MetadataUnavailable or          | the walk ends with the error; it may be resumed later    |
+| MetadataOutcomeUnknown                            |                                                          |
 | raises anything else                              | Skip.FAILED, logged, if `failed_event` is set; otherwise |
 |                                                   | the walk ends with the error                             |
 """
@@ -48,14 +49,14 @@ class Skip(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LedgerWalk:
-    """How to walk. `run` may be called any number of times."""
+    """Limits and log events of a walk. `run` may be called any number of times."""
 
     in_flight: int
     """Maximum number of visits at the same time."""
     rate: float | None = None
     """Maximum number of ledgers per second; None: no limit."""
     may_go_on: Callable[[], Awaitable[None]] | None = None
-    """Returns when the next ledger may be visited."""
+    """Returns when the next ledger may be visited; None: visits never wait."""
     timeout_s: float | None = None
     """Maximum duration of one visit in seconds; None: no limit."""
     hung_event: str = ""
@@ -70,7 +71,7 @@ class LedgerWalk:
     ) -> "contextlib.aclosing[AsyncGenerator[tuple[LedgerId, R | Skip], None]]":
         """Return the results as a context manager: leaving it cancels the visits that are still running.
 
-        `ledgers`: ids, ascending. `start_at`: smaller ids are passed over.
+        `ledgers`: ids, ascending. `start_at`: the lowest id to visit; smaller ids are skipped.
         """
 
         async def result(ledger_id: LedgerId) -> tuple[LedgerId, R | Skip]:

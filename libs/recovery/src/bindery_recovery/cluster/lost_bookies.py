@@ -97,7 +97,8 @@ class Absence:
 
 @dataclass(slots=True)
 class LostBookies:
-    """`now_s`: a monotonic clock (the loop's) in seconds. `now_ms`: the wall clock."""
+    """The absent bookies, and whether they are lost. `now_s`: a monotonic clock (the loop's) in seconds. `now_ms`: the
+    wall clock."""
 
     delay_s: float
     settle_s: float

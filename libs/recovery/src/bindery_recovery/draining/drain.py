@@ -9,12 +9,12 @@ any time.
 The remaining ledgers are read from ledger metadata each time, and no other state is stored: a client that follows a
 drain may stop and continue later, and several may follow at once. Nothing is changed on the bookie itself: Bindery's
 bookies turn read-only on their own. As long as a bookie is registered as writable, a new ledger may be placed on it at
-any moment. A bookie is therefore reported as empty only if it was read-only or absent before the listing started that
-found no ledger.
+any moment. Therefore a bookie is reported as empty only if a listing of the ledgers finds none that names it, and the
+bookie was read-only or absent before the listing started.
 
-A drain is refused if fewer writable bookies, neither draining nor in maintenance, would remain than the largest
-ensemble of a ledger that names the bookie requires. No bookie may be in an ensemble twice, so that ledger could never
-move.
+A drain is refused if too few bookies would remain for the largest ensemble of the ledgers that name the bookie: no
+bookie may be in an ensemble twice, so the replicas of that ledger could never move. Only writable bookies whose
+membership is active count.
 """
 
 import asyncio
@@ -48,7 +48,9 @@ from bindery_recovery.records.drain_end import drain_finished, is_drain_end_reco
 from bindery_recovery.records.reasons import marked_for
 
 READS_IN_FLIGHT: Final = 64
+"""Maximum number of ledgers whose metadata is read at a time."""
 POLL_S: Final = 1.0
+"""Default minimum pause in seconds between two polls of the progress."""
 POLL_SHARE: Final = 5
 """Minimum pause between two polls, as a multiple of the time that a poll takes, so that polling causes little load."""
 RATE_WINDOW_S: Final = 30.0
@@ -56,6 +58,7 @@ RATE_WINDOW_S: Final = 30.0
 RECORDS_READ_MAX: Final = 200
 """Maximum number of recovery records that are read to report obstacles."""
 SHOWN_MAX: Final = 5
+"""Maximum number of ledgers listed in a message."""
 
 
 class CannotDrain(Conflict):
@@ -329,7 +332,7 @@ class BookieEmptier:
     async def retire(self, bookie_id: BookieId) -> bool:
         """Delete the cookie of a removed bookie that no ledger names any more. Return False if it had none.
 
-        Raises CannotRecover, without deleting anything, while the bookie is registered or named.
+        Raises CannotRecover, without deleting anything, while the bookie is registered or a ledger names it.
         """
         plan = await self.plan_recovery(bookie_id)
         if plan.holdings.ledgers or plan.holdings.unreadable:
@@ -353,8 +356,8 @@ class BookieEmptier:
     async def follow(
         self, started: Started, *, pause: Callable[[float], Awaitable[None]] = asyncio.sleep, poll_s: float = POLL_S
     ) -> AsyncIterator[Progress]:
-        """Yield the progress repeatedly; the last one is `done`: a listing of all ledgers that started after the bookie
-        had become read-only or absent found no ledger that names it.
+        """Yield the progress repeatedly. The last one is `done`: no ledger names the bookie, according to a listing of
+        all ledgers that started after the bookie was read-only or absent.
 
         Ends early, without `done`, if only unrecoverable ledgers are left.
         """
@@ -493,7 +496,7 @@ class _Pace:
         self.widen(self.begin)
 
     def widen(self, holdings: Holdings) -> None:
-        """Raise the totals if more was found than at the start: ledgers that were open then, or new ones."""
+        """Raise the totals if `holdings` exceeds them, because ledgers were open at the start or are new."""
         self.ledgers_total = max(self.ledgers_total, len(holdings.ledgers))
         self.size_total = max(self.size_total, holdings.size)
 

@@ -1,12 +1,12 @@
 """Check whether bookies may be restarted one by one, or removed. The check changes nothing.
 
-During an upgrade each bookie is unavailable for a while: an entry that already misses one copy would miss two. Removing
-a bookie loses what only that bookie holds. An upgrade is refused in these cases:
+During an upgrade each bookie is unavailable for a while, so an entry with one missing replica would then have two.
+Removing a bookie loses the entries that only this bookie holds. An upgrade is refused in these cases:
 
 | reason           | condition                                                                 | what to do           |
 |------------------|---------------------------------------------------------------------------|----------------------|
 | under_replicated | a ledger is marked                                                        | wait for the repair  |
-| unknown_copies   | a ledger was closed without knowing of all copies, and is not checked yet | wait for the auditor |
+| unknown_copies   | a closed ledger has a closing record: its replicas are not checked yet    | wait for the auditor |
 | lost             | a known bookie is not registered, and neither in maintenance nor removed  | start or recover it  |
 | not_drained      | a bookie to be removed is writable or holds ledgers                       | `drain --wait`       |
 | not_named        | no known bookie has an id that matches the template of ids                | fix the template     |
@@ -24,10 +24,10 @@ a bookie loses what only that bookie holds. An upgrade is refused in these cases
 What a draining bookie holds is read from the metadata of all ledgers. The result counts only if the bookie was
 registered as read-only before they were read: a writable bookie may receive new ledgers at any time.
 
-A rollback (`only_going`) may be the fix for an outage. It is refused only for a bookie that is to be removed, is not
-marked as removed, and is named by a ledger. It need not have been drained, because bookies that failed to start have to
-be taken back as they are. A ledger that is created between the check and their removal may name them: it loses these
-copies, as if the bookies had failed.
+A rollback (`only_going`) may be needed to end an outage, so it is refused in fewer cases: only if a ledger names a
+bookie that is to be removed and whose membership is not `removed`, or if no bookie id matches the template. The bookies
+need not have been drained, because bookies that failed to start must be removable. A ledger that is created between the
+check and their removal may name them: it loses these copies, as if the bookies had failed.
 
 A cluster that is not initialized passes: it holds nothing.
 """
@@ -89,9 +89,11 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How many bookies are to stay: those with the ordinals 0 to `bookies` - 1."""
+    """The bookies that are to stay: those with the ordinals 0 to `bookies` - 1. Those with higher ordinals are to be
+    removed."""
 
     bookies: int
+    """Number of bookies that stay."""
     id_template: str
     """A bookie id with `{}` in place of the ordinal."""
 
@@ -106,6 +108,7 @@ class Scale:
         return None if found is None else int(found[1])
 
     def goes(self, bookie_id: str) -> bool:
+        """Return True if the bookie is to be removed."""
         ordinal = self.ordinal(bookie_id)
         return ordinal is not None and ordinal >= self.bookies
 
@@ -171,8 +174,8 @@ def _marks(marked: list[LedgerId], *, is_paused: bool) -> list[Refusal]:
 
 
 async def _noted(store: MetadataStore, ledgers: LedgerManager, marked: frozenset[LedgerId]) -> list[LedgerId]:
-    """Return closed ledgers with a closing record, which have not been checked since. Marked ledgers are left out,
-    because they are refused anyway; an open ledger is completed by its writer or by recovery."""
+    """Return the ledgers with a closing record that are closed, or whose state is unknown. Marked ledgers are left out
+    because they are refused anyway, and open ones because their writer or recovery completes them."""
     found = []
     ledger_ids = [one for one in await ClosingRecords(store).ledger_ids() if one not in marked]
     for ledger_id in ledger_ids[:NOTES_READ_MAX]:
@@ -226,7 +229,7 @@ class _Members:
     status: ClusterStatus
     intents: Mapping[BookieId, Intent]
     holdings: Mapping[BookieId, Holdings]
-    """Ledgers of the draining bookies, or of those that leave."""
+    """Ledgers by bookie, for the draining bookies or for those that are to be removed."""
     were_writable: frozenset[str]
     """Bookies registered as writable before the ledgers were read."""
 
@@ -263,7 +266,8 @@ class _Members:
         return found
 
     def refusals_of_going(self, scale: Scale) -> list[Refusal]:
-        """Requires the holdings of the bookies that leave. A bookie that has registered since holds no data yet."""
+        """Return the refusals of a rollback. `holdings` must be those of the bookies to be removed. A bookie that has
+        registered since they were read holds no data yet."""
         found = _names(_bookies(self.status), scale)
         for bookie_id in self.holdings:
             intent = self.intents.get(bookie_id, Intent.ACTIVE)

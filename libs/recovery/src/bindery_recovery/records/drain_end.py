@@ -10,16 +10,19 @@ from bindery_core.ids import BookieId
 from bindery_metadata.recovery.recovery_records import HistoryEvent, RecoveryRecords
 
 HISTORY_READ_MAX: Final = 100
+"""Maximum number of recent events that are searched for the end of a drain."""
 
 
 def drain_finished(bookie_id: BookieId, now_ms: int, **fields: Any) -> HistoryEvent:
+    """Return the event of a finished drain: no ledger names the bookie any more."""
     return HistoryEvent(
         now_ms, "drain_finished", f"no ledger names {bookie_id} any more", {"bookie_id": bookie_id, **fields}
     )
 
 
 def drain_goes_on(bookie_id: BookieId, now_ms: int, *, ledgers: int) -> HistoryEvent:
-    """The end was reported too early: a client with a stale bookie list chose the bookie for new ledgers."""
+    """Return the event of a drain whose end was reported too early, because a client with a stale bookie list placed
+    new ledgers on the bookie."""
     text = f"the drain of {bookie_id} continues: {ledgers} new ledgers name it"
     return HistoryEvent(now_ms, "drain_goes_on", text, {"bookie_id": bookie_id, "ledgers": ledgers})
 

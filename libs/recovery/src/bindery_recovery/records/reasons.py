@@ -1,4 +1,4 @@
-"""The recovery record of a marked ledger, and which reason is kept if a ledger is marked again before it is repaired.
+"""Build the recovery record of a marked ledger. Of several reasons for a mark, the strongest is recorded.
 
 For a lost bookie, a repair reads only the first and the last entry of each fragment. This does not find a hole that a
 writer, a reader or a check of all entries has reported. Such a reason is therefore never replaced by a weaker one.
@@ -15,7 +15,7 @@ CHECKED_ALL: Final = frozenset({Reason.ENTRY_MISSING, Reason.REPORTED_BY_WRITER}
 
 
 def stronger(standing: Reason, new: Reason) -> Reason:
-    """Return the reason that requires more entries to be read; of two equals, the present one."""
+    """Return the reason that requires more entries to be read; `standing` if both require the same."""
     return new if new in CHECKED_ALL and standing not in CHECKED_ALL else standing
 
 

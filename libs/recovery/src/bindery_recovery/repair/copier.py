@@ -5,11 +5,11 @@ unchanged on all targets that lack it. A target is done only when all its entrie
 metadata name it. If copying is interrupted, the replicas stored so far are not referenced by any metadata, and the copy
 can be repeated.
 
-An entry that no bookie can return fails every target that needs it. A replacement then gets no further entries: the
+If no bookie can return an entry, every target that needs it fails. A replacement then gets no further entries: the
 metadata must not name it, because the bookie that it was to replace may return with that entry. A bookie that the
-metadata already names still gets all other entries, unless they would have to be read from a bookie that does not
-respond. The next attempt passes the unreadable entries in `first`: they are read before the others, so that a fragment
-with a hole is not copied up to the hole each time.
+metadata already names still gets all other entries, unless a source did not respond, because each further read may take
+a full timeout. The next attempt passes the unreadable entries in `first`: they are read before the others, so that a
+fragment with a hole is not copied up to the hole each time.
 
 A bookie that reports lost storage (UNKNOWN_LEDGER_STATE) is not a source, but its answer is not "no such entry" either:
 as long as it may refill its storage, an entry that no other bookie has is not lost.
@@ -40,12 +40,16 @@ from bindery_recovery.budget import RepairBudget
 from bindery_recovery.checks.checker import timed_read
 
 BATCH_ENTRIES_MAX: Final = 100
+"""Maximum number of entries in a batch."""
 FIRST_BATCH_ENTRIES: Final = 8
+"""Number of entries in the first batch, when their size is unknown."""
 BATCH_SIZE_MAX: Final = 512 * 1024
+"""Maximum target size of a batch in bytes."""
 BATCH_SIZE_MIN: Final = 64 * 1024
+"""Minimum target size of a batch in bytes."""
 BATCH_S: Final = 0.1
-"""Target duration of a batch in seconds at the present rate; its size in bytes is estimated from the largest entry of
-the previous batch, between the two limits above. At a low rate this keeps bursts small."""
+"""Target duration of a batch in seconds at the present rate, which determines its target size. At a low rate this keeps
+bursts small. The number of entries follows from the largest entry of the previous batch."""
 BATCH_SIZE_HELD_MAX: Final = 8 * 2**20
 """Maximum bytes of a batch in memory, except for a single larger entry: entries may be far larger than those before.
 The entries beyond the limit are read again, in a smaller batch."""
@@ -64,7 +68,8 @@ class Target:
 
     fragment: Fragment
     new: BookieId
-    """The fragment's own bookie: its missing entries are restored."""
+    """The receiving bookie. If it is the fragment's own bookie, its missing entries are restored; otherwise it replaces
+    that bookie."""
     only: frozenset[int] | None = None
     """Entries to copy; None: the whole fragment."""
 
@@ -82,12 +87,12 @@ class Sources:
     """What is known about the bookies when copying begins."""
 
     bookies: Collection[BookieId]
-    """Registered."""
+    """Registered bookies."""
     gone: Collection[BookieId] = ()
     """Bookies that are not registered and will not return."""
     refilling: Collection[BookieId] = ()
     bad: Mapping[BookieId, Collection[int]] = field(default_factory=dict)
-    """Entries of the segment of which a bookie has no good replica, as far as known."""
+    """Entries of the segment that are known to be missing or corrupt, by bookie."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,16 +102,19 @@ class CopyFailure:
     obstacle: Obstacle
     detail: str
     is_final: bool = False
-    """No bookie that may return has a replica."""
+    """Whether no bookie that is registered or may return has a good replica."""
     refusing: BookieId | None = None
     """The target that rejected entries."""
 
 
 @dataclass(slots=True)
 class CopyResult:
+    """The result of copying one segment."""
+
     done: list[Target] = field(default_factory=list)
+    """Targets that have received all their entries."""
     failed: dict[int, CopyFailure] = field(default_factory=dict)
-    """By ensemble index."""
+    """Failures of the other targets, by ensemble index."""
     is_abandoned: bool = False
     """Whether the copies were no longer needed; `done` is then empty."""
     unreadable: list[int] = field(default_factory=list)
@@ -117,7 +125,7 @@ class CopyResult:
 
 
 class Copier:
-    """`on_copied` is called after each batch: replicas stored, bytes."""
+    """Copies entries. `on_copied(replicas, bytes)` is called after each batch."""
 
     def __init__(
         self, client: LedgerClient, budget: RepairBudget, *, on_copied: Callable[[int, int], None] = lambda *_: None
@@ -243,7 +251,8 @@ class _Run:
     # --- reading --------------------------------------------------------------------------------------------------
 
     async def _read(self, batch: Sequence[int]) -> dict[int, bytes]:
-        """Return good frames by entry id. Targets that need an entry which could not be read have failed."""
+        """Return good frames by entry id. Record a failure for each target that needs an entry which no bookie
+        returned."""
         frames: dict[int, bytes] = {}
         why_not: dict[int, dict[BookieId, _WhyNot]] = {entry_id: {} for entry_id in batch}
         too_much: set[int] = set()
@@ -388,9 +397,9 @@ class _WhyNot:
 
     text: str
     is_definite: bool = False
-    """It will never be a source of the entry."""
+    """Whether the bookie will never be a source of the entry."""
     is_silence: bool = False
-    """The bookie did not answer a read; each further read may take a full timeout."""
+    """Whether the bookie did not answer a read; each further read may take a full timeout."""
 
 
 _REFILLING: Final = _WhyNot("is refilling its lost storage")

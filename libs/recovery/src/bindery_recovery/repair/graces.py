@@ -31,7 +31,7 @@ class _Absence:
 
 
 class Graces:
-    """Start of each absence, by ledger, in seconds of the event loop's clock."""
+    """The grace periods of one worker, by ledger. They are measured by the event loop's clock."""
 
     def __init__(self, grace_s: float) -> None:
         self._grace_s = grace_s

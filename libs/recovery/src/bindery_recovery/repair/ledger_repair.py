@@ -45,7 +45,7 @@ from bindery_recovery.repair.graces import Graces
 from bindery_recovery.repair.repair_plan import AttemptState, Outcome, Problem, place_of
 
 ROUNDS_MAX: Final = 20
-"""Maximum number of checks in one attempt. Each but the last one changed something."""
+"""Maximum number of rounds in one attempt. A round is repeated only if it changed something."""
 
 log = get_logger(__name__)
 
@@ -81,7 +81,7 @@ class Observer(Protocol):
 
 
 class LedgerRepair:
-    """One attempt: create one object for each."""
+    """One attempt; create a new object for each attempt."""
 
     def __init__(
         self,
@@ -108,8 +108,9 @@ class LedgerRepair:
         self._has_changed = False
         """Whether this round changed something, so that another round may make progress."""
         self.was_fenced = False
+        """Whether this attempt closed the ledger, which fenced its writer."""
         self.unsure: dict[str, int] = dict(unsure or {})
-        """Bookies that did not report their entries, and in how many attempts in a row."""
+        """Number of consecutive attempts in which a bookie did not report its entries, by bookie."""
 
     @property
     def unreadable(self) -> set[int]:
@@ -156,7 +157,7 @@ class LedgerRepair:
     # --- checks ---------------------------------------------------------------------------------------------------
 
     async def _check(self, metadata: LedgerMetadata, view: ClusterView, depth: Depth) -> LedgerCheck:
-        """Check all closed fragments to `depth`, and those of bookies that miss an entry completely."""
+        """Check all closed fragments to `depth`, and all entries of bookies that miss an entry."""
         check = await check_ledger(
             self._client,
             self._ledger_id,
@@ -252,7 +253,7 @@ class LedgerRepair:
         *,
         exclude: Mapping[BookieId, str],
     ) -> Mapping[int, BookieId]:
-        """Return new bookies by ensemble index; none if there are too few."""
+        """Return the new bookies by ensemble index; empty if there are not enough bookies."""
         try:
             return await self._client.choose_replacements(
                 ensemble, failed, write_quorum=metadata.write_quorum, exclude=exclude

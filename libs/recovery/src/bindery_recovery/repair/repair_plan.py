@@ -1,18 +1,18 @@
-"""Decisions of one repair attempt, without I/O: what is known goes in, what to do comes out.
+"""Decide what one repair attempt does, without I/O.
 
 `ledger_repair` reads the metadata and the cluster, checks the fragments, calls these functions and carries out the
-result. All functions are pure, except that `AttemptState` collects what the attempt has learned so far.
+result. All functions are pure, except that `AttemptState` collects what the attempt has found so far.
 
 | fragment      | condition                                                          | decision                      |
 |---------------|--------------------------------------------------------------------|-------------------------------|
 | MISSING       | its bookie is writable                                             | restore the missing entries   |
-| MISSING       | it was restored in this attempt, and no bookie has the other       | keep it; report the obstacle  |
-|               | entries                                                            |                               |
+| MISSING       | its bookie was restored in this attempt, and no bookie has the     | keep it; report the obstacle  |
+|               | entries that are still missing                                     |                               |
 | MISSING       | otherwise                                                          | replace the bookie            |
 | LOST          | its bookie is in maintenance                                       | wait                          |
 | LOST, LEAVING | otherwise                                                          | replace the bookie            |
 | REFILLING     |                                                                    | wait                          |
-| UNSURE        | fewer than UNSURE_ATTEMPTS_MAX attempts in a row found it so       | wait, check again             |
+| UNSURE        | in fewer than UNSURE_ATTEMPTS_MAX attempts in a row                | wait, check again             |
 | UNSURE        | otherwise                                                          | replace the bookie            |
 
 A restored bookie receives the entries that it lacks, and the metadata stays as it is. A replacement receives the
@@ -39,7 +39,7 @@ from bindery_recovery.records import sentences
 from bindery_recovery.repair.copier import CopyResult, Target
 
 UNSURE_ATTEMPTS_MAX: Final = 3
-"""Attempts in a row in which a bookie does not report its entries, after which it is replaced."""
+"""Number of consecutive attempts in which a bookie does not report its entries, after which it is replaced."""
 REFILL_PAUSE_S: Final = 10.0
 """Seconds until a bookie that refills its storage is checked again."""
 MAINTENANCE_PAUSE_MAX_S: Final = 60.0
@@ -62,8 +62,9 @@ class Problem:
     obstacle: Obstacle
     detail: str
     is_final: bool = False
-    """No bookie that may return has the entry."""
+    """Whether no bookie that is registered or may return has a good replica of some entry."""
     retry_s: float | None = None
+    """Seconds until the next attempt; None: the usual back-off."""
     state: RecoveryState = RecoveryState.BLOCKED
 
 
@@ -94,16 +95,16 @@ _SEVERITY: Final = (
     Obstacle.PAUSED,
     Obstacle.NONE,
 )
-"""Of several obstacles, the first one in this order is reported."""
+"""Obstacles from most to least severe. Of several obstacles, the most severe one is reported."""
 assert set(_SEVERITY) == set(Obstacle)
 
 
 @dataclass(slots=True)
 class AttemptState:
-    """What one attempt has learned so far."""
+    """What one attempt has found so far."""
 
     unsure_before: Mapping[str, int] = field(default_factory=dict)
-    """Bookies that did not report their entries, and in how many attempts in a row before this one."""
+    """Number of consecutive attempts before this one in which a bookie did not report its entries, by bookie."""
     unreadable: set[int] = field(default_factory=set)
     """Entries that no bookie could return when they were last read. The next copy reads them first."""
     incomplete: set[BookieId] = field(default_factory=set)
@@ -116,7 +117,8 @@ class AttemptState:
     """Bookies that did not accept copies, with the reason."""
 
     def unsure_attempts(self, bookie_id: BookieId) -> int:
-        """Return the number of attempts in a row in which the bookie did not report, including this one."""
+        """Return the number of consecutive attempts, including this one, in which the bookie did not report its
+        entries."""
         return self.unsure_before.get(bookie_id, 0) + 1
 
     def copied(self, targets: Sequence[Target], result: CopyResult) -> tuple[list[Problem], bool]:
@@ -148,11 +150,11 @@ class SegmentPlan:
     problems: list[Problem] = field(default_factory=list)
     """Fragments that have to wait."""
     restore: list[Target] = field(default_factory=list)
-    """Bookies that receive what they lack."""
+    """Bookies that receive the entries that they lack."""
     replace: dict[int, FragmentCheck] = field(default_factory=dict)
     """Fragments whose bookie is replaced, by ensemble index."""
     unsure: set[BookieId] = field(default_factory=set)
-    """Bookies that are checked again because they did not report."""
+    """Bookies that are checked again because they did not report their entries."""
 
 
 def plan_segment(bad: Sequence[FragmentCheck], view: ClusterView, attempt: AttemptState) -> SegmentPlan:
@@ -195,7 +197,8 @@ class TailPlan:
 
 
 def plan_tail(tail: OpenTail, view: ClusterView) -> TailPlan:
-    """A member is missing if it is not registered, or if it is leaving: a draining bookie is usually registered."""
+    """Decide for each member of the last ensemble. A member is missing if it is not registered or is leaving, because a
+    draining bookie is usually registered."""
     plan = TailPlan()
     for index, bookie_id in enumerate(tail.ensemble):
         if view.is_exempt(bookie_id):
@@ -235,12 +238,12 @@ def outcome_of_problems(check: LedgerCheck, problems: Sequence[Problem]) -> Outc
 
 
 def paused() -> Problem:
-    """Automatic recovery is disabled."""
+    """Return the problem of a ledger while automatic recovery is disabled."""
     return Problem(Obstacle.PAUSED, sentences.paused(), retry_s=0.0, state=RecoveryState.WAITING)
 
 
 def in_grace(ledger_id: LedgerId, missing: Collection[BookieId], left_s: float) -> Problem:
-    """The writer of an open ledger has `left_s` seconds left to replace the missing bookies."""
+    """Return the problem of an open ledger whose writer has `left_s` seconds left to replace the missing bookies."""
     detail = sentences.grace(ledger_id, list(missing), left_s)
     return Problem(Obstacle.LEDGER_OPEN, detail, retry_s=left_s, state=RecoveryState.WAITING)
 

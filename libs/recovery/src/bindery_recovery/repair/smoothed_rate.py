@@ -11,7 +11,7 @@ SMOOTHING: Final = 0.3
 
 
 class SmoothedRate:
-    """A rate per second. Zeros before the first other value are ignored, also after a long idle time."""
+    """A rate per second. Zeros before the first nonzero rate are ignored, also after a long idle time."""
 
     def __init__(self) -> None:
         self._sum = 0.0

@@ -51,6 +51,7 @@ from bindery_recovery.repair.smoothed_rate import SmoothedRate
 from bindery_recovery.settings import RecoverySettings
 
 BACKOFF_MIN_S: Final = 5.0
+"""First delay in seconds after a failed attempt; it doubles with each further one."""
 BACKOFF_MAX_S: Final = 300.0
 """Maximum seconds between two attempts at a ledger. Source: lockReleaseOfFailedLedgerGracePeriod."""
 JITTER: Final = 0.25
@@ -60,6 +61,7 @@ CLUSTER_POLL_S: Final = 2.0
 RETRY_REQUEST_POLL_S: Final = 10.0
 """Interval in seconds at which the records of parked ledgers are read, because an operator may request a retry."""
 RETRY_REQUEST_READS_MAX: Final = 200
+"""Maximum number of records read for this in one pass."""
 SWEEP_S: Final = 600.0
 """Interval in seconds at which records without a mark are searched for."""
 SEARCH_S: Final = 30.0
@@ -82,13 +84,14 @@ class WorkerStats:
 
     ledgers_healed: int = 0
     ledgers_without_need: int = 0
-    """Of those healed: no entry had to be copied."""
+    """Of the healed ledgers, those for which no entry had to be copied."""
     ledgers_deleted: int = 0
-    """Of those healed: the ledger had been deleted."""
+    """Of the healed ledgers, those that had been deleted."""
     ledgers_fenced: int = 0
+    """Open ledgers that were fenced and closed."""
     attempts_failed: int = 0
     locks_lost: int = 0
-    """Repaired, but the mark was kept: it was renewed, or the lock was lost."""
+    """Repaired ledgers whose mark was kept, because it was renewed or the lock was lost."""
     entries_copied: int = 0
     bytes_copied: int = 0
     seconds_busy: float = 0.0
@@ -154,6 +157,7 @@ class ReplicationWorker:
 
     @property
     def parked(self) -> int:
+        """Number of parked ledgers."""
         return len(self._parked)
 
     def retry_now(self) -> None:
@@ -163,6 +167,7 @@ class ReplicationWorker:
         self._wake()
 
     def report(self) -> WorkerReport:
+        """Return the present state of this worker."""
         ledger_id, state = next(iter(self._current.items()), (None, "idle" if self._is_enabled_now else "paused"))
         return WorkerReport(
             self.name,
@@ -227,8 +232,8 @@ class ReplicationWorker:
         woken.set()
 
     async def _watch_marks(self) -> None:
-        """Wake the workers when there are new marks; a poll without new marks must not make every worker search the
-        tree."""
+        """Wake the workers when there are new marks. A poll that finds no new marks wakes none, so that the workers do
+        not search the tree in vain."""
         while True:
             if await self._marks.wait_for_marks():
                 self._wake()
@@ -347,7 +352,8 @@ class ReplicationWorker:
         )
 
     async def _remove(self, record: RecoveryRecord) -> None:
-        """Remove the record after its mark. If it changed since, it may belong to a new mark and is examined later."""
+        """Remove the record of a ledger whose mark was removed. If the record has changed since, it may belong to a new
+        mark and is examined later."""
         if record.version == NOT_STORED:
             self._leftovers.add(record.ledger_id)
             return
@@ -357,7 +363,8 @@ class ReplicationWorker:
             self._leftovers.add(record.ledger_id)
 
     async def _remove_leftovers(self) -> None:
-        """Remove records without a mark, left behind by workers that were stopped in between or wrote too late."""
+        """Remove records without a mark. They remain if a worker stops after it removed the mark, or writes the record
+        after that."""
         leftovers, self._leftovers = self._leftovers, set()
         now = asyncio.get_running_loop().time()
         if now >= self._sweep_at:

@@ -1,8 +1,8 @@
 """Explain in one sentence why a ledger is not repaired, and what to do. Pure.
 
-The facts are checked in the order in which they decide: whether anything is missing, whether recovery is enabled,
-whether a worker runs, and which obstacle the last attempt met. The present state of the cluster is taken into account,
-so that the sentence does not ask for a bookie that has joined since that attempt.
+The first fact that explains the state decides: the ledger is not marked, recovery is disabled, no worker runs, or the
+last attempt met an obstacle. The present state of the cluster is taken into account, so that the sentence does not ask
+for a bookie that has joined since that attempt.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +21,7 @@ from bindery_recovery.records.reasons import REASON_WORDS
 from bindery_recovery.records.sentences import counted, listed, size, span
 
 REPORT_STALE_S: Final = 30.0
-"""Seconds after which a worker without a new report counts as stopped."""
+"""Seconds without a new report after which a worker counts as stopped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class Known:
     verified: Verified | None = None
     """When an audit last found the ledger whole; None: unknown."""
     closing: ClosingRecord | None = None
-    """Set if a client closed the ledger without knowing of all copies, and no check has found it whole since."""
+    """Closing record of the ledger; None: there is none. It is removed when a check finds the ledger whole."""
 
     @property
     def now_ms(self) -> int:
@@ -53,10 +53,13 @@ class Known:
 
     @property
     def fresh_workers(self) -> Sequence[WorkerReport]:
+        """Reports of workers that are running."""
         return [one for one in self.workers if self.now_ms - one.at_ms < REPORT_STALE_S * 1000]
 
 
 class Explanation(NamedTuple):
+    """The answer for one ledger."""
+
     sentence: str
     """Begins with a capital letter and ends with a full stop."""
     waits: bool

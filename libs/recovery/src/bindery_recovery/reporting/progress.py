@@ -1,13 +1,13 @@
-"""The progress of recovery: remaining work, rate and estimated end, or the reason why there is no estimate.
+"""Report the progress of recovery: remaining work, rate and estimated end, or why there is no estimate.
 
 `collect` reads a Snapshot from the metadata; `summarize`, which is pure, turns it into Progress. ProgressCollector does
 both for callers that ask repeatedly (metrics, HTTP) and limits how often the metadata is read.
 
 Basis of the estimate
-- Bytes left: of marked ledgers that can be repaired now. If the record of a closed ledger has no size (a writer
-  reported it, or a tool that writes no records marked it), the size is everything that the ledger's metadata assigns to
-  the bookies of the mark: at least as much as has to be copied. A ledger of unknown size, such as an open one, counts
-  as the mean of the others.
+- Bytes left: of marked ledgers that can be repaired now. The record of a closed ledger has no size if a writer reported
+  the ledger, or if a tool that writes no records marked it. Its size is then everything that the ledger's metadata
+  assigns to the bookies of the mark, which is at least as much as has to be copied. A ledger of unknown size, such as
+  an open one, counts as the mean of the others.
 - Rate: bytes that workers copied in the last PACE_WINDOW_S; before enough samples exist, the rates that the workers
   report.
 - Blocked and unrecoverable ledgers are not included: the end of their obstacle cannot be predicted.
@@ -52,13 +52,16 @@ PACE_SPAN_MIN_S: Final = 10.0
 REPORT_FRESH_S: Final = 60.0
 """Maximum age in seconds of a worker's reported rate: an idle worker reports nothing."""
 AGE_BUCKETS_S: Final = (60, 600, 3600, 21_600, 86_400, 604_800)
+"""Age limits in seconds by which marked ledgers are counted."""
 SIZES_READ_MAX: Final = 10_000
-"""Maximum number of ledgers whose metadata are read because their records have no size."""
+"""Maximum number of ledgers whose metadata is read because their records have no size."""
 SIZES_IN_FLIGHT: Final = 64
+"""Maximum number of these ledgers read at a time."""
 CLOSINGS_READ_MAX: Final = 1_000
 """Maximum number of closing records that are read for their age. Further ones have higher ledger ids and are usually
 younger."""
 COLLECT_INTERVAL_S: Final = 5.0
+"""Default minimum time in seconds between two reads."""
 COLLECT_SHARE: Final = 10
 """Minimum time between two reads, as a multiple of the duration of a read."""
 
@@ -85,7 +88,7 @@ class Snapshot:
     ledger_check: Mapping[str, Any] = field(default_factory=dict)
     """The cursor of `full_check`."""
     shares: Mapping[LedgerId, Share] = field(default_factory=dict)
-    """What the bookies of a mark should store of a closed ledger, if its record has no size."""
+    """What the bookies of the mark should store, for each closed ledger whose record has no size."""
     closings: int = 0
     """Number of ledgers with a closing record: closed, or being closed, and not yet found whole."""
     closing_notes: Sequence[ClosingRecord] = ()
@@ -156,7 +159,7 @@ class Progress:
     bytes_left: int
     """Known bytes to copy, of all marked ledgers that are not unrecoverable."""
     entries_left: int
-    """Replicas to create, likewise."""
+    """Known number of replicas to create, of the same ledgers."""
     unknown_size: int
     """Marked ledgers with an unknown amount of missing data."""
     rate_bytes_per_s: float
@@ -184,7 +187,7 @@ class Progress:
 
 
 class Pace:
-    """The rate at which workers copy, over the last PACE_WINDOW_S of work."""
+    """The rate at which all workers copy, averaged over the last PACE_WINDOW_S of work."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[int, int]] = deque()
@@ -226,7 +229,7 @@ async def collect(
     memberships: MembershipStore,
     clock_ms: Callable[[], int],
 ) -> Snapshot:
-    """Read the state of healing: two nodes for each marked ledger, three if its record has no size.
+    """Read the state of recovery: two nodes for each marked ledger, three if its record has no size.
 
     Raises MetadataUnavailable.
     """
@@ -266,7 +269,8 @@ async def collect(
 async def _shares(
     store: MetadataStore, layout: LedgersLayout, marks: Sequence[Mark], records: Mapping[LedgerId, RecoveryRecord]
 ) -> dict[LedgerId, Share]:
-    """Sizes from the metadata of marked ledgers whose records have none; not of open or unreadable ledgers."""
+    """Return the sizes of marked ledgers whose records have none, from their metadata. Open and unreadable ledgers are
+    left out."""
     bookies: dict[LedgerId, Sequence[str]] = {}
     for mark in marks:
         record = records.get(mark.ledger_id)
@@ -295,7 +299,7 @@ async def _closings(notes: ClosingRecords) -> tuple[int, Sequence[ClosingRecord]
 
 
 def summarize(snapshot: Snapshot, *, rate_bytes_per_s: float | None = None) -> Progress:
-    """Summarise a snapshot. `rate_bytes_per_s`: the measured rate; None: use the rates that the workers report."""
+    """Summarize a snapshot. `rate_bytes_per_s`: the measured rate; None: use the rates that the workers report."""
     now_ms = snapshot.now_ms
     if rate_bytes_per_s is None:
         fresh = [report for report in snapshot.reports if now_ms - report.at_ms <= REPORT_FRESH_S * 1000]
@@ -368,7 +372,7 @@ class ProgressCollector:
         """The last progress that was read, however old, for metrics."""
 
     async def get(self) -> Progress:
-        """Raises MetadataUnavailable."""
+        """Return the progress, read again if the last read is too old. Raises MetadataUnavailable."""
         loop = asyncio.get_running_loop()
         async with self._lock:
             if self.latest is None or loop.time() >= self._good_until:
