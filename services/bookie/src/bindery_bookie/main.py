@@ -22,8 +22,8 @@ from bindery_bookie.settings import BookieSettings
 PROGRAM = "bindery-bookie"
 DESCRIPTION = BookieSettings.__doc__ or ""
 HEADROOM: Final = 64 * 1024 * 1024
-"""Bytes by which a container's memory limit should exceed `memory_size_max`: the bookie keeps that maximum to about
-15 %, and the kernel also counts dirty pages for the container."""
+"""Bytes by which a container's memory limit should exceed `memory_size_max`: the process may exceed that maximum by
+about 15 %, and the kernel also counts dirty pages for the container."""
 
 log = get_logger(__name__)
 
@@ -34,7 +34,7 @@ def wall_clock_ms() -> int:
 
 
 async def serve(settings: BookieSettings, shutdown: Shutdown) -> int:
-    """Run the bookie until `shutdown`; the exit code."""
+    """Run the bookie until `shutdown`, and return the exit code."""
     connect = zookeeper_connector(
         settings.zookeeper,
         session_timeout_s=settings.zookeeper_session_timeout_s,
@@ -56,7 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _check_environment(settings: BookieSettings) -> Sequence[type[Settings]]:
     """Warn of a memory limit that is too small, and return the settings of recovery inside a bookie if they are used.
-    Values of those that cannot be used end the process now."""
+
+    If recovery is enabled and one of these settings has an invalid value, the process ends now.
+    """
     warn_of_memory_limit(settings, memory_limit())
     if not settings.autorecovery_embedded and not any(
         name.upper().startswith("BOOKIE_RECOVERY_") for name in os.environ

@@ -33,9 +33,11 @@ MIB: Final = 1024 * KIB
 
 BASE_SIZE: Final = 112 * MIB
 SIZE_MIN: Final = 160 * MIB
+"""Minimum of `memory_size_max` in bytes."""
 PENDING_READ_SIZE: Final = 256
 """Bytes that a waiting read takes."""
 LEDGER_SIZE: Final = 1 * KIB
+"""Bytes that the state of a ledger takes."""
 
 _SHARES: Final[Mapping[str, float]] = {
     "storage.write_cache_size_max": 0.14,
@@ -63,7 +65,7 @@ def derived(group: str, memory_size_max: int) -> dict[str, int]:
 
 
 def divided(settings: Settings, names: Mapping[str, int]) -> dict[str, int]:
-    """Return the settings in `names`, each divided by its number there, but not below the setting's minimum."""
+    """Return the settings in `names`, each divided by its number in `names`, but not below the setting's minimum."""
     return {name: allowed(type(settings), name, getattr(settings, name) // parts) for name, parts in names.items()}
 
 

@@ -18,8 +18,8 @@ maintenance forever, so only the first stop of an absence starts one.
 | no cookie: the cluster does not have this bookie             | none                                        |
 | ZooKeeper does not answer                                    | none: only the auditor's delay applies      |
 
-It ends within LIMIT_S and with exit code 0 in every case, because a stop must not fail. One line on stderr reports what
-was done, or why not.
+The hook ends within LIMIT_S and with exit code 0 in every case, because a stop must not fail. One line on stderr
+reports the result.
 """
 
 import asyncio
@@ -52,6 +52,7 @@ OPERATION_TIMEOUT_S: Final = 2.0
 SESSION_TIMEOUT_S: Final = 4.0
 """Timeout in seconds of the ZooKeeper session."""
 ATTEMPTS_MAX: Final = 3
+"""Maximum number of attempts to set the membership if other writers change it at the same time."""
 REASON: Final = "stopped in order"
 
 

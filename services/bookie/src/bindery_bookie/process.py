@@ -4,7 +4,8 @@ Start: bind the port, so that a port in use is reported first -> wait for ZooKee
 identity, and that no operator removed this bookie -> open storage, replaying its journal -> if storage was lost, list
 the ledgers that were here (limbo) -> serve the ledger port -> register -> start repair and garbage collection in the
 background, and recovery of the cluster if it is enabled. The HTTP stack is imported only after that, or after
-HTTP_EARLY_S if the start takes longer: /startupz then reports what it waits for, and the progress of a long replay.
+HTTP_EARLY_S if the start takes longer: /startupz then reports what the start waits for, and the progress of a long
+replay.
 Stop: stop recovery -> unregister -> finish the requests in progress and close the connections -> flush and close
 storage -> stop HTTP -> close the clients of the admin API -> close the ZooKeeper session.
 """
@@ -71,15 +72,15 @@ RECOVERY_STOP_TIMEOUT_S: Final = 3.0
 """Time limit in seconds for the stop of the embedded recovery."""
 
 Connect = Callable[[], Awaitable[MetadataStore]]
-"""Raises MetadataUnavailable."""
+"""Connects to the metadata store. Raises MetadataUnavailable."""
 
 log = get_logger(__name__)
 
 
 class BookieProcess:
-    """`connect` gives the metadata store, `clock` monotonic seconds, `wall_clock_ms` milliseconds since 1970.
+    """`connect` returns the metadata store, `clock` monotonic seconds, `wall_clock_ms` milliseconds since 1970.
 
-    Use: `start`, then `stop`, even after a start that failed. `clock` is not the loop's: uvloop's clock has a
+    Call `start`, then `stop`, also after a failed start. `clock` is not the loop's clock, because uvloop's clock has a
     resolution of milliseconds, too coarse for latencies.
     """
 
@@ -104,7 +105,7 @@ class BookieProcess:
         self.life = ServiceLife("bookie", shutdown, self.health, part_died_event="bookie_part_died")
         self.state = BookieState()
         self.drills: DrillControl | None = None
-        """Faults that an operator injects; None unless the settings allow it."""
+        """Faults that an operator injects; None unless the settings allow fault injection."""
         if settings.storage.drills:
             self.drills = DrillControl(sleep=time.sleep)  # noqa: TID251 - in the threads that use the disk
             log.warning("drills_enabled", setting="storage.drills")
@@ -244,8 +245,10 @@ class BookieProcess:
             await self._start_recovery(metadata, bookie_id, connect)
 
     async def _establish_identity(self, metadata: MetadataStore, bookie_id: BookieId) -> tuple[OwnMembership, str]:
-        """Check that the disks are this bookie's and that it may start, and lock the directories. Also returns the id
-        of the cluster."""
+        """Check that the disks are this bookie's and that it may start, and lock the directories.
+
+        Return the bookie's membership, and the instance id of the cluster.
+        """
         settings = self._settings
         self.health.progress("checking the bookie's identity")
         options = cluster_options(zookeeper=settings.zookeeper, ledgers_root=settings.ledgers_root)
@@ -278,7 +281,7 @@ class BookieProcess:
             await membership.join()
         self.life.on_stop(self._unlock)
         self._lock.take(claim.directories)
-        assert identity.cookie.instance_id is not None  # of a cookie in force
+        assert identity.cookie.instance_id is not None  # the cookie of a bookie that may start has one
         return membership, identity.cookie.instance_id
 
     def _ledger_ids(self, metadata: MetadataStore) -> AsyncIterator[LedgerId]:
@@ -287,7 +290,7 @@ class BookieProcess:
         return LedgerManager(metadata, self._layout, randomness=self._randomness).list()
 
     async def _list_limbo(self, metadata: MetadataStore, bookie_id: BookieId) -> None:
-        """Find out which ledgers may miss entries here, before any client can read."""
+        """Determine which ledgers may have missing entries on this bookie, before any client can read."""
         from bindery_metadata.ledgers.ledger_manager import LedgerManager  # as in `_ledger_ids`
 
         self._notes.ledgers_found(0)
@@ -389,7 +392,7 @@ class BookieProcess:
 
     async def _start_admin(self, sock: socket.socket) -> None:
         def import_admin() -> "type[AdminServer]":
-            import bindery_core.wire.v3_generated  # noqa: F401 - protobuf, for rare requests: takes longer than an add
+            import bindery_core.wire.v3_generated  # noqa: F401 - not at the first request that needs it: it is slow
 
             from bindery_bookie.admin.server import AdminServer
 
@@ -420,7 +423,7 @@ class BookieProcess:
         self.life.start_part("http", self._admin.wait())
 
     def _connect_client(self) -> "Awaitable[LedgerClient] | None":
-        """A ledger client of the admin API's own; None before there is a metadata store."""
+        """Connect a ledger client for the admin API; None before there is a metadata store."""
         if self._metadata is None:
             return None
         return self._client_connector(self._metadata, self._settings.resolved_bookie_id(port=self._port))()
@@ -445,7 +448,7 @@ class BookieProcess:
     # --- what parts report ----------------------------------------------------------------------------------------
 
     def _reclaim_space(self) -> None:
-        """A disk fills up: run garbage collection and compaction now."""
+        """Run garbage collection and compaction now, because a disk is filling up."""
         if self.garbage is not None:
             self.garbage.request(compact=True)
         elif self._store_is_open:

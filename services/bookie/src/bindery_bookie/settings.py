@@ -209,7 +209,10 @@ class BookieSettings(Settings):
 
     @check
     def _check_directories(self) -> None:
-        """Two shards in one directory would remove each other's files. Symbolic links are resolved."""
+        """Reject a directory that is named twice, because two shards in one directory would remove each other's files.
+
+        Symbolic links are resolved.
+        """
         for directories in (self.journal_dirs, self.ledger_dirs):
             if len(set(map(os.path.realpath, directories))) != len(directories):
                 raise ValueError(f"a directory is named twice: {', '.join(directories)}")
@@ -225,10 +228,11 @@ class BookieSettings(Settings):
         return _split(self.ledger_dir) or (self.storage.ledger_directory,)
 
     def resolved_storages(self) -> list[StorageSettings]:
-        """The storage settings of each shard: shard i uses journal directory `i mod J` and ledger directory `i mod L`.
+        """Return the storage settings of each shard.
 
-        A directory of one shard holds its files in `current`, one of several in `shard-<i>/current`. Budgets are
-        divided among the shards.
+        With J journal directories and L ledger directories, shard i uses journal directory `i mod J` and ledger
+        directory `i mod L`. A directory that only one shard uses has the files in `current`, a shared one in
+        `shard-<i>/current`. Budgets are divided among the shards.
         """
         journals, ledgers = self.journal_dirs, self.ledger_dirs
         shards = max(len(journals), len(ledgers))
@@ -245,14 +249,16 @@ class BookieSettings(Settings):
         ]
 
     def resolved_host(self) -> str:
-        """The host under which others connect to this bookie."""
+        """Return the host under which clients and other bookies connect to this bookie."""
         if self.advertised_host:
             return self.advertised_host
         return socket.gethostname() if self.host in ("0.0.0.0", "::", "") else self.host  # noqa: S104
 
     def resolved_bookie_id(self, *, port: int) -> BookieId:
-        """`port`: the bound port. Raises BadRequest for an id that is no valid name of a znode in BookKeeper's
-        layout."""
+        """Return the bookie's id. `port`: the bound port.
+
+        Raises BadRequest for an id that is no valid name of a znode in BookKeeper's layout.
+        """
         text = self.bookie_id or f"{self.resolved_host()}:{port}"
         try:
             return validate_bookie_id(text)
@@ -289,6 +295,6 @@ def _place(directories: tuple[str, ...], shard: int, shards: int) -> str:
 
 
 def _with_defaults(settings: SettingsT, values: dict[str, int]) -> SettingsT:
-    """`settings` with `values` where nothing was set, within their bounds; they still count as defaults."""
+    """Return `settings` with `values`, limited to their bounds, as the defaults of settings that were not set."""
     kind = type(settings)
     return settings.with_defaults({name: memory.allowed(kind, name, value) for name, value in values.items()})

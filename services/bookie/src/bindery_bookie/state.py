@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Final
 
+# Names of the parts that can make the bookie read-only (`BookieState.set_read_only`).
 READ_ONLY_SESSION: Final = "session"
 READ_ONLY_DISK: Final = "disk"
 READ_ONLY_FLUSH: Final = "flush"
@@ -13,11 +14,12 @@ READ_ONLY_REMOVED: Final = "removed"
 
 
 class BookieState:
-    """Invariants: read-only exactly while some part has a reason; each part removes only its own reason."""
+    """Invariants: the bookie is read-only exactly while at least one part has a reason; each part removes only its own
+    reason."""
 
     def __init__(self) -> None:
         self.running = False
-        """Serving requests: storage is open and the port listens."""
+        """Whether the bookie serves requests: storage is open and the port listens."""
         self.shutting_down = False
         self.registered = False
         self.high_priority_writes = False

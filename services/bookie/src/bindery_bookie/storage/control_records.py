@@ -27,6 +27,7 @@ EXPLICIT_LAC: Final = -0x8000
 DELETED: Final = -0x10000
 CONTINUED: Final = -0x20000
 NO_LEDGER: Final = -1
+"""Ledger id of a `continued` record."""
 
 _IDS = struct.Struct(">qq")
 _SIZED = struct.Struct(">qqI")
@@ -34,10 +35,12 @@ _CONTINUED = struct.Struct(">qqQ")
 _IDS_AND_LAC = struct.Struct(">qqq")
 
 ENTRY_SIZE_MIN: Final = _IDS_AND_LAC.size
-"""Size of the fields of an entry frame that the bookie reads: ledger id, entry id, last add confirmed."""
+"""Size in bytes of the fields of an entry frame that the bookie reads: ledger id, entry id, last add confirmed."""
 
 LAC_PACKET_SIZE_MIN: Final = _IDS.size
+"""Minimum size in bytes of an explicit LAC packet: ledger id and LAC."""
 CONTROL_SIZE_MIN: Final = _IDS.size
+"""Minimum size in bytes of a control record, which is the size of one without further fields."""
 
 unpack_ids = _IDS.unpack_from
 """Returns (ledger id, entry id) of an entry frame or control record."""

@@ -1,4 +1,4 @@
-"""The interface of garbage collection, and its values for the HTTP API and the command line.
+"""The interface of garbage collection, and the values that it returns to the HTTP API and the command line.
 
 `GarbageCollection` is the interface; `compaction.Compactor` implements it.
 """
@@ -33,7 +33,9 @@ class CollectionKind(StrEnum):
     REMOVAL = "removal"
     """Removal of logs without live entries."""
     MINOR = "minor"
+    """Compaction of logs with a live ratio below `minor_compaction_threshold`."""
     MAJOR = "major"
+    """Compaction of logs with a live ratio below `major_compaction_threshold`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +68,9 @@ class LogExplanation:
     """Ascending, at most LEDGERS_SHOWN_MAX."""
     dead_ledger_ids: Sequence[int]
     next_kind: CollectionKind | None
-    """The kind of collection that will remove or rewrite it; None: none."""
+    """The kind of collection that will remove or rewrite the log; None if no collection will."""
     due_in_s: float | None
-    """Seconds until that collection; None: none."""
+    """Seconds until that collection; None if `next_kind` is None."""
     sentences: Sequence[str]
     """The reasons, for operators, the most important one first."""
 
@@ -134,7 +136,7 @@ class GarbageCollection(Protocol):
     def request(self, *, minor: bool = False, major: bool = False, force: bool = False) -> None:
         """Start a run soon, in the background. `minor`, `major`: include this compaction before its interval is over.
 
-        `force`: even if it is suspended; and close the open log first if it is sparse.
+        `force`: include a compaction even if it is suspended, and first close a sparse open log, whatever its size.
         """
         ...
 
@@ -143,7 +145,7 @@ class GarbageCollection(Protocol):
         ...
 
     def suspend(self, *, minor: bool = False, major: bool = False) -> None:
-        """Start no compaction of that kind; a running one ends with its current log. Dead logs are still removed."""
+        """Start no compaction of these kinds; a running one ends with its current log. Dead logs are still removed."""
         ...
 
     def resume(self, *, minor: bool = False, major: bool = False) -> None: ...

@@ -50,7 +50,7 @@ from bindery_bookie.storage.stats import StorageStats
 log = structlog.get_logger(__name__)
 
 OPEN_LOG_PARTS: Final = 16
-"""The open log is closed for compaction only if it has at least 1/16 of the size of a full log."""
+"""Divisor of `entry_log_size_max`. Unless a run is forced, a smaller open log is not closed for compaction."""
 
 _SLEEP_MIN_S: Final = 0.01
 """Minimum length of a pause in seconds. Shorter pauses are accumulated."""
@@ -98,7 +98,7 @@ class Compactor:
     ) -> None:
         self._parts = parts
         self.on_forced: Callable[[], None] = lambda: None
-        """Called at each forced request, to start a search for ledgers whose metadata was deleted too."""
+        """Called at each forced request, to start a search for ledgers whose metadata was deleted."""
         self._replacement = LogReplacement(parts, manifest, ids, stats)
         self._settings = settings
         self._stats = stats
@@ -388,7 +388,10 @@ class Compactor:
         return True
 
     async def _remove_dead(self, outcome: _Outcome) -> None:
-        """Remove dead logs, the oldest first. A `deleted` record is needed only while an older log has the ledger."""
+        """Remove dead logs, the oldest first, until none is left.
+
+        A `deleted` record is needed only while an older log has the ledger, so a removal may make a newer log dead.
+        """
         self._running = CollectionKind.REMOVAL
         while dead := self._table.dead():
             sizes = {log_id: self._table.usages[log_id].size for log_id in dead}  # a concurrent refresh drops them

@@ -1,7 +1,7 @@
 """LogReplacement: change the log manifest and the entry log files in steps that survive a crash or an error.
 
-See `compaction` for the steps of a replacement and what a start finds after a crash. After an error `finish` completes
-or undoes the change, and no other change begins before that succeeded. Steps that must not run concurrently with a
+See `compaction` for the steps of a replacement and what a start finds after a crash. After an error, `finish` completes
+or undoes the change, and no other change begins before `finish` succeeded. Steps that must not run concurrently with a
 flush run in the flush worker. Event loop only.
 """
 

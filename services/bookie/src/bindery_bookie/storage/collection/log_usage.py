@@ -33,6 +33,7 @@ from bindery_bookie.storage.io.disk import Disk
 from bindery_bookie.storage.stats import StorageStats
 
 DELETION_SIZE: Final = fmt.RECORD_HEADER_SIZE + control.CONTROL_SIZE_MIN
+"""Size in bytes of a `deleted` record in an entry log, including its header."""
 _INDEX_STEP_ROWS: Final = 4096
 _ROW_SIZE: Final = 16
 
@@ -53,7 +54,7 @@ class LogUsage:
     deletions: frozenset[int]
     """Ledgers with a `deleted` record."""
     is_exact: bool
-    """False: parts of the log cannot be read, and may have had control records of any ledger."""
+    """False: parts of the log cannot be read, and may have contained control records of any ledger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,8 @@ class Liveness:
     deletions: frozenset[int]
     """Ledgers whose `deleted` record is needed."""
     may_hold_control: bool = False
-    """Unreadable parts may have had keys or fences of live ledgers. A rewrite writes those of all live ledgers."""
+    """Whether unreadable parts may have contained master keys or fences of live ledgers. A rewrite then writes the
+    control records of all live ledgers."""
 
     @property
     def is_dead(self) -> bool:
@@ -76,6 +78,7 @@ class Liveness:
 def usage_of(
     log_id: int, order: int, size: int, sizes: Mapping[int, int], deletions: Iterable[int], *, is_exact: bool = True
 ) -> LogUsage:
+    """Return the LogUsage of a log. `sizes`: ledger id -> bytes of its records in the log."""
     ids = array("q", sorted(sizes))
     return LogUsage(
         log_id,
@@ -106,7 +109,7 @@ class UsageCount:
     """Counts the usage of a log without a ledgers map, in steps."""
 
     def __init__(self, disk: Disk, directory: str, log_id: int, order: int, index: Index, end: LogEnd) -> None:
-        """`end`: the expected end of the log. A truncated log is not exact."""
+        """`end`: the expected end of the log. The usage of a truncated log is not exact."""
         self._end = end
         self._scanner = EntryLogScanner(disk, directory)
         self._log_id = log_id
@@ -232,7 +235,8 @@ class UsageTable:
     ) -> Generator[int, None, None]:
         """Determine the usage of all logs; yield the bytes read per step. Raises OSError, DamagedStorage (index).
 
-        `closed_below`, `end`: see Flusher. `open_ledgers`: of the open log. `damaged`: logs known to be damaged.
+        `closed_below`, `end`: see Flusher. `open_ledgers`: bytes by ledger id in the open log. `damaged`: logs known to
+        be damaged.
         """
         result = self._refreshed = _Refresh(open_ledgers=open_ledgers)
         sizes: dict[int, int] = {}

@@ -31,7 +31,8 @@ DAMAGE_MAX: Final = 1000
 
 
 class Rewrite:
-    """The rewrite of one log. Run `steps` to the end or close it; without `damage`, use `moved` and `ledgers` then."""
+    """The rewrite of one log. Run `steps` to the end, or close it. After its end, if `damage` is empty, use `moved` and
+    `ledgers`."""
 
     def __init__(
         self,
@@ -155,7 +156,7 @@ class Rewrite:
                 yield from self._copy_part(source, ledger_id, start, end)
             except DamagedStorage:
                 self.damage += self._find_damage(source, ledger_id)
-                if not self.damage:  # the damaged entries were stored elsewhere since
+                if not self.damage:  # the damaged entries have been stored elsewhere since
                     self.damage.append(Damage(self.source_path, start, "entries cannot be read", ledger_id))
                 return
 

@@ -17,6 +17,7 @@ import structlog
 log = structlog.get_logger(__name__)
 
 ITEMS_MAX: Final = 10_000
+"""Default maximum number of items in the register."""
 _LINES_MAX: Final = 20
 """Maximum number of log lines until the register is empty again. The register itself has all items."""
 
@@ -37,7 +38,7 @@ class Damage:
 
     @property
     def key(self) -> tuple[object, object]:
-        """Reports with the same key are of the same damage."""
+        """Key of the damage. Reports with the same key report the same damage."""
         if self.ledger_id is not None and self.entry_id is not None:
             return self.ledger_id, self.entry_id
         return self.path, self.offset

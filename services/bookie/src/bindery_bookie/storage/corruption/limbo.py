@@ -1,4 +1,4 @@
-"""Limbo: the state of a shard that lost data, or may have lost data. It must not answer "no such entry".
+"""Limbo: the state of a shard that lost data, or may have lost data. Such a shard must not answer "no such entry".
 
 The marker is the file `LIMBO` in a shard's ledger directory (`current`). It is durable before any file is opened or
 created there, and is removed when the last ledger was repaired from other bookies.

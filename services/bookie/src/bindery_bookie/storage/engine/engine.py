@@ -180,7 +180,8 @@ class StorageEngine:
 
     @property
     def limbo(self) -> LimboState | None:
-        """None: the shard is complete, so a missing entry was never stored here. Valid once `open` returned."""
+        """The limbo of the shard. None: the shard is complete, so a missing entry was never stored here. Valid once
+        `open` returned."""
         return None if self._parts is None else self._parts.repair.limbo
 
     @property
@@ -393,7 +394,7 @@ class StorageEngine:
         state.wake()
 
     def was_given_copies(self, ledger_id: int, *, since_s: float) -> bool:
-        """Return True if copies of its entries may have been stored at `since_s` (the loop's clock) or later."""
+        """Return True if copies of the ledger's entries may have been stored at `since_s` or later (the loop's clock)."""
         return self.parts.adds.copies_seen.since(ledger_id, since_s)
 
     async def compact_index(self) -> None:

@@ -2,8 +2,8 @@
 
 The write cache keeps a list of bodies in addition to its dictionaries. A flush writes a body of that list only if the
 dictionaries hold the same object, so overwritten bodies and bodies of deleted ledgers are skipped. Entries that are in
-the dictionaries but not in the list are written after the others. No code path should produce such an entry, but none
-must be lost.
+the dictionaries but not in the list are written after the others. No code path should produce such an entry; writing
+them is a safeguard against the loss of an entry.
 
 See `ledger_storage` for a comparison of the forms.
 """

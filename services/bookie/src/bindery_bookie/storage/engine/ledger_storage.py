@@ -62,7 +62,8 @@ class LedgerStorage(EntryStore, Protocol):
 
     @property
     def limbo(self) -> LimboState | None:
-        """None: the shard is complete, so a missing entry was never stored here. Valid once `open` returned."""
+        """The limbo of the shard. None: the shard is complete, so a missing entry was never stored here. Valid once
+        `open` returned."""
         ...
 
     async def flush(self) -> None:

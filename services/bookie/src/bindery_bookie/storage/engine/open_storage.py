@@ -9,9 +9,9 @@ steps are:
 4. connect the parts for reading, adding, flushing, scrubbing and compaction
 
 If a step fails or the caller is cancelled, the index is closed and all workers have ended before the error is raised.
-This includes an index that a worker opened while the caller was being cancelled, whose result is lost.
-A rebuild of the index checks a flag that cancellation sets, and stops within a fraction of a second; other work in a
-worker may take some seconds to finish.
+This includes an index that a worker opens while the caller is being cancelled. A rebuild of the index checks a flag
+that a cancellation sets, and stops within a fraction of a second; other work in a worker may take some seconds to
+finish.
 """
 
 import asyncio
@@ -77,7 +77,7 @@ class StorageEnvironment:
     start_worker: StartWorker
     wall_clock_ms: Callable[[], int]
     clock: Callable[[], float] | None
-    """Monotonic seconds, called from any thread; None: the event loop's."""
+    """Returns monotonic seconds; called from any thread. None: the event loop's clock."""
     journal_reserve: Reserve
     ledger_reserve: Reserve
     start_reserve: Reserve
@@ -92,7 +92,7 @@ class StorageEnvironment:
         return f"{self.settings.ledger_directory}/current"
 
     def make_room(self) -> bool:
-        """Release one more reserve of the ledger directory; False if none was left. Runs in the flush worker."""
+        """Release one more reserve of the ledger directory; return False if none was left. Runs in the flush worker."""
         return any(reserve.release() for reserve in (self.ledger_reserve, self.start_reserve))
 
 
@@ -318,7 +318,7 @@ class _Opener:
         """Create the file that this run writes to. An existing file is never continued, so a torn end is kept."""
         environment = self._environment
         existing = journal_files.list_journals(environment.disk, environment.journal_directory)
-        # A needed file may be lost. The new id must be above it too, or the next start would report it missing again.
+        # A needed file may be lost. The new id must exceed its id too, or the next start would report it missing again.
         needed = needed_journals(environment.disk, environment.journal_directory)
         journal_id = max([end.journal_id, *existing, *needed]) + 1
         try:

@@ -1,7 +1,7 @@
 """ShardedStorage: several engines as one EntryStore. Each engine has its own ledger directory and journal.
 
-A ledger always belongs to shard `ledger_id mod n`. That engine alone keeps its fence, master key and last entry, and
-shards never share a lock, a file or a thread.
+A ledger always belongs to shard `ledger_id mod n`. Only that shard's engine keeps the ledger's fence, master key and
+last entry, and shards never share a lock, a file or a thread.
 
 Invariants: a batch is answered once, in the order of its requests, after all shards answered their parts; a batch for
 one shard is passed to it unchanged; every shard is closed, even if closing another one fails.
@@ -25,7 +25,7 @@ class Shard(EntryStore, Protocol):
     """One of the engines."""
 
     def ledger_disk_usage(self) -> DiskUsage:
-        """Return the usage of the file system of its ledger directory. Raises OSError."""
+        """Return the usage of the file system of the shard's ledger directory. Raises OSError."""
         ...
 
 
@@ -119,7 +119,7 @@ class ShardedStorage:
             self.shards[shard].read_many([keys[place] for place in at], gather.part(at))
 
     def _places(self, ledger_ids: Sequence[int]) -> dict[int, list[int]]:
-        """Return the shards of a batch, each with its places in the batch."""
+        """Return shard -> places in the batch of the requests for that shard."""
         count = len(self.shards)
         places: dict[int, list[int]] = {}
         for place, ledger_id in enumerate(ledger_ids):

@@ -47,9 +47,9 @@ class StorageRepair:
     ) -> None:
         """`directory`: `current` of the shard's ledger directory."""
         self.limbo = limbo
-        """None: the shard is complete, so a missing entry was never stored here."""
+        """The limbo of the shard. None: the shard is complete, so a missing entry was never stored here."""
         self.is_index_damaged = False
-        """A read or write found the index damaged; the next start rebuilds it."""
+        """Whether a read or write found the index damaged. The next start rebuilds it."""
         self._disk = disk
         self._directory = directory
         self._damage = damage
@@ -60,7 +60,7 @@ class StorageRepair:
         self._flush_loop = flush_loop
         self._flush_worker = flush_worker
         self._limbo_ids: Sequence[int] | None = None
-        """Ledgers in limbo, ascending; those in `_left_limbo` are to be removed. None: not read from the index yet."""
+        """Ledgers in limbo, ascending, including those in `_left_limbo`. None: not read from the index yet."""
         self._left_limbo: set[int] = set()
         """Ledgers that left limbo or were deleted since `_limbo_ids` was read."""
 
@@ -69,7 +69,7 @@ class StorageRepair:
     async def enter_limbo_ledgers(self, ledgers: Sequence[LimboLedger]) -> None:
         """Put these ledgers into limbo and fence them; durable on return. Only in phase listing.
 
-        Pass at most some thousand, because they are kept in memory until flushed. Raises OSError, DamagedStorage.
+        Pass at most a few thousand, because they are kept in memory until flushed. Raises OSError, DamagedStorage.
         """
         assert self.limbo is not None
         assert self.limbo.is_listing
@@ -80,7 +80,7 @@ class StorageRepair:
     async def finish_listing(self) -> None:
         """End phase listing: all ledgers that may have lost entries are in limbo.
 
-        From now on other ledgers are result with "no such ledger". Raises OSError.
+        From now on, requests for other ledgers are answered with "no such ledger". Raises OSError.
         """
         assert self.limbo is not None
         if self.limbo.is_listing:
@@ -104,7 +104,7 @@ class StorageRepair:
         return self._limbo_ids
 
     def leave_limbo(self, ledger_id: int) -> None:
-        """End the limbo of a ledger, after all its missing entries were stored and acknowledged. It stays fenced."""
+        """End the limbo of a ledger, after all its missing entries were stored. The ledger stays fenced."""
         if self._ledgers.leave_limbo(ledger_id):
             self._left_limbo.add(ledger_id)
             self._flush_loop.start_age_timer()

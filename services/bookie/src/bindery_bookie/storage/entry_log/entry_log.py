@@ -95,7 +95,8 @@ class EntryLogWriter:
     ) -> None:
         """Write whole records at `offset` of `log_id`, which is the end of the open log or the start of a new one.
 
-        For the ledgers map: `sizes`, their bytes by ledger id, and `deletions`, the ledgers with a `deleted` record.
+        `sizes`: bytes of these records by ledger id. `deletions`: ledgers with a `deleted` record. Both are for the
+        ledgers map.
         """
         if self._file is None or log_id != self._log_id:
             self.seal()
@@ -120,7 +121,7 @@ class EntryLogWriter:
             self._advance_durable(is_tail_open=True)
 
     def seal(self) -> None:
-        """Write the ledgers map and close the log, if one is open. All of it is synced.
+        """Write the ledgers map, sync the log and close it, if one is open.
 
         `durable` advances only with the next `sync`; if none follows, use `close` instead.
         """

@@ -156,7 +156,7 @@ def pack_record(body: bytes) -> bytes:
 
 
 def intact_entry(data: bytes, at: int, size: int, ledger_id: int, entry_id: int) -> bytes | None:
-    """Return the body of `size` bytes at `at`, after its record header, if it is intact and of this entry.
+    """Return the body of `size` bytes at `at`, after its record header, if it is intact and has these ids.
 
     None otherwise; `check_record` then gives the reason.
     """

@@ -1,7 +1,7 @@
 """List entry logs and scan them, continuing after damage. Used by scrub, compaction, index rebuild and tools.
 
-It needs only the files, so it works on a copied directory, and it writes nothing. Everything here blocks and must run
-in a worker. The work is done in steps of bounded size, so that the caller can limit its rate or stop.
+A scan needs only the files, so it works on a copied directory, and it writes nothing. Everything here blocks and must
+run in a worker. The work is done in steps of bounded size, so that the caller can limit its rate or stop.
 
 The end of a damaged region is found in two ways. If the size word of the damaged record leads to another intact record,
 the damage ends there. Otherwise each following byte is tried as the start of a record until a digest matches. Both can
@@ -172,7 +172,7 @@ class EntryLogScanner:
         a region that reaches `stop`. If the file is shorter than `stop`, the missing part is reported as a region.
         `is_sealed`: the log must end with its trailer; if it does not, it was truncated, which is reported as an empty
         region at its end. Raises FileNotFoundError, and OSError if the file cannot be opened; unreadable parts of it
-        are damage.
+        are reported as damage.
         """
         path = self.path(log_id)
         file = self._disk.open_read(path)
@@ -256,7 +256,7 @@ class _Scan:
         return None
 
     def _record_at(self, offset: int) -> tuple[bytes | None, str]:
-        """Return (body, "") of the record that starts at `offset`; the trailer's is empty. None: no record, and why."""
+        """Return (body, "") of the record at `offset`, with an empty body for the trailer; (None, reason) if none."""
         left = self._stop - offset
         try:
             head = self._read(offset, min(fmt.TRAILER_SIZE, left))
@@ -315,7 +315,7 @@ class _Scan:
                 self._ledgers = None
 
     def _search(self, offset: int) -> tuple[bool, int]:
-        """Try each byte from `offset` on. Return (True, start of a record) or (False, where to continue)."""
+        """Try each byte from `offset` on. Return (True, start of a record) or (False, offset to continue at)."""
         end = min(offset + _SEARCH_STEP_SIZE, self._stop)
         try:
             data = self._read(offset, min(end + _CANDIDATE_SIZE, self._stop) - offset)

@@ -1,4 +1,4 @@
-"""Log manifest: the list of entry logs that must exist, and of their order.
+"""Log manifest: the file that determines which entry logs must exist, and their order.
 
 Flushes and compaction take log ids from one ascending sequence (`LogIds`). Without this file, every id from 1 to that
 of LastLogMark is a log that a flush wrote. The file `entry-logs` lists the differences. It is replaced atomically (new
@@ -31,7 +31,7 @@ Integers are big-endian.
 |          |      |      |          | ascending, not adjacent                                                      |
 | 20 + 24c |    4 | u32  | unsealed | u                                                                            |
 | 24 + 24c | 16 u | rows |          | u64 log id, u64 size in bytes; ids ascending                                 |
-|          |    4 | u32  | digest   | CRC32C over all before                                                       |
+|          |    4 | u32  | digest   | CRC32C over all bytes before it                                              |
 
 Version 1 has nothing between rows and digest, so the unsealed logs are unknown. It can still be read. The start then
 treats each existing log without a trailer as unsealed, as it does if the file is lost.
@@ -86,7 +86,7 @@ class LogManifest:
     """
 
     absent: tuple[tuple[int, int], ...] = ()
-    """(first, last) ids, both inclusive."""
+    """Ranges (first id, last id), both inclusive."""
     compacted: Mapping[int, int] = field(default_factory=dict)
     """Log id -> order."""
     switches: int = 0
@@ -138,8 +138,8 @@ class LogManifest:
     def unused(self, mark_log_id: int) -> list[int]:
         """Return the unused ids between that of LastLogMark and the greatest listed one. Flushes must use them next.
 
-        Such an id is left if a flush lost its log in a crash after compaction took a later id. If it were skipped, it
-        would look like a lost log.
+        Such an id remains if a flush lost its log in a crash after compaction had taken a later id. If the id were
+        skipped, it would look like a lost log.
         """
         return [log_id for log_id in range(mark_log_id + 1, self._greatest()) if not self.lists(log_id)]
 
@@ -182,7 +182,7 @@ class LogManifest:
 
     @classmethod
     def unpack(cls, data: bytes, *, path: str) -> "LogManifest":
-        """Raises DamagedStorage, BadVersion for an unknown version."""
+        """Return the manifest in `data`. Raises DamagedStorage, and BadVersion for an unknown version."""
         if len(data) < _HEAD.size + _DIGEST.size:
             raise DamagedStorage("list of entry logs is short", path=path, offset=0, size=len(data))
         body, (digest,) = data[: -_DIGEST.size], _DIGEST.unpack(data[-_DIGEST.size :])

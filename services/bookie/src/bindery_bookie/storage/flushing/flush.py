@@ -52,11 +52,11 @@ class Flush:
     """Ledgers with entries in `cache`, and ledgers with other changes."""
     deleted: Sequence[int]
     control_records: list[bytes] | None = None
-    """Taken from `states` by the first attempt, and used by the next ones too."""
+    """Control records of `states` and `deleted`, collected by the first attempt and reused by later ones."""
     attempts: int = 0
-    """Number of attempts. After the first it is unknown whether its rows are in the index."""
+    """Number of attempts so far. After a failed attempt it is unknown whether its rows are in the index."""
     is_stored: bool = False
-    """The entries are in entry log and index; only the mark is to be written."""
+    """Whether the entries are in entry log and index, so that only the mark must be written."""
     overwritten: list[tuple[int, int]] = field(default_factory=list)
     """(ledger id, entry id) of entries that the index may have had before."""
 
@@ -94,7 +94,7 @@ class Flusher:
         self._settings = settings
         self._stats = stats
         self.closed_below = mark.log_id + 1
-        """All logs of flushes with lower ids are closed, and their entries are in the index."""
+        """Log id below which all logs of flushes are closed, with their entries in the index."""
 
     async def store(self, flush: Flush) -> None:
         """Make `flush` durable in entry log and index. Raises OSError, DamagedStorage; the call may be repeated.
@@ -259,7 +259,7 @@ class Encoder:
 
     async def _add_ledger(self, state: LedgerState, entry_ids: Sequence[int], bodies: dict[int, bytes]) -> None:
         ledger_id = state.ledger_id
-        # Entries that the index may already have are merged with its rows. After the first attempt these are all.
+        # Entries that the index may already have are merged with its rows. From the second attempt on, all may be.
         known = bisect_right(entry_ids, state.indexed_entry_id) if self._flush.attempts == 1 else len(entry_ids)
         at = 0
         while at < len(entry_ids):

@@ -26,6 +26,7 @@ COMPACTION_STEPS: Final = 64
 assert _MERGE_GAP > 2 * fmt.RUN_SLOTS_MAX + fmt.RUN_HOLE_MAX
 
 Rows = list[tuple[bytes, bytes]]
+"""(key, value) pairs."""
 
 
 class Index:
@@ -228,7 +229,7 @@ class Index:
         return self._kv.scan(start=start, stop=stop)
 
     def compaction_bounds(self) -> list[bytes]:
-        """Return keys: `compact` is called for each adjacent pair. At most a few more than COMPACTION_STEPS.
+        """Return ascending keys; call `compact` for each adjacent pair. At most a few more than COMPACTION_STEPS.
 
         Any thread. Raises OSError, DamagedIndex.
         """
@@ -245,7 +246,7 @@ class Index:
         self._kv.close()
 
     def _merged(self, ledger_id: int, located: Sequence[Located]) -> tuple[Rows, list[bytes]]:
-        """Return the rows of `located` merged with the overlapping rows, and the keys of those."""
+        """Return the rows of `located` merged with the overlapping rows, and the keys of the overlapping rows."""
         overlapping: dict[int, Run] = {}
         for part in _clusters(located):
             before = self.run_before(ledger_id, part[0][0])

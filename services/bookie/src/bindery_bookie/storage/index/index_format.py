@@ -45,8 +45,10 @@ from bindery_bookie.storage.io.errors import DamagedIndex
 
 ROW_VERSION: Final = 1
 RUN_SLOTS_MAX: Final = 128
+"""Maximum number of slots of a run."""
 RUN_HOLE_MAX: Final = 8
-"""Maximum size of a hole in a run, in slots. A larger hole starts a new run: a row costs as much as that many slots."""
+"""Maximum size of a hole in a run, in slots. A larger hole starts a new run, because a row costs about as much as that
+many slots."""
 
 GENERATION_KEY: Final = b"Mgeneration"
 SWITCHES_KEY: Final = b"Mswitches"
@@ -119,7 +121,7 @@ class LedgerRow:
     last_entry_id: int
     explicit_lac: bytes | None
     is_limbo: bool = False
-    """Entries may have been lost here, and are not fetched from other bookies yet."""
+    """Whether entries may have been lost here that are not fetched from other bookies yet."""
 
 
 def run_key(ledger_id: int, first_entry_id: int) -> bytes:

@@ -108,7 +108,7 @@ class Disk(Protocol):
         ...
 
     def rename(self, source: str, target: str) -> None:
-        """Atomic; replaces `target`."""
+        """Rename a file atomically; an existing `target` is replaced."""
         ...
 
     def remove(self, path: str, *, is_unread: bool = False) -> None:

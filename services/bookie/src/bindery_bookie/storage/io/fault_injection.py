@@ -62,9 +62,12 @@ KV_OPERATIONS: Final = ("kv_get", "kv_get_many", "kv_write_batch", "kv_scan", "k
 """Methods of KV. Their path is the index's directory."""
 
 OPERATIONS: Final = frozenset((*DISK_OPERATIONS, *KV_OPERATIONS))
+"""Names that a rule may contain."""
 
 RULES_MAX: Final = 32
+"""Maximum number of rules of a bookie."""
 DELAY_S_MAX: Final = 60.0
+"""Maximum delay of a rule in seconds."""
 
 Fault = Callable[[str, str], OSError | None]
 """Called with (operation, path); returns the error to raise, or None."""
@@ -291,7 +294,7 @@ class DrillRule:
 
     @classmethod
     def parse(cls, text: str) -> "DrillRule":
-        """Raises BadRequest, which names the wrong word."""
+        """Return the rule that `text` describes. Raises BadRequest, which names the wrong word."""
         try:
             words = shlex.split(text)
         except ValueError as error:

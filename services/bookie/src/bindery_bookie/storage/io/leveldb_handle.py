@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 SWITCH_WAIT_MAX_S: Final = 5.0
-"""Maximum time in seconds to wait for readers. After it a write fails again, and `close` leaves the store to its last
-reader."""
+"""Maximum time in seconds to wait for readers. After that, a write fails again, and `close` leaves the store to its
+last reader."""
 
 
 class LevelDbHandle:
     """Thread-safe access to an open store.
 
-    Invariants: a closed store is never used; no write goes to a store after a failed one.
+    Invariants: a closed store is never used; after a failed write, no write is sent to the store until it is reopened.
     """
 
     def __init__(self, open_db: Callable[[], Any], *, has_room: Callable[[], bool]) -> None:

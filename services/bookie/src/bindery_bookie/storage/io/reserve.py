@@ -28,8 +28,9 @@ START_FILE_NAME: Final = "reserve.start"
 still needs space for the log and manifest of the index."""
 
 START_SIZE_MAX: Final = 16 * 1024 * 1024
+"""Maximum size of the second reserve in bytes."""
 FILE_SYSTEM_PARTS: Final = 8
-"""The reserve takes at most an eighth of the file system."""
+"""Divisor of the size of the file system: a reserve takes at most an eighth of it."""
 
 
 class Reserve:

@@ -107,7 +107,7 @@ class ThreadWorker:
 
 
 def submit_short(worker: Worker, job: Callable[[], Any], done: Done) -> None:
-    """Run a job that probably takes less time than passing it to a thread: in the caller, `done` included, if possible.
+    """Run a short job and `done` in the caller if possible, because passing the job to a thread may take longer.
 
     Only a ThreadWorker does so. Other workers, such as those of a simulation, run it like any job.
     """
@@ -118,9 +118,10 @@ def submit_short(worker: Worker, job: Callable[[], Any], done: Done) -> None:
 
 
 def pause(worker: Worker, seconds: float) -> bool:
-    """Block the event loop for less than a millisecond, which its timers cannot do. False: `worker` has no thread.
+    """Block the event loop for less than a millisecond, which is below the resolution of its timers.
 
-    Without threads, as in a simulation, a pause would free no processor time for others.
+    Return False, without a pause, if `worker` has no thread, as in a simulation: a pause would then free no processor
+    time for other threads.
     """
     if not isinstance(worker, ThreadWorker):
         return False

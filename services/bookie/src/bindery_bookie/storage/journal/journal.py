@@ -51,7 +51,7 @@ INLINE_TIME_MAX_S: Final = 0.001
 """Maximum average duration of recent syncs, in seconds, for inline writes. The event loop is blocked that long."""
 
 BUSY_GROUP_RECORDS: Final = 4
-"""Number of records in a group from which on more records are expected soon."""
+"""Minimum number of records in a group after which more records are expected soon."""
 
 Synced = Callable[[bool], None]
 """Called once. True: the records are durable. False: the journal is full (not durable) or failed (unknown)."""
@@ -67,7 +67,7 @@ class JournalStart:
     position: JournalPosition
     """In the file that the writer has open, or, with `next_journal_id`, the end of the existing journals."""
     next_journal_id: int | None = None
-    """Set if there was no space for a file: the first group begins this one."""
+    """Id of the file that the first group begins; set if there was no space for a file at the start."""
 
 
 @dataclass(slots=True)
@@ -202,7 +202,7 @@ class Journal:
         early: list[Synced] = []
         size = 0
         pending = self._pending
-        # A barrier has no size and belongs to the group of the records before it: no group is empty.
+        # A barrier has no size and belongs to the group of the records before it, so no group is empty.
         while pending and (not size or not pending[0][1] or size + pending[0][1] <= self._group_size_max):
             batch_parts, batch_size, synced, when_written = pending.popleft()
             parts += batch_parts
@@ -273,7 +273,7 @@ class Journal:
         return link
 
     def _notify_early(self, early: list[Synced], ok: bool) -> None:
-        """Call the callbacks that wait for the write only. The first of two calls counts."""
+        """Call the callbacks that wait for the write only. A second call has no effect."""
         waiting = early[:]
         early.clear()
         self._notify(waiting, ok)

@@ -1,7 +1,7 @@
 """Read the journal files of a directory in order.
 
 `replay_groups` reads an undamaged journal and raises DamagedStorage for anything that a crash does not explain.
-`readable_groups` reads what is left of a damaged one.
+`readable_groups` reads what is left of a damaged journal.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ def list_journals(disk: Disk, directory: str) -> list[int]:
 
 
 def journals_size(disk: Disk, directory: str, mark: LastLogMark) -> int:
-    """Return the size in bytes of the journals from the mark's on, including allocated bytes that were not written."""
+    """Return the size in bytes of the journal of `mark` and all later ones, including allocated, unwritten bytes."""
     total = 0
     for journal_id in list_journals(disk, directory):
         if journal_id >= mark.journal.journal_id:

@@ -9,7 +9,7 @@ File header
 |      0 |    4 | raw  | magic      | `BNDJ`                                      |
 |      4 |    4 | u32  | version    | 2                                           |
 |      8 |    8 | u64  | journal_id | as in the file's name; from 1, no gaps      |
-|     16 |    8 | u64  | file_size  | bytes allocated: a shorter one is truncated |
+|     16 |    8 | u64  | file_size  | bytes allocated: a shorter file is damaged  |
 |     24 |    4 | u32  | digest     | CRC32C over [0, 24)                         |
 |     28 |  484 | raw  | zeros      |                                             |
 
@@ -32,17 +32,17 @@ A body is an entry frame or a control record (`control_records`). When a journal
 group of this file is a *link*: one record `continued`, written once the other file is durable, so that a loss of that
 file is detected.
 
-Tear or damage. A group is written only after the previous one was synced, so a crash can affect only the last group,
-and only by leaving sectors, or the ends of sectors, as the zeros they were. An invalid group is therefore a *tear* if
-no valid group follows it and zeros explain it: some zeros in the group, and only zeros after it. A tear ends the
-journal; no acknowledged record is lost. Any other invalid group is damage.
+Tear or damage. A group is written only after the previous one was synced, so a crash can affect only the last group. A
+crash can only leave sectors, or the ends of sectors, unwritten, so that they still contain zeros. An invalid group is
+therefore a *tear* if no valid group follows it and zeros explain it: some zeros in the group, and only zeros after it.
+A tear ends the journal; no acknowledged record is lost. Any other invalid group is damage.
 
 Limits: damage to the last group of a crashed bookie is treated as a tear if one of its sectors ends in a zero byte. If
 the last groups are overwritten with zeros, as if they had never been written, this is not detected. Zeros over the last
 groups up to and including the header of the last one, with its records kept, look like one large group whose first
 sectors were not written.
 
-The layout is Bindery's own: BookKeeper's has no checksums, so it serves a flipped bit as data.
+The layout is Bindery's own: BookKeeper's journal has no checksums, so a flipped bit in it would be served as data.
 """
 
 import struct
@@ -75,6 +75,7 @@ _GROUP = struct.Struct(">4sIQQI")
 _DIGEST = struct.Struct(">I")
 _RECORD = struct.Struct(">I")
 RECORD_OVERHEAD: Final = _RECORD.size
+"""Bytes of a record in addition to its body."""
 
 pack_record_size = _RECORD.pack
 """Packs the size word before a record's body."""
@@ -162,6 +163,7 @@ def following(group: Group) -> int | None:
 
 
 def group_size_on_disk(records_size: int) -> int:
+    """Return the size on disk, including padding, of a group with `records_size` bytes of records."""
     size = GROUP_HEADER_SIZE + records_size + len(GROUP_END)
     return size + -size % SECTOR_SIZE
 

@@ -1,9 +1,10 @@
 """Needed journals: files with acknowledged records that neither LastLogMark nor a link names.
 
-A journal file is named by LastLogMark or by the link at the end of the previous file, so that its loss is detected. A
-start that finds no space has neither: it does not continue the file that a crash left (a tear is kept), and it cannot
-advance the mark. An empty file `<hex id>.txn.needed` beside the journal then records that the journal must exist. It
-is durable before the journal's first group, and is removed once the mark has reached the journal.
+A journal file is named by LastLogMark or by the link at the end of the previous file, so that its loss is detected. If
+a start finds no space, neither of them names its new file: the start does not continue the file that a crash left (a
+tear is kept), and it cannot advance the mark. An empty file `<hex id>.txn.needed` beside the journal then records that
+the journal must exist. It is durable before the journal's first group, and is removed once the mark has reached the
+journal.
 """
 
 from collections.abc import Sequence
@@ -35,7 +36,10 @@ def write_needed(disk: Disk, directory: str, journal_id: int) -> None:
 
 
 def drop_needed(disk: Disk, directory: str, mark_journal_id: int) -> None:
-    """Remove the records for `mark_journal_id`, which LastLogMark names, and for earlier journals. Raises OSError."""
+    """Remove the `.needed` files of `mark_journal_id`, which LastLogMark names, and of earlier journals.
+
+    Raises OSError.
+    """
     for journal_id in needed_journals(disk, directory):
         if journal_id <= mark_journal_id:
             disk.remove(f"{directory}/{journal_format.file_name(journal_id)}{SUFFIX}")

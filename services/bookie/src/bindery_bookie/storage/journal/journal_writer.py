@@ -19,8 +19,8 @@ ZEROS_AHEAD: Final = bytes(256 * 1024)
 """Zeros written after a group from time to time, over allocated bytes that read as zeros already.
 
 The first sync of allocated bytes makes the file system record in its own journal that they are written now. Such a
-sync takes half as long again, and longer during a flush. With the zeros, the sync of one group does this for the next
-groups too. Larger steps cost more than they save.
+sync takes 1.5 times as long as others, and longer during a flush. With the zeros, the sync of one group does this for
+the next groups too. Larger steps cost more than they save.
 """
 
 ZEROS_UNIT: Final = 4096
@@ -85,9 +85,9 @@ class JournalWriter:
         self._is_unnamed = True
 
     def create(self, journal_id: int, *, group_size: int = 0) -> None:
-        """Start a new file with room for a group of `group_size`, itself and its directory entry durable on return.
+        """Start a new file with room for a group of `group_size` bytes.
 
-        Raises JournalFull if there is no space, OSError.
+        The file and its directory entry are durable on return. Raises JournalFull if there is no space, OSError.
         """
         self._close_file()
         path = f"{self._directory}/{fmt.file_name(journal_id)}"

@@ -43,6 +43,8 @@ assert _FIELDS.size + _DIGEST.size == SIZE
 
 @dataclass(frozen=True, slots=True)
 class LastLogMark:
+    """The content of the file; see the table in the module docstring."""
+
     generation: int
     journal: JournalPosition
     log_id: int
@@ -63,7 +65,7 @@ class LastLogMark:
 
     @classmethod
     def unpack(cls, data: bytes, *, path: str) -> "LastLogMark":
-        """Raises DamagedStorage, BadVersion for an unknown version."""
+        """Return the mark in `data`. Raises DamagedStorage, and BadVersion for an unknown version."""
         if len(data) != SIZE:
             raise DamagedStorage("LastLogMark has the wrong size", path=path, offset=0, size=len(data), expected=SIZE)
         magic, version, generation, journal_id, offset, sequence, log_id, log_offset = _FIELDS.unpack_from(data)

@@ -1,10 +1,11 @@
 """CopiesSeen: the ledgers that recently received copies of entries.
 
-Garbage collection must not delete them. A replication worker copies entries before it adds the bookie to the ledger's
-ensemble; until then the metadata does not name the bookie for this ledger. Copies are recovery adds, which a client's
-ledger recovery sends too.
+Garbage collection must not delete these ledgers. A replication worker copies entries before it adds the bookie to the
+ledger's ensemble; until then the metadata does not name the bookie for this ledger. Copies are recovery adds, which a
+client's ledger recovery sends too.
 
-Copies before the start, and records dropped because there are too many, are unknown and count as seen.
+Copies before the start, and copies whose record was dropped because there were too many, are unknown and count as
+seen.
 """
 
 from collections.abc import Iterable

@@ -59,7 +59,8 @@ class LedgerState:
         self.has_new_key = False
         self.has_new_fence = False
         self.has_new_lac = False
-        """`has_new_*`: not in an entry log yet. An index is rebuilt from the entry logs."""
+        """`has_new_*`: whether this part of the state is not in an entry log yet. An index is rebuilt from the entry
+        logs."""
         self.watchers: dict[int, Callable[[], None]] = {}
 
     @classmethod

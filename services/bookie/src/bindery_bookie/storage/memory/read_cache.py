@@ -35,7 +35,7 @@ class ReadCache:
         return self.ledgers.get(ledger_id, _EMPTY).get(entry_id)
 
     def put_many(self, entries: Iterable[tuple[tuple[int, int], bytes]]) -> None:
-        """`entries`: ((ledger id, entry id), body)."""
+        """Add or replace entries, given as ((ledger id, entry id), body)."""
         before = self._entries
         for key, body in entries:
             bodies = self.ledgers.setdefault(key[0], {})

@@ -86,7 +86,8 @@ class WriteCaches:
     def holds(self, ledger_id: int, entry_id: int) -> bool:
         """Return True if reads get this entry from a write cache, not from the location in the index. Any thread.
 
-        If it was True before, False means that the entry was flushed and the index has its new location.
+
+        If the result was True before, False means that the entry was flushed and the index has its new location.
         """
         if self.active.get(ledger_id, entry_id) is not None:
             return True

@@ -20,7 +20,7 @@
 | the index generation is higher still               | refused: the mark is too old                                 |
 
 The error of a refused start names the file, the offset and `bindery bookie salvage`, which puts the shard into limbo.
-With a LIMBO marker in phase listing fewer starts are refused: a lost mark is created again, and all readable groups of
+With a LIMBO marker in phase listing, fewer starts are refused: a lost mark is created again, and all readable groups of
 the journals are replayed.
 
 Everything here runs in a worker and may block.
@@ -235,7 +235,7 @@ class _Opening:
             log.error("log_manifest_damaged", error=str(error))
             manifest, before = LogManifest(), None
         for log_id in list_logs(self._disk, self._directory):
-            # The header of a log shows that compaction wrote it. If the manifest lacks the log, it is lost or old.
+            # The header of a log shows that compaction wrote it. A manifest without the log was lost or is old.
             if not manifest.lists(log_id) and (order := self._order(log_id)) is not None:
                 manifest = manifest.with_compacted(log_id, order)
         manifest = self._settle_compaction(manifest, mark, index, is_known=manifest == before)
@@ -418,7 +418,7 @@ def clean_logs(disk: Disk, directory: str, mark: LastLogMark, manifest: LogManif
 
 
 def _make_new(disk: Disk, journal_directory: str, ledger_directory: str) -> LastLogMark:
-    """Create the first journal, then the mark that refers to it. Empty files of an interrupted first start go."""
+    """Create the first journal, then the mark that refers to it. Remove empty files of an earlier first start."""
     for journal_id in journal_files.list_journals(disk, journal_directory):
         disk.remove(f"{journal_directory}/{journal_format.file_name(journal_id)}")
     writer = JournalWriter(disk, journal_directory, file_size=journal_format.HEADER_SIZE, clock=lambda: 0.0)

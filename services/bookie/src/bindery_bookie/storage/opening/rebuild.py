@@ -79,7 +79,8 @@ class IndexRebuild:
         for ledger_id, damage in self._keyless.items():
             if not self.damage:  # earlier damage explains the missing key
                 self._found(damage)
-            # Limbo fences ledgers that metadata lists. Others take their key from the first copy, only if fenced.
+            # Limbo fences the ledgers that metadata lists. Other ledgers get their key from the first copy, but only
+            # if they are fenced.
             self._ledgers[ledger_id] = replace(self._ledgers[ledger_id], is_fenced=True)
         self._before_valid(self)
         self._index.set_switches(manifest.switches)
