@@ -1,7 +1,7 @@
 """BackPressureBudget: counts the bytes of requests in progress, and resumes waiters when few are left.
 
-It never refuses: the caller that takes the last bytes may exceed the limit by one batch, and then stops reading.
-(The broker's budget of request bodies refuses instead; see `bindery_broker.http`.)
+The budget refuses nothing: the caller that takes the last bytes may exceed the limit by one batch, and then stops
+reading. (The broker's budget of request bodies refuses instead; see `bindery_broker.http`.)
 
 Invariants: `used` >= 0; a waiter is called once, and only while the budget is at or below its low mark.
 """
@@ -41,8 +41,11 @@ class BackPressureBudget:
         self.used += size
 
     def give(self, size: int) -> None:
-        """`size` bytes are no longer in progress. Calls waiters in the order of their arrival, one after the other and
-        without recursion, even if a waiter takes and gives at once: there may be thousands."""
+        """Count `size` bytes as no longer in progress, and call waiters while the budget is low.
+
+        Waiters are called in the order of their arrival and without recursion, even if a waiter takes and gives at
+        once, because there may be thousands of them.
+        """
         assert 0 <= size <= self.used
         self.used -= size
         if not self._is_waking:

@@ -11,11 +11,11 @@ While one of these reasons holds, nothing is read from the socket, and TCP passe
 | securing   | START_TLS was answered                                    | the handshake is over                |
 
 Both protocols are served on one port (`bindery_core.wire.detection`); a response has the protocol of its request. Until
-the gate (`access.authentication`) is open, it answers all requests, and a frame may have CLEAR_FRAME_SIZE_MAX bytes.
+the gate (`access.authentication`) is open, it answers all requests, and a frame has at most CLEAR_FRAME_SIZE_MAX bytes.
 `access.tls_upgrade` decides about START_TLS; this class only carries out what it decides.
 
-Plain reads are issued in batches: a third of what waits, and about READ_BATCH_SIZE bytes at most, estimated by the
-running average of the entry size, so that a thousand reads of large entries do not take gigabytes. Entries in the
+Plain reads are issued in batches: a third of the waiting reads, and about READ_BATCH_SIZE bytes at most, estimated by
+the running average of the entry size, so that a thousand reads of large entries do not take gigabytes. Entries in the
 caches are answered in the same turn of the event loop, as far as `read_turns` allows. The bytes of each batch are
 charged to the budget of reads from its issue until its response left the process, or, while the client reads, until it
 was passed to the transport. A client that reads almost nothing for `unsent_time_max_s` is disconnected if others wait
@@ -49,13 +49,16 @@ from bindery_bookie.server.operations import Operations
 from bindery_bookie.settings import ServerSettings
 
 READ_BATCH_SIZE: Final = 1024 * 1024
+"""Approximate maximum size in bytes of a batch of reads."""
 READ_BATCH_COUNT_MAX: Final = 512
+"""Maximum number of reads in a batch."""
 READ_BATCH_COUNT_MIN: Final = 32
-"""Minimum size of a batch, as far as reads wait and bytes allow. A batch is a third of what waits, so that the client
-reads the first responses while the next are prepared."""
+"""Minimum number of reads in a batch, if as many wait and the bytes allow it. A batch is a third of the waiting reads,
+so that the client reads the first responses while the next are prepared."""
 READ_BATCHES_MAX: Final = 4
 """Maximum number of concurrent batches of one connection: while one waits for the disk, the next may be cached."""
 PENDING_READS_MAX: Final = 10_000
+"""Number of waiting reads at which the connection is no longer read."""
 TLS_SHUTDOWN_TIMEOUT_S: Final = 1.0
 """Seconds that closing a secured connection waits for the client's close_notify."""
 _FIRST_ENTRY_SIZE_GUESS = 64 * 1024
@@ -109,16 +112,18 @@ class BookieConnection(asyncio.Protocol):
         self._held_size = 0
         """Bytes of read responses that are in the transport's buffer."""
         self._unsent_timer: asyncio.TimerHandle | None = None
-        """Runs on until it finds no unsent responses, instead of once per pause: there are thousands of pauses."""
+        """Runs until it finds no unsent responses. There is no timer per pause, because there are thousands of
+        pauses."""
         self._unsent_before: int | None = None
-        """Bytes unsent at its last check, if they were above the low mark since then."""
+        """Bytes unsent at the last check; None if they fell below the low mark since then."""
         self._pending_reads: deque[ReadRequest | BatchReadRequest] = deque()
         self._pending_v3 = 0
-        """Number of them, from the front, that are answered in v3."""
+        """Number of pending reads, from the front, that are answered in v3."""
         self._read_batches = 0
         self._is_issuing = False
         self._is_queued = False
-        """Waits for a turn of its own; a byte of the budget is charged, so that the reads count as in progress."""
+        """Whether this connection waits for its turn in `read_turns`. Meanwhile one byte of the budget is charged, so
+        that the reads count as in progress."""
         self._waiting_for_room = False
         self._entry_size = float(_FIRST_ENTRY_SIZE_GUESS)
         self._operation_count = 0
@@ -250,18 +255,18 @@ class BookieConnection(asyncio.Protocol):
     def stop_reading(self) -> None:
         """Accept no further requests and end long polls; other responses in progress are still sent."""
         if self._tls.is_in_progress:
-            self.abort()  # no request has arrived through it yet
+            self.abort()  # no request has arrived over TLS yet
         self._pause("stopping")
         for task in self._cancelled_when_gone:
             task.cancel()
 
     def close(self) -> None:
-        """Send what was written, then close."""
+        """Send the responses that were written, then close."""
         if self._transport is not None:
             self._transport.close()
 
     def abort(self) -> None:
-        """Close at once; what is unsent is lost."""
+        """Close at once; unsent responses are lost."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -465,13 +470,13 @@ class BookieConnection(asyncio.Protocol):
         self._unsent_timer = asyncio.get_running_loop().call_later(seconds, self._check_unsent)
 
     def _check_unsent(self) -> None:
-        """Disconnect the client if it read almost nothing since the last check, and others wait for what it holds."""
+        """Disconnect the client if it read almost nothing since the last check and others wait for its bytes."""
         self._unsent_timer = None
         if not self._unsent or self._transport is None:
             return
         before, now = self._unsent_before, self._transport.get_write_buffer_size()
         self._unsent_before = now
-        # More than before: responses in progress were added. They are few, because no requests are read now.
+        # If more is unsent than before, responses in progress were added. They are few, because no requests are read.
         is_stuck = before is not None and 0 <= before - now < self._settings.unsent_size_max // 2
         others = self._operations.reads_budget.waiting - self._waiting_for_room
         if is_stuck and self._held_size and others:
@@ -492,7 +497,7 @@ class BookieConnection(asyncio.Protocol):
     def _pause(self, reason: str) -> None:
         if not self._reasons and self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
-        self._reasons.add(reason)  # while securing the handshake reads, and "securing" is the reason
+        self._reasons.add(reason)  # during a handshake TLS reads the socket, and "securing" is set
 
     def _resume(self, reason: str) -> None:
         if reason in self._reasons:
@@ -502,5 +507,5 @@ class BookieConnection(asyncio.Protocol):
 
 
 def _handshake_error(error: BaseException) -> str:
-    """OpenSSL's reason, without its source line."""
+    """Return OpenSSL's reason, without the source line."""
     return getattr(error, "reason", None) or str(error) or type(error).__name__

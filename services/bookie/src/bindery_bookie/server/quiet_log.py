@@ -6,6 +6,7 @@ from typing import Any, Final
 from bindery_kit.observability.logs import get_logger
 
 INTERVAL_S: Final = 1.0
+"""Minimum time in seconds between two lines of one event."""
 
 
 class QuietLog:

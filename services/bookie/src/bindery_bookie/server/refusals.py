@@ -44,8 +44,8 @@ def failed(request: Request, status: int) -> Response:
 def refuse_other(request: m.OtherRequest, codec: Codec = v3) -> Response:
     """Return the response to a request that this bookie does not implement.
 
-    For another protocol version (v3: 1 and 2; v2: above 2) it is BAD_VERSION in the operation's own response, otherwise
-    BAD_REQUEST in a response without one.
+    For another protocol version (v3: 1 and 2; v2: above 2) the status is BAD_VERSION in the operation's own response,
+    otherwise BAD_REQUEST in a response without an operation's own part.
     """
     txn_id, ledger_id, status = request.txn_id, request.ledger_id, int(Status.BAD_VERSION)
     if request.version != v3.VERSION or codec.VERSION == v2.VERSION:

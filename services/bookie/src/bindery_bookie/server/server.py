@@ -21,6 +21,7 @@ from bindery_bookie.state import BookieState
 from bindery_bookie.storage.store import EntryStore
 
 BACKLOG: Final = 512
+"""Maximum number of connections that wait in the kernel until they are accepted."""
 
 
 class BookieServer:

@@ -31,7 +31,7 @@ class StorageStats:
     adds_unauthorized: int = 0
     adds_bad: int = 0
     adds_rejected: int = 0
-    """Answered TOO_MANY_REQUESTS."""
+    """Adds answered with TOO_MANY_REQUESTS."""
     adds_waited: int = 0
     """Adds that had to wait because both write caches were full."""
     add_bytes: int = 0
@@ -51,9 +51,9 @@ class StorageStats:
     reads_read_cache: int = 0
     reads_disk: int = 0
     reads_absent: int = 0
-    """Answered NO_ENTRY or NO_LEDGER."""
+    """Reads answered with NO_ENTRY, NO_LEDGER or UNKNOWN_LEDGER_STATE."""
     reads_failed: int = 0
-    """Answered IO_ERROR."""
+    """Reads answered with IO_ERROR."""
     read_jobs: int = 0
     read_ahead_entries: int = 0
     damage_found: int = 0
@@ -92,13 +92,13 @@ class StorageStats:
     live_bytes: int = 0
     """Part of `entry_log_bytes` that belongs to existing ledgers."""
     active_ledgers: int = 0
-    """Ledgers with bytes in entry logs, at the last run of garbage collection."""
+    """Number of ledgers in the index at the last run of garbage collection."""
     journal_failed: bool = False
-    """The journal could not be written. No more adds are accepted until a restart."""
+    """Whether the journal could not be written. If so, no more adds are accepted until a restart."""
     journal_full: bool = False
-    """There is no space for a journal file; adds are refused until there is."""
+    """Whether there is no space for a journal file. Adds are refused until there is."""
     flush_failed: bool = False
-    """The last flush failed; it is retried. Adds wait once both write caches are full."""
+    """Whether the last flush failed. It is retried, and adds wait once both write caches are full."""
     journal_queue_size: int = 0
     """Bytes accepted whose write has not begun."""
     journal_queue_groups: int = 0
@@ -118,7 +118,7 @@ class StorageStats:
 
     # Hooks
     no_space: Callable[[str], None] = _ignore_reason
-    """Called with operation and path when a disk has no space. The disk monitor then checks the disks at once."""
+    """Called with the error text when a disk has no space. The disk monitor then checks the disks at once."""
     observe_sync_s: Callable[[float], None] = _ignore
     """Seconds of one group's write and fdatasync."""
     observe_group_size: Callable[[float], None] = _ignore

@@ -6,7 +6,7 @@ possibly before the call returns (if all data is in memory).
 Invariants: an add, fence or explicit LAC is reported as done only after its journal record was synced with fdatasync;
 after a fence was reported, no ordinary add of that ledger is reported OK; damage and lost storage are answered with
 IO_ERROR or UNKNOWN_LEDGER_STATE, never with NO_ENTRY or NO_LEDGER.
-Source: BookKeeper's Bookie, LedgerDescriptor and LedgerStorage (semantics), spec of each operation in `server`.
+Source: BookKeeper's Bookie, LedgerDescriptor and LedgerStorage. The operations of clients are described in `server`.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,11 +19,13 @@ AddDone = Callable[[Sequence[int]], None]
 """Called with one Status per add, in the order of the adds."""
 
 ReadDone = Callable[[Sequence["bytes | int"]], None]
-"""Called with the entry frame per read, or a Status if there is none."""
+"""Called with an entry frame per read, or a Status if there is none, in the order of the reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayProgress:
+    """Progress of a replay, in bytes of the journal and replayed entries."""
+
     bytes_done: int
     bytes_total: int
     entries: int
@@ -86,7 +88,10 @@ class EntryStore(Protocol):
         ...
 
     def watch_lac(self, ledger_id: int, wake: Callable[[], None]) -> Callable[[], None]:
-        """Call `wake` once when the LAC advances or the ledger is fenced or deleted. Return a function that cancels."""
+        """Call `wake` once when the LAC advances or the ledger is fenced or deleted.
+
+        Return a function that cancels the watch.
+        """
         ...
 
     def lac_updated_at_ms(self, ledger_id: int) -> int:

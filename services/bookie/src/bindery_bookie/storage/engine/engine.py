@@ -394,7 +394,7 @@ class StorageEngine:
         state.wake()
 
     def was_given_copies(self, ledger_id: int, *, since_s: float) -> bool:
-        """Return True if copies of the ledger's entries may have been stored at `since_s` or later (the loop's clock)."""
+        """Return True if the ledger may have received copies of entries at `since_s` (the loop's clock) or later."""
         return self.parts.adds.copies_seen.since(ledger_id, since_s)
 
     async def compact_index(self) -> None:

@@ -80,7 +80,8 @@ class StorageRepair:
     async def finish_listing(self) -> None:
         """End phase listing: all ledgers that may have lost entries are in limbo.
 
-        From now on, requests for other ledgers are answered with "no such ledger". Raises OSError.
+        From now on, other ledgers that are stored here are served as usual. Requests for a ledger that is not stored
+        here are answered with "unknown" until `end_limbo`. Raises OSError.
         """
         assert self.limbo is not None
         if self.limbo.is_listing:

@@ -81,7 +81,8 @@ class Replay:
     async def flush(self, position: JournalPosition) -> None:
         """Flush the replayed entries, which are the journal up to `position`, and advance the mark to it.
 
-        If there is no space, the flush becomes `unfinished` and the mark stays. Raises OSError for other failures.
+        If there is no space, the flush becomes `unfinished` and the mark is not advanced. Raises OSError for other
+        failures.
         """
         flush = self.unfinished
         if flush is None:

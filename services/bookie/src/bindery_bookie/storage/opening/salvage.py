@@ -31,6 +31,7 @@ from bindery_bookie.storage.journal.mark import LastLogMark, read_mark
 from bindery_bookie.storage.opening import opening
 
 QUARANTINE: Final = "quarantine"
+"""Name of the directory for damaged files."""
 _COPY_SIZE: Final = 1024 * 1024
 _PROBLEMS_MAX: Final = 1000
 
@@ -45,6 +46,7 @@ class SalvageStep:
     moved_to: str | None = None
     """Path to which the file is moved or copied; None: the file is not changed."""
     is_copy: bool = False
+    """Whether the file is copied to `moved_to` and kept."""
 
 
 def salvage(

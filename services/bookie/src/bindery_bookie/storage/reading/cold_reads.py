@@ -1,8 +1,8 @@
-"""Cold reads: read entries that are in no cache from entry logs. All reads that arrive during one job form the next.
+"""Cold reads: read entries that are in no cache from entry logs.
 
 Read-ahead works as in a file system: a reader that continues at the end of the last window gets a window of twice the
 size; a random read gets a small window. Several readers of one ledger at different positions do not affect each other.
-Half-way through a window the next window is read, before a client waits for it.
+When a reader is half-way through a window, the next window is read, before a client waits for it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,6 +24,7 @@ from bindery_bookie.storage.settings import StorageSettings
 log = structlog.get_logger(__name__)
 
 WINDOW_ENTRIES_MIN: Final = 16
+"""Number of entries in the first window of a reader."""
 _WINDOWS_MAX: Final = 4096
 """Maximum number of window ends recorded, at which readers may continue."""
 
@@ -69,7 +70,7 @@ class ColdReader:
             if body is not None:
                 result.answers.append(body)
                 continue
-            if result.size >= self._job_size_max:  # the entries are much larger than the requests allowed for
+            if result.size >= self._job_size_max:  # the entries are much larger than expected
                 result.answers.append(Status.TOO_MANY_REQUESTS)
                 continue
             try:
@@ -167,7 +168,7 @@ class ColdReader:
         return found[ledger_id, entry_id]
 
     def _absent(self, ledger_id: int, entry_id: int) -> int:
-        """Return the status for an entry that is not in the index. Raises DamagedStorage if its ledger row has it."""
+        """Return the status for an entry that is not in the index. Raises DamagedStorage if the ledger row names it."""
         row = self._index.ledger_row(ledger_id)
         if row is None:
             return Status.NO_LEDGER
@@ -216,7 +217,7 @@ class ColdReader:
 
 
 def _damage_of(error: DamagedStorage, key: tuple[int, int]) -> Damage:
-    """Return the error as Damage. An error without a path is of the index, which has no offset."""
+    """Return the error as Damage. An error without a path concerns the index, which has no offset."""
     ledger_id, entry_id = key
     return Damage(
         path=str(error.facts.get("path", "index")),

@@ -37,7 +37,8 @@ _WINDOWS_PER_JOB: Final = 4
 _READERS_MAX: Final = 16
 """Maximum number of next windows recorded per ledger."""
 _WINDOWS_IN_CACHE_MIN: Final = 8
-"""Size of the read cache, in windows, below which windows are not read in advance: they would evict windows in use."""
+"""Minimum size of the read cache, in windows, to read windows in advance. In a smaller cache they would evict windows
+that are in use."""
 
 
 class Reads:
@@ -167,7 +168,7 @@ class Reads:
         if state is not None:
             return Status.NO_ENTRY  # also for NO_LEDGER: nothing of the ledger was flushed yet
         if status == Status.NO_LEDGER and self._limbo() is not None:
-            # The ledger was not listed, so it was never here or its metadata was deleted. Neither must be certain.
+            # The ledger was not listed. It was probably never here, or its metadata was deleted; neither is certain.
             return Status.UNKNOWN_LEDGER_STATE
         return status
 
@@ -184,7 +185,7 @@ class Reads:
                 del windows[start]
                 if not windows:
                     del self._next_windows[ledger_id]
-                if self.cache.get(ledger_id, start) is None:  # otherwise read for another reader before
+                if self.cache.get(ledger_id, start) is None:  # otherwise it was read for another reader
                     self._ahead_waiting.append((ledger_id, start))
                     if not self._cold_running:
                         self._read_ahead()

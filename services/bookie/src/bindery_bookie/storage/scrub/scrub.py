@@ -42,7 +42,7 @@ SAVE_INTERVAL_S: Final = 60.0
 """Interval in seconds at which the position is saved: the maximum part of a round that a crash loses."""
 
 RETRY_S: Final = 60.0
-"""Delay in seconds before a step is retried that failed for a temporary reason."""
+"""Delay in seconds before a step that failed for a temporary reason is retried."""
 
 _RegionKey = tuple[str, int, int | None]
 """Identity of a region, whose size may grow: path, offset, ledger id."""
@@ -83,7 +83,7 @@ class ScrubState:
     regions: int
     """Number of quarantined regions."""
     error: str
-    """Why the last step failed, which will be retried; empty if it did not."""
+    """Why the last step failed, which is then retried; empty if it succeeded."""
 
 
 class Scrubber:

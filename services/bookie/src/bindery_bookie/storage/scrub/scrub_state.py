@@ -8,7 +8,7 @@ renamed over the old one, and the directory is synced. It has two lines of ASCII
 |    1 | `BNDS 1 ` and CRC32C of the second line without its line feed, eight hexadecimal digits                |
 |    2 | one JSON object: the fields of ScrubRecord, sorted; a region is the list of the fields of Region       |
 
-Only the time of the next round depends on it, so an unreadable file counts as missing.
+An unreadable file counts as missing: the next round finds the damage again.
 """
 
 import json
@@ -67,7 +67,7 @@ class ScrubRecord:
     size: int = 0
     """Bytes of these entries."""
     total_size: int = 0
-    """Bytes of all entry logs when that round began."""
+    """Bytes of all entry logs when the current or last round began."""
     regions: tuple[Region, ...] = ()
     """Regions found by the last and the current round."""
 
@@ -81,7 +81,7 @@ class ScrubRecord:
 
     @classmethod
     def unpack(cls, data: bytes) -> "ScrubRecord":
-        """Raises ValueError for anything that `pack` did not return."""
+        """Return the record in `data`. Raises ValueError for anything that `pack` did not return."""
         head, _, rest = data.partition(b"\n")
         line = rest.removesuffix(b"\n")
         if head != _MAGIC + b"%08x" % crc32c(line) or rest == line:

@@ -1,6 +1,6 @@
 """ScrubWalk: one round of verification of everything that a shard stores, in small steps.
 
-It blocks, so it must run in a worker or a tool.
+A step blocks, so it must run in a worker or a tool.
 
 | phase   | checks                                                                                                |
 |---------|-------------------------------------------------------------------------------------------------------|
@@ -280,7 +280,7 @@ class ScrubWalk:
             self._report(step, error, ledger_id=run.ledger_id, entry_id=run.first_entry_id)
 
     def _check_owner(self, run: Run, step: ScrubStep) -> None:
-        """Check that the run's ledger has a row. Without it, its entries would be answered with "no such ledger"."""
+        """Check that the run's ledger has a row. Without a row, reads would be answered with "no such ledger"."""
         if run.ledger_id == self._known_ledger:
             return
         self._known_ledger = run.ledger_id
@@ -293,7 +293,7 @@ class ScrubWalk:
             self._report(step, error, ledger_id=run.ledger_id)
 
     def _step_run(self, run: Run, at: ScrubCursor, step: ScrubStep) -> ScrubCursor | None:
-        """Verify the run from `at` on, within the limits of a step. Return the next position; None: the last id."""
+        """Verify the run from `at` on, within the limits of a step. Return the next position, if any."""
         located = [entry for entry in run.entries() if entry[0] >= at.entry_id]
         while located:
             if _is_full(step):
