@@ -33,6 +33,8 @@ class Components:
 
 
 class Broker:
+    """One broker: its topics, its ownership of bundles, and its metrics."""
+
     def __init__(self, settings: BrokerSettings, components: Components, *, url: str) -> None:
         """`url`: address at which other brokers reach this one."""
         self.settings = settings
@@ -54,10 +56,10 @@ class Broker:
         self.metrics = BrokerMetrics(components.metrics, self.topics, self.ownership)
         self._closing = False
         self.draining = False
-        """Whether the process stops: waiting calls are answered at once."""
+        """Whether the process is stopping. Waiting calls are then answered at once."""
 
     async def locate(self, name: TopicName, *, create: bool) -> RemoteOwner | None:
-        """Return the other broker that serves the topic; None: this one.
+        """Return the other broker that serves the topic; None: this broker serves it.
 
         Raises NoSuchTopic, without taking the bundle, if the topic does not exist and `create` is false.
         """
@@ -73,6 +75,7 @@ class Broker:
         return self.topics.loaded(name) or await self.topics.get(name, create=create)
 
     async def maintain_forever(self) -> None:
+        """Run the maintenance of the topics periodically, until cancelled."""
         while True:
             await asyncio.sleep(self.settings.maintenance_interval_s)
             await self.topics.maintain()

@@ -1,14 +1,14 @@
 """Errors of the broker, in addition to bindery_core.errors.
 
-| error            | code             | status | when                                                         |
-|------------------|------------------|-------:|--------------------------------------------------------------|
-| NotSupported     | not_supported    |    400 | a feature of Pulsar that this version lacks                   |
-| ConsumerBusy     | consumer_busy    |    409 | another consumer holds the exclusive subscription             |
-| SubscriptionTypeConflict | subscription_type_conflict | 409 | it is now consumed as another type |
-| UnknownMessages  | unknown_messages |    400 | ids to acknowledge that name no message: none is acknowledged  |
-| TopicInUse       | topic_in_use     |    409 | deletion while consumers are connected                        |
-| NotOwner         | not_owner        |    503 | the topic's owner is changing; retry                          |
-| NoSuchMessage    | no_such_message  |    404 | no entry, or no such index in its batch                       |
+| error                    | code                       | status | when                                              |
+|--------------------------|----------------------------|-------:|---------------------------------------------------|
+| NotSupported             | not_supported              |    400 | a feature of Pulsar that is not supported         |
+| ConsumerBusy             | consumer_busy              |    409 | another consumer holds the exclusive subscription |
+| SubscriptionTypeConflict | subscription_type_conflict |    409 | consumers use the subscription as another type    |
+| UnknownMessages          | unknown_messages           |    400 | an id in the request names no message of the topi |
+| TopicInUse               | topic_in_use               |    409 | a topic is deleted while consumers are connected  |
+| NotOwner                 | not_owner                  |    503 | the topic's owner is changing; retry              |
+| NoSuchMessage            | no_such_message            |    404 | no such entry, or no such index in its batch      |
 """
 
 from bindery_core.errors import BadRequest, Conflict, NotThere, TryAgain
@@ -39,6 +39,6 @@ class NoSuchMessage(NotThere):
 
 
 class UnknownMessages(BadRequest):
-    """Ids in a request that name no message of the topic; nothing of the request was done."""
+    """Ids in a request name no message of the topic. The request changed nothing."""
 
     code = "unknown_messages"

@@ -1,8 +1,9 @@
-"""The protocol of dispatchers: one machine for each subscription type, with the same operations.
+"""The protocol of dispatchers: one state machine for each subscription type, with the same operations.
 
-A dispatcher that keeps the order (`in_order`) returns everything at once: it asks its owner to read again from the
-lowest unacknowledged message (`rewind_wanted`) and may hold delivery back (`paused_until`). Other dispatchers return
-single messages, which the owner reads again (`replay`).
+The owner of a dispatcher reads messages for it. A dispatcher that keeps the order (`in_order`) returns all messages in
+delivery together: it requests that the owner reads again from the lowest unacknowledged message (`rewind_wanted`), and
+it may delay delivery (`paused_until`). Other dispatchers return single messages, which the owner reads again
+(`replay`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,11 +19,11 @@ class Dispatcher(Protocol[M]):
     """The interface of a dispatcher. Times are monotonic seconds."""
 
     in_order: bool
-    """Whether messages are delivered in the topic's order; only then cumulative acknowledgements are defined."""
+    """Whether messages are delivered in the topic's order. Cumulative acknowledgements require this order."""
     limits: DispatchLimits
     leases: LeaseTable
     generation: int
-    """Incremented when everything that was read before must be dropped."""
+    """Number that is incremented when all messages read before must be dropped."""
     rewind_wanted: bool
     """Whether the owner must move its read position to the lowest unacknowledged message and call `rewound`."""
     paused_until: float | None

@@ -5,8 +5,8 @@ message in delivery is returned with it, and reading starts again at the lowest 
 makes the owner move the read position there before it reads on. Messages that were read before a rewind are recognized
 by their `generation` and dropped.
 
-Invariants: ready messages ascend and are above all held ones; after a rewind no message is held or ready; between
-rewinds no message is delivered twice.
+Invariants: ready messages are in ascending order and above all held ones; after a rewind no message is held or ready;
+between rewinds no message is delivered twice.
 Source: Pulsar's single-active-consumer dispatcher (rewind to mark-delete + 1).
 """
 
@@ -81,7 +81,10 @@ class ExclusiveDispatcher(Generic[M]):
         raise AssertionError("an exclusive subscription reads again after a rewind only")
 
     def offer(self, items: Sequence[Item[M]], *, generation: int) -> None:
-        """Add messages as read, in order. Drops all of them after a rewind, and those that are being acknowledged."""
+        """Add messages in the order of the read. Messages that are being acknowledged are dropped.
+
+        If a rewind followed the read, all messages are dropped.
+        """
         if generation != self.generation or self.rewind_wanted:
             return
         for item in items:
@@ -232,7 +235,7 @@ class ExclusiveDispatcher(Generic[M]):
         self._counts.clear()
 
     def _drop_ready(self, keys: Collection[MessageKey]) -> None:
-        """Drop ready messages that were acknowledged, as by the late acknowledgement of an earlier delivery."""
+        """Drop ready messages that were acknowledged, for example by a late acknowledgement of an earlier delivery."""
         if not self._ready or not keys or max(keys) < self._ready[0].key:
             return
         gone = set(keys)

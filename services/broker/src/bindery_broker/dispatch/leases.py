@@ -3,8 +3,8 @@
 Invariants: a message is held at most once; a grant's messages all belong to one consumer and end at one time; counts
 and bytes are those of the messages held now.
 
-One `take` makes one grant for all its messages, so that the cost per message is one dict entry, and expiry looks at
-grants. Times are monotonic seconds, passed by the caller.
+One `take` makes one grant for all its messages, so that the cost per message is one dict entry, and expiry checks one
+deadline per grant. Times are monotonic seconds, passed by the caller.
 """
 
 import heapq
@@ -28,6 +28,8 @@ class Grant:
 
 
 class LeaseTable:
+    """The leases of one subscription, by message and by consumer."""
+
     def __init__(self) -> None:
         self._by_key: dict[MessageKey, Grant] = {}
         self._by_consumer: dict[str, dict[int, Grant]] = {}
@@ -44,7 +46,7 @@ class LeaseTable:
         return key in self._by_key
 
     def __iter__(self) -> Iterator[MessageKey]:
-        """Keys held, oldest grant first."""
+        """Iterate over the keys that are held, oldest grant first."""
         return iter(self._by_key)
 
     def holder(self, key: MessageKey) -> str | None:
@@ -58,7 +60,7 @@ class LeaseTable:
         return self._counts.get(consumer, 0)
 
     def grants_of(self, consumer: str) -> list[Grant]:
-        """Live grants, oldest first."""
+        """Return the consumer's grants that hold a message, oldest first."""
         return list(self._by_consumer.get(consumer, {}).values())
 
     def last_deadline_of(self, consumer: str) -> float | None:

@@ -28,7 +28,7 @@ class Session:
     call_count: int = 0
     message_count: int = 0
     remembered: dict[str, tuple[MessageKey, ...]] = field(default_factory=dict)
-    """Request id -> the messages of its answer, oldest first."""
+    """Messages of an answer by request id, oldest answer first."""
 
     def remember(self, request_id: str, keys: tuple[MessageKey, ...]) -> None:
         self.remembered.pop(request_id, None)
@@ -71,7 +71,7 @@ class Sessions:
         session.last_call_at = now
 
     def touch(self, consumer: str, *, now: float) -> None:
-        """Record a call that needs no session (an acknowledgement): it extends an existing one."""
+        """Record a call that needs no session, such as an acknowledgement. It extends the session if there is one."""
         session = self._sessions.get(consumer)
         if session is not None:
             session.last_call_at = now

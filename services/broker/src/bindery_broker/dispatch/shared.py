@@ -16,8 +16,9 @@ Every message that was read and is not acknowledged is known by its key and is i
 The queues may hold stale rows, such as a READY message that was acknowledged; the state decides, so no message is
 delivered twice. A delivery drops the body: a redelivery reads the entry again, usually from the cache.
 
-Invariants: at most one lease holds a message; each known message is acknowledged or returned by `take` again;
-`redelivery_count` counts negative acknowledgements and timeouts, not consumers that left.
+Invariants: at most one lease holds a message; each known message stays known until it is acknowledged or the
+dispatcher forgets it (`put_down`, `reset`); `redelivery_count` counts negative acknowledgements and timeouts, not
+consumers that left.
 Source: Pulsar's shared dispatcher (replay set first, then normal reads).
 """
 
@@ -95,8 +96,8 @@ class SharedDispatcher(Generic[M]):
     def replay(self, count_max: int, *, entries_max: int | None = None) -> list[MessageKey]:
         """Return keys to read again, lowest first. The owner passes each to `offer_again` or `give_back`.
 
-        No keys while the limit of ready messages is reached. `entries_max`: there is no room to read ahead, so keys of
-        no more entries than that, and none while a message is ready.
+        Returns no keys while the limit of ready messages is reached. `entries_max`: maximum number of entries to which
+        the keys belong, set if there is no room to read ahead; then no key is returned while a message is ready.
         """
         at_hand = self.ready_count
         if at_hand and (entries_max is not None or self._is_full()):
@@ -192,9 +193,9 @@ class SharedDispatcher(Generic[M]):
     # -- returning -----------------------------------------------------------------------------------------------
 
     def begin_ack(self, keys: Iterable[MessageKey]) -> list[MessageKey]:
-        """Mark `keys` as acknowledged, not yet durably. Returns the known ones; pass them to finish or fail.
+        """Mark `keys` as acknowledged, not yet durably. Pass the result to `finish_ack` or `fail_ack`.
 
-        A key with index -1 that is not known itself means every known message of its entry.
+        Returns the known keys. A key with index -1 that is not known itself means every known message of its entry.
         """
         known = [key for key in self._expand(keys) if self._states.get(key, State.ACKING) is not State.ACKING]
         self.leases.drop(known)
@@ -266,7 +267,7 @@ class SharedDispatcher(Generic[M]):
         return first
 
     def tick(self, *, now: float) -> int:
-        """Return messages whose lease or delay ended by `now`. Returns how many became replayable."""
+        """Move messages whose lease or delay has ended by `now` to REPLAY. Returns their number."""
         expired = self.leases.expire(now=now)
         for key in expired:
             self._counts[key] += 1
@@ -303,11 +304,11 @@ class SharedDispatcher(Generic[M]):
         self.leases.clear()
 
     def state_counts(self) -> dict[str, int]:
-        """Messages by state, for `explain`: O(known)."""
+        """Return the number of messages by state, for `explain`. Takes O(n) for n known messages."""
         return {state.name.lower(): count for state, count in sorted(Counter(self._states.values()).items())}
 
     def replayable(self) -> bool:
-        """Whether `replay` may have keys (stale ones included)."""
+        """Return whether `replay` may have keys; they may all be stale."""
         return bool(self._replay)
 
     # -- helpers -------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ class BrokerApp(FastAPI):
             docs_url=None,  # FastAPI's page loads scripts from a CDN; `_docs` does not
             redoc_url=None,
             redirect_slashes=False,
-            # Not include_router: it matches each request twice, route by route, for what these routers do not use.
+            # Not include_router: it matches each request twice, route by route, for options that are not used here.
             routes=[route for router in v1.ROUTERS for route in router.routes],
         )
         self._proxy = proxy or Proxy()

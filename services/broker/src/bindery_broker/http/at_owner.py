@@ -17,7 +17,7 @@ from bindery_broker.http.proxy import PROXIED_HEADER, Proxy, redirect
 from bindery_broker.ownership.bundles import Bundle
 
 ATTEMPTS_MAX: Final = 2
-"""Maximum number of attempts to pass a request to the owner of the topic."""
+"""Maximum number of attempts to run an operation on the owner of the topic."""
 
 
 class AtOwner:

@@ -1,4 +1,4 @@
-"""ByteBudget: bytes of request bodies that the process holds at once."""
+"""Limit the bytes of request bodies that the process holds at once."""
 
 from bindery_core.errors import TooManyRequests
 
@@ -12,7 +12,7 @@ class ByteBudget:
         self.refused = 0
 
     def take(self, size: int) -> None:
-        """Raises TooManyRequests when `size` more bytes do not fit; nothing is taken then."""
+        """Take `size` bytes. Raises TooManyRequests, and takes nothing, if they do not fit."""
         if self.used + size > self.total:
             self.refused += 1
             raise TooManyRequests(
@@ -24,5 +24,6 @@ class ByteBudget:
         self.used += size
 
     def give(self, size: int) -> None:
+        """Return `size` bytes to the budget."""
         self.used -= size
         assert self.used >= 0

@@ -28,7 +28,9 @@ StructT = TypeVar("StructT", bound=msgspec.Struct)
 
 JSON_TYPE: Final = b"application/json"
 SCOPE_KEY: Final = "bindery.exchange"
+"""Key of the exchange in the ASGI scope."""
 QUERY_SIZE_MAX: Final = 256 * 1024
+"""Maximum bytes of a query string."""
 BODY_TIMEOUT_S: Final = 60.0
 """Maximum seconds between two pieces of a body."""
 _JSON_TYPES: Final = ("", "application/json", "application/x-www-form-urlencoded")
@@ -208,7 +210,8 @@ class Exchange(Request):
     async def read_body(self, *, size_max: int) -> bytes:
         """Return the complete body. Raises TooLarge beyond `size_max`, TooManyRequests beyond the budget, ClientGone.
 
-        The budget is charged for the bytes that arrive, not for Content-Length, which costs a client nothing.
+        The budget is charged for the bytes that arrive. It is not charged for Content-Length, because a client can
+        announce any number of bytes without sending them.
         """
         if self._read is not None:
             return self._read
@@ -265,7 +268,7 @@ class Exchange(Request):
             raise BadRequest(f"body: {found}", **found.facts) from error
 
     async def stream_body(self, *, size_max: int) -> AsyncIterator[bytes]:
-        """Yield the pieces of the body as they arrive, for forwarding. They are neither charged nor kept."""
+        """Yield the pieces of the body as they arrive, for forwarding. They are not charged and not kept."""
         if self._read is not None:
             yield self._read
             return

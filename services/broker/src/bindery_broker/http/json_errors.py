@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 JSON_ERRORS: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What decoding raises for invalid input."""
+"""Exceptions that decoding raises for invalid input."""
 _MALFORMED: Final = re.compile(r"JSON is malformed: (.*) \(byte (\d+)\)")
 _TRUNCATED: Final = "Input data was truncated"
 
@@ -14,9 +14,9 @@ _TRUNCATED: Final = "Input data was truncated"
 class JsonError(NamedTuple):
     reason: str
     line: int | None
-    """Of a syntax error, from 1; None: the JSON is well-formed but not what is expected, or not UTF-8."""
+    """Line of a syntax error, from 1; None: the error has no position, such as a wrong type or invalid UTF-8."""
     column: int
-    """In bytes, from 1."""
+    """Column of a syntax error in bytes, from 1; 0 if there is no line."""
 
     def __str__(self) -> str:
         if self.line is None:

@@ -1,4 +1,4 @@
-"""Answer 503 on the HTTP port while the broker starts. The health paths are served in front of this.
+"""Answer 503 on the HTTP port while the broker starts. Requests for health paths do not reach this application.
 
 This module uses no web framework, because FastAPI is imported while the port already answers.
 """

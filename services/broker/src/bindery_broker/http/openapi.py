@@ -15,8 +15,11 @@ from bindery_kit.http.problem_fastapi import Problem
 Json = dict[str, Any]
 
 _EVERYWHERE: Final = (400, 500, 503)
+"""Error statuses of every operation."""
 BODY_ERRORS: Final = (408, 413, 415, 429)
+"""Further error statuses of operations with a body."""
 OF_TOPICS: Final = (307, 404, 413, 504)
+"""Further statuses of operations on a topic."""
 TITLES: Final = {
     200: "Success.",
     201: "Created.",
@@ -46,7 +49,7 @@ def problems(*statuses: int) -> dict[int | str, Json]:
 
 
 def answers(structs: Mapping[int, Any], media_types: Collection[str] = ("application/json",)) -> dict[int | str, Json]:
-    """Return `responses` for these answers by status; None: text."""
+    """Return `responses`. `structs`: type of the answer by status; None: text."""
     return {
         status: {
             "description": TITLES[status],

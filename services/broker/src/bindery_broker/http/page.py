@@ -1,6 +1,6 @@
 """Render the OpenAPI document as one HTML page that loads nothing else.
 
-It works behind a port-forward and without Internet access.
+The page works behind a port-forward and without Internet access.
 """
 
 import html

@@ -1,4 +1,4 @@
-"""Paths: match segments while still percent-encoded and decode them afterwards: a `%2F` stays inside its segment."""
+"""Match the segments of a path while they are percent-encoded, then decode them: a `%2F` stays inside its segment."""
 
 import functools
 from typing import Final
@@ -9,16 +9,17 @@ from bindery_pulsar.topic_name import TopicName
 from starlette.convertors import Convertor, register_url_convertor
 
 SEGMENT_SIZE_MAX: Final = 4_096
+"""Maximum characters of a percent-encoded segment."""
 _TOPICS_CACHED_MAX: Final = 4_096
 
 
 class SegmentConvertor(Convertor[str]):
-    """Matches the text between two slashes, including none: `public//t` is a bad name, not an unknown path."""
+    """Matches the text between two slashes, even if it is empty: `public//t` is a bad name, not an unknown path."""
 
     regex = "[^/]*"
 
     def convert(self, value: str) -> str:
-        """Raises BadRequest."""
+        """Return the decoded segment. Raises BadRequest if it is too long or not UTF-8."""
         if len(value) > SEGMENT_SIZE_MAX:
             raise BadRequest("a part of the path is too long", size=len(value), size_max=SEGMENT_SIZE_MAX)
         if "%" not in value:

@@ -10,5 +10,5 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 class ProblemHttpProtocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
-        """Answer that the request cannot be parsed, and hang up."""
+        """Answer that the request cannot be parsed, and close the connection."""
         hang_up(self.transport, 400, "invalid_http", "this is not an HTTP/1.1 request we can parse")

@@ -22,7 +22,7 @@ PROXIED_HEADER: Final = b"bindery-proxied"
 CONNECT_TIMEOUT_S: Final = 5.0
 """Time limit in seconds for a connection to the broker that owns the topic."""
 ANSWER_TIMEOUT_S: Final = 75.0
-"""Seconds; longer than the longest wait of a receive and the longest add."""
+"""Maximum seconds to wait for data from the owner. Longer than the longest wait of a receive and the longest add."""
 CONNECTIONS_MAX: Final = 500
 """Maximum number of connections to other brokers."""
 _HOP_HEADERS: Final = frozenset(
@@ -37,7 +37,7 @@ _BODYLESS: Final = ("GET", "HEAD", "DELETE")
 
 class Proxy:
     def __init__(self, *, transport: httpx.AsyncBaseTransport | None = None) -> None:
-        """`transport`: how to reach other brokers; None: TCP."""
+        """`transport`: the transport to other brokers; None: TCP."""
         self._client = httpx.AsyncClient(
             transport=transport,
             timeout=httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
@@ -116,7 +116,7 @@ class Proxy:
 
 
 def redirect(exchange: Exchange, url: str) -> Reply:
-    """307 to the same path at the owner."""
+    """Return a 307 redirect to the same path on the owner."""
     location = url.rstrip("/").encode() + exchange.raw_path
     if exchange.scope["query_string"]:
         location += b"?" + exchange.scope["query_string"]
@@ -132,8 +132,11 @@ async def _body(exchange: Exchange, sent: asyncio.Event, *, size_max: int) -> As
 
 @asynccontextmanager
 async def _until_gone(exchange: Exchange, body_sent: asyncio.Event) -> AsyncIterator[None]:
-    """End the block with ClientGone if the client disconnects after its request. Until the body is sent, reading it
-    detects that. The block must not send the end of the answer, after which every connection counts as closed."""
+    """End the block with ClientGone if the client disconnects after its request.
+
+    Until the body is sent, reading the body detects a disconnect. The block must not send the end of the answer,
+    because after it every connection counts as closed.
+    """
     task = asyncio.current_task()
     assert task is not None
 

@@ -20,7 +20,7 @@ from bindery_broker.http.exchange import SCOPE_KEY, Exchange
 HotOperation = Callable[[Exchange], Awaitable[Response]]
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 _methods: Final[dict[str, set[str]]] = {}
-"""Methods by path, for the `Allow` header of a 405: a route holds only its own methods."""
+"""Methods by path, for the `Allow` header of a 405: a route object holds only its own methods."""
 
 
 class JsonLine(JSONResponse):
@@ -69,7 +69,7 @@ class OwnedRoute(APIRoute):
 
 
 class HotRoute(OwnedRoute):
-    """An operation without FastAPI's handling: its endpoint takes the exchange and validates the request itself.
+    """An operation that FastAPI does not handle: its endpoint takes the exchange and validates the request itself.
 
     HEAD is not served: the only hot GET operation is the endless stream.
     """
@@ -102,8 +102,8 @@ def hot(
 ) -> Callable[[HotOperation], HotOperation]:
     """Register a hot operation.
 
-    Everything but `method` and `path` only documents it in OpenAPI: the endpoint validates what it receives.
-    `body`: a struct, or OpenAPI's `requestBody`.
+    `operation_id` is also the operation's name in logs and metrics. All parameters after it only document the operation
+    in OpenAPI: the endpoint validates the request. `body`: a struct, or OpenAPI's `requestBody`.
     """
     extra: dict[str, Any] = {"parameters": [*path_parameters, *openapi.query_parameters(query)]}
     if isinstance(body, type):

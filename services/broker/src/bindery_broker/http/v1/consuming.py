@@ -37,7 +37,9 @@ from bindery_broker.subscriptions.subscription import Subscription
 from bindery_broker.topics.topic import Topic
 
 STREAM_COUNT_MAX = 100
+"""Maximum number of messages that a stream receives at once."""
 STREAM_PING_S = 15.0
+"""Seconds after which a stream without messages sends a comment."""
 STRUCTS = (ReceiveBody, Received, AckBody, Acknowledged, NackBody, Returned)
 router = APIRouter(route_class=OwnedRoute, default_response_class=JsonLine, tags=["subscriptions"])
 _line_encoder = msgspec.json.Encoder()

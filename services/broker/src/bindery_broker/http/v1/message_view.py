@@ -9,7 +9,7 @@ from bindery_broker.http.v1.schemas import MessageOut
 
 
 def view(message: Message, *, message_id: str, lease: str | None = None, redelivery_count: int = 0) -> MessageOut:
-    """`message` for the wire: UTF-8 as text, else base64; tags apart from the other properties."""
+    """Return `message` as JSON fields: UTF-8 as text, else base64; tags are separated from the other properties."""
     out = MessageOut(
         message_id=message_id,
         properties=message.properties,
@@ -39,7 +39,7 @@ def view(message: Message, *, message_id: str, lease: str | None = None, redeliv
 
 
 def parse_place(text: str) -> MessageId | Position:
-    """`earliest`, `latest` or a message id. Raises BadRequest."""
+    """Parse `earliest`, `latest` or a message id. Raises BadRequest."""
     if text == "earliest":
         return EARLIEST
     if text == "latest":
@@ -48,7 +48,7 @@ def parse_place(text: str) -> MessageId | Position:
 
 
 def parse_ids(texts: list[str]) -> list[MessageId]:
-    """Raises BadRequest naming the index of the first that is none."""
+    """Parse message ids. Raises BadRequest with the index of the first text that is not a message id."""
     ids = []
     for index, text in enumerate(texts):
         try:

@@ -1,7 +1,7 @@
 """Bodies, query parameters and answers of the ordinary operations.
 
-Unknown fields are refused. Times are milliseconds; those that name a moment count from 1970. Fields that were not set
-are left out of answers.
+Unknown fields are refused. Times are in milliseconds; points in time count from 1970. Some operations leave fields that
+were not set out of their answers.
 """
 
 from typing import Annotated, Literal
@@ -126,7 +126,7 @@ class Explanation(Answer):
     """Number of messages read and not acknowledged, by state."""
     limits: dict[str, int]
     summary: str
-    """One sentence."""
+    """One sentence: what is not acknowledged, and what blocks delivery."""
     blocked_by: list[str]
     """Reasons why messages are not delivered now; empty: none."""
 
@@ -159,7 +159,7 @@ class TopicStats(Answer):
     bytes_in: int
     messages_out: int
     bytes_out: int
-    """Since the topic was loaded here."""
+    """Payload bytes delivered since the topic was loaded here."""
     subscriptions: dict[str, SubscriptionStats]
 
 

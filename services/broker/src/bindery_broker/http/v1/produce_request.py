@@ -2,12 +2,12 @@
 
 | content type           | body                                                                       |
 |------------------------|----------------------------------------------------------------------------|
-| application/x-ndjson   | one `MessageLine` object per line; empty lines are skipped but counted      |
+| application/x-ndjson   | one `MessageLine` object per line; empty lines are skipped but counted     |
 | application/json       | one `MessageLine` object, or an array of them                              |
-| anything else, or none | the bytes of one message                                                    |
+| anything else, or none | the bytes of one message                                                   |
 
 Errors name the place: `line 3` (NDJSON) counts from 1, `message 0` (array) from 0. Syntax errors have line and column.
-A request has at most LINES_PER_MESSAGE_MAX times as many lines, empty ones included, as it may have messages.
+The maximum number of lines, empty ones included, is LINES_PER_MESSAGE_MAX times the maximum number of messages.
 This module does no I/O.
 """
 
@@ -29,7 +29,7 @@ NDJSON: Final = "application/x-ndjson"
 JSON: Final = "application/json"
 PROPERTY_HEADER: Final = b"bindery-property-"
 LINES_PER_MESSAGE_MAX: Final = 4
-"""Maximum number of lines per allowed message: parsing empty lines takes time too."""
+"""Maximum number of lines for each allowed message. Lines are limited because parsing empty lines takes time too."""
 
 _line_decoder = msgspec.json.Decoder(MessageLine)
 _array_decoder = msgspec.json.Decoder(list[MessageLine])
@@ -51,10 +51,10 @@ def parse_produce(
     now_ms: int,
     limits: ProduceLimits = ProduceLimits(),
 ) -> list[OutgoingMessage]:
-    """The messages of a request, at least one, in order. Raises BadRequest, TooLarge or NotSupported.
+    """Return the messages of a request, at least one, in order. Raises BadRequest, TooLarge or NotSupported.
 
-    `content_type`: without parameters, lower case. `headers`: names in lower case. `now_ms`: a delivery time up to now
-    is no delay.
+    `content_type`: without parameters, lower case. `headers`: names in lower case. `now_ms`: the current time; a
+    delivery time up to `now_ms` is not a delay.
     """
     defaults = _defaults(query, headers)
     if content_type == NDJSON:
@@ -108,7 +108,7 @@ def _parse_lines(
 def _parse_json(
     body: bytes, *, query: ProduceQuery, defaults: dict[str, str], now_ms: int, limits: ProduceLimits
 ) -> list[OutgoingMessage]:
-    """One message object, or an array of them."""
+    """Parse one message object, or an array of them."""
     begin = body.lstrip()[:1]
     try:
         if begin == b"{":
@@ -151,7 +151,7 @@ def _message(line: MessageLine, *, query: ProduceQuery, defaults: dict[str, str]
     else:
         assert line.payload_json is not UNSET
         payload = bytes(line.payload_json)
-        payload.decode()  # the decoder skips the text of strings that it does not have to make
+        payload.decode()  # the decoder does not check that the strings in raw JSON are UTF-8
     properties: Mapping[str, str] = defaults
     if line.properties is not UNSET or line.tags is not UNSET:
         properties = dict(defaults)
@@ -177,13 +177,13 @@ def _message(line: MessageLine, *, query: ProduceQuery, defaults: dict[str, str]
 
 
 def _refuse_delay(after: int | UnsetType, at: int | UnsetType, *, now_ms: int) -> None:
-    """Delayed delivery is not there yet, and delivering early in silence would be worse than saying so."""
+    """Raise NotSupported for a message with a delay. Otherwise it would be delivered too early, without an error."""
     if (after is not UNSET and after > 0) or (at is not UNSET and at > now_ms):
         raise NotSupported("delayed delivery is not supported yet: leave out deliver_after_ms and deliver_at")
 
 
 def _defaults(query: ProduceQuery, headers: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
-    """Properties that each message of the request gets: from headers, and the query's tags."""
+    """Return the properties that each message of the request gets: from headers, and from the tags in the query."""
     properties: dict[str, str] = {}
     for name, value in headers:
         if name.startswith(PROPERTY_HEADER):
@@ -199,7 +199,7 @@ def _defaults(query: ProduceQuery, headers: Sequence[tuple[bytes, bytes]]) -> di
 
 
 def _header_text(value: bytes) -> str:
-    """A header's value: percent-encoded UTF-8 for what a header cannot carry, or plain text."""
+    """Return a header's value as text. Characters that a header cannot contain are percent-encoded UTF-8."""
     try:
         return unquote(value.decode("utf-8"), errors="strict")
     except UnicodeDecodeError as error:
@@ -207,7 +207,7 @@ def _header_text(value: bytes) -> str:
 
 
 def split_tags(text: str) -> list[str]:
-    """Tags of `a||b`. Raises BadRequest for an empty one."""
+    """Return the tags of a text such as `a||b`. Raises BadRequest for an empty tag."""
     tags = [tag.strip() for tag in text.split("||")]
     if not all(tags):
         raise BadRequest("an empty tag", tags=text)

@@ -2,8 +2,8 @@
 
 The structs validate requests, and their schemas appear in OpenAPI. The other operations use the pydantic `models`.
 
-Unknown fields are refused: a misspelled `delay` must not become an undelayed message. Times are in milliseconds; points
-in time count from 1970.
+Unknown fields are refused, because a misspelled `deliver_at` must not cause immediate delivery. Times are in
+milliseconds; points in time count from 1970.
 """
 
 from typing import Annotated, Final, Literal
@@ -23,10 +23,14 @@ ACK_TIMEOUT_MS_MAX: Final = 12 * 3_600_000
 SESSION_TTL_MS_MAX: Final = 3_600_000
 NACK_DELAY_MS_MAX: Final = 24 * 3_600_000
 PROPERTIES_MAX: Final = 1_000
+"""Maximum number of properties of a message."""
 TEXT_MAX: Final = 65_536
+"""Maximum characters of a key, and of the name or value of a property."""
 
 ID_PATTERN: Final = r"^[0-9]{1,19}:[0-9]{1,19}(:(-1|[0-9]{1,10})){0,2}$"
+"""Message id: `ledgerId:entryId:partition:batchIndex`; the last two are optional."""
 PLACE_PATTERN: Final = r"^(earliest|latest|[0-9]{1,19}:[0-9]{1,19}(:(-1|[0-9]{1,10})){0,2})$"
+"""`earliest`, `latest` or a message id."""
 NO_CONTROLS: Final = r"^[^\x00-\x1f\x7f]+$"
 
 Time = Annotated[int, Meta(ge=0, le=MS_MAX)]
@@ -51,7 +55,7 @@ class Answer(Struct, omit_defaults=True, kw_only=True):
 
 
 class MessageLine(Request, kw_only=True, gc=False):
-    """One message of an NDJSON or JSON request. Exactly one of the payload fields."""
+    """One message of an NDJSON or JSON request. Exactly one payload field is required."""
 
     payload: str | UnsetType = UNSET
     payload_json: Raw | UnsetType = UNSET

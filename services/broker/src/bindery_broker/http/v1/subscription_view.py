@@ -1,4 +1,4 @@
-"""A subscription as JSON: who holds what, and what keeps messages back."""
+"""Show a subscription as JSON: which messages its consumers hold, and why messages are not delivered."""
 
 from bindery_broker.dispatch.sessions import Session
 from bindery_broker.http.v1.models import ConsumerInfo, Explanation, SubscriptionInfo
@@ -6,7 +6,7 @@ from bindery_broker.subscriptions.subscription import Subscription
 
 
 def info(subscription: Subscription, *, now: float) -> SubscriptionInfo:
-    """`now`: monotonic seconds."""
+    """Return the state of a subscription. `now`: monotonic seconds."""
     subscription.tick()
     answer = SubscriptionInfo(
         subscription=subscription.name,
