@@ -1,4 +1,4 @@
-"""Tokens: what is accepted, and everything that is not."""
+"""Tokens: valid ones are accepted, and all others are refused."""
 
 import base64
 import hmac
@@ -26,7 +26,7 @@ def token(claims: object, *, header: object = None, key: bytes = KEY) -> bytes:
 
 
 def test_the_example_of_the_standard_is_read() -> None:
-    """RFC 7515 appendix A.1, whose claims lack a subject: the signature is valid, then the subject is missing."""
+    """RFC 7515 appendix A.1, whose claims have no subject: after the valid signature, that is the only error."""
     key = base64.urlsafe_b64decode(
         "AyM1SysPpbyDfgZld3umj1qzKObwVMkoqQ-EstJQLr_T-1qS0gZH75aKtMN3Yj0iPS4hcgUuTwjAzZr1Z9CAow=="
     )
@@ -49,7 +49,7 @@ def test_a_signed_token_names_its_bearer_until_it_expires() -> None:
     assert verifier.verify(text, now_s=NOW + 60 + 29) == "broker-1"
 
 
-def test_every_flipped_bit_of_a_token_makes_it_wrong() -> None:
+def test_a_token_with_a_flipped_bit_is_refused() -> None:
     text = sign(KEY, subject="x")
     verifier = SignedTokens([KEY])
     for at in range(len(text) - 1):  # the last character of a MAC has unused bits

@@ -41,7 +41,7 @@ def test_reset_starts_again_at_the_first_delay() -> None:
     assert backoff.next_delay_s() == 0.1
 
 
-def test_delay_s_follows_a_count_of_the_caller_and_counts_nothing() -> None:
+def test_delay_s_uses_the_count_of_the_caller_and_does_not_change_its_own() -> None:
     backoff = Backoff(5.0, 300.0)
     assert [backoff.delay_s(failures) for failures in (1, 2, 6, 7, 8)] == [5.0, 10.0, 160.0, 300.0, 300.0]
     assert backoff.failures == 0
@@ -85,9 +85,7 @@ def test_without_jitter_no_random_number_is_drawn() -> None:
         (1.0, 2.0, {"jitter": -0.5, "randomness": FixedFraction(0)}),
     ],
 )
-def test_contradictory_parameters_are_a_bug_of_the_caller(
-    first_s: float, max_s: float, options: dict[str, object]
-) -> None:
+def test_contradictory_parameters_fail_an_assertion(first_s: float, max_s: float, options: dict[str, object]) -> None:
     with pytest.raises(AssertionError):
         Backoff(first_s, max_s, **options)  # type: ignore[arg-type]
 

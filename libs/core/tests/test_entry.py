@@ -1,4 +1,4 @@
-"""Entries against BookKeeper's bytes; damage of any kind is a digest mismatch."""
+"""Entries equal BookKeeper's bytes, and damage of any kind is a digest mismatch."""
 
 import hashlib
 import hmac
@@ -39,19 +39,19 @@ GOLDEN = {
 }
 
 
-def test_keys_are_those_of_bookkeeper() -> None:
+def test_keys_equal_the_keys_of_bookkeeper() -> None:
     assert master_key(b"pw").hex() == "2aa226ba095b6969a64871977693b14671710d76"
     assert master_key(b"").hex() == "850bf1071c5e3d8c24235676f8816ae0cbe2f14f"
     assert mac_key(b"pw") == hashlib.sha1(b"macpw").digest()
     assert Digester(DigestType.DUMMY, b"pw").master_key == master_key(b"pw")
 
 
-def test_crc32c_has_its_check_value() -> None:
+def test_crc32c_computes_the_standard_check_value() -> None:
     assert crc32c(b"123456789") == 0xE3069283
 
 
 @pytest.mark.parametrize("digest_type", GOLDEN, ids=lambda t: t.name)
-def test_frames_are_the_bytes_of_bookkeepers_client(digest_type: DigestType) -> None:
+def test_frames_equal_the_bytes_of_bookkeepers_client(digest_type: DigestType) -> None:
     ledger_id, entry_digest, lac_digest = GOLDEN[digest_type]
     digester = Digester(digest_type, b"pw")
     frame = pack(digester, ledger_id=ledger_id, entry_id=0, lac=-1, length=5, payload=b"hello")
@@ -91,7 +91,7 @@ def test_entries_round_trip(digest_type: DigestType, payload: bytes) -> None:
 
 
 @ALL_TYPES
-def test_a_batch_packs_what_single_calls_pack(digest_type: DigestType) -> None:
+def test_a_batch_packs_the_same_frames_as_single_calls(digest_type: DigestType) -> None:
     digester = Digester(digest_type, b"pw")
     payloads = [b"", b"abc", b"d" * 500, b""]
     length = 1000
@@ -129,7 +129,7 @@ def test_every_flipped_bit_and_every_truncation_is_a_digest_mismatch(digest_type
 
 
 @ALL_TYPES
-def test_another_ledgers_or_entrys_frame_is_a_digest_mismatch(digest_type: DigestType) -> None:
+def test_the_frame_of_another_ledger_or_entry_is_a_digest_mismatch(digest_type: DigestType) -> None:
     digester = Digester(digest_type, b"pw")
     frame = pack(digester, ledger_id=7, entry_id=42, lac=40, length=5000, payload=b"payload")
     for ledger_id, entry_id in ((8, 42), (7, 41), (8, None)):
@@ -141,7 +141,7 @@ def test_another_ledgers_or_entrys_frame_is_a_digest_mismatch(digest_type: Diges
         unpack_lac(digester, pack_lac(digester, ledger_id=7, lac=3), ledger_id=8)
 
 
-def test_another_password_fails_only_where_the_digest_has_a_key() -> None:
+def test_another_password_fails_only_if_the_digest_has_a_key() -> None:
     for digest_type, fails in ((DigestType.MAC, True), (DigestType.CRC32C, False)):
         frame = pack(Digester(digest_type, b"a"), ledger_id=1, entry_id=0, lac=-1, length=1, payload=b"x")
         other = Digester(digest_type, b"b")

@@ -1,4 +1,4 @@
-"""Varints at every border, against protobuf's own."""
+"""Varints at every size border, compared with protobuf's."""
 
 import pytest
 from bindery_core.varint import NEGATIVE_ONE, NotAVarint, decode, encode, to_signed
@@ -10,14 +10,14 @@ BORDERS = [border + step for power in range(1, 64) for border in (2**power,) for
 
 
 @pytest.mark.parametrize("value", [0, *BORDERS, 2**64 - 1])
-def test_borders_round_trip_and_are_protobufs_bytes(value: int) -> None:
+def test_values_at_size_borders_round_trip_and_equal_protobufs_bytes(value: int) -> None:
     header = pb.Header(txn_id=value)
     assert encode(value) == header.SerializePartialToString()[1:]
     assert decode(encode(value), 0) == (value, len(encode(value)))
 
 
 @given(st.integers(-(2**63), -1))
-def test_negative_numbers_are_ten_bytes(value: int) -> None:
+def test_negative_numbers_take_ten_bytes(value: int) -> None:
     assert len(encode(value)) == 10
     assert to_signed(decode(encode(value), 0)[0]) == value
     assert encode(-1) == NEGATIVE_ONE

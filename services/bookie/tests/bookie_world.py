@@ -20,7 +20,7 @@ LAYOUT = LedgersLayout()
 
 
 class BookieWorld:
-    """Bookie b0, not started yet. `settings`: in addition to its directories and ports."""
+    """Bookie b0, not started yet. `settings`: settings other than its directories and ports."""
 
     def __init__(self, directory: Path, *, wall_clock_ms: Callable[[], int], **settings: Any) -> None:
         self.tree = MemoryTree()
@@ -51,7 +51,7 @@ class BookieWorld:
 
 @asynccontextmanager
 async def running(world: BookieWorld) -> AsyncIterator[None]:
-    """In an initialized cluster; the bookie is stopped at the end."""
+    """Initialize the cluster, and stop the bookie at the end."""
     await initialize_cluster(world.observer, LAYOUT, randomness=random.Random(1))
     try:
         yield

@@ -42,7 +42,7 @@ WITHOUT_SOCKETS = ("test_back_pressure.py", "test_deleted_ledgers.py", "test_ove
 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """The event loops on which an asynchronous test runs."""
+    """Return the event loops on which an asynchronous test runs."""
     if item.path.name in ON_BOTH_LOOPS:
         return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
     if item.path.name in WITHOUT_SOCKETS:
@@ -62,7 +62,7 @@ class MemoryLedger:
 
 
 class MemoryEntryStore:
-    """An EntryStore without disks. `hold()` keeps everything that would be durable waiting until `release()`."""
+    """An EntryStore without disks. After `hold()`, nothing becomes durable until `release()`."""
 
     def __init__(self) -> None:
         self.ledgers: dict[int, MemoryLedger] = {}
@@ -203,7 +203,7 @@ class MemoryEntryStore:
 
 
 class RawClient:
-    """A socket to a bookie: frames in hex, or requests; no logic of its own."""
+    """A connection to a bookie that sends and receives frames in hex, or requests, without any logic."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -225,12 +225,12 @@ class RawClient:
         return await self.receive_v2()
 
     def send_hex(self, text: str) -> None:
-        """One message; its length is put in front."""
+        """Send one message, preceded by its length."""
         message = bytes.fromhex(text)
         self.writer.write(len(message).to_bytes(4, "big") + message)
 
     async def receive_bytes(self) -> bytes:
-        """The next message. Raises EOFError when the bookie closed."""
+        """Return the next message. Raises EOFError if the bookie closed the connection."""
         async with asyncio.timeout(30):
             while not self._messages:
                 data = await self.reader.read(65536)
@@ -243,7 +243,7 @@ class RawClient:
         return v3.decode_response(await self.receive_bytes())
 
     async def receive_all(self, count: int) -> dict[int, Response]:
-        """`count` responses by transaction id."""
+        """Return `count` responses by transaction id."""
         responses = [await self.receive() for _ in range(count)]
         assert len({response.txn_id for response in responses}) == count
         return {response.txn_id: response for response in responses}
@@ -253,7 +253,7 @@ class RawClient:
         return await self.receive()
 
     async def is_closed(self) -> bool:
-        """Whether the bookie ends the connection without another byte."""
+        """Return whether the bookie closes the connection without another byte."""
         async with asyncio.timeout(30):
             try:
                 return await self.reader.read(1) == b""
@@ -262,7 +262,7 @@ class RawClient:
 
     async def close(self) -> None:
         self.writer.close()
-        with contextlib.suppress(OSError):  # TLS handshakes that failed, too
+        with contextlib.suppress(OSError):  # the TLS handshake may have failed
             await self.writer.wait_closed()
 
 
@@ -354,7 +354,7 @@ def memory_store() -> MemoryEntryStore:
 
 @pytest.fixture(scope="module")
 def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """One server for a module; each test has a ledgers root of its own."""
+    """One ZooKeeper server for each module; each test has a ledgers root of its own."""
     from bindery_metadata.stores.embedded import EmbeddedZooKeeper, ServerSpec
     from bookie_process import free_port
 
@@ -375,7 +375,7 @@ async def metadata(zookeeper: str) -> AsyncIterator[Any]:
 
 @pytest.fixture
 async def real_bookie(tmp_path: Path, zookeeper: str, metadata: Any) -> AsyncIterator[Any]:
-    """A process of its own in an initialized cluster of its own, not started yet; killed with the test."""
+    """A bookie process in a cluster of its own, not started yet; it is killed at the end of the test."""
     from bindery_metadata.cluster import initialize_cluster
     from bookie_process import Bookie
 

@@ -4,9 +4,9 @@ A signed token is a JSON Web Token in its compact form, algorithm HS256:
 
     base64url({"alg":"HS256","typ":"JWT"}) . base64url({"sub":NAME[,"exp":SECONDS][,"nbf":SECONDS]}) . base64url(mac)
 
-mac is the HMAC-SHA256 of the bytes before the second dot under the key; base64url has no padding; times are seconds
-since 1970. No other algorithm is accepted, whatever the header names. Tokens are sent as they are: without TLS, they
-can be intercepted. Neither tokens nor keys appear in an error, a log line or a repr.
+mac is the HMAC-SHA256 of the bytes before the second dot under the signing key. base64url is written without padding.
+Times are seconds since 1970. No other algorithm is accepted, whatever the header names. Tokens are sent unencrypted:
+without TLS, they can be intercepted. Neither tokens nor keys appear in an error, a log line or a repr.
 Source: RFC 7515, 7519.
 """
 
@@ -30,20 +30,27 @@ SECRET_SIZE_MIN: Final = 16
 CLOCK_SKEW_S: Final = 30.0
 """Maximum difference in seconds between the clocks of the signer and the verifier."""
 SHARED_SUBJECT: Final = "shared-secret"
-"""Subject of a shared secret, which names no bearer."""
+"""Subject that is reported for a shared secret, because a secret does not name its bearer."""
 
 _HEADER: Final = b'{"alg":"HS256","typ":"JWT"}'
 
 
 class TokenVerifier(Protocol):
+    """Verifies the tokens that clients present."""
+
     def verify(self, token: bytes, *, now_s: float) -> str:
-        """Return the token's subject; `now_s`: seconds since 1970. Raises Unauthorized with the reason, not the
-        token."""
+        """Return the token's subject. `now_s`: seconds since 1970.
+
+        Raises Unauthorized, with the reason and without the token.
+        """
         ...
 
 
 class SharedSecrets:
-    """Accepts a token that is one of a few secrets: several, so that one can be replaced while another is in use."""
+    """Accepts a token that equals one of the configured secrets.
+
+    More than one secret may be configured, so that clients can change from an old secret to a new one.
+    """
 
     def __init__(self, secrets: Sequence[bytes]) -> None:
         if not secrets:
@@ -61,7 +68,7 @@ class SharedSecrets:
 
 
 class SignedTokens:
-    """Accepts a token that names its bearer and was signed with one of a few keys."""
+    """Accepts a token that names its bearer and was signed with one of the configured keys."""
 
     def __init__(self, keys: Sequence[bytes]) -> None:
         if not keys:

@@ -1,13 +1,14 @@
-"""Digests of entries and LAC packets, and the keys that a ledger's password gives.
+"""Digests of entries and LAC packets, and the keys that are derived from a ledger's password.
 
-| type   | size | bytes                                                          | finds                     |
+| type   | size | bytes                                                          | detects                   |
 |--------|-----:|----------------------------------------------------------------|---------------------------|
-| CRC32C |    4 | u32 CRC-32C (Castagnoli)                                       | accidents                 |
-| CRC32  |    8 | u64 holding zlib's CRC-32: the upper four bytes are zero       | accidents                 |
+| CRC32C |    4 | u32 CRC-32C (Castagnoli)                                       | accidental corruption     |
+| CRC32  |    8 | u64 holding zlib's CRC-32: the upper four bytes are zero       | accidental corruption     |
 | MAC    |   20 | HMAC-SHA1 keyed with the mac key                               | tampering without the key |
 | DUMMY  |    0 | nothing                                                        | nothing                   |
 
-A digest covers the header (32 bytes of an entry, 16 of a LAC packet), then the payload; never itself. Big-endian.
+A digest covers the header (32 bytes of an entry, 16 bytes of a LAC packet) and the payload, but not itself. Integers
+are big-endian.
 master key = SHA-1("ledger" + password), mac key = SHA-1("mac" + password): 20 bytes also for an empty password.
 Source: BookKeeper DigestManager and its subclasses.
 """
@@ -24,6 +25,7 @@ from crc32c import crc32c
 from bindery_core.formats.ledger_metadata import DigestType
 
 MASTER_KEY_SIZE: Final = 20
+"""Bytes of a master key."""
 SIZE_OF: Final = {DigestType.CRC32: 8, DigestType.MAC: 20, DigestType.CRC32C: 4, DigestType.DUMMY: 0}
 """Bytes of each digest."""
 
@@ -37,7 +39,7 @@ assert _U64.size == SIZE_OF[DigestType.CRC32]
 
 
 def master_key(password: bytes) -> bytes:
-    """Return the key that adds, fences and explicit LACs present to a bookie: 20 bytes."""
+    """Return the key (20 bytes) that a client sends to a bookie with adds, fencing reads and explicit LACs."""
     return sha1(b"ledger" + password, usedforsecurity=False).digest()
 
 
@@ -47,7 +49,7 @@ def mac_key(password: bytes) -> bytes:
 
 
 class Digester:
-    """Digests under one type and password. Immutable, so one may be shared by all handles of a ledger."""
+    """Computes digests of one type under one password. Immutable, so all handles of a ledger may share one object."""
 
     __slots__ = ("digest", "digest_type", "master_key", "size")
 
@@ -69,7 +71,7 @@ class Digester:
                 self.digest = _digest_dummy
 
     def verify(self, header: Buffer, digest: Buffer, payload: Buffer) -> bool:
-        """Whether `digest` is what `header` and `payload` give. A digest of another size is simply wrong."""
+        """Return whether `digest` is the digest of `header` and `payload`; False for a digest of another size."""
         if self.digest_type is DigestType.MAC:
             return hmac.compare_digest(self.digest(header, payload), bytes(digest))
         return self.digest(header, payload) == digest

@@ -6,7 +6,7 @@ Integers are big-endian. Offsets and sizes are in bytes; D is the digest's size 
 |-------:|-----:|------|-----------|----------------------------------------------------------------------------|
 |      0 |    8 | i64  | ledger_id |                                                                            |
 |      8 |    8 | i64  | entry_id  | position in the ledger: dense, from 0                                      |
-|     16 |    8 | i64  | lac       | last add confirmed, known to the writer when it sent this; -1: none        |
+|     16 |    8 | i64  | lac       | last add confirmed, as of the time when the writer sent this; -1: none     |
 |     24 |    8 | i64  | length    | payload bytes of entries 0 .. entry_id of the ledger, this one included    |
 |     32 |    D | raw  | digest    | over [0, 32), then the payload                                             |
 |   32+D |    n | raw  | payload   | n >= 0; bounded by the wire's frame limit only                             |
@@ -38,12 +38,14 @@ _LAC = struct.Struct(">q")
 _LAC_OFFSET = 16
 
 HEADER_SIZE: Final = 32
+"""Bytes of an entry's header."""
 LAC_HEADER_SIZE: Final = 16
+"""Bytes of a LAC packet's header."""
 IDS_SIZE: Final = 16
-"""Minimum size of a body that a bookie can store: the two ids."""
+"""Bytes of the two ids, which are the shortest body that a bookie can store."""
 
 PAYLOAD_SIZE_MAX: Final = 5 * 1024 * 1024 - 1024
-"""Largest payload that our writers send: the wire's frame limit (5 MiB) less header, digest and request, with room."""
+"""Maximum payload bytes that our writers send: the frame limit (5 MiB), less 1 KiB for header, digest and request."""
 
 assert _HEADER.size == HEADER_SIZE
 assert _IDS.size == IDS_SIZE == LAC_HEADER_SIZE == _LAC_OFFSET
@@ -60,6 +62,8 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 
 
 class EntryHeader(msgspec.Struct, frozen=True, gc=False):
+    """The header fields of an entry whose digest was not verified."""
+
     ledger_id: int
     entry_id: int
     lac: int
@@ -80,7 +84,8 @@ def pack_many(
 ) -> list[bytes]:
     """Return the frames of consecutive entries from `first_entry_id` on; `length`: the ledger's length before them.
 
-    All carry the same `lac`, the current one. The ledger's length afterwards is `length` plus the payloads' sizes.
+    All frames carry the same `lac`, the current one. The length of the ledger afterwards is `length` plus the sizes of
+    the payloads.
     """
     assert -1 <= lac < first_entry_id
     assert ledger_id >= 0
@@ -98,8 +103,8 @@ def pack_many(
 def unpack(digester: Digester, frame: Buffer, *, ledger_id: int, entry_id: int | None) -> Entry:
     """Verify `frame` as the response to a read of `entry_id` (None: of the last entry, whatever its id).
 
-    Raises DigestMismatch if it is too short, its digest differs, or it is the frame of another ledger or entry: these
-    four are one error because each means that this bookie's response must not be used.
+    Raises DigestMismatch if the frame is too short, if its digest differs, or if it belongs to another ledger or entry.
+    These cases are one error, because each means that this bookie's response must not be used.
     """
     payload_offset = HEADER_SIZE + digester.size
     if len(frame) < payload_offset:

@@ -5,6 +5,7 @@ BinderyError                base class, never raised itself                     
     NotEnoughBookies        fewer writable bookies than the ledger needs
     BookieUnavailable       no connection, or it was lost before a response arrived
     MetadataUnavailable     the metadata store is not reachable now
+      MetadataUnreachable   no server answered: none is running, or the address is wrong
     TooManyRequests         a limit on bytes or queued requests is reached         429
     ReadOnly                the bookie accepts no writes now
     LedgerStateUnknown      the bookie may have lost entries of this ledger (limbo)
@@ -26,20 +27,20 @@ BinderyError                base class, never raised itself                     
   Corrupt                   stored bytes contradict their digest or format: repair 500
     DigestMismatch, DamagedStorage
 
-Messages are in lower case, with the facts last: `no such entry: ledger_id=7 entry_id=42`. `code` is stable, so that
-programs can rely on it.
+Messages are in lower case, with the facts last: `no such entry: ledger_id=7 entry_id=42`. The `code` of an error never
+changes, so that programs can rely on it.
 """
 
 from typing import Any, ClassVar
 
 
 class BinderyError(Exception):
-    """Base class of all errors. `facts` are the values behind the message.
-
-    Logs and HTTP problem bodies contain them."""
+    """Base class of all errors. `facts` are the values behind the message, for logs and HTTP problem bodies."""
 
     status: ClassVar[int] = 500
+    """HTTP status of a response that reports this error."""
     code: ClassVar[str] = "internal"
+    """Stable name of the error in snake_case."""
 
     def __init__(self, message: str = "", /, **facts: Any) -> None:
         self.message = message or self.code.replace("_", " ")

@@ -1,9 +1,9 @@
-"""Identifiers, as types: two integers of different kinds never mix by accident.
+"""Identifiers as types, so that the type checker reports a ledger id that is used as an entry id.
 
 | type     | wire form                  | text form  | range                                |
 |----------|----------------------------|------------|--------------------------------------|
 | LedgerId | i64                        | decimal    | 0 .. 2^63 - 1                        |
-| EntryId  | i64                        | decimal    | 0 .. 2^63 - 1; -1 only at the wire   |
+| EntryId  | i64                        | decimal    | 0 .. 2^63 - 1; -1: INVALID_ENTRY_ID  |
 | BookieId | UTF-8 in metadata          | as it is   | see `validate_bookie_id`             |
 
 Source: BookKeeper's BookieId and LedgerMetadata.
@@ -19,17 +19,19 @@ EntryId = NewType("EntryId", int)
 BookieId = NewType("BookieId", str)
 
 ID_MAX: Final = 2**63 - 1
+"""Greatest ledger id and entry id."""
 INVALID_ENTRY_ID: Final = EntryId(-1)
-"""Only on the wire: "the last entry" in a request, "none" in a response."""
+"""On the wire: "the last entry" in a request, "none" in a response. In metadata: the ledger has no last entry."""
 
 BOOKIE_ID_SIZE_MAX: Final = 255
+"""Maximum characters of a bookie id."""
 _BOOKIE_ID = re.compile(r"[a-zA-Z0-9:-_.\-]+")
 
 
 def validate_bookie_id(text: str) -> BookieId:
     """Return `text` as a bookie id.
 
-    The character class holds the range ':'..'_' because BookKeeper's does, so ';<=>?@[\\]^' are legal too.
+    The character class contains the range ':'..'_' because BookKeeper's does, so ';<=>?@[\\]^' are legal too.
     Raises BadRequest for an empty or too long id, another character, or the reserved word `readonly`.
     """
     if not _BOOKIE_ID.fullmatch(text) or len(text) > BOOKIE_ID_SIZE_MAX or text == "readonly":

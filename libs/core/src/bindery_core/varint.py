@@ -6,16 +6,18 @@ A negative int64 is its 64-bit two's complement, so it takes ten bytes. Source: 
 from typing import Final
 
 ONE_BYTE: Final = tuple(bytes((value,)) for value in range(128))
-"""Encodings of 0 .. 127: most lengths, statuses and small ids."""
+"""Encodings of 0 .. 127, which include most lengths, statuses and small ids."""
 NEGATIVE_ONE: Final = b"\xff" * 9 + b"\x01"
+"""Encoding of -1."""
 SIZE_MAX: Final = 10
+"""Maximum bytes of a varint."""
 
 _U64 = 1 << 64
 _I64_MAX = (1 << 63) - 1
 
 
 class NotAVarint(ValueError):
-    """More than ten bytes or 64 bits, or truncated. Internal to the codecs, which convert it to their own error."""
+    """A varint is truncated, or has more than ten bytes or 64 bits. The codecs convert it to their own error."""
 
 
 def encode(value: int) -> bytes:

@@ -1,6 +1,7 @@
-"""The version of everything here: one number for all packages, images and the chart. `tools/set_version.py` writes it.
+"""The version of Bindery: one number for all packages, images and the chart. `tools/set_version.py` writes it.
 
-A constant, since looking a version up in the metadata of what is installed takes longer than a bookie's other imports.
+It is a constant, because reading it from the metadata of the installed package would take longer than all other imports
+of a bookie.
 """
 
 from typing import Final

@@ -14,7 +14,7 @@ def groups(*fields: tuple[int, int, int, int], version: int = 0, count: int | No
     return header + b"".join(struct.pack(">qqii", *group) for group in fields)
 
 
-def test_the_bytes_equal_bookkeepers() -> None:
+def test_the_encoded_list_equals_the_bytes_of_bookkeeper() -> None:
     golden = bytes.fromhex("0000000000000001" + "00" * 56 + "00000000000000050000000000000005" + "0000000100000000")
     assert encode([(5, 1)]) == golden
     assert decode(golden) == [(5, 1)]
@@ -37,7 +37,7 @@ def test_runs_round_trip(gaps_and_counts: list[tuple[int, int]]) -> None:
     assert decode(encode(runs)) == runs
 
 
-def test_a_run_over_the_fields_size_becomes_several() -> None:
+def test_a_run_longer_than_its_field_allows_is_split() -> None:
     assert decode(encode([(7, RUN_SIZE_MAX + 1)])) == [(7, RUN_SIZE_MAX), (7 + RUN_SIZE_MAX, 1)]
 
 

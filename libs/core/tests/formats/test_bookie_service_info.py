@@ -12,7 +12,7 @@ ID = BookieId("10.0.0.1:3181")
 GOLDEN = bytes.fromhex("32210a06626f6f6b696510ed181a0831302e302e302e31220a626f6f6b69652d727063")
 
 
-def test_the_bytes_equal_bookkeepers() -> None:
+def test_encoded_service_info_equals_the_bytes_of_bookkeeper() -> None:
     info = of_bookie(host="10.0.0.1", port=3181)
     assert encode(info) == GOLDEN
     assert decode(GOLDEN, bookie_id=ID) == info
@@ -55,7 +55,7 @@ texts = st.text(max_size=10)
     ),
     st.dictionaries(texts, texts, max_size=3),
 )
-def test_it_round_trips(endpoints: list[Endpoint], properties: dict[str, str]) -> None:
+def test_service_info_round_trips(endpoints: list[Endpoint], properties: dict[str, str]) -> None:
     info = BookieServiceInfo(tuple(endpoints), properties)
     data = encode(info)
     if data:
@@ -66,6 +66,6 @@ def test_it_round_trips(endpoints: list[Endpoint], properties: dict[str, str]) -
 
 
 @pytest.mark.parametrize("data", [b"\x32", b"\x32\x02\x0a\x00", GOLDEN[:-1], b"random"])
-def test_other_bytes_are_corrupt(data: bytes) -> None:
+def test_invalid_service_info_is_corrupt(data: bytes) -> None:
     with pytest.raises(Corrupt):
         decode(data, bookie_id=ID)

@@ -23,7 +23,7 @@ instanceId: "2bd21a1c-7bd2-4fa5-a6b9-aa6cdd6ac4b3"
 """
 
 
-def test_the_text_is_that_of_bookkeeper() -> None:
+def test_the_text_equals_the_text_of_bookkeeper() -> None:
     assert COOKIE.text() == GOLDEN
     assert parse(GOLDEN) == COOKIE
 
@@ -40,7 +40,7 @@ def test_older_layouts_are_read() -> None:
 
 
 @pytest.mark.parametrize(("layout", "reason"), [(2, "too old"), (1, "too old"), (6, "not understood")])
-def test_other_layouts_are_named(layout: int, reason: str) -> None:
+def test_an_unsupported_layout_is_reported(layout: int, reason: str) -> None:
     with pytest.raises(BadVersion, match=f"{reason}: layout={layout}"):
         parse(b"%d\nanything" % layout)
 
@@ -115,7 +115,7 @@ def test_any_form_of_protobufs_text_is_read(rest: bytes) -> None:
         b'bookieHost: "b"\njournalDir: "/j"\nledgerDirs: "1\\t/l\n',
     ],
 )
-def test_what_protobuf_refuses_is_corrupt(rest: bytes) -> None:
+def test_text_that_protobuf_rejects_is_corrupt(rest: bytes) -> None:
     with pytest.raises(Corrupt, match="not a cookie"):
         parse(b"5\n" + rest)
 
@@ -137,7 +137,7 @@ def test_every_field_that_differs_is_listed() -> None:
     ]
 
 
-def test_index_directories_not_named_are_the_ledger_directories() -> None:
+def test_index_directories_default_to_the_ledger_directories() -> None:
     named = Cookie(bookie_id="b", journal_dirs=("/j",), ledger_dirs=("/l",), index_dirs=("/l",))
     assert differences(Cookie(bookie_id="b", journal_dirs=("/j",), ledger_dirs=("/l",)), named) == []
 

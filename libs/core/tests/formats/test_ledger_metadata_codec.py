@@ -1,4 +1,4 @@
-"""Ledger metadata against BookKeeper's bytes; partly understood metadata is refused."""
+"""Ledger metadata equals BookKeeper's bytes, and partly understood metadata is refused."""
 
 import contextlib
 
@@ -43,7 +43,7 @@ def segment_hex(first_entry_id: int, *hosts: int) -> str:
 
 SEGMENTS = segment_hex(0, 1, 2, 3) + segment_hex(7, 1, 4, 3)
 NO_LAST = "20ffffffffffffffffff01"
-# From BookKeeper 4.17.2, less the 30 bytes of header.
+# From BookKeeper 4.17.2, without the 30 bytes of the header.
 GOLDEN = {
     "open": (OPEN, f"8901 0802 1003 1800 {NO_LAST} 2801 {SEGMENTS} 3803 420470 80220a 4802 5a060a016b120176 6000"),
     "closed": (
@@ -59,7 +59,7 @@ GOLDEN = {
 
 
 @pytest.mark.parametrize(("metadata", "golden"), GOLDEN.values(), ids=GOLDEN)
-def test_the_bytes_of_metadata_equal_bookkeepers(metadata: LedgerMetadata, golden: str) -> None:
+def test_encoded_metadata_equals_the_bytes_of_bookkeeper(metadata: LedgerMetadata, golden: str) -> None:
     data = bytes.fromhex("426f6f6b69654d65746164617461466f726d617456657273696f6e09330a" + golden)
     assert encode(metadata) == data
     # An unset cToken is written as 0, and read back as that.
@@ -97,7 +97,7 @@ def test_metadata_round_trips(metadata: LedgerMetadata) -> None:
     assert decode(encode(metadata)) == metadata
 
 
-def test_every_truncation_and_flip_is_refused_or_still_consistent() -> None:
+def test_damaged_bytes_are_refused_or_decoded_to_consistent_metadata() -> None:
     """A znode has no checksum; the test checks that only our own errors are raised."""
     data = encode(GOLDEN["closed"][0])
     for at in range(len(data)):
@@ -118,7 +118,7 @@ def test_random_bodies_are_metadata_or_corrupt(body: bytes) -> None:
 
 
 @pytest.mark.parametrize("version", [0, 4, 33])
-def test_other_versions_are_named(version: int) -> None:
+def test_an_unsupported_version_is_reported(version: int) -> None:
     data = b"BookieMetadataFormatVersion\t%d\n" % version + encode(SINGLE)[30:]
     with pytest.raises(BadVersion, match=f"version={version}"):
         decode(data)
@@ -167,7 +167,7 @@ def test_the_end_of_a_ledger_that_is_not_closed_is_ignored() -> None:
     assert decode(data_of(message)) == SINGLE
 
 
-def test_contradictions_are_corrupt() -> None:
+def test_contradictory_metadata_is_corrupt() -> None:
     def refused(match: str, metadata: LedgerMetadata = OPEN, **changes: int) -> None:
         message = message_of(metadata)
         for name, value in changes.items():
@@ -237,13 +237,13 @@ GOLDEN_V2 = {
 
 
 @pytest.mark.parametrize(("metadata", "text"), GOLDEN_V1.values(), ids=GOLDEN_V1)
-def test_version_1_is_read_and_written_as_it_was(metadata: LedgerMetadata, text: str) -> None:
+def test_metadata_of_version_1_is_read_and_written_unchanged(metadata: LedgerMetadata, text: str) -> None:
     assert decode(V1 + text.encode()) == metadata
     assert encode(metadata) == V1 + text.encode()
 
 
 @pytest.mark.parametrize(("metadata", "text"), GOLDEN_V2.values(), ids=GOLDEN_V2)
-def test_version_2_is_read_and_written_as_it_was(metadata: LedgerMetadata, text: str) -> None:
+def test_metadata_of_version_2_is_read_and_written_unchanged(metadata: LedgerMetadata, text: str) -> None:
     assert decode(V2 + text.encode()) == metadata
     assert encode(metadata) == V2 + text.encode()
 
@@ -282,7 +282,7 @@ def test_fields_that_version_1_cannot_express_are_not_dropped(changes: dict[str,
 
 @pytest.mark.filterwarnings("ignore:invalid escape sequence")  # protobuf's own parser lets them pass, with a warning
 @pytest.mark.parametrize("data", [V1 + GOLDEN_V1["closed"][1].encode(), V2 + GOLDEN_V2["open"][1].encode()])
-def test_every_truncation_and_flip_of_a_text_is_refused_or_still_consistent(data: bytes) -> None:
+def test_a_damaged_text_is_refused_or_decoded_to_consistent_metadata(data: bytes) -> None:
     for at in range(len(data)):
         with contextlib.suppress(Corrupt, BadVersion):
             assert isinstance(decode(data[:at]), LedgerMetadata)

@@ -1,4 +1,4 @@
-"""The texts of the under-replication tree: BookKeeper's bytes, and damaged ones are Corrupt."""
+"""Content of the under-replication tree: it equals BookKeeper's bytes, and damaged content is Corrupt."""
 
 import pytest
 from bindery_core.errors import BadRequest, BadVersion, Corrupt
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 MARK = b'replica: "10.0.0.1:3181"\nreplica: "bookie-2.bookies:3181"\nctime: 1700000000000\n'
 
 
-def test_the_texts_equal_bookkeepers() -> None:
+def test_encoded_content_equals_the_bytes_of_bookkeeper() -> None:
     assert formats.encode_mark(["10.0.0.1:3181", "bookie-2.bookies:3181"], 1_700_000_000_000) == MARK
     assert formats.encode_mark([], None) == b""
     assert formats.encode_lock("host-1") == b'bookieId: "host-1"\n'
@@ -40,7 +40,7 @@ def test_the_texts_are_read_back() -> None:
         b'replica: "\\141" replica: "b" ctime: 7',
     ],
 )
-def test_any_order_any_white_space_and_later_fields_are_read(text: bytes) -> None:
+def test_a_mark_is_read_in_any_order_with_any_white_space_and_unknown_fields(text: bytes) -> None:
     assert formats.decode_mark(text) == MarkText(("a", "b"), 7)
 
 

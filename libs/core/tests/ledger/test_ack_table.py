@@ -1,4 +1,4 @@
-"""The table of acks of a writer, and which late responses of a sealed ledger count."""
+"""The ack table of a writer, and late responses of a sealed ledger."""
 
 import pytest
 from bindery_core.digest import Digester
@@ -40,7 +40,7 @@ def test_only_acks_of_known_entries_by_members_of_their_write_set_are_recorded(w
 
 
 @pytest.mark.parametrize("write_quorum", [2, 4])
-def test_other_statuses_are_returned_and_not_recorded(write_quorum: int) -> None:
+def test_responses_with_an_error_are_returned_and_not_recorded(write_quorum: int) -> None:
     acks = table(write_quorum=write_quorum)
     responses = [response(11, Status.IO_ERROR), response(12), response(99, Status.FENCED)]
     assert acks.record(0b0001, responses) == [responses[0], responses[2]]
@@ -57,8 +57,8 @@ def test_a_replaced_member_leaves_no_empty_set_of_lost_members() -> None:
 
 
 @pytest.mark.parametrize("write_quorum", [3, 4])
-def test_of_late_responses_of_a_sealed_ledger_only_stored_copies_count(write_quorum: int) -> None:
-    """Entry n belongs to every bookie, or to all but (n + 3) % 4."""
+def test_late_responses_of_a_sealed_ledger_count_only_if_the_entry_was_stored(write_quorum: int) -> None:
+    """Every bookie stores entry n; with a write quorum of 3, all but member (n + 3) % 4 do."""
     writer = LedgerWriter(LEDGER_ID, ledger(write_quorum=write_quorum), digester=Digester(DigestType.CRC32C))
     writer.add_many([b"x"] * 5, now=0.0)
     for name in ("b0", "b1", "b2"):

@@ -1,4 +1,4 @@
-"""Deferred sync: acknowledged is not durable, and only a force of the whole ensemble makes it readable."""
+"""Deferred sync: acknowledged entries become durable and readable only by a force of the whole ensemble."""
 
 import pytest
 from bindery_core.digest import Digester
@@ -29,7 +29,7 @@ def lacs(actions: list[object]) -> list[int]:
     return [peek_header(frame).lac for action in sent for frame in action.frames]
 
 
-def test_acks_confirm_for_the_caller_and_force_for_readers() -> None:
+def test_acks_confirm_entries_and_a_force_publishes_them() -> None:
     one = writer()
     one.add_many([b"a", b"bc"], now=0.0)
     assert ack(one, B0, 0, 1) == []
@@ -84,7 +84,7 @@ def test_a_bookie_that_fails_breaks_the_handle_and_changes_no_ensemble() -> None
         assert refused.value is failed.error
 
 
-def test_a_fence_is_reported_as_a_fence() -> None:
+def test_a_fenced_add_is_reported_as_fenced() -> None:
     one = writer()
     one.add_many([b"a"], now=0.0)
     (failed,) = ack(one, B1, 0, status=Status.FENCED)

@@ -1,4 +1,4 @@
-"""Metadata plans: the result of each for each state, and that each accepts its own result."""
+"""Metadata plans: the result of each plan in each state. Each plan returns None for its own result."""
 
 from collections.abc import Mapping
 
@@ -53,20 +53,20 @@ def test_a_change_appends_a_segment() -> None:
     assert changed.segments == (segment(0, "b0", "b1", "b2"), segment(5, "b0", "b3", "b2"))
 
 
-def test_a_change_where_the_last_segment_begins_replaces_it() -> None:
+def test_a_change_at_the_first_entry_of_the_last_segment_replaces_that_segment() -> None:
     """Appending would create two segments with one key, and the old one would be unreachable."""
     changed = change(ledger(segment(0, "a", "b", "c"), segment(5, "b0", "b1", "b2")), {0: "b0"}, 5, "b3")
     assert changed is not None
     assert changed.segments == (segment(0, "a", "b", "c"), segment(5, "b3", "b1", "b2"))
 
 
-def test_a_change_that_was_applied_already_is_not_needed() -> None:
+def test_a_change_that_was_applied_already_is_not_applied_again() -> None:
     changed = change(ledger(), {1: "b1"}, 5, "b3")
     assert changed is not None
     assert change(changed, {1: "b1"}, 5, "b4") is None
 
 
-def test_a_partial_change_counts_and_none_does_not() -> None:
+def test_a_change_needs_at_least_one_replacement() -> None:
     changed = change(ledger(), {0: "b0", 1: "b1"}, 0, "b3")
     assert changed is not None
     assert changed.segments == (segment(0, "b3", "b1", "b2"),)

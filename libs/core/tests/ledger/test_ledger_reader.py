@@ -53,8 +53,8 @@ OUTCOMES = {
 
 
 @pytest.mark.parametrize("outcomes", list(product(OUTCOMES, repeat=3)), ids="/".join)
-def test_which_error_is_reported(outcomes: tuple[str, ...]) -> None:
-    """Goal: absence is reported only if every replica denies; a lost connection only without a more definite error."""
+def test_a_failed_read_reports_the_error_of_the_highest_rank(outcomes: tuple[str, ...]) -> None:
+    """Goal: NoSuchEntry is reported only if every replica denies, and a lost connection only without other errors."""
     read = read_of(0, 0)
     actions = read.start(now=0.0)
     for outcome in outcomes:
@@ -88,13 +88,13 @@ def test_entries_are_in_order_for_any_order_of_responses() -> None:
     assert read.next_deadline() is None
 
 
-def test_one_request_per_bookie_and_round() -> None:
+def test_a_read_sends_one_request_per_bookie_and_round() -> None:
     sent = read_of(0, 99).start(now=0.0)
     assert [action.bookie_id for action in sent if isinstance(action, SendReads)] == [B0, B1, B2]
     assert sum(len(action.entry_ids) for action in sent if isinstance(action, SendReads)) == 100
 
 
-def test_if_every_bookie_has_every_entry_runs_may_be_read_from_one() -> None:
+def test_a_run_is_read_from_one_bookie_if_every_bookie_has_every_entry() -> None:
     actions = read_of(0, 9, run_size=4).start(now=0.0)
     runs = sorted((action.entry_ids for action in actions if isinstance(action, SendReads)), key=min)
     assert runs == [(0, 1, 2, 3), (4, 5, 6, 7), (8, 9)]
@@ -145,7 +145,7 @@ def lac_answer(status: int, *, explicit: int | None = None, entry_lac: int | Non
     )
 
 
-def test_the_lac_is_the_greatest_once_the_responses_cover_the_ensemble() -> None:
+def test_the_lac_is_the_greatest_one_once_the_responses_cover_the_ensemble() -> None:
     read = LacRead(LEDGER_ID, metadata(), digester=DIGESTER)
     assert read.targets == (B0, B1, B2)
     read.receive(B0, lac_answer(Status.OK, explicit=4, entry_lac=2))

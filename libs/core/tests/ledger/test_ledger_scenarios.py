@@ -1,6 +1,6 @@
-"""Races of the ledger protocol, each played step by step in its critical order.
+"""Races of the ledger protocol, each executed step by step in its critical order.
 
-Random ones, the mutants, and BookKeeper's known defects: `bindery_simulation.protocol` and its tests.
+Random schedules, the mutants, and BookKeeper's known defects are in `bindery_simulation.protocol` and its tests.
 """
 
 import pytest
@@ -22,8 +22,8 @@ def kill_writer(stage: Stage) -> None:
     stage.world.in_flight.clear()
 
 
-def test_two_recoveries_at_once_agree() -> None:
-    """They read different copies, both write back, and the first close counts for both."""
+def test_two_recoveries_at_the_same_time_have_the_same_result() -> None:
+    """The recoveries read different copies, and both write back. The first close is the result of both."""
     stage = stage_of()
     stage.add(b"a", b"b")
     stage.deliver("writer -> b0 add")
@@ -70,7 +70,7 @@ def test_a_late_close_with_different_values_is_an_error() -> None:
     stage = stage_of()
     stage.add(b"kept by the recovery")
     stage.deliver("writer -> b0 add")
-    kill_writer(stage)  # for a while
+    kill_writer(stage)  # until it continues below
     stage.world.crash(BookieId("b2"))  # so that b0 responds
     recovery = stage.recover()
     stage.rest()
@@ -91,7 +91,7 @@ def test_an_ensemble_change_cannot_be_committed_once_recovery_has_begun() -> Non
     stage.add(b"waits")
     stage.world.bookies[BookieId("b0")].is_up = False
     stage.writer.bookie_failed(BookieId("b0"))
-    assert stage.deliver("writer -> metadata read") == 1  # it has read OPEN and is about to write
+    assert stage.deliver("writer -> metadata read") == 1  # the writer has read OPEN and is about to write
     recovery = stage.recover()
     stage.metadata("recovery")
     assert stage.world.ledger.metadata.state is LedgerState.IN_RECOVERY
@@ -107,7 +107,7 @@ def test_an_ensemble_change_cannot_be_committed_once_recovery_has_begun() -> Non
 
 
 def test_recovery_does_not_count_a_crashed_bookie_as_a_denial() -> None:
-    """With one bookie down and one denial the entry is undecided, so metadata stays IN_RECOVERY for a later attempt."""
+    """Two bookies are down, and the third one cannot decide the entry alone: a later attempt must end the recovery."""
     stage = stage_of()
     stage.add(b"a")
     stage.deliver("writer -> b[12] add")
@@ -129,7 +129,7 @@ def test_recovery_does_not_count_a_crashed_bookie_as_a_denial() -> None:
 
 
 def play_a_recovery_that_dies_after_replacing_bookies(stage: Stage) -> None:
-    """The first one replaces b1 and b2 in memory, writes entry 0 to b0 b3 b4, then entry 1 to b0, and dies."""
+    """One recovery replaces b1 and b2 in memory, writes entry 0 to b0 b3 b4 and entry 1 to b0, and crashes."""
     stage.add(b"zero", b"one")
     stage.deliver("writer -> b0 add")
     kill_writer(stage)
@@ -164,18 +164,20 @@ def test_a_failed_recovery_leaves_no_lac_that_depends_on_its_own_ensembles() -> 
     play_a_recovery_that_dies_after_replacing_bookies(stage_of(bookies=5))
 
 
-def test_with_a_newer_lac_in_recovered_entries_one_would_have_too_few_copies() -> None:
-    """Goal: the scenario above can fail."""
+def test_a_newer_lac_in_recovered_entries_leaves_an_entry_with_too_few_copies() -> None:
+    """Goal: the scenario above detects the defect."""
     defect = MUTANTS["recovered entries carry a lac that rests on unpublished ensembles"]
     with defect.applied(), pytest.raises(Violation, match=r"places entry 0 .closed over. where 1 of 2 copies are"):
         play_a_recovery_that_dies_after_replacing_bookies(stage_of(bookies=5))
 
 
 def test_a_partial_change_of_unknown_outcome_is_adopted() -> None:
-    """Two failed, one spare, and the compare-and-set's answer is lost: the change stands, so the writer follows it.
+    """Two bookies fail, there is one spare, and the response to the compare-and-set is lost.
 
-    Found by random schedules: the second look tried to replace the other one too, said NotEnoughBookies, and the writer
-    went on confirming by the acks of a bookie that metadata did not name any more.
+    The change was applied, so the writer must adopt it.
+
+    Random schedules found this defect: the second attempt tried to replace the other bookie too and raised
+    NotEnoughBookies. The writer then confirmed entries by acks of a bookie that was no longer in the metadata.
     """
     stage = stage_of(bookies=4)
     stage.add(b"x")

@@ -1,23 +1,23 @@
-"""Plays `transcripts/*.txt` against the ledger state machines.
+"""Executes `transcripts/*.txt` against the ledger state machines.
 
-A transcript is a list of blocks: comments (#), commands (one per line, or split by ` ; `), `----`, and what came out.
-`REWRITE_TRANSCRIPTS=1` writes down what comes out now, for a reviewer to read; the comparison then always succeeds.
+A transcript is a list of blocks: comments (#), commands (one per line, or separated by ` ; `), `----`, and the output.
+`REWRITE_TRANSCRIPTS=1` writes the current output into the files, for a review; the comparison then always succeeds.
 
 | command                                                       | meaning                                            |
 |---------------------------------------------------------------|----------------------------------------------------|
 | create ensemble=(b0,b1) write-quorum=2 ack-quorum=1           | a writer of a new ledger                           |
 | add x y                                                       | one batch of two entries                           |
 | ack entry=0..1 from b0 b1                                     | these bookies stored these entries                 |
-| refuse entry=0 status=FENCED from b0                          | an add (in recovery: a read) answered with an error|
+| refuse entry=0 status=FENCED from b0                          | an error response to an add (in recovery: a read)  |
 | lose b0                                                       | the connection broke                               |
-| spares b3 b4 / spares none                                    | who may replace a failed bookie, first come first  |
-| change [state=CLOSED]                                         | carry out the ensemble change (on such metadata)   |
+| spares b3 b4 / spares none                                    | replacements of failed bookies, in this order      |
+| change [state=CLOSED]                                         | execute the ensemble change (on metadata like this)|
 | tick +5                                                       | seconds pass                                       |
 | close                                                         | the writer closes its handle                       |
-| recover segment=0:(b0,b1) [segment=5:(b2,b1)] write-quorum=.. | somebody recovers the ledger                       |
-| begun [state=CLOSED last=3] / closed [last=3 length=4]        | the metadata step is done (as somebody else did)   |
-| last entry=3 lac=2 from b0 / last none from b1                | answers to the fence                               |
-| found entry=3 lac=2 from b0 / denied entry=4 from b0 b1       | answers to reads                                   |
+| recover segment=0:(b0,b1) [segment=5:(b2,b1)] write-quorum=.. | a client recovers the ledger                       |
+| begun [state=CLOSED last=3] / closed [last=3 length=4]        | the metadata step ends (CLOSED by another client)  |
+| last entry=3 lac=2 from b0 / last none from b1                | responses to the fencing reads                     |
+| found entry=3 lac=2 from b0 / denied entry=4 from b0 b1       | responses to reads                                 |
 | read 0..2 ensemble=(b0,b1) write-quorum=2 ack-quorum=1        | a reader of a closed ledger                        |
 
 Every payload is one byte long, so lengths follow from ids.
@@ -71,7 +71,7 @@ def test_transcript(path: Path) -> None:
     assert result == path.read_text()
 
 
-def test_there_are_transcripts() -> None:
+def test_the_transcripts_are_found() -> None:
     assert len(TRANSCRIPTS) >= 8
 
 

@@ -1,4 +1,4 @@
-"""The ledger writer against a naive model, and its state. Sequences of events: transcripts/."""
+"""The ledger writer compared with a naive model, and its state. Sequences of events: transcripts/."""
 
 from random import Random
 
@@ -61,7 +61,7 @@ def replace_all(writer: LedgerWriter, change: WriterAction, *names: str, now: fl
 
 
 class NaiveWriter:
-    """Records which bookie has which entry; confirmations are computed from scratch each time."""
+    """Records the bookies that stored each entry, and computes the confirmations from scratch each time."""
 
     def __init__(self, metadata: LedgerMetadata) -> None:
         self.metadata = metadata
@@ -85,7 +85,9 @@ class NaiveWriter:
 
 @settings(max_examples=300, deadline=None)
 @given(seed=st.integers(0, 2**32), ensemble_size=st.integers(1, 5), data=st.data())
-def test_it_confirms_exactly_when_the_naive_writer_does(seed: int, ensemble_size: int, data: st.DataObject) -> None:
+def test_the_writer_confirms_exactly_when_the_naive_writer_does(
+    seed: int, ensemble_size: int, data: st.DataObject
+) -> None:
     """Adds, acks in any order, failures with spares: after each event both agree on the last add confirmed."""
     write_quorum = data.draw(st.integers(1, ensemble_size))
     ack_quorum = data.draw(st.integers(1, write_quorum))
@@ -177,7 +179,7 @@ def test_entries_that_all_members_stored_are_dropped() -> None:
     assert not writer._quorum_deadlines
 
 
-def test_entries_that_a_failed_member_lacks_are_dropped_too() -> None:
+def test_entries_missing_on_a_failed_member_are_dropped_too() -> None:
     writer = writer_of()
     writer.add_many([b"x"] * 10, now=0.0)
     ack(writer, "b0", *range(10))
@@ -190,8 +192,8 @@ def test_entries_that_a_failed_member_lacks_are_dropped_too() -> None:
     assert writer.degraded == {"b2"}
 
 
-def test_bookies_that_lack_copies_of_a_sealed_ledger_are_known() -> None:
-    """An ack quorum seals; later responses still count, and missing ones are known."""
+def test_bookies_with_missing_copies_of_a_sealed_ledger_are_reported() -> None:
+    """An ack quorum is enough to seal a ledger. Later responses still count, and missing ones are reported."""
     writer = writer_of()
     writer.add_many([b"x"] * 10, now=0.0)
     ack(writer, "b0", *range(10))
@@ -205,7 +207,7 @@ def test_bookies_that_lack_copies_of_a_sealed_ledger_are_known() -> None:
     assert writer.unanswered() == {}
 
 
-def test_copies_that_were_unanswered_at_an_error_are_known_after_it() -> None:
+def test_copies_that_were_unanswered_at_an_error_are_reported_after_it() -> None:
     """The ledger can be sealed at its last confirmed entry, and then these copies must be checked."""
     writer = writer_of(quorum_timeout_s=10.0, add_timeout_s=60.0)
     writer.add_many([b"x"] * 3, now=0.0)
@@ -311,7 +313,7 @@ def test_a_sealed_writer_requests_no_more_actions() -> None:
 
 
 def test_an_add_that_cannot_reach_its_ack_quorum_fails_at_once() -> None:
-    """Striped, one member down without a spare, Qa = Qw: only entries without it in their write set can be written."""
+    """Qa = Qw, and a member of a striped ledger failed without a spare: entries of its write sets cannot be written."""
     metadata = ledger(ensemble_size=4, write_quorum=2, ack_quorum=2)
     writer = LedgerWriter(LEDGER_ID, metadata, digester=DIGESTER)
     writer.add_many([b"x"], now=0.0)  # on b0 b1

@@ -1,4 +1,4 @@
-"""Placement: racks, weights, refusals, and that the choice depends only on the inputs."""
+"""Placement: racks, weights and refusals. Equal inputs give equal choices."""
 
 from collections import Counter
 from random import Random
@@ -51,7 +51,7 @@ def test_the_error_reports_the_request_the_bookies_and_each_refusal() -> None:
     )
 
 
-def test_the_error_without_any_bookie_is_clear() -> None:
+def test_the_error_without_any_bookie_reports_that_none_is_known() -> None:
     with pytest.raises(NotEnoughBookies, match=r"usable=0 known=0 refused=none"):
         choose_ensemble([], ensemble_size=1, write_quorum=1, ack_quorum=1, rng=Random(1))
 
@@ -62,8 +62,8 @@ def test_the_error_without_any_bookie_is_clear() -> None:
     racks=st.lists(st.sampled_from(["/a", "/b", "/c"]), min_size=3, max_size=9),
     write_quorum=st.integers(2, 3),
 )
-def test_each_write_quorum_spans_two_racks_where_that_can_be(seed: int, racks: list[str], write_quorum: int) -> None:
-    """Goal: with two bookies in another rack than the rest, or more, no write quorum of three lies in one rack."""
+def test_each_write_set_spans_two_racks_if_possible(seed: int, racks: list[str], write_quorum: int) -> None:
+    """Goal: if the bookies are in at least two racks, no ensemble of three bookies is in one rack."""
     candidates = [Candidate(BookieId(f"b{i}"), rack=rack) for i, rack in enumerate(racks)]
     rack_of = {candidate.bookie_id: candidate.rack for candidate in candidates}
     ensemble = choose_ensemble(candidates, ensemble_size=3, write_quorum=write_quorum, ack_quorum=2, rng=Random(seed))
@@ -78,7 +78,7 @@ def test_racks_are_a_preference_only() -> None:
     assert len(choose_ensemble(candidates, ensemble_size=3, write_quorum=3, ack_quorum=2, rng=Random(1))) == 3
 
 
-def test_free_space_is_a_weight() -> None:
+def test_bookies_are_chosen_in_proportion_to_their_free_space() -> None:
     candidates = [Candidate(BookieId("big"), free_bytes=900), Candidate(BookieId("small"), free_bytes=100)]
     rng = Random(7)
     counts = Counter(
@@ -133,7 +133,7 @@ def test_the_error_without_a_replacement_has_the_reasons() -> None:
     }
 
 
-def test_a_replacement_keeps_the_racks_apart() -> None:
+def test_a_replacement_is_in_another_rack_than_the_remaining_members() -> None:
     candidates = [
         Candidate(BookieId("b0"), rack="/a"),
         Candidate(BookieId("b1"), rack="/b"),

@@ -1,4 +1,4 @@
-"""Quorum arithmetic against a naive second implementation by entries, in all small cases."""
+"""Quorum arithmetic compared with a naive implementation, for all small sizes."""
 
 from itertools import combinations
 
@@ -32,14 +32,16 @@ def test_with_coverage_silent_bookies_hide_no_entry(ensemble_size: int, write_qu
 
 
 @pytest.mark.parametrize(("ensemble_size", "write_quorum", "ack_quorum"), [s for s in SIZES if s[0] == s[1]])
-def test_without_striping_it_is_a_count(ensemble_size: int, write_quorum: int, ack_quorum: int) -> None:
+def test_coverage_without_striping_depends_only_on_the_number_of_replies(
+    ensemble_size: int, write_quorum: int, ack_quorum: int
+) -> None:
     sizes = {"ensemble_size": ensemble_size, "write_quorum": write_quorum, "ack_quorum": ack_quorum}
     for count in range(ensemble_size + 1):
         assert is_covered(range(count), **sizes) == (count >= ensemble_size - ack_quorum + 1)
 
 
 @pytest.mark.parametrize(("_", "write_quorum", "ack_quorum"), SIZES)
-def test_enough_denials_leave_no_room_for_an_ack_quorum(_: int, write_quorum: int, ack_quorum: int) -> None:
+def test_after_enough_denials_no_ack_quorum_is_possible(_: int, write_quorum: int, ack_quorum: int) -> None:
     needed = denials_needed(write_quorum=write_quorum, ack_quorum=ack_quorum)
     assert write_quorum - needed < ack_quorum
     assert write_quorum - (needed - 1) >= ack_quorum
@@ -48,8 +50,8 @@ def test_enough_denials_leave_no_room_for_an_ack_quorum(_: int, write_quorum: in
 
 @settings(max_examples=200, deadline=None)
 @given(data=st.data(), ensemble_size=st.integers(1, 12))
-def test_an_acknowledged_entry_is_always_met_by_a_covering_set(data: st.DataObject, ensemble_size: int) -> None:
-    """Recovery depends on it: its responses and any ack quorum intersect."""
+def test_a_covering_set_contains_a_bookie_of_every_ack_quorum(data: st.DataObject, ensemble_size: int) -> None:
+    """Recovery depends on this: its responses intersect with the ack quorum of each acknowledged entry."""
     write_quorum = data.draw(st.integers(1, ensemble_size))
     ack_quorum = data.draw(st.integers(1, write_quorum))
     answered = data.draw(st.sets(st.integers(0, ensemble_size - 1)))

@@ -1,4 +1,4 @@
-"""Which fragments may be copied, and when the copies count."""
+"""The fragments that may be copied, and the metadata changes that make the copies count."""
 
 from bindery_core.formats.ledger_metadata import LedgerMetadata, LedgerState, Segment
 from bindery_core.ids import BookieId, EntryId

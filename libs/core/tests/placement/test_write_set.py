@@ -14,7 +14,7 @@ def naive(entry_id: int, ensemble_size: int, write_quorum: int) -> list[int]:
     return ring[:write_quorum]
 
 
-def test_four_bookies_write_quorum_three() -> None:
+def test_write_sets_of_four_bookies_with_write_quorum_three() -> None:
     """The example of docs/protocol.md, with bookies counted from 1: 1-2-3, 2-3-4, 3-4-1, 4-1-2, 1-2-3."""
     sets = [write_set(entry_id=entry_id, ensemble_size=4, write_quorum=3) for entry_id in range(5)]
     assert [tuple(index + 1 for index in indexes) for indexes in sets] == [

@@ -73,7 +73,7 @@ def test_an_unknown_operation_or_version_is_an_invalid_v2_packet() -> None:
             RequestDecoder().decode([message])
 
 
-def test_v3_requests_that_are_not_served_do_not_end_v3() -> None:
+def test_a_v3_request_that_is_not_served_does_not_change_the_mode() -> None:
     decoder = RequestDecoder()
     (found,), rest = decoder.decode([b"\x0a\x06\x08\x03\x10\x0c\x18\x01"])
     assert found == m.OtherRequest(1, m.Operation.BATCH_READ_ENTRY, 3)
@@ -83,6 +83,6 @@ def test_v3_requests_that_are_not_served_do_not_end_v3() -> None:
 
 @given(st.integers(0, 2), st.binary(max_size=80))
 def test_no_v2_packet_is_ever_a_v3_request(version: int, rest: bytes) -> None:
-    """Its first byte is a tag of field 0."""
+    """The first byte of a v2 packet is a protobuf tag of field 0."""
     with pytest.raises(BadRequest):
         v3.decode_request(bytes((version,)) + rest)

@@ -1,4 +1,4 @@
-"""Frames are decoded for every split of the stream; invalid lengths end it."""
+"""Frames are decoded for every split of the stream, and an invalid length ends the stream."""
 
 import time
 
@@ -61,7 +61,7 @@ def test_the_limit_counts_the_length_field() -> None:
         FrameDecoder().feed((FRAME_SIZE_MAX - 3).to_bytes(4, "big"))
 
 
-def test_the_limit_is_found_before_the_frame_arrives() -> None:
+def test_the_limit_is_checked_before_the_frame_arrives() -> None:
     decoder = FrameDecoder(frame_size_max=100)
     assert decoder.feed(framed(b"x" * 96)[:50]) == []
     assert decoder.feed(framed(b"x" * 96)[50:]) == [b"x" * 96]
@@ -70,7 +70,7 @@ def test_the_limit_is_found_before_the_frame_arrives() -> None:
 
 
 def test_a_large_frame_in_many_small_feeds_takes_linear_time() -> None:
-    """A quadratic splitter needs minutes for this; the bound is far from both."""
+    """Quadratic copying would take minutes; the limit is far from both linear and quadratic time."""
     stream = framed(bytes(4 * 1024 * 1024))
     decoder = FrameDecoder()
     started = time.process_time()

@@ -1,4 +1,4 @@
-"""Error numbers of both protocols."""
+"""Error numbers of both protocol versions."""
 
 import pytest
 from bindery_core import errors
@@ -22,7 +22,7 @@ NUMBERS = [
 
 
 @pytest.mark.parametrize(("v2_number", "v3_number"), NUMBERS)
-def test_each_number_has_an_equivalent(v2_number: int, v3_number: int) -> None:
+def test_each_number_has_an_equivalent_in_the_other_protocol(v2_number: int, v3_number: int) -> None:
     assert V2_OF[Status(v3_number)] == v2_number
     assert of_v2(v2_number) == v3_number
 

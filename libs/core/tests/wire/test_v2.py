@@ -1,4 +1,4 @@
-"""The v2 codec against BookKeeper's own bytes; every truncation and every flipped bit."""
+"""The v2 codec: BookKeeper's own bytes, every truncation and every flipped bit."""
 
 import contextlib
 
@@ -28,7 +28,7 @@ FIVE = "0000000000000005"
 LAST = "ffffffffffffffff"
 AUTH_DISABLED = "0a12" + b"AuthDisabledPlugin".hex() + "1200"
 
-# The first of each kind was seen on the wire between BookKeeper 4.17.2's client and bookie.
+# The first of each kind was recorded on the wire between BookKeeper 4.17.2's client and bookie.
 GOLDEN_REQUESTS = {
     "add": (m.AddRequest(2, 8, 0, KEY, ENTRY), "02010000" + KEY.hex() + ENTRY.hex()),
     "recovery add": (
@@ -74,18 +74,18 @@ def framed(hex_text: str) -> bytes:
 
 
 @pytest.mark.parametrize(("request_", "golden"), GOLDEN_REQUESTS.values(), ids=GOLDEN_REQUESTS)
-def test_requests_are_the_bytes_of_bookkeepers_client(request_: m.Request, golden: str) -> None:
+def test_requests_equal_the_bytes_of_bookkeepers_client(request_: m.Request, golden: str) -> None:
     assert v2.encode_request(request_) == framed(golden)
     assert v2.decode_request(framed(golden)[4:]) == request_
 
 
 @pytest.mark.parametrize(("response", "golden"), GOLDEN_RESPONSES.values(), ids=GOLDEN_RESPONSES)
-def test_responses_are_the_bytes_of_bookkeepers_bookie(response: m.Response, golden: str) -> None:
+def test_responses_equal_the_bytes_of_bookkeepers_bookie(response: m.Response, golden: str) -> None:
     assert v2.encode_response(response) == framed(golden)
     assert v2.decode_response(framed(golden)[4:]) == response
 
 
-def test_batches_are_their_members_one_behind_the_other() -> None:
+def test_the_bytes_of_a_batch_are_those_of_its_members_joined() -> None:
     requests = [request for request, _ in GOLDEN_REQUESTS.values()]
     responses = [response for response, _ in GOLDEN_RESPONSES.values()]
     assert v2.encode_requests(requests) == b"".join(map(v2.encode_request, requests))
@@ -94,7 +94,7 @@ def test_batches_are_their_members_one_behind_the_other() -> None:
     assert v2.decode_responses(FrameDecoder().feed(v2.encode_responses(responses))) == responses
 
 
-def test_a_group_of_adds_is_answered_one_by_one() -> None:
+def test_each_add_of_a_group_gets_its_own_response() -> None:
     adds = [m.AddRequest(version, 8, entry_id, KEY, b"") for entry_id, version in enumerate((2, 1, 0))]
     statuses = [Status.OK, Status.READ_ONLY, Status.UNKNOWN_LEDGER_STATE]
     expected = [m.AddResponse(add.txn_id, status, 8, add.entry_id) for add, status in zip(adds, statuses, strict=True)]
@@ -122,17 +122,17 @@ def test_older_versions_are_served_and_repeated(version: int) -> None:
 
 
 def test_the_oldest_version_has_no_flags() -> None:
-    """With version 0 the word is the opcode; bits that would be flags elsewhere mean nothing."""
+    """With version 0 the word is the opcode; the bits of flags in other versions are ignored."""
     assert v2.decode_request(bytes.fromhex("00000502" + L8 + ZERO)) == m.ReadRequest(0, 8, 0)
 
 
-def test_before_version_2_a_fence_comes_without_its_key() -> None:
+def test_before_version_2_a_fencing_read_has_no_master_key() -> None:
     found = v2.decode_request(bytes.fromhex("01020001" + L8 + ZERO))
     assert found == m.ReadRequest(1, 8, 0, flag=ReadFlag.FENCE_LEDGER, master_key=None)
 
 
 @pytest.mark.parametrize("version", [3, 0x0A, 0x7F, 0x80, 0xFF])
-def test_other_versions_are_distinguished_and_their_byte_is_repeated(version: int) -> None:
+def test_an_unsupported_version_is_reported_and_its_byte_is_repeated(version: int) -> None:
     add = v2.decode_request(bytes((version, 1, 0, 0)) + KEY + ENTRY)
     assert add == m.OtherRequest(version, m.Operation.ADD_ENTRY, version, 8, 0)
     read = v2.decode_request(bytes((version, 2, 0, 0)) + bytes.fromhex(L8 + LAST))
@@ -153,7 +153,7 @@ def test_other_opcodes_end_the_connection(version: int, opcode: int) -> None:
 
 @pytest.mark.parametrize(("request_", "golden"), GOLDEN_REQUESTS.values(), ids=GOLDEN_REQUESTS)
 def test_a_request_that_is_cut_off_ends_the_connection(request_: m.Request, golden: str) -> None:
-    """But for the end of an entry, which has no length of its own, and for AUTH, where a cut may leave a message."""
+    """Exception: an entry in an add may be cut off, because it has no length of its own."""
     message = bytes.fromhex(golden)
     fixed_size = 40 if isinstance(request_, m.AddRequest) else len(message)
     for size in range(fixed_size):
@@ -163,7 +163,7 @@ def test_a_request_that_is_cut_off_ends_the_connection(request_: m.Request, gold
 
 
 @pytest.mark.parametrize(("response", "golden"), GOLDEN_RESPONSES.values(), ids=GOLDEN_RESPONSES)
-def test_a_response_that_is_cut_off_is_refused_unless_entries_end_there(response: m.Response, golden: str) -> None:
+def test_a_response_that_is_cut_off_is_refused_unless_an_entry_may_end_there(response: m.Response, golden: str) -> None:
     message = bytes.fromhex(golden)
     whole = {24, *range(25, len(message))} if isinstance(response, m.ReadResponse) else set()
     if isinstance(response, m.BatchReadResponse):
@@ -177,7 +177,7 @@ def test_a_response_that_is_cut_off_is_refused_unless_entries_end_there(response
 
 
 @pytest.mark.parametrize("golden", [golden for _, golden in GOLDEN_REQUESTS.values()], ids=GOLDEN_REQUESTS)
-def test_every_flipped_bit_of_a_request_gives_a_request_or_the_named_error(golden: str) -> None:
+def test_a_request_with_a_flipped_bit_is_decoded_or_a_bad_request(golden: str) -> None:
     message = bytes.fromhex(golden)
     for at in range(len(message)):
         for bit in range(8):
@@ -188,7 +188,7 @@ def test_every_flipped_bit_of_a_request_gives_a_request_or_the_named_error(golde
 
 
 @pytest.mark.parametrize("golden", [golden for _, golden in GOLDEN_RESPONSES.values()], ids=GOLDEN_RESPONSES)
-def test_every_flipped_bit_of_a_response_gives_a_response_or_the_named_error(golden: str) -> None:
+def test_a_response_with_a_flipped_bit_is_decoded_or_a_bad_request(golden: str) -> None:
     message = bytes.fromhex(golden)
     for at in range(len(message)):
         for bit in range(8):
@@ -210,7 +210,7 @@ def test_bytes_after_a_packet_and_unknown_flags_are_ignored() -> None:
     assert v2.decode_request(bytes.fromhex("0202fff8" + L8 + ZERO) + b"more") == m.ReadRequest(2, 8, 0)
 
 
-def test_a_response_in_an_unknown_status_is_refused() -> None:
+def test_a_response_with_an_unknown_status_is_refused() -> None:
     with pytest.raises(BadRequest):
         v2.decode_response(bytes.fromhex("02010000 0000006c" + L8 + ZERO))
 
@@ -282,7 +282,7 @@ def test_any_response_round_trips(response: m.Response) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=80))
-def test_random_bytes_are_a_message_or_the_named_error(message: bytes) -> None:
+def test_random_bytes_are_decoded_or_a_bad_request(message: bytes) -> None:
     with contextlib.suppress(BadRequest):
         assert isinstance(v2.decode_request(message), m.Request)
     with contextlib.suppress(BadRequest):

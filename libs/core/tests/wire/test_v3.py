@@ -1,4 +1,4 @@
-"""The v3 codec against BookKeeper's own bytes, and its fast path against the generated code."""
+"""The v3 codec equals BookKeeper's own bytes, and its fast path equals the generated code."""
 
 import random
 
@@ -21,7 +21,7 @@ LAC_L0 = pack_lac(MAC, ledger_id=0, lac=1)
 ENTRY_L1_E1 = bytes(0x36)
 MINUS_ONE = "ffffffffffffffffff01"
 
-# Each pair was seen on the wire between BookKeeper 4.17.2's client and bookie.
+# Each pair was recorded on the wire between BookKeeper 4.17.2's client and bookie.
 GOLDEN_REQUESTS = {
     "add": (
         m.AddRequest(1, 0, 0, KEY, ENTRY_L0),
@@ -74,14 +74,14 @@ def framed(hex_text: str) -> bytes:
 
 
 @pytest.mark.parametrize(("request_", "golden"), GOLDEN_REQUESTS.values(), ids=GOLDEN_REQUESTS)
-def test_requests_are_the_bytes_of_bookkeepers_client(request_: m.Request, golden: str) -> None:
+def test_requests_equal_the_bytes_of_bookkeepers_client(request_: m.Request, golden: str) -> None:
     assert v3.encode_request(request_) == v3_generated.encode_request(request_) == framed(golden)
     assert v3.decode_request(framed(golden)[4:]) == request_
     assert v3_generated.decode_request(framed(golden)[4:]) == request_
 
 
 @pytest.mark.parametrize(("response", "golden"), GOLDEN_RESPONSES.values(), ids=GOLDEN_RESPONSES)
-def test_responses_are_the_bytes_of_bookkeepers_bookie(response: m.Response, golden: str) -> None:
+def test_responses_equal_the_bytes_of_bookkeepers_bookie(response: m.Response, golden: str) -> None:
     assert v3.encode_response(response) == v3_generated.encode_response(response) == framed(golden)
     assert v3.decode_response(framed(golden)[4:]) == response
     assert v3_generated.decode_response(framed(golden)[4:]) == response
@@ -155,7 +155,7 @@ def outcome(function, data: bytes):  # type: ignore[no-untyped-def]
 
 @pytest.mark.parametrize("name", GOLDEN_REQUESTS)
 def test_no_flip_or_truncation_changes_the_result_of_the_fast_request_decoder(name: str) -> None:
-    """Every flipped bit of the first bytes, every flipped byte and every truncation: both decoders agree."""
+    """Both decoders agree on every flipped bit, every flipped byte and every truncation."""
     message = framed(GOLDEN_REQUESTS[name][1])[4:]
     damaged = [message[:cut] for cut in range(len(message))]
     for at in range(len(message)):
@@ -186,7 +186,7 @@ def test_no_flip_or_truncation_changes_the_result_of_the_fast_response_decoder(n
 
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=80))
-def test_random_bytes_are_a_request_or_a_bad_request(data: bytes) -> None:
+def test_random_bytes_are_decoded_or_a_bad_request(data: bytes) -> None:
     for decode in (v3.decode_request, v3.decode_response):
         assert outcome(decode, data) is not None
 
@@ -323,7 +323,7 @@ def test_no_flip_or_truncation_changes_the_result_of_a_pattern(request_: m.AddRe
 def test_responses_to_a_group_of_reads_equal_the_single_responses(
     some: list[list[m.AddRequest | m.ReadRequest]], lots: random.Random
 ) -> None:
-    """Bodies of one size and of many, absent ones, with LACs and without."""
+    """Bodies of one size, of several sizes, and absent ones, with LACs and without."""
     sizes = lots.choice(((100,), (0, 1, 127, 128, 1000), (16_000, 20_000)))
     lacs = lots.choice(((7,), (None,), (-1, 2**40, None)))
     times = lots.choice(((None,), (None, 0, 2**41)))
@@ -340,7 +340,7 @@ def test_responses_to_a_group_of_reads_equal_the_single_responses(
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(rows, min_size=1, max_size=2), st.randoms(use_true_random=False))
-def test_responses_to_a_group_equal_the_single_responses(
+def test_responses_to_a_group_of_adds_equal_the_single_responses(
     some: list[list[m.AddRequest | m.ReadRequest]], lots: random.Random
 ) -> None:
     adds = [one for row in some for one in row if type(one) is m.AddRequest]
@@ -357,13 +357,13 @@ def request_bytes(*, version: int = 3, operation: int = 2, txn_id: int = 9) -> b
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_other_versions_are_named_with_their_ids(version: int) -> None:
+def test_a_request_of_another_version_is_an_other_request_with_its_ids(version: int) -> None:
     message = request_bytes(version=version) + v3.encode_request(m.AddRequest(9, 7, 8, KEY, b"x"))[4 + 8 :]
     assert v3.decode_request(message) == m.OtherRequest(9, m.Operation.ADD_ENTRY, version, 7, 8)
 
 
 @pytest.mark.parametrize("operation", [3, 4, 12])
-def test_operations_that_are_not_served_are_named(operation: int) -> None:
+def test_an_operation_that_is_not_served_is_an_other_request(operation: int) -> None:
     assert v3.decode_request(request_bytes(operation=operation)) == m.OtherRequest(9, operation, 3)
 
 
@@ -385,7 +385,7 @@ def test_an_operation_without_its_message_is_an_other_request(operation: int) ->
     ],
     ids=["empty", "operation 13", "operation 0", "version 4", "header cut", "a v2 add", "required fields missing"],
 )
-def test_what_cannot_be_read_raises(message: bytes) -> None:
+def test_an_unreadable_request_is_a_bad_request(message: bytes) -> None:
     with pytest.raises(BadRequest):
         v3.decode_request(message)
 
@@ -409,12 +409,12 @@ def test_the_outer_status_counts_unless_it_is_ok() -> None:
     assert v3.decode_response(frame.SerializeToString()) == m.AddResponse(9, m.Status.READ_ONLY, 1, 2)
 
 
-def test_an_ok_without_its_message_is_unreadable() -> None:
+def test_an_ok_response_without_its_message_is_a_bad_request() -> None:
     with pytest.raises(BadRequest, match="body of the response is missing"):
         v3.decode_response(request_bytes() + b"\x10\x00")
 
 
-def test_a_group_of_add_responses_is_their_frames_in_a_row() -> None:
+def test_the_bytes_of_a_group_of_add_responses_are_their_frames_joined() -> None:
     adds = [m.AddRequest(n, n * 1000, n * 7, KEY, b"") for n in range(200)]
     group_statuses = [0 if n % 3 else int(m.Status.FENCED) for n in range(200)]
     expected = v3.encode_responses(
@@ -425,7 +425,9 @@ def test_a_group_of_add_responses_is_their_frames_in_a_row() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(requests, max_size=5), st.lists(responses, max_size=5))
-def test_a_batch_is_the_frames_of_its_members_in_a_row(some: list[m.Request], others: list[m.Response]) -> None:
+def test_the_bytes_of_a_batch_are_the_frames_of_its_members_joined(
+    some: list[m.Request], others: list[m.Response]
+) -> None:
     assert v3.encode_requests(some) == b"".join(map(v3.encode_request, some))
     assert v3.encode_responses(others) == b"".join(map(v3.encode_response, others))
     messages = FrameDecoder().feed(v3.encode_requests(some))

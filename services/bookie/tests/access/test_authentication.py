@@ -26,7 +26,7 @@ def auth_message(plugin: bytes, payload: bytes) -> str:
     return f"0a{len(plugin):02x}{plugin.hex()}12{len(payload):02x}{payload.hex()}"
 
 
-async def test_a_v3_handshake_byte_for_byte(guarded) -> None:
+async def test_a_v3_handshake_equals_bookkeepers_bytes(guarded) -> None:
     client = await guarded.connect()
     client.send_hex("0a06080310011801a2060408081000")
     assert (await client.receive_bytes()).hex() == "0a0608031001180110f603", "header and outer status, kept open"
@@ -41,7 +41,7 @@ async def test_a_v3_handshake_byte_for_byte(guarded) -> None:
     assert (await client.receive()).status == Status.NO_LEDGER
 
 
-async def test_a_v2_handshake_byte_for_byte(guarded) -> None:
+async def test_a_v2_handshake_equals_bookkeepers_bytes(guarded) -> None:
     client = await guarded.connect()
     client.send_hex("02020000" + L8 + ZERO)
     assert (await client.receive_bytes()).hex() == "0202000000000066" + L8 + ZERO
@@ -76,7 +76,7 @@ async def test_a_bad_token_ends_the_connection_in_v2_without_a_response(guarded,
     assert await client.is_closed()
 
 
-async def test_requests_after_the_token_in_one_segment_are_served(guarded) -> None:
+async def test_requests_that_arrive_together_with_the_token_are_served(guarded) -> None:
     client = await guarded.connect()
     client.send(m.AuthRequest(1, "bindery", SECRET), m.AddRequest(2, 1, 0, KEY, bytes(36)), m.ReadRequest(3, 0, 0))
     answers = await client.receive_all(3)
@@ -103,7 +103,7 @@ async def test_requests_after_start_tls_still_need_authentication(guarded) -> No
 
 
 async def test_large_frames_before_authentication_are_refused(guarded) -> None:
-    """No budget counts a partial frame: two thousand unauthenticated clients would fill the memory."""
+    """No memory budget counts partial frames, so many unauthenticated clients could fill the memory with them."""
     stranger, known = await guarded.connect(), await guarded.connect()
     large = m.AddRequest(2, 8, 0, KEY, bytes(100_000))
     stranger.send(large)

@@ -1,4 +1,4 @@
-"""The gate: the response to each request of an unauthenticated client, in both protocols."""
+"""The authentication gate: the response to each request of an unauthenticated client, in both protocol versions."""
 
 from collections.abc import Collection
 
@@ -139,7 +139,7 @@ def test_a_certificate_with_an_allowed_name_opens_the_gate(names: Collection[str
 
 
 @pytest.mark.parametrize("names", [None, [], ["guest"], ["broker.test.example"]])
-def test_any_other_certificate_leaves_it_shut(names: Collection[str] | None) -> None:
+def test_any_other_certificate_does_not_open_the_gate(names: Collection[str] | None) -> None:
     one = by_certificate("broker", "broker.test")
     with pytest.raises(Unauthorized):
         one.secured(names)
@@ -160,7 +160,7 @@ def test_the_gate_keeps_the_name_in_a_signed_token() -> None:
     assert one.who == "broker-7"
 
 
-def test_names_of_a_certificate_in_the_form_of_the_ssl_module() -> None:
+def test_the_names_of_a_certificate_are_read_from_the_form_of_the_ssl_module() -> None:
     certificate = {
         "subject": ((("organizationName", "Bindery"),), (("commonName", "broker"),)),
         "subjectAltName": (("DNS", "broker.test"), ("IP Address", "127.0.0.1"), ("email", "x@y"), ("DNS", "broker")),

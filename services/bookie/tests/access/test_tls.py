@@ -69,14 +69,14 @@ async def test_the_response_is_in_clear_text_and_everything_after_it_encrypted(t
     assert (await client.ask(m.ReadRequest(3, 1, 0))).body == add(0, 1, 0).body
 
 
-async def test_v2_follows_start_tls_which_is_always_v3(tls_bookie) -> None:
+async def test_v2_requests_are_served_after_start_tls_which_is_always_v3(tls_bookie) -> None:
     client = await tls_bookie.connect()
     await secure(client)
     client.send_v2(m.AddRequest(2, 1, 0, KEY, add(0, 1, 0).body), m.ReadRequest(2, 1, 7))
     assert {type(await client.receive_v2()) for _ in range(2)} == {m.AddResponse, m.ReadResponse}
 
 
-async def test_thousands_of_requests_through_tls(tls_bookie) -> None:
+async def test_thousands_of_requests_are_served_through_tls(tls_bookie) -> None:
     client = await tls_bookie.connect()
     await secure(client)
     client.send(*[add(n, 1, n, size=2000) for n in range(2000)])
@@ -91,7 +91,7 @@ async def test_thousands_of_requests_through_tls(tls_bookie) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_a_slow_reader_through_tls_stops_only_itself(start_bookie) -> None:
+async def test_a_slow_reader_through_tls_delays_only_its_own_responses(start_bookie) -> None:
     bookie = await start_bookie(security=offered(), unsent_size_max=64 * 1024)
     slow, quick = await bookie.connect(receive_buffer_size=4096), await bookie.connect()
     await secure(slow)
@@ -150,7 +150,7 @@ async def receive_auth(client, *, version: int):  # type: ignore[no-untyped-def]
 
 @pytest.mark.parametrize("version", [2, 3])
 async def test_a_token_sent_with_start_tls_is_checked_after_the_handshake(start_bookie, version) -> None:
-    """Apache BookKeeper's client does not wait for the handshake with its first AUTH."""
+    """Apache BookKeeper's client sends its first AUTH without waiting for the handshake."""
     authenticator = TokenAuthenticator(SharedSecrets([SECRET]), plugin="bindery", now_s=lambda: 0.0)
     bookie = await start_bookie(security=offered(authenticator=authenticator))
     good, bad = await bookie.connect(), await bookie.connect()
@@ -177,7 +177,7 @@ async def test_a_token_before_start_tls_is_accepted_if_tls_is_optional(start_boo
     client = await bookie.connect()
     token = encoded(m.AuthRequest(2, "bindery", SECRET), version=version)
     start_tls = v3.encode_request(m.StartTlsRequest(300))
-    in_clear = not together or version == 3  # else it is found behind START_TLS, which comes first in its batch
+    in_clear = not together or version == 3  # otherwise the token is found after START_TLS, which is first in its batch
     client.writer.write(token + start_tls if together else token)
     if in_clear:
         assert (await receive_auth(client, version=version)).plugin == "bindery"
@@ -362,7 +362,7 @@ async def test_requests_after_a_second_start_tls_are_refused(start_bookie) -> No
 # --- mutual TLS -------------------------------------------------------------------------------------------------------
 
 
-async def test_a_certificate_with_an_allowed_name_is_all_that_is_needed(start_bookie) -> None:
+async def test_a_client_with_an_allowed_name_in_its_certificate_needs_no_token(start_bookie) -> None:
     bookie = await start_bookie(security=mutual("broker.test"))
     client = await bookie.connect()
     await secure(client, context("client"))

@@ -35,7 +35,7 @@ LAYOUT = LedgersLayout()
 
 
 class Admin:
-    """The real application. `context`: fields of its context that differ."""
+    """The real application. `context`: fields of its context that differ from the defaults."""
 
     def __init__(self, store: Any, **context: Any) -> None:
         self.store, self.state, self.health = store, BookieState(), Health()

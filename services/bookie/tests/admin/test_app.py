@@ -81,13 +81,13 @@ async def test_a_huge_query_is_refused(admin) -> None:
 
 
 @pytest.mark.parametrize("text", ["x", "-2", "1.5", "0xg", str(2**63), ""])
-async def test_a_wrong_number_names_its_parameter(admin, text) -> None:
+async def test_the_error_of_a_wrong_number_names_its_parameter(admin, text) -> None:
     answer = await admin.http.get("/api/v1/ledger/metadata", params={"ledger_id": text})
     assert answer.status_code == 400
     assert answer.json()["facts"]["parameter"] == "ledger_id"
 
 
-async def test_deep_json_is_a_bad_request(admin) -> None:
+async def test_deeply_nested_json_is_a_bad_request(admin) -> None:
     answer = await admin.http.put("/api/v1/bookie/state/readonly", content=b"[" * 60_000)
     assert answer.status_code == 400
 
@@ -228,7 +228,7 @@ async def test_a_bookie_without_a_store_has_no_access_to_recovery(admin) -> None
     assert "recovery" in answer.json()["detail"]
 
 
-async def test_settings_are_not_changed_while_it_runs(admin) -> None:
+async def test_settings_of_a_running_bookie_cannot_be_changed(admin) -> None:
     assert (await admin.http.put("/api/v1/config/server_config", json={"port": "1"})).status_code == 405
 
 

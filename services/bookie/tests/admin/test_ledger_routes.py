@@ -164,9 +164,9 @@ async def test_entries_are_read_as_ascii_in_pages(cluster) -> None:
     assert (await cluster.http.get(f"{path}&start_entry_id=5000")).json() == {}
 
 
-async def test_an_open_ledger_is_read_without_ending_it(cluster) -> None:
+async def test_an_open_ledger_is_read_without_closing_it(cluster) -> None:
     writer = await write(cluster, [b"a"])
-    await writer.add(b"b")  # it carries the news that the first one is confirmed
+    await writer.add(b"b")  # this add carries the LAC, which confirms the first entry
     found = (await cluster.http.get(f"{LEDGER}/read?ledger_id={writer.ledger_id}")).json()
     assert found in ({"0": "a"}, {"0": "a", "1": "b"}), "the writer also tells by itself, now and then"
     await writer.add(b"c")
@@ -174,7 +174,7 @@ async def test_an_open_ledger_is_read_without_ending_it(cluster) -> None:
     assert cluster.bookie.store.ledgers[writer.ledger_id].fenced is False
 
 
-async def test_a_missing_ledger_has_its_own_status(cluster) -> None:
+async def test_reading_a_missing_ledger_is_a_404(cluster) -> None:
     assert (await cluster.http.get(f"{LEDGER}/read?ledger_id=77")).status_code == 404
 
 
@@ -234,11 +234,11 @@ async def test_the_disk_space_of_every_bookie_is_listed(cluster) -> None:
         (5 * 10**16, f"{5 * 10**16}(50000TB)"),
     ],
 )
-def test_sizes_are_written_as_bookkeeper_does(number, text) -> None:
+def test_sizes_are_formatted_as_in_bookkeeper(number, text) -> None:
     assert _bytes(number) == text
 
 
-async def test_cluster_info_counts_bookies_and_sees_auditor_and_marks(admin) -> None:
+async def test_cluster_info_counts_bookies_and_reports_the_auditor_and_marks(admin) -> None:
     base = {
         "auditorElected": False,
         "auditorId": "",

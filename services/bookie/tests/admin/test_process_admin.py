@@ -68,7 +68,7 @@ async def test_every_route_is_served_and_guarded(world: World) -> None:
             assert answer.status_code == 401, f"{route.method} {route.path}"
         elif route.path not in ("/api/v1/ledger/metadata", f"{API}/gc/explain", f"{API}/drill"):
             answer = await world.http.get(route.path)
-            # "None" is 404 there: no auditor, no mark.
+            # These routes return 404 if there is no auditor or no mark.
             allowed = (200, 404) if route.path.startswith("/api/v1/autorecovery/") else (200,)
             assert answer.status_code in allowed, f"{route.path}: {answer.text}"
     disks = (await world.http.get(f"{API}/disks")).json()["directories"]
@@ -101,7 +101,7 @@ async def test_a_ledger_is_written_read_over_http_and_deleted(world: World) -> N
     assert (await world.trusted.get(path)).status_code == 404
 
 
-async def test_requests_change_the_bookie(world: World) -> None:
+async def test_requests_with_a_token_change_the_state_of_the_bookie(world: World) -> None:
     assert (await world.trusted.put(f"{API}/gc")).status_code == 200
     assert (await world.trusted.put(f"{API}/scrub")).status_code == 200
     assert (

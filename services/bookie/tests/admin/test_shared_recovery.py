@@ -23,7 +23,7 @@ def shared(metadata: MemoryStore | None) -> SharedRecovery:
     )
 
 
-async def test_the_switch_and_the_marks_through_a_bookie(make_admin) -> None:
+async def test_recovery_is_disabled_and_marks_are_listed_through_a_bookie(make_admin) -> None:
     metadata = MemoryTree().connect()
     await initialize_cluster(metadata, LAYOUT, randomness=random.Random(2))
     recovery = shared(metadata)

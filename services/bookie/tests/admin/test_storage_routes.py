@@ -1,4 +1,4 @@
-"""Journal, logs, index, garbage collection and own routes: BookKeeper's responses, over all shards."""
+"""Routes for journal, logs, index and garbage collection with BookKeeper's responses, and routes of our own."""
 
 import asyncio
 import json
@@ -93,7 +93,7 @@ async def test_garbage_collection_is_requested_in_every_shard(sharded, gc, engin
     ],
     ids=["misspelt", "one-of-two", "text", "number"],
 )
-async def test_a_wrong_member_forces_nothing_and_is_named(sharded, gc, body, wrong) -> None:
+async def test_a_wrong_member_forces_nothing_and_is_reported(sharded, gc, body, wrong) -> None:
     answer = await sharded.http.put(f"{API}/gc", json=body)
     assert answer.status_code == 400
     assert answer.json()["facts"] == {"member": wrong, "known": "forceMajor, forceMinor"}
@@ -198,7 +198,7 @@ async def test_a_wrong_index_path_is_a_bad_request(sharded, body) -> None:
 # --- ours -----------------------------------------------------------------------------------------------------------
 
 
-async def test_disks_have_a_state_and_its_cause(make_admin) -> None:
+async def test_disks_are_listed_with_their_state_and_its_cause(make_admin) -> None:
     full = DirectoryState(
         path="/data/ledgers",
         holds=("ledgers",),
@@ -236,7 +236,7 @@ async def test_disks_have_a_state_and_its_cause(make_admin) -> None:
     }
 
 
-async def test_logs_of_all_shards_or_of_one(sharded, gc) -> None:
+async def test_logs_are_listed_for_all_shards_or_for_one(sharded, gc) -> None:
     logs = (await sharded.http.get(f"{API}/gc/logs")).json()["logs"]
     assert [(one["shard"], one["logId"], one["file"], one["liveRatio"]) for one in logs] == [
         (0, 31, "1f.log", 0.25),

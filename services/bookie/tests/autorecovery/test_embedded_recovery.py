@@ -1,4 +1,4 @@
-"""Recovery inside a bookie: only with the setting, in its own session, and stopped in order."""
+"""Recovery inside a bookie: it runs only with the setting, and releases leadership when the bookie stops."""
 
 import asyncio
 import subprocess

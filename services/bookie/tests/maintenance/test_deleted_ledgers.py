@@ -15,7 +15,7 @@ from bindery_metadata.stores.memory import MemoryTree
 
 LAYOUT = LedgersLayout()
 LONG = 2**31 + 7
-"""An id of the deeper tree."""
+"""An id above 2^31, whose znode is in the deeper tree."""
 
 
 class Requests:
@@ -136,7 +136,7 @@ async def test_a_ledger_created_during_the_run_is_kept(tree: Tree) -> None:
     assert shard.ledger_ids == [8]
 
 
-async def test_every_error_of_the_metadata_at_every_call_deletes_nothing(tree: Tree) -> None:
+async def test_an_error_of_any_metadata_call_deletes_nothing(tree: Tree) -> None:
     await tree.put(1, 20_000, LONG)
     await tree.collector(Shard(1, 2, LONG)).collect()
     calls = len(tree.store.calls)
@@ -178,7 +178,7 @@ async def test_a_single_ledger_is_gone_only_if_every_check_passes(tree: Tree) ->
         await tree.collector(instance_id="another").is_gone(2)
 
 
-async def test_another_cluster_or_none_deletes_nothing(tree: Tree) -> None:
+async def test_nothing_is_deleted_by_the_metadata_of_another_cluster_or_none(tree: Tree) -> None:
     shard = Shard(1)
     with pytest.raises(Conflict, match="cookie"):
         await tree.collector(shard, instance_id="another").collect()
@@ -252,7 +252,7 @@ async def test_a_listing_out_of_order_deletes_nothing(tree: Tree) -> None:
     assert shard.ledger_ids == [1, 2, 5]
 
 
-async def test_it_syncs_before_the_listing_and_before_the_reads_of_candidates(tree: Tree) -> None:
+async def test_the_collector_syncs_before_the_listing_and_before_the_reads_of_candidates(tree: Tree) -> None:
     await tree.put(1)
     await tree.collector(Shard(2)).collect()
     calls = tree.store.calls
@@ -272,7 +272,7 @@ async def test_reads_of_metadata_are_rate_limited(tree: Tree) -> None:
     assert loop.time() - started >= 0.8 * (len(paced) + 4) / 100
 
 
-async def test_it_runs_periodically_and_on_request_and_survives_outages(tree: Tree) -> None:
+async def test_the_collector_runs_periodically_and_on_request_and_survives_outages(tree: Tree) -> None:
     shard = Shard(1)
     collector = tree.collector(shard)
     tree.store.before = lambda operation, path: MetadataUnavailable("down")
@@ -310,7 +310,7 @@ async def test_under_pressure_logs_are_compacted_even_if_the_metadata_is_unavail
     running.cancel()
 
 
-async def test_a_defect_ends_a_run_and_not_the_collector(tree: Tree) -> None:
+async def test_an_unexpected_error_ends_a_run_and_not_the_collector(tree: Tree) -> None:
     shard = Shard(1)
     collector = tree.collector(shard)
 

@@ -54,7 +54,7 @@ class Shard:
 
 
 class Store:
-    """A store that runs a function of the test before a call."""
+    """A metadata store that runs a function of the test before each call."""
 
     def __init__(self, store: Any) -> None:
         self.real = store
@@ -206,7 +206,7 @@ async def test_over_replicated_ledgers_are_deleted_after_the_grace_period_and_no
     assert [client.is_closed for client in world.clients] == [True]
 
 
-async def test_it_can_be_disabled(world: World) -> None:
+async def test_the_search_for_over_replicated_ledgers_can_be_disabled(world: World) -> None:
     await world.put(1, (A, B))
     world.collector = world.new_collector(interval_s=0.0)
     assert await world.grow_ripe() == 0
@@ -224,7 +224,7 @@ async def test_the_number_of_candidates_is_limited_over_all_shards(
     assert world.collector.state.candidates == 2
 
 
-async def test_a_search_is_not_repeated_before_its_time(world: World) -> None:
+async def test_a_search_is_not_repeated_before_the_interval_ends(world: World) -> None:
     assert await world.collector.step() == 0
     calls = world.store.calls
     await asyncio.sleep(INTERVAL_S - 1)
@@ -238,7 +238,7 @@ async def test_a_search_is_not_repeated_before_its_time(world: World) -> None:
 @pytest.mark.parametrize(
     "what", ["marked", "locked", "disabled", "limbo", "copies", "changed", "named", "lacking", "other cluster"]
 )
-async def test_each_condition_keeps_a_ledger(world: World, what: str) -> None:
+async def test_each_protecting_condition_keeps_a_ledger(world: World, what: str) -> None:
     await world.put(1, (A, B))
     await world.collector.step()
     await asyncio.sleep(GRACE_S)
@@ -274,7 +274,7 @@ async def test_each_condition_keeps_a_ledger(world: World, what: str) -> None:
 
 
 async def test_a_worker_that_starts_at_any_moment_keeps_its_copies(world: World) -> None:
-    """It picks this bookie as its target: mark, lock, copies, metadata, and then the mark goes."""
+    """The worker copies to this bookie: it marks, locks, copies, updates the metadata and removes the mark."""
     await world.put(1, (A, B))
     await world.collector.step()
     await asyncio.sleep(GRACE_S)
@@ -350,8 +350,8 @@ async def test_an_outage_at_any_call_deletes_nothing_and_leaves_no_lock(world: W
     assert refused > 8
 
 
-async def test_without_its_session_it_deletes_nothing(world: World) -> None:
-    """Its lock is lost with it, so a worker may already repair the ledger."""
+async def test_after_the_loss_of_its_session_the_bookie_deletes_nothing(world: World) -> None:
+    """The lock is lost with the session, so a worker may already repair the ledger."""
     await world.put(1, (A, B))
     await world.collector.step()
     await asyncio.sleep(GRACE_S)
@@ -370,7 +370,7 @@ async def test_without_its_session_it_deletes_nothing(world: World) -> None:
     assert world.shard.held == {1}
 
 
-async def test_many_deletions_are_flushed_in_between(world: World) -> None:
+async def test_many_deletions_are_flushed_in_batches(world: World) -> None:
     world.shard.held = set(range(250))
     for ledger_id in range(250):
         await world.put(ledger_id, (A, B))

@@ -147,7 +147,7 @@ async def holds(client: LedgerClient, ledger_id: int, name: str) -> set[int]:
 
 
 async def assert_refill_is_in_history(cluster: Cluster, name: str) -> None:
-    """One event, with the figures of the repair."""
+    """Assert that the history contains one event with the figures of the repair."""
     repairer = cluster.bookies[name].repairer
     assert repairer is not None
     records = RecoveryRecords(cluster.tree.connect())
@@ -217,8 +217,11 @@ async def test_lost_storage_is_refilled_automatically(
 
 
 async def test_a_bookie_without_its_storage_does_not_truncate_a_ledger(cluster: Cluster) -> None:
-    """Acknowledged by two, of which one lost its disks and one is away: the third, which never had the last entries,
-    must not find a second denial."""
+    """Goal: recovery closes a ledger only with two real denials of an entry.
+
+    Two bookies acknowledged the last entries. One of them lost its disks, the other one is down. The third bookie never
+    had these entries, and the bookie without its disks must not confirm its denial.
+    """
     empty, away, behind = NAMES
     client = await cluster.client()
     writer = await client.create(ensemble_size=3, write_quorum=3, ack_quorum=2, password=b"pw")

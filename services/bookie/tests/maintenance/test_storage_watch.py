@@ -22,7 +22,7 @@ TOTAL = 1000
 
 
 class Disks:
-    """One file system per directory, with bytes of other users and the reserves."""
+    """One file system per directory, filled with the reserves and with bytes of other users."""
 
     def __init__(self, directories: Sequence[str]) -> None:
         self.used = dict.fromkeys(directories, 100)
@@ -217,7 +217,7 @@ async def test_high_priority_adds_need_free_space(watched: Watched) -> None:
     assert not watched.state.accepts_add(priority=1)
 
 
-async def test_a_disk_that_does_not_answer_is_full(watched: Watched) -> None:
+async def test_a_disk_that_does_not_answer_has_failed_and_makes_the_bookie_read_only(watched: Watched) -> None:
     watched.disks.broken["/l"] = OSError(5, "Input/output error")
     watched.watch.check_disk()
     assert watched.state.reasons == {"disk": "/l does not answer: Input/output error"}
@@ -265,7 +265,7 @@ async def test_a_journal_that_failed_ends_the_bookie_once() -> None:
     assert watched.state.read_only
 
 
-async def test_it_checks_periodically() -> None:
+async def test_the_watch_checks_periodically() -> None:
     watched = Watched(disk_check_interval_s=0.01)
     watched.disks.used["/l"] = 1000
     running = asyncio.create_task(watched.watch.run())
@@ -312,7 +312,7 @@ def test_a_ledger_disk_that_fills_up_requests_garbage_collection(watched: Watche
 
 
 def test_a_ledger_disk_that_stays_full_repeats_the_request() -> None:
-    """More garbage may be collectable by then."""
+    """By then, more garbage may be collectable."""
     watched = Watched(storage={"gc_wait_time_s": 60.0})
     calls: list[int] = []
     watched.watch._on_pressure = lambda: calls.append(watched.now_ms // 1000)
@@ -320,7 +320,7 @@ def test_a_ledger_disk_that_stays_full_repeats_the_request() -> None:
         watched.look("/l", used=970)
     assert calls == [2, 62, 122, 182]
     for _ in range(200):
-        watched.look("/l", used=850)  # fills up: asked once
+        watched.look("/l", used=850)  # above the warning level: requested once
     assert len(calls) == 5
     watched.look("/l", used=970)
     watched.now_ms -= 10**9  # the clock was set back
@@ -329,7 +329,7 @@ def test_a_ledger_disk_that_stays_full_repeats_the_request() -> None:
 
 
 async def test_a_slow_reserve_does_not_block_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker allocates and syncs it, while the event loop continues."""
+    """A worker allocates and syncs the reserve, while the event loop continues."""
     loop = asyncio.get_running_loop()
     watched = Watched(reserve_size=80)
     watched.watch._start_worker = lambda: ThreadWorker("watch", loop)
@@ -376,7 +376,7 @@ async def test_a_failed_write_during_a_check_is_not_lost(monkeypatch: pytest.Mon
     watched.watch._worker.close()  # type: ignore[union-attr]
 
 
-async def test_gauges_during_the_start_restore_no_reserve(watched: Watched) -> None:
+async def test_reading_gauges_during_the_start_restores_no_reserve(watched: Watched) -> None:
     watched = Watched(reserve_size=80)
     assert watched.watch.usage == 0.18
     assert not watched.disks.files

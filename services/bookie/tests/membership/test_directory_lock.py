@@ -65,7 +65,9 @@ def test_an_invisible_holder_is_reported_without_pid(directories: list[str], tmp
     first.release()
 
 
-def test_a_file_system_without_locks_is_used_without(directories: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_that_supports_no_locks_is_used_without_locks(
+    directories: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def no_locks(fd: int, operation: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 

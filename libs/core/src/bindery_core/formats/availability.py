@@ -10,7 +10,7 @@ Integers are big-endian.
 | 64 + 24 * i  |    8 | i64  | first_start | first entry id of the group's first run                      |
 |        +  8  |    8 | i64  | last_start  | first entry id of its last run                               |
 |        + 16  |    4 | i32  | run_size    | entries in each run                                          |
-|        + 20  |    4 | i32  | period      | distance from one run's start to the next; 0: just one run   |
+|        + 20  |    4 | i32  | period      | distance from one run's start to the next; 0: only one run   |
 
 BookKeeper's encoder and ours write every run as a separate group; readers accept groups of many runs as well.
 Source: BookKeeper AvailabilityOfEntriesOfLedger.
@@ -28,15 +28,16 @@ HEADER_SIZE: Final = 64
 GROUP_SIZE: Final = 24
 VERSION: Final = 0
 RUN_SIZE_MAX: Final = 2**31 - 1
+"""Maximum number of entries in a run: the range of the field."""
 RUN_COUNT_MAX: Final = 10_000_000
-"""Maximum number of runs that a reader expands: 24 bytes from a peer must not fill the memory."""
+"""Maximum number of runs that `decode` returns: one group can describe more runs than memory can hold."""
 
 assert _HEADER.size == HEADER_SIZE
 assert _GROUP.size == GROUP_SIZE
 
 
 def encode(runs: Sequence[tuple[int, int]]) -> bytes:
-    """Encode `runs`: (first entry id, count), ascending, not adjacent. A run over 2^31 - 1 entries becomes several."""
+    """Encode `runs`: (first entry id, count), ascending, not adjacent. A run over 2^31 - 1 entries is split."""
     groups = []
     end = -1
     for first, count in runs:
@@ -52,7 +53,7 @@ def encode(runs: Sequence[tuple[int, int]]) -> bytes:
 
 
 def decode(data: bytes) -> list[tuple[int, int]]:
-    """Return the runs (first entry id, count). Raises BadVersion, Corrupt, or TooLarge over RUN_COUNT_MAX runs."""
+    """Return the runs (first entry id, count). Raises BadVersion, Corrupt, or TooLarge above RUN_COUNT_MAX runs."""
     if len(data) < HEADER_SIZE:
         raise Corrupt("availability is cut off", size=len(data))
     version, group_count = _HEADER.unpack_from(data)

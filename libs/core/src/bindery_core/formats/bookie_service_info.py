@@ -1,11 +1,11 @@
 """Service info of a registered bookie: the data of `available/<bookie id>` and `available/readonly/<bookie id>`.
 
-The bytes are BookieServiceInfoFormat (bookie_service_info.proto). Empty data is legal: a bookie from before 4.11, whose
-id is its `host:port`. Clients take host and port from the endpoint whose protocol is `bookie-rpc`, whatever its id.
-Source: BookKeeper BookieServiceInfoSerde.
+The bytes are BookieServiceInfoFormat (bookie_service_info.proto). The data of a bookie
+from before BookKeeper 4.11 is empty, and its id is its `host:port`. Clients take host and port from the endpoint whose
+protocol is `bookie-rpc`, whatever its id. Source: BookKeeper BookieServiceInfoSerde.
 
-Encoding is hand-written, because a bookie encodes it at its start, of which protobuf takes a sixth. Decoding uses
-protobuf.
+Encoding is hand-written: every bookie encodes its service info when it starts, and importing protobuf would take a
+sixth of the start time. Decoding uses protobuf.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,9 @@ from bindery_core.errors import Corrupt
 from bindery_core.ids import BookieId
 
 BOOKIE_RPC: Final = "bookie-rpc"
+"""Protocol of the endpoint for the ledger protocol."""
 HTTP: Final = "http"
+"""Protocol of the endpoint for the admin HTTP server."""
 PORT_MAX: Final = 65535
 
 _VARINT: Final = 0
@@ -45,7 +47,7 @@ class BookieServiceInfo:
     properties: Mapping[str, str] = field(default_factory=dict)
 
     def rpc_address(self) -> tuple[str, int] | None:
-        """(host, port) of the ledger protocol; None if the bookie publishes none and cannot be contacted."""
+        """Return (host, port) of the ledger protocol; None if the bookie publishes none and cannot be contacted."""
         for endpoint in self.endpoints:
             if endpoint.protocol == BOOKIE_RPC:
                 return endpoint.host, endpoint.port
@@ -53,7 +55,10 @@ class BookieServiceInfo:
 
 
 def of_bookie(*, host: str, port: int, http_port: int | None = None) -> BookieServiceInfo:
-    """Return what our bookie publishes, as BookKeeper's does: its ledger port and, if it runs, its admin HTTP port."""
+    """Return the service info that our bookie publishes, with the same endpoints as BookKeeper's.
+
+    `http_port`: port of the admin HTTP server; None if that server does not run.
+    """
     endpoints = [Endpoint("bookie", port, host, BOOKIE_RPC)]
     if http_port is not None:
         endpoints.append(Endpoint("httpserver", http_port, host, HTTP))
@@ -61,7 +66,7 @@ def of_bookie(*, host: str, port: int, http_port: int | None = None) -> BookieSe
 
 
 def encode(info: BookieServiceInfo) -> bytes:
-    """Encode fields by number and properties by name, so that equal infos give equal bytes."""
+    """Encode fields in the order of their numbers and properties by name, so that equal infos give equal bytes."""
     endpoints = (_text(6, _endpoint(endpoint)) for endpoint in info.endpoints)
     properties = (
         _text(7, _text(1, name.encode()) + _text(2, value.encode())) for name, value in sorted(info.properties.items())
@@ -88,7 +93,10 @@ def _text(field_number: int, data: bytes) -> bytes:
 
 
 def decode(data: bytes, *, bookie_id: BookieId) -> BookieServiceInfo:
-    """Raises Corrupt for invalid bytes, and for empty data of a bookie whose id is not `host:port`."""
+    """Decode the data; empty data means that the id is the address.
+
+    Raises Corrupt for invalid bytes, and for empty data of a bookie whose id is not `host:port`.
+    """
     if not data:
         host, _, port = bookie_id.rpartition(":")
         if not host or not port.isdigit() or int(port) > PORT_MAX:

@@ -11,7 +11,8 @@ TAB. Directories are the configured ones, without the `current` below them. Layo
 Source: BookKeeper Cookie.
 
 The plain form of the text, one field per line as BookKeeper and we write it, is coded by hand: a bookie reads and
-writes it at its start, of which protobuf takes a sixth. Any other form is decoded by protobuf's parser.
+writes it when it starts, and importing protobuf would take a sixth of the start time. Any other form is decoded by
+protobuf's parser.
 """
 
 import re
@@ -21,10 +22,13 @@ from typing import Final
 from bindery_core.errors import BadRequest, BadVersion, Corrupt
 
 LAYOUT_VERSION: Final = 5
+"""Layout that is written."""
 LAYOUT_VERSION_MIN: Final = 3
+"""Oldest layout that is read."""
 FILE_NAME: Final = "VERSION"
-"""Name of the copy in each directory's `current`."""
+"""Name of the cookie's file in the `current` folder of each directory."""
 TEXT_SIZE_MAX: Final = 1024 * 1024
+"""Maximum bytes of a text that are parsed; the rest is ignored."""
 
 
 _PLAIN_LINE: Final = re.compile(
@@ -128,9 +132,10 @@ def _any_fields(text: str, *, layout: int) -> dict[str, str]:
 
 
 def differences(expected: Cookie, found: Cookie) -> list[Difference]:
-    """Return the fields of `found` that differ; empty: it is the same bookie with the same disks in the same cluster.
+    """Return the fields in which `found` differs from `expected`.
 
-    If index directories are not named, they are the ledger directories.
+    The list is empty if both are cookies of the same bookie with the same disks in the same cluster. If a cookie names
+    no index directories, its ledger directories take their place.
     """
     none = "(none)"
     pairs = [

@@ -13,7 +13,7 @@ from bindery_core.ids import INVALID_ENTRY_ID, BookieId, EntryId
 
 
 class DigestType(IntEnum):
-    """How entries are protected. Numbers: LedgerMetadataFormat.DigestType."""
+    """Type of the digests of a ledger's entries (`digest.py`). Numbers: LedgerMetadataFormat.DigestType."""
 
     CRC32 = 1
     MAC = 2
@@ -22,6 +22,8 @@ class DigestType(IntEnum):
 
 
 class LedgerState(IntEnum):
+    """State of a ledger. Numbers: LedgerMetadataFormat.State."""
+
     OPEN = 1
     IN_RECOVERY = 2
     CLOSED = 3
@@ -37,6 +39,8 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerMetadata:
+    """The content of a ledger's znode. Invariants: see the module docstring."""
+
     ensemble_size: int
     write_quorum: int
     ack_quorum: int
@@ -50,8 +54,11 @@ class LedgerMetadata:
     password: bytes | None = b""
     """In clear text, as in BookKeeper. None only in metadata written by very old clients."""
     ctime_ms: int | None = None
+    """Creation time in milliseconds since 1970; None: not stored."""
     custom: dict[str, bytes] = field(default_factory=dict)
+    """Metadata that the client attached to the ledger."""
     c_token: int | None = None
+    """Random token by which the creator of a znode recognizes it as its own; None: not stored."""
     format_version: int = 3
     """Serialization that the znode uses; an update keeps it."""
 

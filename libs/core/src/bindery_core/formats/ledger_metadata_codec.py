@@ -11,10 +11,11 @@ BookKeeper has written version 3 since 4.9, and we write it for new ledgers. An 
 has, so that the clients that wrote it can still read it.
 Bytes after the message of version 3 are ignored. These fields are written, in the order of their numbers:
 - quorumSize, ensembleSize, length, lastEntryId, state, segments and ackQuorumSize always; unless CLOSED, length is 0
-    and lastEntryId is -1, and readers ignore both;
-  - digestType and password together, or neither (metadata of very old clients); a password alone means CRC32;
-  - ctime only if it was stored: a time taken from the znode is not written back;
+  and lastEntryId is -1, and readers ignore both;
+- digestType and password together, or neither (metadata of very old clients); a password alone means CRC32;
+- ctime only if it was stored: a time taken from the znode is not written back;
 - cToken always, 0 when unset; never in version 2.
+
 Source: BookKeeper LedgerMetadataSerDe.
 """
 
@@ -36,7 +37,9 @@ _VERSION_SIZE_MAX = 10
 FORMAT_VERSION: Final = 3
 """Format version of new ledgers."""
 FORMAT_VERSION_MIN: Final = 1
+"""Oldest format version that is supported."""
 HEADER: Final = b"%b%d\n" % (_MAGIC, FORMAT_VERSION)
+"""Header of metadata in FORMAT_VERSION."""
 
 assert len(HEADER) == 30
 
@@ -67,9 +70,8 @@ def encode(metadata: LedgerMetadata) -> bytes:
 def decode(data: bytes) -> LedgerMetadata:
     """Decode metadata that `encode` or BookKeeper wrote, in any version.
 
-    Raises BadVersion for other versions than 1 to 3. Raises Corrupt, with the reason, for bytes that are not metadata
-    or
-    contradict themselves, because partly understood metadata must not be used.
+    Raises BadVersion for versions other than 1 to 3. Raises Corrupt, with the reason, for bytes that are not metadata
+    or contradict themselves, because partly understood metadata must not be used.
     """
     version, at = _decode_header(data)
     match version:

@@ -1,12 +1,13 @@
-"""Version 1 of ledger metadata, after the header: lines of text, each ended by LF.
+"""Version 1 of ledger metadata, after the header: lines of text. LF ends each line except the state.
 
 | line      | content                                                                                               |
 |-----------|-------------------------------------------------------------------------------------------------------|
 | 1, 2, 3   | write quorum, ensemble size, length in bytes, each in decimal                                         |
 | segment   | first entry id, then each bookie of the ensemble, preceded by a TAB; one line per segment             |
-| state     | last entry id (CLOSED) or -102 (IN_RECOVERY), TAB, "CLOSED"; no line, and no final LF: OPEN           |
+| state     | last entry id (CLOSED) or -102 (IN_RECOVERY), TAB, "CLOSED", without a final LF; no such line: OPEN   |
 
-There is no ack quorum (it equals the write quorum), no password, no digest type. Clients before 4.2 wrote it.
+There is no ack quorum (it equals the write quorum), no password, no digest type. Clients before BookKeeper 4.2
+wrote this version.
 Source: BookKeeper LedgerMetadataSerDe, serializeVersion1.
 """
 

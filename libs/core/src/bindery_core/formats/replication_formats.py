@@ -8,7 +8,8 @@
 | vote, `V_<n>`     | protobuf text       | AuditorVoteFormat               | `bookieId: "host:3181"` LF         |
 | `*ctime`          | protobuf bytes      | CheckTimeFormat                 | 08, varint of ms since 1970        |
 
-Any client with access to the tree may have written these; unreadable content raises Corrupt and no other exception.
+Any client with access to the tree may have written these nodes. Unreadable content raises Corrupt and no other
+exception; only `check_layout` raises BadVersion instead.
 Source: BookKeeper DataFormats.proto, ZkLedgerUnderreplicationManager, AuditorElector.
 """
 
@@ -27,6 +28,7 @@ LAYOUT_VERSION: Final = 1
 TEXT_SIZE_MAX: Final = 64 * 1024
 """Maximum bytes of a text that is parsed: some thousand replicas. Parsing is slow and must not block the event loop."""
 _NUMBER_SIZE_MAX: Final = 64
+"""Maximum bytes of a check time that are parsed."""
 
 M = TypeVar("M", bound=Message)
 
@@ -38,11 +40,11 @@ class MarkText:
     replicas: tuple[str, ...] = ()
     """Bookie ids exactly as in ledger metadata; empty: check the whole ledger."""
     ctime_ms: int | None = None
-    """Time of the last mark, ms since 1970; None: not recorded."""
+    """Time of the last mark in milliseconds since 1970; None: not recorded."""
 
 
 def encode_mark(replicas: Iterable[str], ctime_ms: int | None) -> bytes:
-    """Raises BadRequest if the mark would be longer than TEXT_SIZE_MAX."""
+    """Encode the content of a mark. Raises BadRequest if it would be longer than TEXT_SIZE_MAX."""
     message = pb.UnderreplicatedLedgerFormat(replica=replicas)
     if ctime_ms is not None:
         message.ctime = ctime_ms
@@ -50,7 +52,7 @@ def encode_mark(replicas: Iterable[str], ctime_ms: int | None) -> bytes:
 
 
 def decode_mark(data: bytes) -> MarkText:
-    """Raises Corrupt."""
+    """Decode the content of a mark. Raises Corrupt."""
     message = _parse(data, pb.UnderreplicatedLedgerFormat())
     return MarkText(tuple(message.replica), message.ctime if message.HasField("ctime") else None)
 
@@ -78,7 +80,7 @@ def encode_layout() -> bytes:
 
 
 def check_layout(data: bytes) -> None:
-    """Raises BadVersion if the tree has another layout, or its LAYOUT cannot be read."""
+    """Check the content of LAYOUT. Raises BadVersion if the layout is another one, or cannot be read."""
     try:
         message = _parse(data, pb.LedgerRereplicationLayoutFormat())
     except Corrupt as error:
@@ -96,7 +98,7 @@ def encode_check_time(at_ms: int) -> bytes:
 
 
 def decode_check_time(data: bytes) -> int | None:
-    """Return ms since 1970; None: not recorded. Raises Corrupt."""
+    """Return the time in milliseconds since 1970; None: not recorded. Raises Corrupt."""
     if len(data) > _NUMBER_SIZE_MAX:
         raise Corrupt("not the time of a check", size=len(data))
     message = pb.CheckTimeFormat()

@@ -1,8 +1,8 @@
 """AckTable: which members of the ensemble stored each entry of a ledger that is being written.
 
-An entry is *complete* when an ack quorum of its write set stored it, and *settled* when every member of its write set
-stored it or was given up for it. The table drops settled entries from its front, so its size follows the entries in
-flight: one int per unsettled entry.
+An entry is *complete* when an ack quorum of its write set stored it. A member is *given up* for an entry when its ack
+is no longer expected. An entry is *settled* when every member of its write set stored it or was given up for it. The
+table drops settled entries from its front, so its size follows the entries in flight: one int per unsettled entry.
 
 Members are sets of ensemble indexes, as the bits of an int.
 
@@ -21,6 +21,8 @@ _OK = int(Status.OK)
 
 
 class AckTable:
+    """Acks of consecutive entries of one ledger. Invariants: see the module docstring."""
+
     __slots__ = ("_masks", "_size", "ack_quorum", "acks", "base", "is_everywhere", "lost")
 
     def __init__(self, metadata: LedgerMetadata, *, first_entry_id: int) -> None:
@@ -30,9 +32,9 @@ class AckTable:
         """Whether every write set is the whole ensemble."""
         self.ack_quorum = metadata.ack_quorum
         self.base = first_entry_id
-        """Oldest unsettled entry."""
+        """Id of the first entry in the table."""
         self.acks: list[int] = []
-        """Members that stored the entry."""
+        """At position i: the members that stored entry `base + i`."""
         self.lost: dict[int, int] = {}
         """Entry -> members that were given up for it. Empty unless a member failed."""
 
@@ -130,7 +132,7 @@ class AckTable:
         return hole
 
     def discard(self, bit: int, first: int, end: int) -> None:
-        """Drop what the member stored or was given up for in first..end-1, because another bookie takes its place."""
+        """Forget all acks and losses of the member for first..end-1, because another bookie replaces it."""
         for entry_id in range(first, end):
             self.acks[entry_id - self.base] &= ~bit
             lost = self.lost.pop(entry_id, 0) & ~bit

@@ -1,9 +1,9 @@
 """DeferredLedgerWriter: a writer whose bookies acknowledge before they force an entry to disk.
 
 An entry is acknowledged once an ack quorum has written it. Such an entry survives a crash of the bookie processes, but
-not a power loss. `force` makes it durable: all bookies of the ensemble force what they have, and only after all of them
-have confirmed it do entries that were acknowledged before become readable (`published_lac`). Later entries are lost
-when the ledger is recovered.
+not a power loss. A force makes it durable: all bookies of the ensemble force the entries that they have written. When
+all of them have confirmed the force, the entries that were acknowledged before it become readable (`published_lac`).
+Entries above `published_lac` may be lost when the ledger is recovered.
 
 The ensemble cannot change, because a new member cannot force the entries of its predecessor. A bookie that fails
 therefore breaks the handle. Source: BookKeeper's WriteFlag.DEFERRED_SYNC and ForceLedgerOp.
@@ -21,15 +21,18 @@ from bindery_core.ledger.ledger_writer import LedgerWriter, WriterSettings
 
 
 class ForceMark(NamedTuple):
-    """Last entry that a force that begins now covers."""
+    """The last entry that a force covers."""
 
     entry_id: int
     length: int
-    """Payload bytes of the entries up to it."""
+    """Payload bytes of the entries up to and including this entry."""
 
 
 class DeferredLedgerWriter(LedgerWriter):
-    """Invariants: published_lac <= lac (the highest entry acknowledged in order); only `forced` moves published_lac."""
+    """Writes one ledger with deferred sync.
+
+    Invariants: published_lac <= lac (the highest entry acknowledged in order); only `forced` moves published_lac.
+    """
 
     def __init__(
         self,
@@ -53,11 +56,14 @@ class DeferredLedgerWriter(LedgerWriter):
         return self._published.length
 
     def mark(self) -> ForceMark:
-        """Take this before bookies are sent the force request, and pass it to `forced` after all of them succeeded."""
+        """Return the last entry that a force which starts now covers.
+
+        Call this before the force request is sent, and pass the result to `forced` after all bookies confirmed it.
+        """
         return ForceMark(self.lac, self.confirmed_length)
 
     def forced(self, mark: ForceMark) -> list[WriterAction]:
-        """Every bookie of the ensemble forced what it had when `mark` was taken. Sends the new LAC to readers."""
+        """Process a force that every bookie of the ensemble confirmed. Requests SendLac, which informs readers."""
         if mark.entry_id <= self._published.entry_id:
             return []
         self._published = mark

@@ -1,4 +1,4 @@
-"""Actions that the ledger state machines request from their transport. Frozen, so that they compare and print.
+"""Actions that the ledger state machines request from their transport.
 
 | action         | from              | the transport responds with                                                  |
 |----------------|-------------------|------------------------------------------------------------------------------|
@@ -15,7 +15,8 @@
 | Done           | reader            | nothing: the result is available                                             |
 | Fail           | all               | nothing: the machine has ended                                               |
 
-One action per bookie and batch; within `entry_ids` and `frames` positions correspond.
+The actions are frozen, so that tests can compare and print them. A batch results in one action per bookie. Equal
+positions in `entry_ids` and `frames` belong to the same entry.
 """
 
 from collections.abc import Mapping, Sequence
@@ -49,7 +50,7 @@ class SendReads:
 
 @dataclass(frozen=True, slots=True)
 class SendLac:
-    """Send an explicit LAC (WRITE_LAC) to these bookies; failures do not matter."""
+    """Send an explicit LAC (WRITE_LAC) to these bookies; failures are ignored."""
 
     bookie_ids: tuple[BookieId, ...]
     lac: int
@@ -105,15 +106,17 @@ class CloseRecovered:
     """Run `plan_recovery_close` with these arguments in the metadata update loop."""
 
     began: tuple[Segment, ...]
-    """As recovery read them."""
+    """Segments as recovery read them."""
     recovered: tuple[Segment, ...]
-    """With the ensembles that recovery changed in memory."""
+    """Segments with the ensembles that recovery changed in memory."""
     last_entry_id: int
     length: int
 
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
+    """The ledger is closed, by this or by another client."""
+
     metadata: LedgerMetadata
 
 
@@ -124,6 +127,8 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
+    """The state machine has ended with this error."""
+
     error: BinderyError
 
 

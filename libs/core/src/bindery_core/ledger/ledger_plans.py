@@ -1,8 +1,9 @@
 """Metadata changes of a ledger, as pure decisions for the metadata update loop.
 
-The loop, run by the transport: read metadata and version; `plan(metadata)`; None: done, the metadata as read is final;
-else compare-and-set the planned metadata at that version; on VersionConflict, or an unknown outcome, start again.
-Every plan returns None for its own result read back, so the same loop resolves an unknown outcome.
+The transport runs the loop. It reads the metadata and its version and calls `plan(metadata)`. If the result is None,
+the loop ends, and the metadata as read is final. Otherwise the transport writes the planned metadata by compare-and-set
+at that version. After a VersionConflict or an unknown outcome, the loop starts again. Every plan returns None when it
+reads its own result back, so the same loop resolves an unknown outcome.
 
 | plan                 | OPEN              | IN_RECOVERY  | CLOSED                                         |
 |----------------------|-------------------|--------------|------------------------------------------------|
@@ -22,7 +23,7 @@ from bindery_core.ids import BookieId, EntryId
 
 Plan = Callable[[LedgerMetadata], LedgerMetadata | None]
 Choose = Callable[[tuple[BookieId, ...], Mapping[int, BookieId]], Mapping[int, BookieId]]
-"""(ensemble, failed members by index) -> replacements by index, at least one; else it raises NotEnoughBookies."""
+"""(ensemble, failed members by index) -> replacements by index, at least one; raises NotEnoughBookies."""
 
 
 def plan_ensemble_change(
@@ -30,12 +31,12 @@ def plan_ensemble_change(
 ) -> LedgerMetadata | None:
     """Put replacements for `failed` into the last ensemble, from `first_entry_id` (last add confirmed + 1) on.
 
-    The last segment is replaced when it begins there too, else a segment is appended. A partial replacement counts.
-    None if one of the failed bookies is no longer at its index: an earlier attempt of unknown outcome succeeded,
-    possibly
-    in part, and must be adopted. (Replacing the rest could end in NotEnoughBookies, and the writer would then confirm
-    entries on an ensemble that is not the published one.)
-    Raises LedgerClosed, LedgerFenced, and NotEnoughBookies from `choose`: then nothing was changed.
+    If the last segment begins at `first_entry_id`, it is replaced; otherwise a segment is appended. `choose` may
+    replace only some of the failed bookies.
+    Returns None if one of the failed bookies is no longer at its index: an earlier attempt with an unknown outcome
+    succeeded, possibly in part, and its result must be adopted. (Replacing the rest could end in NotEnoughBookies, and
+    the writer would then confirm entries on an ensemble that is not the published one.)
+    Raises LedgerClosed, LedgerFenced, or NotEnoughBookies from `choose`. In these cases nothing was changed.
     """
     if metadata.state is LedgerState.CLOSED:
         raise LedgerClosed("the ledger was closed while its writer changed the ensemble")
@@ -47,7 +48,7 @@ def plan_ensemble_change(
 def replace_failed(
     metadata: LedgerMetadata, *, failed: Mapping[int, BookieId], first_entry_id: int, choose: Choose
 ) -> LedgerMetadata | None:
-    """`plan_ensemble_change` for any state: used by recovery, which changes ensembles in memory."""
+    """Like `plan_ensemble_change`, but for any state. Recovery uses it to change ensembles in memory."""
     last = metadata.last_segment
     assert last.first_entry_id <= first_entry_id
     if any(last.ensemble[index] != bookie_id for index, bookie_id in failed.items()):
@@ -77,7 +78,7 @@ def plan_close(metadata: LedgerMetadata, *, last_entry_id: int, length: int) -> 
 
 
 def plan_begin_recovery(metadata: LedgerMetadata) -> LedgerMetadata | None:
-    """OPEN becomes IN_RECOVERY. If another recovery is running, both continue."""
+    """Change OPEN to IN_RECOVERY. If another recovery is running, both continue."""
     if metadata.state is not LedgerState.OPEN:
         return None
     return metadata.with_changes(state=LedgerState.IN_RECOVERY)
@@ -93,8 +94,8 @@ def plan_recovery_close(
 ) -> LedgerMetadata | None:
     """Close as a recovery, which read the segments `began` and wrote back to the segments `recovered`.
 
-    Another process may have changed ensembles since (re-replication does). Its change is kept if recovery changed none.
-    Raises TryAgain if both changed them; a new recovery resolves this.
+    Re-replication may have changed ensembles in the meantime. That change is kept if recovery changed no ensemble.
+    Raises TryAgain if both changed ensembles; a new recovery resolves this.
     """
     if metadata.state is not LedgerState.IN_RECOVERY:
         return None

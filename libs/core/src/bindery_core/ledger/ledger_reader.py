@@ -1,12 +1,12 @@
-"""Reading a ledger: which bookie each entry is read from, which one next, and when to give up; without I/O.
+"""Read a ledger, as state machines without I/O: choose bookies for each entry, and decide when a read has failed.
 
 Each entry is read from the members of its write set in their order (bookies to avoid last), one at a time:
 - after an error, the next member is read at once;
 - after `speculative_s` without a response, the next member is read as well, and the first good response counts;
 - `read_timeout_s` without a response is an error of that bookie.
-When all have failed, the first error is reported, with two exceptions: any other error takes precedence over
-NoSuchEntry, and any but NoSuchEntry over BookieUnavailable. An entry is therefore absent only if every replica denies
-it. Source: BookKeeper PendingReadOp, ReadLastConfirmedOp.
+If all of them fail, the error with the highest rank is reported, and the first of several with that rank.
+BookieUnavailable ranks above NoSuchEntry, and all other errors rank above both. An entry is therefore reported as
+absent only if every replica denies it. Source: BookKeeper PendingReadOp, ReadLastConfirmedOp.
 """
 
 from collections import deque
@@ -53,7 +53,7 @@ class ReaderSettings:
     """Timeouts of a reader, in seconds."""
 
     speculative_s: float | None = 0.5
-    """Time without a response after which the next replica is read as well; None: never. BookKeeper: 2."""
+    """Time without a response after which the next replica is read as well; None: never. BookKeeper's default: 2."""
     read_timeout_s: float = 5.0
     """Time after which a bookie that has not answered a read counts as failed for it."""
 
@@ -71,7 +71,7 @@ class _Wanted:
 
 
 class LedgerRead:
-    """Reads entries first..last of a ledger once. Ends with Done (then `entries`) or Fail.
+    """Reads entries first..last of a ledger once. Ends with Done, after which `entries` is complete, or with Fail.
 
     Calls return actions, which the transport executes in order. `now` is monotonic, in seconds.
     """
@@ -90,15 +90,14 @@ class LedgerRead:
     ) -> None:
         """`avoid`: bookies to read from last (not connected, slow).
 
-        `run_size`: number of consecutive entries to read from one bookie if every bookie holds every entry; the next
-        run
-        is read from the next bookie. A transport can read each run in one request.
+        `run_size`: number of consecutive entries to read from one bookie if every bookie holds every entry. The next
+        run is read from the next bookie. A transport can read each run in one request.
         """
         assert 0 <= first <= last
         assert run_size >= 1
         self.ledger_id = ledger_id
         self.max_lac = -1
-        """Highest LAC in a response (`ReadResponse.max_lac`); -1: none. The handle may raise its own."""
+        """Highest LAC in a response (`ReadResponse.max_lac`); -1: none."""
         self.is_finished = False
 
         self._first = first
@@ -108,7 +107,7 @@ class LedgerRead:
         self._wanted: dict[int, _Wanted] = {
             entry_id: _Wanted(_replicas(metadata, entry_id, avoid, run_size)) for entry_id in range(first, last + 1)
         }
-        # Both are in the order of time, because each timeout is constant.
+        # Both queues are in the order of time, because each timeout is constant.
         self._speculations: deque[tuple[float, list[tuple[int, int]]]] = deque()  # when, (entry, replicas read)
         self._timeouts: deque[tuple[float, list[tuple[int, BookieId]]]] = deque()
 
@@ -240,8 +239,8 @@ class LedgerRead:
 class LacRead:
     """Reads the LAC from the last ensemble: send READ_LAC to all `targets` and pass in responses until `result` is set.
 
-    The transport passes in each target's response or failure, and applies its own time limit. `error` is set when the
-    LAC cannot be determined.
+    The transport passes in the response or failure of each target and applies its own time limit. `error` is set if
+    the LAC cannot be determined.
     """
 
     def __init__(self, ledger_id: LedgerId, metadata: LedgerMetadata, *, digester: Digester) -> None:
@@ -316,7 +315,8 @@ class LacRead:
 def long_poll_targets(metadata: LedgerMetadata, *, entry_id: int, avoid: Collection[BookieId] = ()) -> list[BookieId]:
     """Return the bookies to long-poll for `entry_id` (previous LAC entry_id - 1): its write set, `avoid` last.
 
-    A response without an entry means that the poll timed out, or that this one bookie lacks the entry: poll the next.
+    A response without an entry means that the poll timed out, or that this bookie does not have the entry. In both
+    cases, poll the next bookie.
     """
     return _replicas(metadata, entry_id, avoid)
 
@@ -338,7 +338,7 @@ def _replicas(
 
 
 def _worse(first: BinderyError | None, later: BinderyError) -> BinderyError:
-    """Return which of two errors to report, by the rule in the module docstring."""
+    """Return the error to report of two, by the rule in the module docstring."""
     if first is None or _weight(later) > _weight(first):
         return later
     return first

@@ -2,26 +2,27 @@
 
 | step    | request                                                  | completed when                              |
 |---------|----------------------------------------------------------|---------------------------------------------|
-| begin   | metadata: OPEN -> IN_RECOVERY, by compare-and-set        | it is stored (CLOSED: nothing is left to do) |
-| fence   | last entry, fencing, of all bookies of the last ensemble | the definite responses cover the ensemble   |
-| read    | from lac + 1 on, each entry of its whole write set;      | Qw - Qa + 1 definite denials of one entry:  |
+| begin   | metadata: OPEN -> IN_RECOVERY, by compare-and-set        | it is stored, or the ledger is CLOSED       |
+| fence   | fencing reads of the last entry, to the last ensemble    | the definite responses cover the ensemble   |
+| read    | each entry from lac + 1 on, from its whole write set;    | Qw - Qa + 1 definite denials of one entry:  |
 |         | these reads fence too                                    | it and all after it were never acknowledged |
 | write   | each entry read: recovery adds to its whole write set    | an ack quorum stored each                   |
 | measure | entry lac, if its length is not known yet                | one valid copy was read                     |
 | close   | metadata: IN_RECOVERY -> CLOSED, by compare-and-set      | it is CLOSED, by any client                 |
 
 - A definite response is the entry itself, NO_ENTRY or NO_LEDGER. Timeouts, I/O errors, bad digests and
-  UNKNOWN_LEDGER_STATE are not: such a bookie may hold the entry.
-- lac is at least the last ensemble's first entry - 1: its bookies may not have a lac yet, and an ensemble change
-  below that entry would make segments out of order (BookKeeper issue 2615).
-- Reads fence, because a bookie that did not answer the fencing step may still accept adds meanwhile: it could deny an
-  entry and then acknowledge it (BookKeeper issue 2614).
+  UNKNOWN_LEDGER_STATE are not definite, because such a bookie may hold the entry.
+- lac is at least the first entry of the last ensemble - 1. The bookies of that ensemble may not have a LAC yet, and an
+  ensemble change below its first entry would put segments out of order (BookKeeper issue 2615).
+- Reads fence, because a bookie that did not answer the fencing step may still accept adds: it could deny an entry and
+  then acknowledge it to the writer (BookKeeper issue 2614).
 - Entries are read from the ensembles in the metadata as of the start of recovery. Bookies that fail during the
   write-back are replaced in memory only; closing publishes the new ensembles.
 - Entries written back carry the lac that recovery began with, never a newer one: see LedgerWriter.add_recovered.
-- All replicas are read at once, so that a dead one costs no time and all are fenced.
+- All replicas are read at once, so that a failed bookie costs no time and all are fenced.
 
-Several clients may recover at the same time, or again after a failure (TryAgain: metadata stays IN_RECOVERY).
+Several clients may recover a ledger at the same time. After a failure (TryAgain), the metadata stays IN_RECOVERY, and
+any client may start a new recovery.
 Source: BookKeeper LedgerRecoveryOp, ReadLastConfirmedOp, LedgerOpenOp.
 """
 
@@ -61,13 +62,13 @@ class RecoverySettings:
     """Timeouts and limits of a recovery."""
 
     read_timeout_s: float = 5.0
-    """Time in seconds after which a bookie that has not answered a recovery read counts as silent."""
+    """Time in seconds after which a bookie that has not answered a recovery read is treated as failed."""
     add_timeout_s: float = 10.0
     """Time in seconds after which a bookie that has not answered a write-back is replaced."""
     entries_in_flight_max: int = 16
     """Maximum number of entries read ahead of the last one that was written back."""
     bytes_in_flight_max: int = 16 * 1024 * 1024
-    """Maximum payload bytes of these entries, estimated by the largest so far; one entry is always allowed."""
+    """Maximum payload bytes of these entries, each counted as the largest one so far; one entry is always allowed."""
 
 
 class _Step(Enum):
@@ -101,7 +102,7 @@ class LedgerRecovery:
     """Recovers one ledger. Ends with Recovered or Fail; any client may start a failed recovery again.
 
     Calls return actions, which the transport executes in order. `now` is monotonic, in seconds.
-    Invariant: entries before `_front` were read (and are written back); no decision depends on later ones.
+    Invariant: all entries before `_front` were read, and no decision depends on later entries.
     """
 
     def __init__(self, ledger_id: LedgerId, *, digester: Digester, settings: RecoverySettings | None = None) -> None:
@@ -388,11 +389,11 @@ class LedgerRecovery:
     # -- measure and close -----------------------------------------------------------------------------------------
 
     def _measure(self, now: float) -> list[RecoveryAction]:
-        """The ledger's last entry is known; determine its length."""
+        """Determine the ledger's length, now that its last entry is known."""
         assert self._end is not None
         if self._end == -1 or self._end in self._lengths:
             return self._close()
-        self._step = _Step.MEASURE  # the fence responses were older entries, and no entry follows lac
+        self._step = _Step.MEASURE  # fence responses contained older entries only, and no entry follows lac
         return self._send_reads(self._end, self._end, now, fence=False)
 
     def _measured(self) -> list[RecoveryAction]:

@@ -2,22 +2,22 @@
 
 Life of an entry: pushed (numbered, packed, sent to its write set) -> complete (an ack quorum stored it) -> confirmed
 (complete, and so is every entry before it: `lac` moves, Confirm) -> settled (every member of its write set stored it or
-was given up; the writer forgets it). `ack_table` tracks which members stored which entry.
+was given up; the writer forgets the entry). `ack_table` tracks which members stored which entry.
 
-When a member of the ensemble fails
+When a member of the ensemble fails:
 1. Nothing is confirmed until the ensemble change is over, because the new ensemble begins at lac + 1.
-2. ChangeEnsemble requests replacements. Failures that arrive meanwhile start one more round.
+2. ChangeEnsemble requests replacements. Failures that arrive before it is committed start one more round.
 3. When the change is committed, acks of a replaced member no longer count, also for entries that were complete, and
    each pending entry is sent to the new member. Only then are entries confirmed again: an ack never depends on an
    ensemble that is not in the metadata.
-4. Without a spare bookie (NotEnoughBookies), the member is left out, with Degraded, while each entry can still reach
-   its ack quorum; an entry that cannot breaks the handle. After `replacement_retry_s` the writer requests a replacement
-   again. If there is still none, entries are sent to the member again, because it may have been restarted.
-If a member fails after an entry was confirmed, its missing copy is repaired by no ensemble change: Degraded reports it.
+4. Without a spare bookie (NotEnoughBookies), the member is left out, and Degraded reports it. If an entry can then no
+   longer reach its ack quorum, the handle breaks. After `replacement_retry_s` the writer requests a replacement again.
+   If there is still no spare, entries are sent to the member again, because it may have been restarted.
+If a member fails after an entry was confirmed, no ensemble change repairs the missing copy; Degraded reports it.
 
-A broken handle (`error`) never confirms again.
+A handle that broke (`error` is set) never confirms an entry again.
 Memory: the frames of pending entries, one int per unsettled entry, two tuples per batch.
-Source: BookKeeper LedgerHandle and PendingAddOp; design.md section 4 for step 4, where BookKeeper returns an error.
+Source: BookKeeper LedgerHandle and PendingAddOp. Step 4 differs: BookKeeper returns an error.
 """
 
 from collections import deque
@@ -73,8 +73,9 @@ class LedgerWriter:
     Invariants: lac < next_entry_id; lac never decreases; entries confirm in order, without holes.
 
     Calls return actions, which the transport executes in order. `now` is monotonic, in seconds.
-    `recovery=True` makes the writer that recovery uses to write entries back: it continues after `lac` and `length`,
-    sets the recovery flag of its adds, which a fenced ledger accepts, and requests ensemble changes in memory only.
+    Recovery uses a writer with `recovery=True` to write entries back. Such a writer continues after `lac` and `length`,
+    sets the recovery flag in its adds, so that a fenced ledger accepts them, and requests ensemble changes in memory
+    only.
     """
 
     def __init__(
@@ -179,9 +180,10 @@ class LedgerWriter:
     def add_recovered(self, entries: Sequence[entry_frame.Entry], *, now: float) -> list[WriterAction]:
         """Write entries back as recovery read them, with their ids and lengths. Raises `error`.
 
-        Their frames carry the LAC that recovery began with, although more is confirmed by now: the confirmation may
-        depend on ensembles that were changed in memory only, and these are never published if this recovery fails. The
-        next recovery would start above such a LAC and close the ledger over entries without an ack quorum.
+        Their frames carry the LAC that recovery began with, although later entries are confirmed by now. The
+        confirmation may depend on ensembles that were changed in memory only, and these are never published if this
+        recovery fails. The next recovery would start above such a LAC and close the ledger over entries without an ack
+        quorum.
         """
         assert self._recovery
         if self.error is not None:
@@ -499,10 +501,10 @@ class LedgerWriter:
         return [Fail(error)]
 
     def unanswered(self) -> dict[BookieId, EntryId]:
-        """Return the bookies that have not confirmed all their entries of a sealed ledger, each with the first of them.
+        """Return the bookies that have not confirmed all their entries, each with its first unconfirmed entry.
 
-        An ack quorum is enough to seal, so copies may still be in flight, or lost. Bookies reported by Degraded are
-        left out. After an error: as it was then, because later responses are ignored.
+        A ledger is sealed with an ack quorum, so copies may still be in flight, or lost. Bookies reported by Degraded
+        are left out. After an error, the result is that of the time of the error: later responses are ignored.
         """
         if self.error is not None:
             return self._unanswered

@@ -3,12 +3,11 @@
 The functions are pure: they take the current candidates, and randomness comes from `rng`, so equal inputs give equal
 results, in whatever order the candidates are.
 
-- Racks: each position takes a bookie from the rack that its neighbours (the members that share a write quorum with it)
+- Racks: each position takes a bookie from the rack that its neighbors (the members that share a write quorum with it)
   use least. This is a preference and never a reason to refuse: with every bookie in `DEFAULT_RACK` it has no effect.
 - Free space: if every usable candidate reports its free bytes, the probability of a choice is proportional to them;
   otherwise all are equally likely.
-  else all are alike.
-- Refusals are kept: NotEnoughBookies contains the request, the usable bookies, and why each other one was refused.
+- Refusals are reported: NotEnoughBookies contains the request, the usable bookies, and the reason for each refused one.
 
 Source: the intent of BookKeeper's RackawareEnsemblePlacementPolicy.
 """
@@ -22,6 +21,7 @@ from bindery_core.ids import BookieId
 from bindery_core.sources import RandomFloats
 
 DEFAULT_RACK: Final = "/default-rack"
+"""Rack of a bookie without a configured rack."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,9 @@ class Candidate:
     bookie_id: BookieId
     rack: str = DEFAULT_RACK
     free_bytes: int | None = None
-    """None: unknown."""
+    """Free bytes on the bookie's disks; None: unknown."""
     refusal: str | None = None
-    """Why it accepts no new ledgers ("read-only", "draining", ...); None: it accepts them."""
+    """Reason why the bookie accepts no new ledgers ("read-only", "draining", ...); None: it accepts them."""
 
 
 def choose_ensemble(
@@ -121,7 +121,7 @@ def _rack_uses(places: Sequence[Candidate | None], index: int, write_quorum: int
 
 
 def _take(usable: list[Candidate], rack_uses: Mapping[str, int], rng: RandomFloats) -> Candidate:
-    """Draw one of the candidates in the least used racks, and remove it from `usable`."""
+    """Choose one of the candidates in the least used racks at random, and remove it from `usable`."""
     fewest = min(rack_uses.get(candidate.rack, 0) for candidate in usable)
     drawn_from = [candidate for candidate in usable if rack_uses.get(candidate.rack, 0) == fewest]
     weights = [candidate.free_bytes for candidate in drawn_from]

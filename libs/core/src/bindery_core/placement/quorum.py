@@ -1,4 +1,4 @@
-"""Quorum arithmetic: when an add is safe, when it can no longer be, and when missing responses cannot hide an entry.
+"""Quorum arithmetic: whether an entry is acknowledged, whether it still can be, and whether it never was.
 
 With ensemble size E, write quorum Qw and ack quorum Qa an entry goes to Qw bookies and is acknowledged by Qa of them.
 
@@ -6,7 +6,7 @@ With ensemble size E, write quorum Qw and ack quorum Qa an entry goes to Qw book
 |--------------------------------------------|----------------------------------------------------------------------|
 | is an entry acknowledged?                  | Qa members of its write set stored it                                |
 | can it still be acknowledged?              | at most Qw - Qa members failed                                       |
-| is an entry certainly missing?             | Qw - Qa + 1 bookies of its write set do not have it: Qa cannot       |
+| was an entry never acknowledged?           | Qw - Qa + 1 members of its write set do not have it                  |
 | do the responses cover the ensemble?       | each window of Qw consecutive indexes has fewer than Qa silent ones  |
 
 Source: BookKeeper protocol, "Closing a ledger as a reader"; RoundRobinDistributionSchedule.
@@ -21,7 +21,7 @@ def is_covered(answered: Collection[int], *, ensemble_size: int, write_quorum: i
     """Return True if no entry can still reach its ack quorum with the bookies that have not replied.
 
     `answered`: ensemble indexes that replied definitely ("have it" or "never had it"); a timeout does not count.
-    True once each write quorum has at least (write_quorum - ack_quorum) + 1 replies: the remaining ones are too few.
+    True once each write set has at least (write_quorum - ack_quorum) + 1 replies: too few members remain for a quorum.
     Source: BookKeeper protocol, "Closing a ledger as a reader".
     """
     silent = (1 << ensemble_size) - 1

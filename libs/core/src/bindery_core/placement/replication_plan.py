@@ -2,11 +2,12 @@
 
 A *fragment* is the part of one segment that one ensemble index holds. It may be copied once it is closed: this holds
 for every fragment of a CLOSED ledger, and otherwise for those below the last segment. (An open last segment must be
-recovered first, because its writer would not learn of a replacement.)
+recovered first, because its writer would not detect a replacement.)
 
 The order is essential: copy all entries of the fragment to the replacement -> compare-and-set the ensemble -> check the
-whole ledger again -> remove the mark. A failure in between leaves the mark, and copies that no ensemble names.
-Source: BookKeeper LedgerChecker, LedgerFragmentReplicator; spec section 6.
+whole ledger again -> remove the mark. After a failure
+in between, the mark remains, and there may be copies on a bookie that no ensemble contains.
+Source: BookKeeper LedgerChecker, LedgerFragmentReplicator.
 """
 
 from collections.abc import Mapping, Sequence
@@ -54,11 +55,11 @@ def closed_fragments(metadata: LedgerMetadata) -> list[Fragment]:
 def plan_replacement(
     metadata: LedgerMetadata, *, segment_first: int, replacements: Mapping[int, tuple[BookieId, BookieId]]
 ) -> LedgerMetadata | None:
-    """Put replacements, index -> (old, new), into the segment that begins at `segment_first`, where the old ones still
-    are.
+    """Replace bookies in the segment that begins at `segment_first`. `replacements`: index -> (old, new).
 
-    For the metadata update loop. None if nothing is left to do: the old bookies are no longer there, or the segment is
-    gone or open again. Run it only after the new bookies stored all entries of the fragments.
+    For the metadata update loop. An index that no longer has its old bookie is left unchanged. Returns None if nothing
+    is left to do: no old bookie is in its place, or the segment does not exist or is open. Run it only after the new
+    bookies stored all entries of the fragments.
     """
     segments = list(metadata.segments)
     for place, segment in enumerate(segments):

@@ -3,7 +3,7 @@
 Entry e of an ensemble of E bookies with write quorum Qw is stored at the indexes (e + i) mod E, i = 0 .. Qw - 1, in
 that order. E=4 Qw=3: entry 0 on 0 1 2, entry 1 on 1 2 3, entry 2 on 2 3 0, entry 3 on 3 0 1, entry 4 as entry 0.
 
-Where many sets are compared they are ints: bit i represents ensemble index i.
+Functions that compare many sets represent each as an int, in which bit i stands for ensemble index i.
 Source: BookKeeper RoundRobinDistributionSchedule.
 """
 
@@ -28,8 +28,10 @@ def write_set_contains(index: int, *, entry_id: int, ensemble_size: int, write_q
 
 
 def entries_of(index: int, *, first: int, last: int, ensemble_size: int, write_quorum: int) -> Sequence[int]:
-    """Return the entry ids within first..last (inclusive; may be empty) that ensemble index `index` holds,
-    ascending."""
+    """Return the entry ids within first..last that ensemble index `index` holds, ascending.
+
+    `last` is inclusive; the range may be empty.
+    """
     assert 0 <= index < ensemble_size
     assert first >= 0
     if write_quorum == ensemble_size:

@@ -4,7 +4,7 @@ from bindery_core.errors import BadRequest
 
 
 def plugin_name(value: object) -> str:
-    """Return the name. Raises BadRequest if it is not UTF-8: the runtime returns such a proto2 string as bytes."""
+    """Return the name. Raises BadRequest if it is not UTF-8; protobuf returns such a proto2 string as bytes."""
     if not isinstance(value, str):
         raise BadRequest("the authentication plugin's name is not UTF-8")
     return value

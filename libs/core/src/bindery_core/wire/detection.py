@@ -1,6 +1,6 @@
 """RequestDecoder: detect the protocol version of a connection frame by frame, as BookKeeper's bookies do.
 
-| mode | a frame                     | then                                                                         |
+| mode | frame                       | effect                                                                       |
 |------|-----------------------------|------------------------------------------------------------------------------|
 | v3   | parses as a v3 request      | it is a v3 request                                                           |
 | v3   | does not parse              | the mode becomes v2 for good, and this frame is the first v2 packet          |
@@ -9,9 +9,11 @@
 
 So v2 may follow v3 on a connection, but v3 never follows v2, except for START_TLS. A v2 packet begins with 0, 1 or 2,
 which as a protobuf tag means field 0 and never parses; a v3 request begins with 0x0A. There is no greeting. Source:
-BookieProtoEncoding.RequestDecoder; START_TLS after v2 is our addition. Apache's v2 client sends its AUTH when the
-channel is active and START_TLS from a listener that it adds after the connect: on a busy machine they occasionally
-arrive in this order (PerChannelBookieClient.connect, AuthHandler.ClientSideHandler). Apache's bookies then close.
+BookieProtoEncoding.RequestDecoder.
+
+START_TLS after v2 is our addition. Apache's v2 client sends its AUTH when the channel is active, and START_TLS from a
+listener that it adds after the connect. On a busy machine, START_TLS occasionally arrives after AUTH
+(PerChannelBookieClient.connect, AuthHandler.ClientSideHandler). Apache's bookies then close the connection.
 """
 
 from collections.abc import Sequence
@@ -25,11 +27,11 @@ _V3_START: Final = 0x0A
 
 
 class Codec(Protocol):
-    """How a bookie encodes its responses: the modules `v2` and `v3`."""
+    """Encodes the responses of a bookie. The modules `v2` and `v3` have this shape."""
 
     @property
     def VERSION(self) -> int:
-        """2 or 3."""
+        """Protocol version: 2 or 3."""
         ...
 
     def encode_response(self, response: Response) -> bytes: ...
@@ -42,7 +44,7 @@ class Codec(Protocol):
 
 
 class RequestDecoder:
-    """The requests of one connection. Invariant: once `is_v2`, always."""
+    """Decodes the requests of one connection. Invariant: `is_v2` never becomes False again."""
 
     __slots__ = ("_v3", "is_v2")
 
@@ -51,7 +53,7 @@ class RequestDecoder:
         self._v3 = v3.RequestReader()
 
     def decode(self, messages: Sequence[bytes]) -> tuple[list[Request], list[Request]]:
-        """(v3 requests, v2 requests that follow them), in order. Raises BadRequest: close the connection."""
+        """Return the v3 requests and the v2 requests after them. Raises BadRequest if the connection must be closed."""
         if self.is_v2:
             return self._decode_v2(messages)
         requests, error = self._v3.decode_readable(messages)

@@ -1,4 +1,4 @@
-"""Framing: how messages follow one another on a connection.
+"""Framing: each message on a connection is preceded by its length.
 
 | offset | size | type | field   | meaning                                                                     |
 |-------:|-----:|------|---------|-----------------------------------------------------------------------------|
@@ -16,8 +16,9 @@ from bindery_core.errors import BadRequest, TooLarge
 
 _LENGTH = struct.Struct(">i")
 LENGTH_SIZE: Final = 4
+"""Bytes of the length field."""
 FRAME_SIZE_MAX: Final = 5 * 1024 * 1024
-"""Largest frame including its length field, in bytes. BookKeeper's default; Pulsar ships 5 253 120."""
+"""Maximum bytes of a frame, including its length field: BookKeeper's default. Pulsar's configuration sets 5253120."""
 
 assert _LENGTH.size == LENGTH_SIZE
 
@@ -62,7 +63,7 @@ class FrameDecoder:
             self._size += len(data)
             if self._size < self._needed:
                 return []
-                # Joined only when a frame's length or end has arrived, so the cost is linear for feeds of any size.
+            # Joined only when a frame's length or end has arrived, so the cost is linear for feeds of any size.
             data = b"".join(self._pieces)
             self._pieces.clear()
         size = len(data)

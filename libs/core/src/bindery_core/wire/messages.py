@@ -1,9 +1,10 @@
 """Requests and responses of the BookKeeper protocol, free of any encoding.
 
-The v3 and v2 codecs produce and consume these. They are plain structs, cheap to create in large numbers; `gc=False`
-is safe because none can take part in a reference cycle. Ids are ints as they are on the wire, so -1 may appear.
+The v3 and v2 codecs produce and consume these. They are plain structs, which are cheap to create in large numbers;
+`gc=False` is safe because none can take part in a reference cycle. Ids are ints as on the wire, so -1 may appear.
 
-A response repeats the `txn_id` of its request: the transaction id in v3, and in v2, which has none, the version byte.
+A response repeats the `txn_id` of its request. In v3 this is the transaction id. v2 has no transaction ids, so `txn_id`
+contains the version byte.
 Source: BookkeeperProtocol.proto; error numbers: BookieProtocol.
 """
 
@@ -14,7 +15,7 @@ import msgspec
 
 
 class Status(IntEnum):
-    """v3 StatusCode. v2 numbers are mapped by `status`."""
+    """Statuses, with the numbers of v3's StatusCode. The module `status` maps the numbers of v2."""
 
     OK = 0
     NO_LEDGER = 402
@@ -30,6 +31,8 @@ class Status(IntEnum):
 
 
 class Operation(IntEnum):
+    """Operations, with the numbers of v3's OperationType."""
+
     READ_ENTRY = 1
     ADD_ENTRY = 2
     RANGE_READ_ENTRY = 3
@@ -84,15 +87,15 @@ class ReadRequest(msgspec.Struct, gc=False):
 
 
 class BatchReadRequest(msgspec.Struct, gc=False):
-    """Consecutive entries in one response. v2 only."""
+    """A read of consecutive entries that one response returns. v2 only."""
 
     txn_id: int
     ledger_id: int
     entry_id: int
-    """The first one."""
+    """Id of the first entry."""
     request_id: int
     count_max: int = 0
-    """Maximum number of entries; 0 and below: as many as fit."""
+    """Maximum number of entries; 0 or less: as many as fit."""
     size_max: int = 0
     """Maximum bytes of the response; the first entry is sent whatever its size."""
     flag: int = 0
@@ -143,7 +146,7 @@ class AuthRequest(msgspec.Struct, gc=False):
 
 
 class OtherRequest(msgspec.Struct, gc=False):
-    """A frame that parses but that is not served: an unknown operation, or a version that is not 3."""
+    """A request that can be decoded but is not served: an unknown operation, or an unsupported version."""
 
     txn_id: int
     operation: int
@@ -212,7 +215,9 @@ class BookieInfoResponse(msgspec.Struct, gc=False):
     txn_id: int
     status: int
     total_disk_capacity: int | None = None
+    """Bytes; None: not requested."""
     free_disk_space: int | None = None
+    """Bytes; None: not requested."""
 
 
 class ForceLedgerResponse(msgspec.Struct, gc=False):
@@ -275,4 +280,4 @@ OPERATION_OF: Final[dict[type, Operation]] = {
     StartTlsRequest: Operation.START_TLS, StartTlsResponse: Operation.START_TLS,
     AuthRequest: Operation.AUTH, AuthResponse: Operation.AUTH,
 }  # fmt: skip
-"""Operation of each kind of message. OtherRequest and ErrorResponse are absent: they carry theirs as a field."""
+"""Operation of each kind of message. OtherRequest and ErrorResponse are absent: they have a field `operation`."""

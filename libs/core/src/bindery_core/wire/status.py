@@ -1,10 +1,10 @@
-"""Statuses in both protocols, and the status that a bookie sends for each error: one table.
+"""Statuses in both protocol versions, and the status that a bookie sends for each error.
 
 | meaning                                             | v2  | v3  | error                                              |
 |-----------------------------------------------------|----:|----:|----------------------------------------------------|
 | done                                                |   0 |   0 |                                                    |
 | the bookie has nothing of the ledger                |   1 | 402 | NoSuchLedger                                       |
-| it has the ledger, but not the entry                |   2 | 403 | NoSuchEntry                                        |
+| the bookie has the ledger, but not the entry        |   2 | 403 | NoSuchEntry                                        |
 | invalid request                                     | 100 | 404 | BadRequest                                         |
 | disk or damage                                      | 101 | 501 | any other                                          |
 | wrong master key, or not authenticated              | 102 | 502 | Unauthorized                                       |
@@ -48,7 +48,7 @@ V2_OF: Final[dict[int, int]] = {
     Status.TOO_MANY_REQUESTS: 106,
     Status.UNKNOWN_LEDGER_STATE: 107,
 }
-"""v3 status -> v2 number."""
+"""Number in v2 of each v3 status."""
 
 _OF_V2: Final = {number: int(status) for status, number in V2_OF.items()}
 _V2_ANSWERS: Final = {**V2_OF, Status.UNKNOWN_LEDGER_STATE: V2_OF[Status.IO_ERROR]}

@@ -18,15 +18,15 @@ are no flags (the oldest clients sent just a number). Responses repeat version a
 |      3 | AuthMessage; there is no rc                                                            | 4 + n        |
 |      7 | rc i32, ledger_id i64, entry_id i64, request_id i64, then (size i32, entry frame)...   | 32 + 4k + n  |
 
-| flag   | value | of         | effect                                                                               |
-|--------|------:|------------|--------------------------------------------------------------------------------------|
-| FENCE  |     1 | READ       | fence first; from version 2 on the master key follows                                |
-| RECOVERY |   2 | ADD        | accepted by a fenced ledger                                                          |
-| HIGH_PRIORITY | 4 | all      | served before others; a read-only bookie may accept such an ADD                      |
+| flag          | value | of   | effect                                                                                |
+|---------------|------:|------|---------------------------------------------------------------------------------------|
+| FENCE         |     1 | READ | fence first; from version 2 on, the master key follows                                |
+| RECOVERY      |     2 | ADD  | accepted by a fenced ledger                                                           |
+| HIGH_PRIORITY |     4 | all  | served before others; a read-only bookie may accept such an ADD                       |
 
 How a bookie decodes requests that it cannot serve (source: BookKeeper's decoder, observed on 4.17):
-- a version outside 0 .. 2: OtherRequest, to be answered BAD_VERSION with that version byte repeated;
-- another opcode, 4 .. 6 among them, or a packet too short for its opcode: BadRequest, and the connection is closed;
+- a version outside 0 .. 2: OtherRequest; the response is BAD_VERSION and repeats that version byte;
+- another opcode, including 4 .. 6, or a packet too short for its opcode: BadRequest, and the connection is closed;
 - bytes after a packet and unknown flags are ignored.
 There are no transaction ids: a response is matched by opcode and ids (`key_of`), a batch read by its request_id.
 Source: BookieProtocol, BookieProtoEncoding.
@@ -59,6 +59,7 @@ from bindery_core.wire.status import of_v2, v2_answer
 
 VERSION: Final = 2
 VERSION_MAX: Final = 2
+"""Greatest version byte that this module serves."""
 
 ADD: Final = 1
 READ: Final = 2
@@ -70,7 +71,7 @@ FLAG_RECOVERY: Final = 2
 FLAG_HIGH_PRIORITY: Final = 4
 
 HIGH_PRIORITY_ON: Final = 1
-"""Priority of a request with the flag: any number above 0 is high."""
+"""Priority of a request with FLAG_HIGH_PRIORITY; any number above 0 is high."""
 
 _LENGTH = struct.Struct(">i")
 _HEADER = struct.Struct(">I")
@@ -85,9 +86,12 @@ _FRAMED_BATCH_ANSWER = struct.Struct(">iIiqqq")
 BODY_OFFSET: Final = 24
 """Offset of the entry frame in an ADD and in the response to a READ."""
 BATCH_OVERHEAD: Final = 24 + 8 + 4
+"""Bytes of a batch beside its entries, as the size limit of a batch counts them.
+
+As in BookKeeper, this is 4 bytes more than the packet has: a 24-byte response, the request id, and the frame length.
+"""
 BATCH_ENTRY_OVERHEAD: Final = 4
-"""The size of a batch, as its limit counts it, is BATCH_OVERHEAD plus each entry and its size word. (BookKeeper
-counts 4 bytes too many: frame length and request id beside a 24-byte response.)"""
+"""Bytes of the size word of each entry in a batch."""
 
 assert _HEADER.size + MASTER_KEY_SIZE == BODY_OFFSET == _ANSWER.size
 assert _ADD.size == 40
@@ -334,7 +338,7 @@ def _decode_bodies(message: bytes) -> tuple[bytes, ...]:
 
 
 def key_of(message: Request | Response) -> Hashable:
-    """Return the key that a request and its response share. If two equal requests are in flight, it matches either."""
+    """Return the key that a request and its response share. Equal requests in flight have the same key."""
     match message:
         case AddRequest() | AddResponse():
             return (ADD, message.ledger_id, message.entry_id)
@@ -348,7 +352,7 @@ def key_of(message: Request | Response) -> Hashable:
 
 
 # --- AUTH -------------------------------------------------------------------------------------------------------------
-# AUTH uses protobuf, which takes a sixth of a bookie's start time and is imported when needed.
+# AUTH uses protobuf, which is imported when needed, because the import would take a sixth of a bookie's start time.
 
 
 def _auth_frame(version: int, plugin: str, payload: bytes) -> bytes:

@@ -2,11 +2,11 @@
 
 Encoding returns whole frames, length included; decoding takes the messages of `framing.FrameDecoder`, without the
 length. `v3_fast` codes adds and reads, `v3_generated` all other and unusual messages. The latter is imported when
-needed, because protobuf takes a sixth of a bookie's start time.
+needed, because importing protobuf would take a sixth of a bookie's start time.
 
 How a bookie decodes requests that it cannot serve (source: BookKeeper's decoder, observed on 4.17):
 - unreadable (no protobuf, a missing required field, an operation or version outside its enum): raises BadRequest, and
-  the connection must be closed. (A server that also supports version 2 tries that first.)
+  the connection must be closed. (A server that also supports version 2 first decodes the frame as version 2.)
 - version 1 or 2, an operation that is not served, or one whose sub-message is missing: OtherRequest.
 - unknown fields, and unknown numbers in a flag, are ignored.
 A response has two statuses. The outer one counts unless it is OK, as in BookKeeper's client; both are written.
@@ -27,9 +27,12 @@ from bindery_core.wire.messages import (
 
 VERSION = 3
 PATTERN_COUNT_MIN = 4
-"""Adds or reads before a pattern is searched for, and the minimum that a pattern must decode to be worth its cost."""
+"""Number of adds and reads of a connection that are needed before a pattern is made from the last of them.
+
+Also the minimum number of requests that a pattern must decode to be worth its cost.
+"""
 PATTERN_PAUSE = 64
-"""Requests to skip after a pattern that was not worth its cost, because they are of many ledgers."""
+"""Number of adds and reads to skip after a pattern that was not worth its cost: they are probably of many ledgers."""
 
 AUTH_DISABLED_PLUGIN = "AuthDisabledPlugin"
 """Plugin name that a bookie sends if it requires no authentication."""
@@ -83,7 +86,8 @@ def decode_readable(messages: Sequence[bytes]) -> tuple[list[Request], BadReques
 class RequestReader:
     """Decodes the requests of one connection, batch by batch.
 
-    A series of adds or of reads is decoded by the pattern of its first ones, even when each arrives alone."""
+    A series of adds or of reads is decoded by the pattern of an earlier one, even if each arrives alone.
+    """
 
     __slots__ = ("_follow", "_followed", "_wait")
 
@@ -95,7 +99,7 @@ class RequestReader:
         """Number of adds and reads to skip before a pattern is searched for."""
 
     def decode_readable(self, messages: Sequence[bytes]) -> tuple[list[Request], BadRequest | None]:
-        """See the function of this name."""
+        """Like the function of this name. Patterns are kept from one call to the next."""
         requests: list[Request] = []
         append = requests.append
         follow, wait = self._follow, self._wait

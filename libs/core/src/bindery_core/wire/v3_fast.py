@@ -31,7 +31,7 @@ _RECOVERY = _FLAG_TAG + b"\x01"
 _STATUS_OK_THEN_ADD = b"\x10\x00" + _ADD_TAG
 _STATUS_OK_THEN_READ = b"\x10\x00" + _READ_TAG
 _MORE = tuple(bytes((value | 0x80,)) for value in range(128))
-"""A varint byte with seven bits that another byte follows."""
+"""Varint bytes for each value of seven bits, if another byte follows."""
 
 # --- requests -------------------------------------------------------------------------------------------------------
 
@@ -160,19 +160,21 @@ def _decode_read(message: bytes, at: int, txn_id: int, priority: int) -> ReadReq
 
 
 class _Pattern:
-    """The bytes of one usual request as a template with two variable bytes: the lowest of its transaction and entry
-    ids.
+    """The bytes of one usual request as a template with two variable bytes.
 
-    Up to 128 consecutive requests about one ledger from one client differ only in these two bytes and in an add's body.
-    A message that has all other bytes in their places is decoded the same way by the generated code, because they
-    include every tag and every size.
+    The variable bytes are the lowest byte of the transaction id and that of the entry id. Up to 128 consecutive
+    requests about one ledger from one client differ only in these two bytes and in an add's body. If all other bytes
+    of a message equal the template, the generated code would decode it in the same way, because these bytes include
+    every tag and every size.
     """
 
     __slots__ = ("entry_base", "ledger_id", "shown", "size", "txn_base", "unpack")
 
     def __init__(self, message: bytes, request: AddRequest | ReadRequest, *, entry_at: int, body_at: int) -> None:
-        """`message` was decoded to `request`; its entry id begins at `entry_at`, its body, which ends it, at
-        `body_at`."""
+        """`message`: the bytes that were decoded to `request`.
+
+        `entry_at`, `body_at`: offsets of its entry id and of its body, which is the last field.
+        """
         assert request.txn_id >= 0x80
         assert request.entry_id >= 0x80
         unpack = struct.Struct(f"7sB{entry_at - 8}sB{body_at - entry_at - 1}s").unpack_from
@@ -253,7 +255,7 @@ def pattern_of(message: bytes, request: AddRequest | ReadRequest) -> AddPattern 
 def encode_add_responses(requests: Sequence[AddRequest], statuses: Sequence[int]) -> bytes:
     """Return the frames of the responses to a group of adds, lengths included. The ids are those of the requests.
 
-    Consecutive ids differ in their last seven bits, so the rest of each frame is made once for many.
+    Consecutive ids differ in their last seven bits, so the rest of each frame is built once for up to 128 frames.
     """
     if len(requests) == 1 == len(statuses):
         request = requests[0]
@@ -328,7 +330,7 @@ def read_response_parts(response: ReadResponse) -> list[bytes]:
 def encode_read_responses(responses: Sequence[ReadResponse]) -> bytes:
     """Return the frames of the responses to a group of reads, lengths included, each body copied once.
 
-    As for adds, the bytes that consecutive ids share are made once for many, and so are those of bodies of one size.
+    As for adds, the bytes that frames with consecutive ids share are built once, for each size of the body.
     """
     if len(responses) == 1:
         return b"".join(read_response_parts(responses[0]))
@@ -360,8 +362,11 @@ def encode_read_responses(responses: Sequence[ReadResponse]) -> bytes:
 
 
 def _around_body(shared: tuple[int, int, int, int | None], size: int, lac_tail: bytes) -> tuple[bytes, bytes, bytes]:
-    """Return the bytes of a response in three parts: up to the lowest byte of its transaction id, from there to the
-    lowest byte of its entry id, and from there to its body of `size` bytes."""
+    """Return the bytes of a response in three parts.
+
+    The parts end at the lowest byte of the transaction id, at the lowest byte of the entry id, and at the body of
+    `size` bytes.
+    """
     txn_rest, entry_rest = varint(shared[0]), varint(shared[1])
     ledger = b"".join((b"\x08\x00\x10", varint(shared[2]), b"\x18"))
     end = b"".join((entry_rest, b"\x22", varint(size)))
