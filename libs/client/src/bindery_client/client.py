@@ -47,15 +47,15 @@ from bindery_client.settings import ClientSettings
 T = TypeVar("T")
 
 DIGEST_TYPE_UNTOLD = DigestType.CRC32
-"""Digest type of ledgers with metadata so old that it names none. Source: the default of BookKeeper's client."""
+"""Digest type of ledgers whose old metadata names none. Source: the default of BookKeeper's client."""
 
 DELETE_ATTEMPTS_MAX = 10
 """Maximum attempts of a delete if the ledger changes meanwhile. A fenced writer changes nothing more, so one or two
-are usual."""
+attempts are usual."""
 
 
 class LedgerClient:
-    """`api.LedgerClient`. Made by `connect`, used from one event loop."""
+    """`api.LedgerClient` over bookies. Created by `connect`, used from one event loop."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class LedgerClient:
         self._free_space.refresh_if_due()
         new = NewLedger(**options)
         if len(self._directory.writable()) < new.ensemble_size:
-            await self._directory.refresh()  # the known bookies may lack the newest one
+            await self._directory.refresh()  # a bookie may have registered just now
         metadata = new.metadata(await self._choose_ensemble(new))
         ledger_id, created = await self._manager.create(metadata)
         handle = WriteHandle(
@@ -176,7 +176,7 @@ class LedgerClient:
         return reader
 
     async def delete(self, ledger_id: LedgerId) -> None:
-        """See `api.LedgerClient`. Beside the metadata, it takes at most `fence_timeout_s` per ensemble that it fences.
+        """See `api.LedgerClient`. Besides the metadata requests, each attempt takes at most `fence_timeout_s`.
 
         The compare-and-set deletes the metadata that was read before fencing. Otherwise, if the ensemble had changed
         meanwhile, the writer could continue to confirm entries of a deleted ledger on bookies that were not fenced.
@@ -275,7 +275,7 @@ class LedgerClient:
         try:
             return self._pool.choose_replacements(ensemble, failed, write_quorum=write_quorum, exclude=exclude)
         except NotEnoughBookies:
-            await self._directory.refresh()  # the known bookies may lack the newest one
+            await self._directory.refresh()  # a bookie may have registered just now
             await self._pool.revisit()
             return self._pool.choose_replacements(ensemble, failed, write_quorum=write_quorum, exclude=exclude)
 

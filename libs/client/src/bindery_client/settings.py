@@ -12,12 +12,13 @@ class ClientSettings:
     """Timeouts, limits and retry intervals of a ledger client. Times are in seconds, sizes in bytes."""
 
     wire_version: int = 3
-    """Wire protocol of adds and plain reads: 3, or 2, which is cheaper to encode.
+    """Version of the wire protocol of adds and reads: 3, or 2, which is cheaper to encode.
 
-    All other requests use version 3, on a second connection. Source: BookKeeper's useV2WireProtocol."""
+    Recovery adds, fencing reads and all other requests use version 3, on a second connection. Source: BookKeeper's
+    useV2WireProtocol."""
 
     batch_reads: bool = True
-    """In wire version 2, read consecutive entries in one request.
+    """Whether consecutive entries are read in one request, in wire version 2.
 
     A bookie that does not support such requests is detected and then read entry by entry. Source: BookKeeper's
     batchReadEnabled."""
@@ -63,7 +64,7 @@ class ClientSettings:
     Source: BookKeeper's speculativeReadTimeout."""
 
     fence_timeout_s: float = 1.0
-    """Time that `delete` waits until bookies have fenced the ledger.
+    """Maximum time that `delete` waits for bookies to fence the ledger.
 
     Best effort: dead bookies must not block retention."""
 
@@ -76,9 +77,9 @@ class ClientSettings:
     Also the first delay before a bookie that failed in a ledger twice may be chosen for it again."""
 
     recovery_batch_entries: int = 32
-    """Number of entries that recovery reads ahead.
+    """Maximum number of entries that recovery reads ahead.
 
-    Source: BookKeeper's recoveryReadBatchSize is 1: one round trip each."""
+    Source: BookKeeper's recoveryReadBatchSize is 1, that is, one round trip per entry."""
 
     metadata_timeout_s: float = 15.0
     """Time for which a metadata change is retried while ZooKeeper is unreachable.

@@ -6,12 +6,13 @@ its responses. The connection is opened by the first request; after a failed att
 delay has passed.
 
 A connection always uses the same wire version. Responses are matched by key: in v3 the transaction id; in v2, which has
-none, operation and ids. If two equal v2 requests are in flight, either response matches either, so only adds and plain
-reads may use v2, where this makes no difference. START_TLS and authentication precede all requests.
+none, the operation with ledger and entry id (for batch reads, with a request id). If two equal v2 requests are in
+flight, each response may match either of them. For adds and plain reads this makes no difference; fencing reads and
+recovery adds therefore use v3. START_TLS and authentication precede all requests.
 
 Invariants: each request sent ends exactly once, as answered, failed or expired, and never within `send`; bytes in
-flight never exceed `connection_bytes_max` (except for a single larger request); one timer serves all deadlines, at most
-two ticks late.
+flight never exceed `connection_bytes_max` (except for a single larger request); one timer serves all deadlines, and
+requests expire at most two ticks late.
 """
 
 import asyncio
@@ -51,7 +52,7 @@ Resolve = Callable[[BookieId], Awaitable[tuple[str, int]]]
 
 
 class ResponseSink(Protocol):
-    """Receives responses, in the event loop, never within `send`. Their ids identify the requests."""
+    """Receives responses in the event loop, never within `send`. The ids in a response identify its request."""
 
     def answered(self, bookie_id: BookieId, responses: list[Any]) -> None:
         """Process the `Response`s of one socket read."""
@@ -98,7 +99,7 @@ class BookieConnection(asyncio.Protocol):
         """Set during START_TLS and authentication."""
         self._tls_granted = False
         self._handshake_message: asyncio.Future[bytes] | None = None
-        """Completed by the next message of these."""
+        """Completed by the next message of the handshake."""
         self._resolve = resolve
         self._settings = settings
         self._loop = asyncio.get_running_loop()
@@ -108,7 +109,7 @@ class BookieConnection(asyncio.Protocol):
         self._pending: dict[Hashable, _Batch] = {}
         """Key -> batch that the response belongs to."""
         self._duplicates: dict[Hashable, deque[_Batch]] = {}
-        """v2: key -> further batches that wait for an equal response."""
+        """v2: key -> further batches that wait for a response with this key."""
         self._outgoing: list[bytes] = []
         self._flush_scheduled = False
         self._paused = False
@@ -116,7 +117,8 @@ class BookieConnection(asyncio.Protocol):
         self._slots: dict[int, list[_Batch]] = {}
         """Batches by the tick of their deadline."""
         self._fresh: set[int] = set()
-        """Slots that received batches since the last tick; `_settling`: those of the tick before."""
+        """Slots that received batches since the last tick. `_settling`: slots that received batches in the tick
+        before."""
         self._settling: set[int] = set()
         self._tick_done = 0
         self._tick_timer: asyncio.TimerHandle | None = None
@@ -370,8 +372,7 @@ class BookieConnection(asyncio.Protocol):
         """Process the response to START_TLS or AUTH. Each request has one response; anything else ends the connection.
 
         There may be a second response to START_TLS: an Apache bookie with an auth provider sends it if the client did
-        not
-        authenticate during the handshake, which would send its token in clear text, and then accepts AUTH.
+        not authenticate before TLS, which would send its token in clear text. The bookie then accepts AUTH.
         Source: BookKeeper, BookieRequestProcessor.processStartTLSRequestV3.
         """
         try:

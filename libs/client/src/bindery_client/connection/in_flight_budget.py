@@ -7,7 +7,7 @@ from typing import Final
 class InFlightBudget:
     """Invariants: used >= 0; used <= limit, except that a single request larger than the limit is allowed alone.
 
-    When bytes are given back, the callers that were refused are called in the order of their refusals.
+    When bytes are given back, the `retry` functions of refused calls are called in the order of the refusals.
     """
 
     def __init__(self, limit: int) -> None:
@@ -16,7 +16,7 @@ class InFlightBudget:
         self._refused: dict[Callable[[], None], None] = {}
 
     def take(self, size: int, retry: Callable[[], None]) -> bool:
-        """Take `size` bytes and return True; or return False and call `retry` once, when bytes were given back."""
+        """Take `size` bytes and return True; or return False, and call `retry` once when bytes are given back."""
         if self.used and self.used + size > self.limit:
             self._refused[retry] = None
             return False
@@ -24,6 +24,7 @@ class InFlightBudget:
         return True
 
     def give_back(self, size: int) -> None:
+        """Return `size` bytes that were taken."""
         self.used -= size
         assert self.used >= 0
         if self._refused:

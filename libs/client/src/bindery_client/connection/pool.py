@@ -2,8 +2,9 @@
 
 A bookie whose request failed is quarantined for `quarantine_s`: new ensembles avoid it while there are others. The
 quarantine ends early when the bookie registers again. A bookie that disappears from the directory keeps its connection
-for ABSENT_TIME_S, and longer while requests are in flight: it may only have lost its session, which happens to all
-bookies at once after a longer outage of ZooKeeper, and it serves requests meanwhile. New ledgers do not choose it.
+for ABSENT_TIME_S, and longer while requests are in flight: it may only have lost its session and still serve
+requests. After a longer outage of ZooKeeper, all bookies lose their sessions at once. New ledgers do not choose a
+bookie that is absent from the directory.
 """
 
 import asyncio
@@ -24,7 +25,8 @@ from bindery_client.settings import ClientSettings
 Chosen = TypeVar("Chosen")
 
 ABSENT_TIME_S: Final = 60.0
-"""Seconds; many times what a bookie needs to register again. BookKeeper's clients keep such connections for ever."""
+"""Time in seconds for which the connection to an absent bookie is kept, many times as long as a bookie needs to
+register again. BookKeeper's clients keep such connections forever."""
 
 
 class BookiePool:
@@ -81,6 +83,7 @@ class BookiePool:
         return next(self._txn_ids)
 
     def txn_ids(self, number: int) -> list[int]:
+        """Return `number` ids like `txn_id`."""
         txn_ids = self._txn_ids
         return [next(txn_ids) for _ in range(number)]
 
@@ -121,9 +124,11 @@ class BookiePool:
     # -- bookies to avoid ---------------------------------------------------------------------------------------------
 
     def quarantine(self, bookie_id: BookieId, reason: str) -> None:
+        """Avoid this bookie for `quarantine_s`."""
         self._quarantined[bookie_id] = (self._loop.time() + self.settings.quarantine_s, reason)
 
     def quarantined(self) -> dict[BookieId, str]:
+        """Return the bookies in quarantine, each with the reason."""
         now = self._loop.time()
         self._quarantined = {b: entry for b, entry in self._quarantined.items() if entry[0] > now}
         return {b: f"failed recently: {reason}" for b, (_until, reason) in self._quarantined.items()}
@@ -194,7 +199,7 @@ class BookiePool:
             return choose(unreachable)
 
     async def revisit(self) -> bool:
-        """Connect to quarantined bookies that were unreachable, when there are no spares; return whether any succeeded.
+        """Connect to quarantined bookies that were unreachable, when there are no spares. Return whether one answers.
 
         A bookie that restarts within its session timeout gives no other sign that it is available again.
         """

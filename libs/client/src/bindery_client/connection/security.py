@@ -3,13 +3,13 @@
 Only `load_security` reads certificates and tokens, once, from files. Settings, options and tasks hold the names of the
 files, as SecurityFiles:
 
-| option           | environment variable            | is                                                            |
+| option           | environment variable            | content                                                       |
 |------------------|---------------------------------|---------------------------------------------------------------|
 | token_file       | BINDERY_CLIENT_TOKEN_FILE       | the token to present to each bookie                           |
 | ca_file          | BINDERY_CLIENT_CA_FILE          | certificate authority of the bookies; empty: no TLS           |
 | certificate_file | BINDERY_CLIENT_CERTIFICATE_FILE | the certificate to present                                    |
-| key_file         | BINDERY_CLIENT_KEY_FILE         | its key, not encrypted                                        |
-| auth_plugin      | BINDERY_CLIENT_PLUGIN           | name of the bookies' authentication (`bindery`)               |
+| key_file         | BINDERY_CLIENT_KEY_FILE         | the key of the certificate, not encrypted                     |
+| auth_plugin      | BINDERY_CLIENT_PLUGIN           | name of the bookies' authentication plugin (`bindery`)        |
 | check_hostname   | BINDERY_CLIENT_CHECK_HOSTNAME   | false: the certificate may name another host than was reached |
 """
 
@@ -22,12 +22,12 @@ from typing import Any, Final
 from bindery_core.errors import BadRequest
 
 PLUGIN: Final = "bindery"
-"""Default name of the authentication of our bookies."""
+"""Default authentication plugin: the one of Bindery's bookies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSecurity:
-    """Shared by all connections of a client."""
+    """TLS and credentials, shared by all connections of a client."""
 
     tls: ssl.SSLContext | None = None
     """If set, every connection is secured by START_TLS before anything else is sent; None: no encryption."""
@@ -43,6 +43,7 @@ class ClientSecurity:
 
 
 NO_SECURITY: Final = ClientSecurity()
+"""Neither TLS nor a token."""
 
 
 def load_security(
@@ -108,7 +109,7 @@ class SecurityFiles:
 
     @classmethod
     def of(cls, options: Mapping[str, str], environment: Mapping[str, str]) -> "SecurityFiles":
-        """Read `options` by name, which take precedence over their variables unless empty. Raises BadRequest."""
+        """Take each option from `options` or, if it is missing or empty there, from its variable. Raises BadRequest."""
         given = {name: options.get(name) or environment.get(variable, "") for name, variable in VARIABLES.items()}
         checked = given.pop("check_hostname").lower() or "true"
         if checked not in ("true", "false"):
@@ -132,3 +133,4 @@ class SecurityFiles:
 
 
 NO_FILES: Final = SecurityFiles()
+"""Neither TLS nor a token."""

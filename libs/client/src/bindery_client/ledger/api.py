@@ -3,23 +3,24 @@
 `client.LedgerClient` implements them over bookies and ZooKeeper, `memory.MemoryLedgerClient` in memory; both pass the
 same contract suite. Payloads are bytes; entry ids are dense from 0.
 
-| call                    | errors                                                                            |
-|-------------------------|-----------------------------------------------------------------------------------|
-| create                  | BadRequest, NotEnoughBookies, MetadataUnavailable, MetadataOutcomeUnknown          |
-| open                    | NoSuchLedger, Unauthorized, TryAgain (recovery is impossible now)                  |
-| force                   | BookieUnavailable (a bookie failed; may be repeated), and those of add_many        |
-| entries_on              | NoSuchLedger, BookieUnavailable, Corrupt                                           |
-| add_many                | LedgerFenced, LedgerClosed (a later add too), NotEnoughBookies, AddTimeout,        |
-|                         | MetadataUnavailable (a failed bookie could not be replaced); all break the handle  |
-|                         | BadRequest (no payloads), TooLarge: nothing was added, the handle stays usable     |
-| read                    | NoSuchEntry (each bookie answered so), DigestMismatch, BookieUnavailable |
-| store_replicas          | BookieUnavailable (some may be stored; may be repeated)                            |
-| choose_replacements     | NotEnoughBookies, MetadataUnavailable                                              |
-| update_metadata         | NoSuchLedger, MetadataUnavailable, MetadataOutcomeUnknown, what `transform` raises |
-| close, delete           | MetadataUnavailable, MetadataOutcomeUnknown, LedgerFenced                          |
+| call                | errors                                                                             |
+|---------------------|------------------------------------------------------------------------------------|
+| create              | BadRequest, NotEnoughBookies, MetadataUnavailable, MetadataOutcomeUnknown          |
+| open                | NoSuchLedger, Unauthorized, TryAgain (recovery is impossible now)                  |
+| force               | BookieUnavailable (a bookie failed; may be repeated), and those of add_many        |
+| entries_on          | NoSuchLedger, BookieUnavailable, Corrupt                                           |
+| add_many            | LedgerFenced, LedgerClosed (also after `close`), NotEnoughBookies, AddTimeout,     |
+|                     | MetadataUnavailable (a failed bookie could not be replaced); all break the handle  |
+|                     | BadRequest (no payloads), TooLarge: nothing was added, the handle stays usable     |
+| read                | NoSuchEntry (every bookie denies the entry), DigestMismatch, BookieUnavailable     |
+| store_replicas      | BookieUnavailable (some may be stored; may be repeated)                            |
+| choose_replacements | NotEnoughBookies, MetadataUnavailable                                              |
+| update_metadata     | NoSuchLedger, MetadataUnavailable, MetadataOutcomeUnknown, what `transform` raises |
+| close, delete       | MetadataUnavailable, MetadataOutcomeUnknown, LedgerFenced                          |
 
-After an add failed with any error, its entries may or may not exist until the ledger is closed, either by `close` of
-the same handle (entries beyond last_entry_id then do not exist) or by a recovery (which may keep them).
+After an add failed with an error that breaks the handle, its entries may or may not exist until the ledger is closed,
+either by `close` of the same handle (entries beyond last_entry_id then do not exist) or by a recovery (which may keep
+them).
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -103,8 +104,9 @@ class WriteHandle(Protocol):
     async def add(self, payload: bytes) -> EntryId: ...
 
     async def add_many(self, payloads: Sequence[bytes]) -> EntryId:
-        """Append all, in order, and return the first one's id once *all* are confirmed (Qa fsyncs each, and all earlier
-        entries confirmed). Calls may overlap: they are pipelined, and complete in the order they were made.
+        """Append all, in order, and return the id of the first once *all* are confirmed: each is on disk on Qa bookies,
+        and all earlier entries are confirmed. Calls may overlap: they are pipelined, and complete in the order in which
+        they were made.
 
         Cancelling the caller does not remove the entries. After any error the handle is broken and every later add
         fails with the same error; recovery of the ledger decides which of the entries in flight exist.
@@ -147,7 +149,7 @@ class LedgerClient(Protocol):
         ...
 
     async def delete(self, ledger_id: LedgerId) -> None:
-        """Fence (best effort: a dead bookie must not block it), then remove the metadata. Succeeds without a ledger."""
+        """Fence (best effort: a dead bookie must not block it), then remove the metadata, if it exists."""
         ...
 
     async def metadata(self, ledger_id: LedgerId) -> LedgerMetadata: ...
@@ -179,7 +181,7 @@ class LedgerClient(Protocol):
         entry_ids: Sequence[EntryId],
         take: Callable[[ReplicaRead], T],
     ) -> list[T]:
-        """Read many entries from one bookie and verify each; return what `take` makes of each, in their order.
+        """Read many entries from one bookie and verify each; return the result of `take` for each, in this order.
 
         `metadata`: of the ledger, for its digest. If the bookie cannot be reached, all its entries have the verdict
         ERROR; nothing is raised.
@@ -195,11 +197,11 @@ class LedgerClient(Protocol):
         *,
         timeout_s: float | None = None,
     ) -> list[int]:
-        """Store entry frames at one bookie unchanged, whether or not it is in an ensemble of the ledger; fenced or not.
+        """Store entry frames at one bookie unchanged, also if no ensemble names the bookie or the ledger is fenced.
 
-        The caller has verified them, and they are of different entries. Returns a `Status` for each, in their order;
-        OK: it is on the bookie's disk. A busy bookie is asked again until `timeout_s` (None: the client's
-        `add_quorum_timeout_s`), and then counts as TOO_MANY_REQUESTS.
+        The caller must have verified the frames, which are of different entries. Returns a `Status` for each, in this
+        order; OK: the entry is on the bookie's disk. A request to a busy bookie is repeated until `timeout_s` (None:
+        the client's `add_quorum_timeout_s`), and then counts as TOO_MANY_REQUESTS.
         """
         ...
 
@@ -211,7 +213,8 @@ class LedgerClient(Protocol):
         write_quorum: int,
         exclude: Mapping[BookieId, str] | None = None,
     ) -> dict[int, BookieId]:
-        """Choose writable bookies by ensemble index for the members `failed`, by the placement policy; possibly fewer.
+        """Choose writable bookies for the members `failed`, and return them by ensemble index. There may be fewer than
+        failed members.
 
         Members of `ensemble` and of `exclude` (bookie -> reason, for the error's text) are never chosen.
         """
@@ -220,7 +223,7 @@ class LedgerClient(Protocol):
     async def update_metadata(
         self, ledger_id: LedgerId, transform: Callable[[LedgerMetadata], LedgerMetadata | None]
     ) -> LedgerMetadata:
-        """Read, `transform`, compare-and-set, again on conflict; return the stored metadata.
+        """Read, `transform`, compare-and-set, and repeat this on conflict; return the stored metadata.
 
         `transform` returns None if nothing needs to change, and may be called many times.
         """

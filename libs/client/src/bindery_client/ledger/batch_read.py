@@ -1,7 +1,7 @@
-"""BatchRead: read a run of entries from one bookie in few requests of wire version 2; the sink sees single responses.
+"""BatchRead: read consecutive entries from one bookie in few v2 requests; the sink gets one response per entry.
 
 A bookie returns as many entries as fit, at least one; the rest is requested again. If a bookie ends the connection at
-its first batch read, it does not support them: from then on entries are read from it one at a time.
+its first batch read, it does not support batch reads: from then on, entries are read from it one at a time.
 Source: BookKeeper's BatchedReadOp, and its fallback in LedgerHandle.
 """
 
@@ -35,7 +35,8 @@ def is_run(entry_ids: Sequence[int]) -> bool:
 class BatchRead:
     """The sink of the connection for one batch read, which passes responses on to the sink of the caller.
 
-    Invariant: each entry is answered once, or all remaining ones fail together."""
+    Invariant: each entry is answered once, or all remaining ones fail together.
+    """
 
     def __init__(
         self, pool: "BookiePool", ledger_id: LedgerId, action: SendReads, sink: ResponseSink, *, timeout_s: float

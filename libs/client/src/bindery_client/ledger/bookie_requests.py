@@ -27,7 +27,7 @@ class ForceAll:
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self, *, timeout_s: float) -> None:
-        """Return when all have. Raises BookieUnavailable with the first bookie that did not."""
+        """Return when all bookies have forced their entries. Raises BookieUnavailable for the first bookie that failed."""
         for bookie_id in list(self._waiting):
             self._requests.send_force(bookie_id, self, timeout_s=timeout_s)
         await self._done
@@ -140,7 +140,7 @@ class FreeSpace:
         self._due_at = 0.0
 
     def refresh_if_due(self) -> None:
-        """If the interval is over, ask all writable bookies; the free space of those that fail becomes unknown."""
+        """If the interval is over, poll all writable bookies; the free space of those that fail becomes unknown."""
         settings = self._pool.settings
         now = self._loop.time()
         if not settings.bookie_info_interval_s or now < self._due_at:

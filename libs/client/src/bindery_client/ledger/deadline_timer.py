@@ -20,6 +20,7 @@ class DeadlineTimer:
         self._at = 0.0
 
     def arm(self, deadline: float | None) -> None:
+        """Have `wake` called at `deadline` (loop time) or earlier; None: change nothing."""
         if deadline is None or (self._handle is not None and self._at <= deadline):
             return
         if self._handle is not None:

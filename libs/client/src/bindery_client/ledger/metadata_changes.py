@@ -33,7 +33,8 @@ METADATA_PAUSE_S: Final = 0.1
 METADATA_PAUSE_S_MAX: Final = 2.0
 """Maximum delay in seconds before a failed metadata request is repeated."""
 REPLACEMENT_POLL_S: Final = 1.0
-"""Seconds after which bookies are searched for again while all that failed are excluded: another one may register."""
+"""Interval in seconds at which a replacement is searched for while all failed bookies are excluded: another bookie may
+register."""
 
 
 class MetadataChanges:
@@ -119,8 +120,8 @@ class MetadataChanges:
     async def update(self, plan: Plan, *, closing_cause: ClosingCause | None = None) -> Versioned[LedgerMetadata]:
         """Change the metadata; retry while the store is unreachable, for at most `metadata_timeout_s`.
 
-        Plans recognize their own result, so a change of unknown outcome is repeated too, but on metadata that is read
-        again: the known metadata may precede the first attempt, and a plan that gives up on it (NotEnoughBookies) would
+        Plans recognize their own result, so a change of unknown outcome is repeated too, after the metadata is read
+        again. The known metadata may precede the first attempt, and a plan that gives up on it (NotEnoughBookies) would
         let the writer continue with an ensemble that is not the published one. If `closing_cause` is set, a closing
         record is added before the change.
         """

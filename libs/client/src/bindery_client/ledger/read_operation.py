@@ -19,7 +19,7 @@ from bindery_client.ledger.requests import DEADLINE_SLACK_S, LedgerRequests, rea
 from bindery_client.settings import ClientSettings
 
 BATCH_RUN_SIZE: Final = 100
-"""Consecutive entries read from one bookie with batch reads, which spreads a step over the ensemble."""
+"""Number of consecutive entries read from one bookie with batch reads. A step is thus spread over the ensemble."""
 
 
 class ReadOperation:

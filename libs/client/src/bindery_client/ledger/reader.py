@@ -39,14 +39,14 @@ from bindery_client.settings import ClientSettings
 log = structlog.get_logger()
 
 FIRST_READ_SIZE_GUESS: Final = 64 * 1024
-"""Assumed bytes of an entry before any was read, which keeps the first step of a read small."""
+"""Assumed size of an entry in bytes before any was read, which keeps the first step of a read small."""
 
 PIGGYBACKED_ENTRIES_MAX: Final = 8
 """Maximum number of entries from long-poll responses that are kept until they are read."""
 
 
 class ReadHandle:
-    """`api.ReadHandle`. Made by `LedgerClient.open`."""
+    """`api.ReadHandle` over bookies. Created by `LedgerClient.open`."""
 
     def __init__(
         self,

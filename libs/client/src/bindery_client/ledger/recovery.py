@@ -1,9 +1,10 @@
 """Recover a ledger: run `LedgerRecovery` over the pool and the ledger manager.
 
-It fences the writer, finds the last entry, writes back entries that may be under-replicated, and closes the ledger by
-compare-and-set. It writes back only entries after the last confirmed one. Earlier entries may be under-replicated
-because the writer continued without a bookie, so recovery adds a closing record for the auditor before it closes the
-ledger.
+Recovery fences the writer, finds the last entry, writes back entries that may be under-replicated, and closes the
+ledger by compare-and-set. It writes back only entries after the last confirmed one. Earlier entries may be
+under-replicated because the writer continued without a bookie, so recovery adds a closing record for the auditor before
+it closes the ledger.
+
 Invariants: either the ledger is closed when `recover` returns, or it raises and any client may start again; a ledger
 that recovery closed and that has entries has a closing record.
 """

@@ -19,7 +19,8 @@ from bindery_core.backoff import Backoff
 from bindery_core.ids import BookieId
 
 DELAY_S_MAX: Final = 300.0
-"""Maximum delay in seconds, unless the first delay is longer. A bookie not chosen for as long starts again."""
+"""Maximum delay in seconds, unless the first delay is longer. A bookie that is not chosen for this time after its delay
+starts again at the first delay."""
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ T = TypeVar("T")
 BUSY_ATTEMPTS_MAX: Final = 25
 """Maximum number of consecutive "too many requests" responses to a whole batch."""
 BUSY_PAUSE_S: Final = 0.2
-"""Delay in seconds before such a bookie is read again."""
+"""Delay in seconds before a busy bookie is read again."""
 
 
 class Verdict(Enum):
@@ -48,7 +48,7 @@ class ReplicaRead:
     """The entry frame as the bookie sent it, unverified."""
     verdict: Verdict
     payload: bytes | None = None
-    """Only when GOOD."""
+    """Payload of a GOOD replica; otherwise None."""
     lac: int | None = None
     length: int | None = None
     reason: str = ""
@@ -83,6 +83,8 @@ def status_name(status: int) -> str:
 
 
 class ReplicaRequest:
+    """Reads one entry from one bookie."""
+
     def __init__(self, requests: LedgerRequests, bookie_id: BookieId, entry_id: EntryId) -> None:
         self._requests = requests
         self._bookie_id = bookie_id

@@ -4,7 +4,7 @@ A batch is encoded once, also if it goes to several bookies: transaction ids bel
 
 With `wire_version` 2, ordinary adds and plain reads use that version, and runs of entries are batch reads. Requests
 whose responses must not be confused with others use version 3: recovery adds, which a bookie accepts where it rejects
-the writer's, and reads that fence. So do requests that version 2 does not have.
+the writer's adds, and reads that fence. Requests that version 2 does not have also use version 3.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -34,7 +34,8 @@ from bindery_client.connection.pool import BookiePool
 from bindery_client.ledger.batch_read import BATCH_COUNT_MIN, BatchRead, is_run
 
 DEADLINE_SLACK_S: Final = 1.0
-"""Seconds added to the deadlines of the state machines: theirs pass first, and the connection's only release memory."""
+"""Seconds by which deadlines of connections are later than those of the state machines. The state machines act first;
+the deadlines of connections only release memory."""
 
 OnDegraded = Callable[[LedgerId, BookieId, str], None]
 """(ledger, bookie on which entries are missing and that no spare replaced, reason): called once per bookie and

@@ -56,14 +56,14 @@ from bindery_client.settings import ClientSettings
 log = structlog.get_logger()
 
 LAST_COPIES_GRACE_S: Final = 0.005
-"""Seconds before the seal in which copies that are not needed for it may still arrive. Shorter than the metadata write
-for the closing record that they make unnecessary."""
+"""Time in seconds that `close` waits for copies that are still in flight. If they arrive, no closing record is needed,
+and writing one takes longer."""
 LAST_COPIES_S: Final = 5.0
-"""Seconds after the seal after which copies that have not been confirmed count as missing."""
+"""Time in seconds after the seal at which unconfirmed copies count as missing."""
 
 
 class WriteHandle:
-    """`api.WriteHandle`. Made by `LedgerClient.create`."""
+    """`api.WriteHandle` over bookies. Created by `LedgerClient.create`."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class WriteHandle:
 
     @property
     def metadata(self) -> LedgerMetadata:
-        """As last committed."""
+        """Metadata that this handle committed last."""
         return self._changes.committed.value
 
     @property

@@ -6,6 +6,7 @@ the event loop. `memory_replicas` records which bookie holds which entry; reader
 
 Invariants: entries of a ledger are dense from 0; confirmed <= stored; a fenced writer confirms nothing more; a CLOSED
 ledger never changes.
+
 Tests inject faults: `fail_next` makes calls fail, `hold_adds` keeps adds in flight, `bookies` sets the bookies that
 `create` can use, `MemoryWriteHandle.abandon` and `MemoryLedgerClient.close` simulate a crash of a writer.
 """
@@ -38,6 +39,7 @@ from bindery_client.memory.memory_replicas import MemoryReplicas
 T = TypeVar("T")
 
 TAIL_BATCH_ENTRIES_MAX: Final = 1000
+"""Maximum number of entries that `tail` yields at a time."""
 _TAIL_WAIT_S: Final = 3600.0
 
 Operation = Literal["create", "open", "add", "force", "read", "close", "delete", "metadata"]
@@ -153,7 +155,7 @@ class MemoryLedgers:
         self._held: list[Callable[[], None]] | None = None
 
     def fail_next(self, operation: Operation, error: BinderyError, *, count: int = 1, stored: bool = False) -> None:
-        """Make the next `count` calls of `operation` fail with `error` (an add counts per `add_many`).
+        """Make the next `count` calls of `operation` fail with `error` (for adds: calls of `add_many`).
 
         `stored`: the failed add is stored, unconfirmed, and a recovery finds it (an unknown outcome).
         """
@@ -218,7 +220,7 @@ class MemoryLedgers:
 
 
 class MemoryReadHandle:
-    """`api.ReadHandle`. Its last_add_confirmed moves when it is read, as a real reader's, and not by itself."""
+    """`api.ReadHandle` in memory. Its last_add_confirmed changes only when it is read, or when the ledger is closed."""
 
     def __init__(self, ledgers: MemoryLedgers, ledger: _Ledger) -> None:
         self.ledger_id: LedgerId = ledger.ledger_id
@@ -278,7 +280,7 @@ class MemoryReadHandle:
 
 
 class MemoryWriteHandle:
-    """`api.WriteHandle`."""
+    """`api.WriteHandle` in memory."""
 
     def __init__(self, ledgers: MemoryLedgers, ledger: _Ledger, *, deferred_sync: bool = False) -> None:
         self.ledger_id: LedgerId = ledger.ledger_id

@@ -49,7 +49,7 @@ class MemoryReplicas:
             held[peek_ids(frame)[1]] = bytes(frame)
 
     def lose(self, bookie_id: BookieId, *entry_ids: int) -> None:
-        """Remove these entries from the bookie; without any: the whole ledger."""
+        """Remove these entries from the bookie; without entry ids: the whole ledger."""
         if not entry_ids:
             self._held.pop(bookie_id, None)
         for entry_id in entry_ids:
