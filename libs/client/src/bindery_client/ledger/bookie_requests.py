@@ -27,7 +27,7 @@ class ForceAll:
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self, *, timeout_s: float) -> None:
-        """Return when all bookies have forced their entries. Raises BookieUnavailable for the first bookie that failed."""
+        """Return when all bookies have forced their entries. Raises BookieUnavailable for the first that failed."""
         for bookie_id in list(self._waiting):
             self._requests.send_force(bookie_id, self, timeout_s=timeout_s)
         await self._done
