@@ -1,4 +1,4 @@
-"""The check of cookies: which bookies start, which are refused, and the errors that operators read."""
+"""The check of a bookie's identity: accepted starts, refused starts, and the errors for operators."""
 
 import random
 from dataclasses import replace
@@ -30,7 +30,7 @@ ID = BookieId("bookie-0")
 
 
 class Machine:
-    """Directories, and a cluster, which has ledgers by default."""
+    """The directories of a bookie, and a cluster that has ledgers by default."""
 
     def __init__(self, root: str | Path, disk: Disk | None = None, *, journals: int = 1, ledgers: int = 1) -> None:
         self.disk = disk or RealDisk()
@@ -95,7 +95,7 @@ class Machine:
 
     @property
     def limbo(self) -> dict[int, str]:
-        """Return why each shard is in limbo since the last start."""
+        """Return the reason for each shard that is in limbo."""
         markers = {
             shard: read_marker(self.disk, self.claim.places_of(shard)[1]) for shard in range(self.claim.shards_count)
         }
@@ -162,7 +162,7 @@ async def test_journal_and_ledgers_may_share_a_directory(machine: Machine) -> No
 
 
 async def test_an_interrupted_first_start_is_completed(tmp_path: Path) -> None:
-    """The power fails at some operation, and unsynced bytes are kept, torn or lost: the next start completes it."""
+    """The power fails at some operation, and unsynced bytes are kept, torn or lost. The next start completes it."""
     for operations in range(12):
         disk = CrashableDisk()
         machine = await in_a_cluster(Machine("", disk))
@@ -176,7 +176,7 @@ async def test_an_interrupted_first_start_is_completed(tmp_path: Path) -> None:
             assert operations >= 10, "it takes more than that"
         was_known = await machine.cookies.read(ID) is not None
         await machine.start()
-        if was_known:  # the cookie stands, the storage may not: it cannot tell that from a loss
+        if was_known:  # the cookie was written, the storage perhaps not, which looks like a loss
             assert set(machine.limbo) <= {0}
         found = await machine.cookies.read(ID)
         assert found is not None
@@ -244,7 +244,7 @@ async def test_leftovers_of_another_cluster_are_detected_before_the_bookie_joins
     assert await other.cookies.read(ID) is None
 
 
-async def test_an_empty_disk_of_a_known_bookie_gets_limbo_before_its_version(machine: Machine) -> None:
+async def test_an_empty_disk_of_a_known_bookie_gets_a_limbo_marker_before_its_version_file(machine: Machine) -> None:
     """Serving from it would answer "no such entry" for everything that the bookie had acknowledged."""
     await machine.start()
     machine.repaired()
@@ -294,7 +294,7 @@ async def test_a_directory_with_only_a_version_goes_into_limbo(machine: Machine)
 
 
 @pytest.mark.parametrize("lost", ["journal", "ledger"])
-async def test_no_power_cut_leaves_a_version_without_limbo(lost: str) -> None:
+async def test_no_power_cut_leaves_a_version_file_without_a_limbo_marker(lost: str) -> None:
     """At every operation of the start after a loss, a directory has VERSION only if its LIMBO is durable."""
     operations = 0
     while True:
@@ -326,7 +326,7 @@ async def test_no_power_cut_leaves_a_version_without_limbo(lost: str) -> None:
             assert f"/{lost}/current/VERSION" in survivor.paths()
             break
         machine.disk = survivor
-        await machine.start()  # and what was cut short is gone on with
+        await machine.start()  # completes the interrupted start
         assert "/ledger/current/LIMBO" in survivor.paths()
         operations += 1
     assert operations >= 6

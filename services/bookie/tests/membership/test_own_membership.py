@@ -43,7 +43,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         yield world
 
 
-async def test_draining_makes_it_read_only_and_a_cancelled_drain_writable_again(world: World) -> None:
+async def test_a_drain_makes_the_bookie_read_only_until_it_is_cancelled(world: World) -> None:
     await world.process.start()
     assert await world.lists() == (True, False)
     assert (await world.json("/api/v1/bookie/state"))["membership"] == {
@@ -77,7 +77,7 @@ async def test_draining_makes_it_read_only_and_a_cancelled_drain_writable_again(
     assert (await world.json("/readyz")) == {"status": "ready"}
 
 
-async def test_a_draining_bookie_is_never_seen_writable_when_it_starts(world: World) -> None:
+async def test_a_draining_bookie_is_never_listed_as_writable_when_it_starts(world: World) -> None:
     seen: list[bool] = []
     await world.memberships.set(ID, Intent.DRAINING)
     path = LAYOUT.bookie(ID, read_only=False)
@@ -129,7 +129,7 @@ async def test_a_new_bookie_is_joining_until_it_serves(world: World) -> None:
     assert (await world.memberships.get(ID)).version == ABSENT
 
 
-async def test_a_first_start_that_was_interrupted_is_joining_until_one_serves(world: World) -> None:
+async def test_after_an_interrupted_first_start_the_bookie_is_joining_until_it_serves(world: World) -> None:
     await world.memberships.set(ID, Intent.JOINING)
     await world.process.start()
     assert (await world.memberships.get(ID)).version == ABSENT
@@ -142,7 +142,7 @@ async def test_a_new_bookie_keeps_an_existing_membership(world: World) -> None:
     assert await world.lists() == (False, True)
 
 
-async def test_a_maintenance_that_existed_at_the_start_is_cleared_when_it_serves(world: World) -> None:
+async def test_a_maintenance_that_existed_at_the_start_is_cleared_when_the_bookie_serves(world: World) -> None:
     path = BinderyLayout().membership(ID)
     await world.memberships.set(ID, Intent.MAINTENANCE, until_ms=NOW_MS + 60_000)
     standing: list[tuple[bool, bool]] = []
@@ -169,7 +169,7 @@ async def test_an_expired_maintenance_is_cleared(world: World) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_a_maintenance_set_while_it_runs_is_kept_for_the_next_stop(world: World) -> None:
+async def test_a_maintenance_set_while_the_bookie_runs_is_kept_for_the_next_stop(world: World) -> None:
     await world.process.start()
     await world.memberships.set(ID, Intent.MAINTENANCE, until_ms=NOW_MS + 60_000)
     await until(lambda: world.process.state.membership["intent"] == "maintenance")

@@ -65,7 +65,7 @@ async def test_a_full_disk_moves_the_bookie_to_the_read_only_list_and_back(world
 
 
 async def test_a_suspended_session_changes_nothing(world: World) -> None:
-    """Neither while it is suspended nor when it continues; the registration was notified of both changes."""
+    """Nothing changes when the session is suspended and when it continues, although both are notified."""
     changes: list[tuple[bool, bool]] = []
     sessions: list[SessionState] = []
     world.state.on_change(lambda: changes.append((world.state.registered, world.state.read_only)))
@@ -106,7 +106,7 @@ async def test_a_disk_that_fills_while_the_session_is_lost_is_announced_afterwar
             await asyncio.sleep(0.001)
 
 
-async def test_a_requested_stop_logs_no_warning(world: World) -> None:
+async def test_a_requested_stop_does_not_make_the_bookie_read_only(world: World) -> None:
     world.state.shutting_down = True
     await world.registration.close()
     assert await world.lists() == (False, False)
@@ -114,7 +114,7 @@ async def test_a_requested_stop_logs_no_warning(world: World) -> None:
 
 
 async def test_a_lost_session_does_not_move_the_bookie_to_the_read_only_list() -> None:
-    """The bookie must return to the writable list at once; only its own reasons move it."""
+    """Only reasons of the bookie itself move it, so that it returns to the writable list at once."""
     wishes: list[bool] = []
 
     class Recorder:

@@ -45,7 +45,7 @@ def test_giving_more_than_was_taken_is_an_error() -> None:
         budget.give(1)
 
 
-async def test_waiting_for_empty() -> None:
+async def test_wait_empty_returns_when_everything_was_given_back() -> None:
     budget = BackPressureBudget(100)
     await budget.wait_empty()
     budget.take(10)

@@ -98,7 +98,7 @@ async def test_flipped_bits_in_real_frames_do_not_harm_the_process(bookie) -> No
     assert bookie.server.operations.long_polls == 0
 
 
-async def test_a_request_in_single_bytes_is_a_request(client) -> None:
+async def test_a_request_that_arrives_byte_by_byte_is_served(client) -> None:
     for byte in v3.encode_request(add(1, 1, 0)):
         client.writer.write(bytes((byte,)))
         await client.writer.drain()
@@ -126,7 +126,7 @@ async def test_the_largest_frame_passes_and_the_next_larger_does_not(start_booki
 # --- limits ---------------------------------------------------------------------------------------------------------
 
 
-async def test_one_connection_too_many_is_closed(start_bookie) -> None:
+async def test_a_connection_above_the_limit_is_closed(start_bookie) -> None:
     bookie = await start_bookie(connections_max=2)
     first, second = await bookie.connect(), await bookie.connect()
     assert (await first.ask(add(1, 1, 0))).status == (await second.ask(add(2, 1, 1))).status == 0
@@ -157,7 +157,7 @@ async def test_adds_over_the_budget_pause_reading_until_some_are_answered(start_
     assert budget.used == 0
 
 
-async def test_a_client_that_does_not_read_stops_only_itself(start_bookie, monkeypatch) -> None:
+async def test_a_client_that_does_not_read_delays_only_its_own_responses(start_bookie, monkeypatch) -> None:
     """The client does not read the responses of large entries: the bookie holds a few of them, not all."""
     monkeypatch.setattr(connection_module, "READ_BATCH_SIZE", 256 * 1024)
     bookie = await start_bookie(unsent_size_max=64 * 1024, reads_size_max=64 * 1024 * 1024)
@@ -195,7 +195,7 @@ async def test_waiting_reads_are_answered_in_thirds(start_bookie) -> None:
 
 
 async def test_reads_from_the_cache_yield_to_other_connections(start_bookie, monkeypatch) -> None:
-    """Regardless of how many segments arrive in one turn, and from which connections."""
+    """The limit holds for any number of segments in one turn, from any connections."""
     bookie = await start_bookie()
     clients = [await bookie.connect() for _ in range(4)]
     assert (await clients[0].ask(add(0, 1, 0))).status == 0
@@ -222,7 +222,7 @@ async def test_reads_from_the_cache_yield_to_other_connections(start_bookie, mon
         assert {answer.status for answer in answers.values()} == {0}
     counting.cancel()
     assert sum(reads_in.values()) == 12_000
-    # A turn as counted here may begin in one of the loop's and end in the next.
+    # A turn that is counted here may span two turns of the event loop.
     assert max(reads_in.values()) <= 2 * READ_TURN_COUNT_MAX
     assert bookie.server.operations.reads_budget.used == 0
 
@@ -313,7 +313,7 @@ async def test_the_budget_of_reads_is_shared_by_all_connections(start_bookie) ->
 
 
 async def stuck_readers(bookie, count: int) -> list:
-    """Clients that request much more than they read, with responses of 200 kB."""
+    """Return clients that request much more than they read, with responses of 200 kB."""
     slow = [await bookie.connect(receive_buffer_size=4096) for _ in range(count)]
     for client in slow:
         client.reader._limit = 1024

@@ -1,4 +1,4 @@
-"""Frames by seed against a server in this process: the next client is always served, and no state is left."""
+"""Frames generated from a seed never harm a server: the next client is always served, and no state is left."""
 
 import asyncio
 import contextlib

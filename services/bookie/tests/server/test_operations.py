@@ -26,8 +26,8 @@ def add(txn_id: int, ledger_id: int, entry_id: int, **fields) -> m.AddRequest:  
     return m.AddRequest(txn_id, ledger_id, entry_id, key, entry(ledger_id, entry_id, lac=lac), **fields)
 
 
-async def test_the_recorded_conversation_of_bookkeepers_client(client) -> None:
-    """Appendix of the protocol reference: add, write LAC, read LAC, read; byte for byte."""
+async def test_the_recorded_requests_of_bookkeepers_client_get_the_recorded_responses(client) -> None:
+    """Add, read LAC, read and write LAC, byte for byte."""
     body = pack(MAC, ledger_id=0, entry_id=0, lac=-1, length=5, payload=b"hello").hex()
     packet = pack_lac(MAC, ledger_id=0, lac=1).hex()
     client.send_hex("0a06080310021801aa0655080010001a14" + KEY.hex() + "2239" + body)
@@ -41,7 +41,7 @@ async def test_the_recorded_conversation_of_bookkeepers_client(client) -> None:
     assert (await client.receive_bytes()).hex() == "0a060803100618051000ba060408001000"
 
 
-async def test_a_long_poll_that_is_answered_at_once(client) -> None:
+async def test_a_long_poll_for_a_confirmed_entry_is_answered_at_once(client) -> None:
     client.send(add(1, 1, 0), add(2, 1, 1, lac=0), add(3, 1, 2, lac=1), add(4, 1, 3, lac=2))
     await client.receive_all(4)
     client.send_hex("0a06080310011812a20615080110" + MINUS_ONE + "200028b817a00602")
@@ -57,25 +57,25 @@ async def test_adds_of_one_socket_read_are_one_group(bookie, client) -> None:
     assert sorted(bookie.store.ledgers[5].entries) == list(range(100))
 
 
-async def test_an_answer_echoes_the_ids_of_the_request_and_stores_those_of_the_body(bookie, client) -> None:
+async def test_a_response_repeats_the_ids_of_the_request_although_those_of_the_body_are_stored(bookie, client) -> None:
     answer = await client.ask(m.AddRequest(1, 7, 70, KEY, entry(8, 80)))
     assert answer == m.AddResponse(1, 0, 7, 70)
     assert list(bookie.store.ledgers) == [8]
 
 
-async def test_adds_that_fail_are_named_one_by_one(client) -> None:
+async def test_each_add_of_a_group_gets_its_own_status(client) -> None:
     client.send(add(1, 1, 0), add(2, 1, 1, key=b"another"), m.AddRequest(3, 1, 2, KEY, b"too short"), add(4, 1, 3))
     answers = await client.receive_all(4)
     assert [answers[n].status for n in (1, 2, 3, 4)] == [0, Status.UNAUTHORIZED, Status.BAD_REQUEST, 0]
 
 
-async def test_reading_the_last_entry_echoes_minus_one(client) -> None:
+async def test_the_response_to_a_read_of_the_last_entry_repeats_minus_one(client) -> None:
     client.send(add(1, 1, 0), add(2, 1, 1, lac=0))
     await client.receive_all(2)
     assert await client.ask(m.ReadRequest(3, 1, -1)) == m.ReadResponse(3, 0, 1, -1, entry(1, 1, lac=0), 0)
 
 
-async def test_reads_of_missing_entries_and_ledgers(client) -> None:
+async def test_reads_of_missing_entries_and_ledgers_have_different_statuses(client) -> None:
     await client.ask(add(1, 1, 0))
     assert await client.ask(m.ReadRequest(2, 1, 9)) == m.ReadResponse(2, Status.NO_ENTRY, 1, 9)
     assert await client.ask(m.ReadRequest(3, 2, 0)) == m.ReadResponse(3, Status.NO_LEDGER, 2, 0)
@@ -91,7 +91,7 @@ def fence(txn_id: int, ledger_id: int, entry_id: int = -1, key: bytes | None = K
     return m.ReadRequest(txn_id, ledger_id, entry_id, flag=m.ReadFlag.FENCE_LEDGER, master_key=key)
 
 
-async def test_a_fencing_read_stops_ordinary_adds_but_not_recovery(client) -> None:
+async def test_after_a_fencing_read_only_recovery_adds_are_accepted(client) -> None:
     await client.ask(add(1, 1, 0))
     assert await client.ask(fence(2, 1)) == m.ReadResponse(2, 0, 1, -1, entry(1, 0))
     assert (await client.ask(add(3, 1, 1))).status == Status.FENCED
@@ -134,11 +134,11 @@ async def test_adds_force_and_write_lac_are_answered_only_once_they_are_durable(
     }
 
 
-async def test_explicit_lac(client) -> None:
+async def test_an_explicit_lac_is_written_and_read(client) -> None:
     packet = pack_lac(CRC32C, ledger_id=1, lac=0)
     assert await client.ask(m.ReadLacRequest(1, 1)) == m.ReadLacResponse(1, Status.NO_ENTRY, 1)
     assert await client.ask(m.WriteLacRequest(2, 1, 0, KEY, packet)) == m.WriteLacResponse(2, 0, 1)
-    # An explicit LAC without entries: an I/O error that carries it, as BookKeeper answers.
+    # For an explicit LAC without entries, the response is an I/O error with the LAC, as in BookKeeper.
     assert await client.ask(m.ReadLacRequest(3, 1)) == m.ReadLacResponse(3, Status.IO_ERROR, 1, packet)
     await client.ask(add(4, 1, 0))
     assert await client.ask(m.ReadLacRequest(5, 1)) == m.ReadLacResponse(5, 0, 1, packet, entry(1, 0))
@@ -146,7 +146,7 @@ async def test_explicit_lac(client) -> None:
     assert answer == m.WriteLacResponse(6, Status.UNAUTHORIZED, 1)
 
 
-async def test_forcing_an_unknown_ledger_is_fine(client) -> None:
+async def test_forcing_an_unknown_ledger_succeeds(client) -> None:
     assert await client.ask(m.ForceLedgerRequest(1, 99)) == m.ForceLedgerResponse(1, 0, 99)
 
 
@@ -157,7 +157,7 @@ async def test_bookie_info_answers_what_was_requested(client, requested, total, 
     assert await client.ask(m.BookieInfoRequest(1, requested)) == m.BookieInfoResponse(1, 0, total, free)
 
 
-async def test_the_list_of_entries(client) -> None:
+async def test_the_entries_of_a_ledger_are_listed(client) -> None:
     client.send(*[add(n, 1, entry_id) for n, entry_id in enumerate((0, 1, 3, 4))])
     await client.receive_all(4)
     answer = await client.ask(m.ListEntriesRequest(9, 1))

@@ -37,8 +37,8 @@ ZERO = "0000000000000000"
 LAST = "ffffffffffffffff"
 
 
-async def test_the_recorded_conversation_of_bookkeepers_v2_client(client) -> None:
-    """Appendix of the protocol reference: add, read of the last entry, batch read, errors; byte for byte."""
+async def test_the_recorded_requests_of_bookkeepers_v2_client_get_the_recorded_responses(client) -> None:
+    """Add, read of the last entry, batch read and errors, byte for byte."""
     body = pack(CRC32C, ledger_id=8, entry_id=0, lac=-1, length=5, payload=b"hello").hex()
     client.send_hex("02010000" + KEY.hex() + body)
     assert (await client.receive_bytes()).hex() == "0201000000000000" + L8 + ZERO
@@ -78,7 +78,7 @@ async def test_other_versions_are_refused_with_their_byte_repeated(client, versi
     assert (await client.receive_bytes()).hex() == version + "070000" + "00000067" + L9 + ZERO + "0000000000000005"
 
 
-async def test_auth_is_answered_in_version_2_for_every_request(client) -> None:
+async def test_auth_of_any_version_is_answered_in_version_2(client) -> None:
     client.send_hex("01030000" + "0a0170120178")
     assert (await client.receive_bytes()).hex().startswith("02030000")
 
@@ -96,7 +96,7 @@ async def test_a_packet_that_is_too_short_ends_the_connection(client, packet) ->
 
 
 async def test_v2_may_follow_v3_and_responses_have_the_protocol_of_their_request(bookie, client) -> None:
-    """Even in one segment, and with reads of both waiting."""
+    """This holds even in one segment, and while reads of both protocols wait."""
     v3_add = m.AddRequest(5, 1, 0, KEY, entry(1, 0))
     assert (await client.ask(v3_add)).status == 0
     client.send(m.ReadRequest(6, 1, 0), m.ReadRequest(7, 1, 9))
@@ -126,7 +126,7 @@ async def test_reads_of_one_socket_read_are_one_group_in_v2_too(bookie, client) 
     assert bookie.store.read_groups == [10]
 
 
-async def test_a_fencing_read_stops_ordinary_adds_but_not_recovery(bookie, client) -> None:
+async def test_after_a_fencing_read_only_recovery_adds_are_accepted(bookie, client) -> None:
     await client.ask_v2(add(1, 0))
     assert (await client.ask_v2(fence(1, key=b"k" * 20))).status == Status.UNAUTHORIZED
     bookie.store.hold()
@@ -138,7 +138,7 @@ async def test_a_fencing_read_stops_ordinary_adds_but_not_recovery(bookie, clien
     assert await client.ask_v2(add(1, 1, recovery=True)) == m.AddResponse(2, 0, 1, 1)
 
 
-async def test_a_fence_of_version_1_comes_without_a_key_and_is_unauthorized(client) -> None:
+async def test_a_fencing_read_of_version_1_has_no_key_and_is_unauthorized(client) -> None:
     await client.ask_v2(add(8, 0))
     client.send_hex("01020001" + L8 + ZERO)
     assert (await client.receive_bytes()).hex() == "0102000000000066" + L8 + ZERO
@@ -179,7 +179,7 @@ class FailingStore:
 
 
 @pytest.mark.parametrize("status", [status for status in Status if status is not Status.OK])
-async def test_every_error_number_in_both_protocols(bookie, client, status) -> None:
+async def test_every_error_status_is_sent_in_both_protocols(bookie, client, status) -> None:
     """A v2 client gets 101 instead of 107, because BookKeeper's client would close its connection."""
     replace_store(bookie, FailingStore(bookie.store, int(status)))
     assert await client.ask(m.ReadRequest(1, 1, 0)) == m.ReadResponse(1, status, 1, 0)
@@ -207,7 +207,7 @@ async def test_a_fence_that_fails_is_an_error_and_never_an_absence(bookie, clien
 # --- batch reads ------------------------------------------------------------------------------------------------------
 
 SIZE = 36 + 100
-"""Of the entries of ledger 3."""
+"""Bytes of each entry of ledger 3."""
 
 
 @pytest.fixture
@@ -241,7 +241,9 @@ def fits(count: int) -> int:
         (batch(3, 5, 3, fits(1)), [5]),
     ],
 )
-async def test_a_batch_holds_what_fits_at_least_one_and_ends_at_the_first_hole(filled, request_, expected) -> None:
+async def test_a_batch_contains_at_least_one_entry_and_all_that_fit_before_the_first_missing_one(
+    filled, request_, expected
+) -> None:
     answer = await filled.ask_v2(request_)
     bodies = tuple(entry(3, n, payload=bytes(100)) for n in expected)
     assert answer == m.BatchReadResponse(2, 0, 3, request_.entry_id, 77, bodies)
@@ -307,7 +309,7 @@ async def test_batch_reads_wait_for_the_budget_of_reads(start_bookie) -> None:
 
 
 async def test_adds_far_over_the_budget_are_refused(start_bookie) -> None:
-    """Each connection is paused after one socket read; very many connections together are refused."""
+    """Each connection is paused after one socket read, but many connections together can exceed the budget."""
     bookie = await start_bookie(adds_size_max=64 * 1024)
     bookie.store.hold()
     clients = [await bookie.connect() for _ in range(8)]

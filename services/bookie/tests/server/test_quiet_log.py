@@ -1,11 +1,11 @@
-"""QuietLog: one line per second and event, with the number of those left out."""
+"""QuietLog: one line per second and event, with the number of lines left out."""
 
 import pytest
 from bindery_bookie.server import quiet_log
 from bindery_bookie.server.quiet_log import QuietLog
 
 
-def test_one_line_per_second_and_event(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_event_is_logged_at_most_once_per_second(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[tuple[str, dict[str, object]]] = []
 
     class Recorder:

@@ -6,7 +6,7 @@ from functools import partial
 from bindery_bookie.server.read_turns import READ_SHARE_COUNT_MAX, READ_TURN_COUNT_MAX, ReadTurns
 
 ALL = READ_TURN_COUNT_MAX // READ_SHARE_COUNT_MAX
-"""Connections that a turn serves whole shares of."""
+"""Number of connections that get a whole share in one turn."""
 
 
 async def test_a_single_read_neither_waits_nor_schedules_a_turn() -> None:
@@ -21,7 +21,7 @@ async def test_a_single_read_neither_waits_nor_schedules_a_turn() -> None:
     assert turns.share() == READ_SHARE_COUNT_MAX
 
 
-async def test_all_get_their_share_in_turn() -> None:
+async def test_all_connections_get_their_shares_in_turn() -> None:
     turns = ReadTurns()
     served: list[tuple[int, int]] = []
     turn = 0

@@ -84,7 +84,7 @@ def small_settings(**changes: Any) -> StorageSettings:
 
 
 class World:
-    """One bookie's disks through several lives."""
+    """The disks of one bookie over several starts."""
 
     def __init__(
         self, seed: int = 0, *, wrap: Callable[[CrashableDisk], Any] = lambda disk: disk, **settings: Any
@@ -97,7 +97,7 @@ class World:
         self.now_ms = 1_000
 
     def engine(self, kind: type[StorageEngine] = StorageEngine, *, open_kv: OpenKV | None = None) -> StorageEngine:
-        """`open_kv`: instead of the world's own index store."""
+        """Return an engine that is not open yet. `open_kv`: replacement for the world's own index store."""
         lots = random.Random(self.lots.random())
         return kind(
             self.settings,
@@ -114,7 +114,7 @@ class World:
         return engine
 
     def lose_power(self, seed: int | None = None) -> None:
-        """The next engine finds what the power cut left."""
+        """Cut the power. The next engine starts with the data that survived."""
         seed = self.lots.randrange(2**31) if seed is None else seed
         self.disk = self.disk.after_power_cut(seed)
         self.kv = self.kv.after_power_cut(seed, self.disk)

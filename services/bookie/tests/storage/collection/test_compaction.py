@@ -59,7 +59,7 @@ async def test_a_log_without_live_ledgers_is_removed_without_reading_it(kit: Any
     await engine.close()
 
 
-async def test_adds_reads_and_deletions_during_a_rewrite(kit: Any, compaction: Any) -> None:
+async def test_adds_reads_and_deletions_succeed_during_a_rewrite(kit: Any, compaction: Any) -> None:
     world = kit.World(compaction_rate=4096, entry_log_size_max=2**20, write_cache_size_max=2**18)
     engine = await world.opened()
     bodies = await compaction.live_and_dead(kit, engine, dead=400, live=150)

@@ -34,7 +34,9 @@ async def cut_power_during(
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_power_loss_after_every_operation_of_a_compaction(kit: Any, compaction: Any, seed: int) -> None:
+async def test_a_power_loss_after_any_operation_of_a_compaction_loses_nothing(
+    kit: Any, compaction: Any, seed: int
+) -> None:
     points = 0
     while True:
         world = kit.World(seed, **FAST)
@@ -107,7 +109,7 @@ async def test_compaction_recovers_from_an_error_at_every_operation(kit: Any, co
     assert failing > 12
 
 
-async def test_a_failed_index_switch_may_be_on_disk(kit: Any, compaction: Any) -> None:
+async def test_a_failed_index_switch_loses_nothing_whether_or_not_it_is_on_disk(kit: Any, compaction: Any) -> None:
     """Whether LevelDB applied a batch that failed is known only after a restart."""
     for is_on_disk in (False, True):
         world = kit.World(**FAST)
@@ -199,7 +201,7 @@ async def test_a_log_without_ledgers_map_is_compacted(kit: Any, compaction: Any,
     await compaction.check_rebuilt(world, kit, bodies)
 
 
-async def test_the_bookie_stops_during_a_copy(kit: Any, compaction: Any) -> None:
+async def test_a_stop_during_a_copy_loses_nothing(kit: Any, compaction: Any) -> None:
     world = kit.World(compaction_rate=4096)
     engine = await world.opened()
     bodies = await compaction.live_and_dead(kit, engine)
@@ -279,7 +281,7 @@ async def test_logs_of_an_unfinished_flush_are_not_collected(kit: Any, compactio
     await engine.close()
 
 
-async def test_power_loss_during_a_copy_after_later_flushes(kit: Any, compaction: Any) -> None:
+async def test_a_power_loss_during_a_copy_after_later_flushes_loses_nothing(kit: Any, compaction: Any) -> None:
     """The id of the unfinished copy is then below that of LastLogMark, and must not count as a lost log."""
     world = kit.World(**FAST)
     engine = await world.opened()

@@ -344,7 +344,7 @@ def spoil(path: Path, lots: random.Random) -> str:
 
 
 async def test_no_damage_of_the_index_makes_an_entry_absent(tmp_path: Path, kit: Any) -> None:
-    """Real engines and LevelDB with tables, logs and a manifest; then one file is damaged, chosen by seed."""
+    """Real engines with LevelDB tables, logs and a manifest, of which one file, chosen by the seed, is damaged."""
     template, written = tmp_path / "template", await index_template(tmp_path / "template", kit)
     for seed in range(SEEDS):
         lots = random.Random(seed)

@@ -1,4 +1,4 @@
-"""Limbo: lost entries are never answered with "no such entry", at any truncation; it ends when all are restored."""
+"""Limbo: lost entries are never answered with "no such entry", and limbo ends when all of them are restored."""
 
 import errno
 from typing import Any
@@ -151,7 +151,7 @@ async def test_recovered_entries_are_accepted_and_a_complete_ledger_leaves_limbo
     await engine.close()
 
 
-async def test_a_key_that_metadata_lacks_is_taken_from_the_first_client(world: Any, kit: Any) -> None:
+async def test_a_key_missing_in_the_metadata_is_taken_from_the_first_client(world: Any, kit: Any) -> None:
     write_marker(world.disk, CURRENT, "a test", 1)
     engine = await world.opened()
     await engine.repair.enter_limbo_ledgers([LimboLedger(5, b""), LimboLedger(6, b"")])
@@ -168,7 +168,7 @@ async def test_a_key_that_metadata_lacks_is_taken_from_the_first_client(world: A
 
 
 async def test_after_a_power_loss_at_any_operation_no_entry_is_reported_as_absent(kit: Any) -> None:
-    """From an empty directory with a marker to the end of limbo, cut after each change of disk and index."""
+    """The power is cut after each change of disk and index, from an empty directory to the end of limbo."""
     step = 0
     for operations in range(1, 2000):
         world = kit.World(seed=operations)
@@ -267,7 +267,7 @@ async def test_a_fence_of_limbo_survives_a_crash_in_the_listing_and_a_later_loss
 
 
 async def check_copies_are_taken(kit: Any, engine: Any, ledger_id: int) -> None:
-    """Check that a worker can store copies with the key, which was lost here. Metadata does not name this bookie."""
+    """Check that a worker can store copies with the key, which was lost here. The metadata has other bookies."""
     await engine.repair.finish_listing()
     await engine.repair.end_limbo()
     assert await kit.add(engine, kit.add_request(kit.entry(ledger_id, 400))) == [Status.FENCED]
@@ -318,7 +318,7 @@ def groups_of(world: Any, path: str) -> list[int]:
 
 
 async def journaled(world: Any, kit: Any, count: int) -> list[bytes]:
-    """Return a bookie that crashed with this number of groups in its journal."""
+    """Crash a bookie with this number of groups in its journal, and return the bodies of their entries."""
     engine = await world.opened()
     bodies = []
     for entry_id in range(count):
