@@ -2,15 +2,16 @@
 
 | created                                 | data                                           |
 |-----------------------------------------|------------------------------------------------|
-| root, `available`, `available/readonly` | empty; with INSTANCEID at once if all is new   |
+| root, `available`, `available/readonly` | empty; in one transaction with INSTANCEID if   |
+|                                         | the root does not exist                        |
 | `INSTANCEID`                            | a random UUID                                  |
 | `LAYOUT`                                | LAYOUT_TEXT                                    |
 | `/managed-ledgers`, `/namespace`        | empty                                          |
 | `/admin/policies/public`                | TenantInfo JSON                                |
 | `/admin/policies/public/default`        | Policies JSON with four bundles                |
 
-Under the root it creates only what BookKeeper's `initnewcluster` creates: `cookies`, `idgen` and `underreplication`
-appear with their first use. Existing nodes are kept, but a LAYOUT of another kind is refused.
+Under the root, only the nodes of BookKeeper's `initnewcluster` are created: `cookies`, `idgen` and `underreplication`
+are created at their first use. Existing nodes are kept. An existing LAYOUT that differs from LAYOUT_TEXT is an error.
 """
 
 import json
@@ -29,9 +30,13 @@ from bindery_metadata.stores.parents import make_path
 from bindery_metadata.stores.store import Create, MetadataStore
 
 CLUSTER_NAME_DEFAULT: Final = "bindery"
+"""Name of the Pulsar cluster in the policies of the default tenant and namespace."""
 TENANT: Final = "public"
+"""Name of the default tenant."""
 NAMESPACE: Final = "default"
+"""Name of the default namespace."""
 BUNDLE_BOUNDARIES: Final = ("0x00000000", "0x40000000", "0x80000000", "0xc0000000", "0xffffffff")
+"""Boundaries of the default namespace's bundles: ranges of 32-bit topic name hashes, ascending."""
 ATTEMPTS_MAX: Final = 5
 """Maximum number of attempts to create one node if responses are lost."""
 
@@ -96,8 +101,11 @@ async def cluster_status(store: MetadataStore, layout: LedgersLayout) -> Cluster
 async def _create_ledger_tree(
     store: MetadataStore, layout: LedgersLayout, nodes: tuple[Create, ...]
 ) -> tuple[list[str], list[str]]:
-    """Create all nodes at once if none exists, so that no client sees a partial cluster; else create the missing
-    ones."""
+    """Create the nodes and return the paths of (created, found) nodes.
+
+    If the root does not exist, one transaction creates all nodes, so that no client sees a partial cluster. Otherwise
+    the missing nodes are created one by one.
+    """
     parent = parent_of(layout.root)
     if parent != "/":
         await make_path(store, parent)

@@ -12,7 +12,7 @@ from bindery_metadata.stores.versioned import Versioned
 
 
 class CookieStore:
-    """Cookies as bytes, each change a compare-and-set."""
+    """Reads and changes cookies as bytes. Each change is a compare-and-set."""
 
     def __init__(self, store: MetadataStore, layout: LedgersLayout) -> None:
         self._store = store
@@ -27,7 +27,7 @@ class CookieStore:
         return node.data.decode("ascii", "replace")
 
     async def read(self, bookie_id: BookieId) -> Versioned[bytes] | None:
-        """Return None if the bookie has no cookie."""
+        """Return the cookie of a bookie, or None if the bookie has none."""
         try:
             node = await self._store.get(self._layout.cookie(bookie_id))
         except NoSuchNode:
@@ -35,8 +35,10 @@ class CookieStore:
         return Versioned(node.data, node.stat.version, node.stat.ctime_ms)
 
     async def write(self, bookie_id: BookieId, text: bytes, *, version: int | None) -> Versioned[bytes]:
-        """`version=None`: it must not exist yet (AlreadyExists); else compare-and-set (VersionConflict, NoSuchNode).
+        """Store the cookie of a bookie and return it with its new version.
 
+        `version=None` creates the cookie and raises AlreadyExists if the bookie has one. Otherwise the cookie is
+        replaced if it has this version; else VersionConflict or NoSuchNode is raised.
         A lost response is resolved by reading again: if the same text is stored, this write or an equal one succeeded.
         """
         path = self._layout.cookie(bookie_id)
@@ -56,11 +58,11 @@ class CookieStore:
         return Versioned(text, written_version)
 
     async def delete(self, bookie_id: BookieId, *, version: int) -> None:
-        """Raises VersionConflict, NoSuchNode."""
+        """Delete the cookie of a bookie. Raises VersionConflict, NoSuchNode."""
         await self._store.delete(self._layout.cookie(bookie_id), version=version)
 
     async def bookies(self) -> list[BookieId]:
-        """Return every bookie with a cookie, sorted: the known bookies of the cluster. Empty without cookies."""
+        """Return the bookies that have a cookie, sorted. These are the known bookies of the cluster."""
         try:
             names = await self._store.children(self._layout.cookies)
         except NoSuchNode:
@@ -70,5 +72,5 @@ class CookieStore:
             try:
                 known.append(validate_bookie_id(name))
             except BadRequest:
-                continue  # not a cookie of a bookie
+                continue  # not the name of a bookie
         return known

@@ -3,6 +3,7 @@
 The cache is read without waiting. Watches on each list and on each bookie's node trigger the next read; changes within
 `debounce_s` are read together, so that a restart of a whole cluster costs a few reads. While the store is unavailable,
 the last snapshot remains.
+
 A bookie that is not registered has no address and must not be contacted, even if its id looks like one.
 Source: BookKeeper's ZKRegistrationClient and DefaultBookieAddressResolver.
 """
@@ -45,6 +46,7 @@ class BookieRecord:
 
 
 Bookies = Mapping[BookieId, BookieRecord]
+"""The registered bookies by id."""
 
 
 class BookieDirectory:
@@ -56,7 +58,7 @@ class BookieDirectory:
         self._debounce_s = debounce_s
         self._bookies: Bookies = MappingProxyType({})
         self._infos: dict[str, BookieServiceInfo] = {}
-        """By path; an entry is removed when the node's watch fires."""
+        """Decoded registrations by path. An item is removed when the watch of its node fires."""
         self._listeners: list[Callable[[Bookies], None]] = []
         self._changed = asyncio.Event()
         self._refreshing = asyncio.Lock()
@@ -75,15 +77,16 @@ class BookieDirectory:
         return self._bookies
 
     def writable(self) -> frozenset[BookieId]:
+        """Return the bookies of the snapshot that are not read-only."""
         return frozenset(bookie_id for bookie_id, record in self._bookies.items() if not record.read_only)
 
     def address(self, bookie_id: BookieId) -> tuple[str, int] | None:
-        """Return host, port of a registered bookie; None: not registered, so it must not be contacted."""
+        """Return (host, port) of a registered bookie. None: not registered; the bookie must not be contacted."""
         record = self._bookies.get(bookie_id)
         return (record.host, record.port) if record else None
 
     def on_change(self, listener: Callable[[Bookies], None]) -> Callable[[], None]:
-        """Call `listener(bookies)` after each change of the snapshot, in the loop. The result removes it."""
+        """Call `listener(bookies)` in the event loop after each change. Return a function that removes the listener."""
         self._listeners.append(listener)
 
         def remove() -> None:
@@ -93,7 +96,7 @@ class BookieDirectory:
         return remove
 
     async def refresh(self) -> Bookies:
-        """Read both lists now. Raises NoSuchNode, MetadataUnavailable; the old snapshot then remains."""
+        """Read both lists now. After an error (NoSuchNode, MetadataUnavailable) the old snapshot remains."""
         async with self._refreshing:
             writable, read_only = await asyncio.gather(
                 self._read_list(self._layout.available, read_only=False),
@@ -106,7 +109,7 @@ class BookieDirectory:
         return self._bookies
 
     async def wait_for_writable(self, count: int, *, timeout_s: float) -> None:
-        """Return once `count` bookies are writable; raises NotEnoughBookies at the timeout."""
+        """Wait until `count` bookies are writable. Raises NotEnoughBookies after `timeout_s`."""
         enough = asyncio.Event()
 
         def look(_: Bookies) -> None:

@@ -1,10 +1,12 @@
-"""The intended state of a bookie: joining, in maintenance, draining, removed. No node: active.
+"""The intended state of a bookie: joining, in maintenance, draining or removed. A bookie without a node is active.
 
     first start --> JOINING --registered, serving--> (active)
-    (active) --drain--> DRAINING --finished--> REMOVED          --cancel--> (active)
+    (active) --drain--> DRAINING --finished--> REMOVED
+                        DRAINING --cancel--> (active)
     (active) --orderly stop--> MAINTENANCE --serving again, or until_ms has passed--> (active)
 
-JSON in `/bindery/membership/<bookie id>`. A maintenance ends by the clock, without a write: use `effective`.
+The state is stored as JSON in `/bindery/membership/<bookie id>`. A maintenance ends at its time `until_ms` without a
+write, so callers use `Membership.effective`.
 """
 
 import logging
@@ -33,9 +35,9 @@ from bindery_metadata.stores.store import MetadataStore, Watch
 ATTEMPTS_MAX: Final = 20
 """Maximum number of compare-and-set attempts of one change."""
 TEXT_SIZE_MAX: Final = 1_000
-"""Maximum characters of `reason` and `by`."""
+"""Maximum number of characters of `reason` and of `by`."""
 ABSENT: Final = -1
-"""As a version: there is no node, so the bookie is active."""
+"""Version of a membership without a node. The bookie is active."""
 
 _log = logging.getLogger(__name__)
 
@@ -43,13 +45,13 @@ _log = logging.getLogger(__name__)
 class Intent(StrEnum):
     ACTIVE = "active"
     JOINING = "joining"
-    """Its first start has begun, and it does not serve yet."""
+    """The bookie has been started for the first time and does not serve yet."""
     MAINTENANCE = "maintenance"
-    """Temporarily stopped: not lost until `until_ms`."""
+    """The bookie is temporarily stopped and does not count as lost until `until_ms`."""
     DRAINING = "draining"
-    """Its ledgers are moved to other bookies; it accepts no new ones."""
+    """The ledgers of the bookie are moved to other bookies, and it accepts no new ledgers."""
     REMOVED = "removed"
-    """Removed permanently: any data it still holds does not count."""
+    """The bookie is removed permanently. Data that it still holds does not count as a replica."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +59,18 @@ class Membership:
     bookie_id: BookieId
     intent: Intent = Intent.ACTIVE
     since_ms: int = 0
-    """Start of this intent, ms since 1970."""
+    """Start of this intent in ms since 1970."""
     until_ms: int | None = None
-    """End of a maintenance, ms since 1970; None: no end."""
+    """End of a maintenance in ms since 1970; None: no end."""
     reason: str = ""
     by: str = ""
+    """Name of the operator or process that set the intent."""
     drain: Mapping[str, int] = field(default_factory=dict)
     """Sizes at the start of draining: ledgers_total, bytes_total."""
     version: int = ABSENT
 
     def effective(self, now_ms: int) -> Intent:
-        """Return the current intent: a maintenance that has ended does not count."""
+        """Return the intent at `now_ms`: ACTIVE instead of a maintenance that has ended."""
         if self.intent is Intent.MAINTENANCE and self.until_ms is not None and now_ms >= self.until_ms:
             return Intent.ACTIVE
         return self.intent
@@ -78,7 +81,7 @@ MembershipListener = Callable[[Membership], None]
 
 
 class MembershipStore:
-    """Memberships; each change is a compare-and-set. Owns its watches, not the store."""
+    """Reads and changes memberships. Each change is a compare-and-set. Owns its watches, not the store."""
 
     def __init__(self, store: MetadataStore, *, clock_ms: WallClock, layout: BinderyLayout | None = None) -> None:
         self._store = store
@@ -87,7 +90,10 @@ class MembershipStore:
         self._followers = Followers()
 
     async def get(self, bookie_id: BookieId, *, watch: Watch | None = None) -> Membership:
-        """Return ACTIVE with version ABSENT if there is no node. Raises Corrupt, MetadataUnavailable."""
+        """Return the membership of a bookie: ACTIVE with version ABSENT if it has no node.
+
+        Raises Corrupt, MetadataUnavailable.
+        """
         path = self._layout.membership(bookie_id)
         while True:
             try:
@@ -127,11 +133,12 @@ class MembershipStore:
         drain: Mapping[str, int] | None = None,
         version: int | None = None,
     ) -> Membership:
-        """Store an intent, and return the stored membership. The same intent again keeps `since_ms`, and `drain` if
-        None.
+        """Store an intent and return the stored membership.
 
-        `version`: as read (ABSENT: no node), else VersionConflict; None: any version, also an unreadable node. Raises
-        MetadataUnavailable, MetadataOutcomeUnknown (the outcome could not be determined).
+        If the bookie already has this intent, `since_ms` is kept, and also `drain` if the argument is None.
+        `version`: the expected version (ABSENT: no node), otherwise VersionConflict is raised; None: any version, and
+        an unreadable node is overwritten.
+        Raises MetadataUnavailable, MetadataOutcomeUnknown (the outcome could not be determined).
         """
         lost: MetadataOutcomeUnknown | None = None
         for _ in range(ATTEMPTS_MAX):
@@ -163,7 +170,7 @@ class MembershipStore:
         raise MetadataUnavailable("the membership keeps changing", bookie_id=bookie_id, attempts=ATTEMPTS_MAX)
 
     async def clear(self, bookie_id: BookieId) -> None:
-        """Delete the node, so that the bookie is active. Harmless without a node."""
+        """Delete the node, so that the bookie is active. Does nothing if there is no node."""
         for _ in range(ATTEMPTS_MAX):
             try:
                 await self._store.delete(self._layout.membership(bookie_id), version=None)
@@ -175,10 +182,10 @@ class MembershipStore:
         raise MetadataUnavailable("the responses were lost", bookie_id=bookie_id, attempts=ATTEMPTS_MAX)
 
     def watch(self, bookie_id: BookieId, listener: MembershipListener) -> Callable[[], None]:
-        """Call `listener` with the current membership and after each change. The result stops it.
+        """Call `listener` with the current membership and after each change. Return a function that ends the watch.
 
-        Changes in quick succession may be seen as one. It continues through outages and session losses; an unreadable
-        node is logged and not reported.
+        Changes in quick succession may be reported as one. The watch continues after outages and session losses. An
+        unreadable node is logged and not reported.
         """
         reported: Membership | None = None
 

@@ -1,8 +1,10 @@
 """Register a bookie in `available` with an ephemeral node, and register it again after session losses.
 
 States of a registration:
+
     (new) --register--> registered --session LOST--> not registered --new session--> registered
-Only while registered may a bookie accept writes: without its node, the auditor will soon replace it.
+
+A bookie may accept writes only while it is registered: if its node is missing, the auditor counts it as lost.
 
 The node of a killed process remains until its session times out, so a restarted bookie first waits for that. A move
 between writable and read-only creates the new node before it deletes the old one, so that no watcher finds the bookie
@@ -32,7 +34,7 @@ from bindery_metadata.stores.store import SESSION_TIMEOUT_S, MetadataStore, Sess
 __all__ = ["BookieDirectory", "BookieRecord", "BookieRegistration"]
 
 STALE_MARGIN_S: Final = 2.0
-"""Seconds to wait beyond the session timeout: servers expire sessions in steps of a tick."""
+"""Time in seconds to wait beyond the session timeout, because servers expire sessions in steps of a tick."""
 RETRY_S: Final = 0.5
 """Delay in seconds before a failed registration is repeated."""
 
@@ -40,7 +42,9 @@ _log = logging.getLogger(__name__)
 
 
 class BookieRegistration:
-    """One bookie's node. Invariant: `is_registered` only while a node of the current session is known to exist.
+    """Keeps the registration node of one bookie in place.
+
+    Invariant: `is_registered` is true only while a node of the current session is known to exist.
 
     `service_info`: encoded BookieServiceInfo (`bindery_core.formats.bookie_service_info.encode`).
     """
@@ -72,9 +76,9 @@ class BookieRegistration:
     async def register(self, *, read_only: bool = False) -> None:
         """Register the bookie, and keep it registered until `close`.
 
-        Waits up to the session timeout for the end of a former session. Raises AlreadyExists if its node then still
-        exists,
-        because another process uses this id. Raises MetadataUnavailable.
+        Waits up to the session timeout plus STALE_MARGIN_S for the end of a former session. Raises AlreadyExists if the
+        node of another session then still exists, because another process uses this id. Raises MetadataUnavailable, or
+        MetadataOutcomeUnknown if the node is deleted repeatedly.
         """
         assert self._keeper is None, "register once"
         async with self._lock:
@@ -84,9 +88,9 @@ class BookieRegistration:
         self._keeper = asyncio.create_task(self._keep())
 
     async def set_read_only(self, read_only: bool) -> None:
-        """Move between the lists. After an error, the move is retried as soon as the store is available.
+        """Move the bookie between the lists. After an error, the move is retried as soon as the store is available.
 
-        After `close`, which may be called meanwhile, it has no effect.
+        Has no effect after `close`, which may be called while this call waits.
         """
         assert self._wanted is not None or self._closed, "register first"
         async with self._lock:
@@ -110,7 +114,7 @@ class BookieRegistration:
         return self._wanted is True
 
     def on_change(self, listener: Callable[[bool], None]) -> Callable[[], None]:
-        """Call `listener(is_registered)` after each change, in the loop. The result removes it."""
+        """Call `listener(is_registered)` in the event loop after each change. Return a function that removes it."""
         self._listeners.append(listener)
 
         def remove() -> None:
@@ -148,7 +152,7 @@ class BookieRegistration:
             self._look_again.set()
 
     async def _keep(self) -> None:
-        """After any event that may concern the node, check that it exists."""
+        """Check that the node exists after each event that may have deleted it."""
         while True:
             await self._look_again.wait()
             self._look_again.clear()

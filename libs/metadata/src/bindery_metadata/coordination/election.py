@@ -1,15 +1,16 @@
-"""Elect the auditor by BookKeeper's election, so that its auditors and ours are candidates of one election.
+"""Elect the leading auditor as BookKeeper does, so that auditors of both take part in the same election.
 
-A candidate creates an ephemeral sequential vote; the lowest vote leads; each other candidate watches only its
-predecessor, so that the end of a leadership wakes one candidate. A vote's path is never reused while the election's
-node exists, so a vote is safe to delete, and its path and version identify one leadership.
+Each candidate creates an ephemeral sequential node, its vote. The candidate with the lowest vote leads. Each other
+candidate watches only its predecessor, so that the end of a leadership wakes one candidate. A vote's path is never
+reused while the election's node exists, so a vote is safe to delete, and its path and version identify one leadership.
 
     (no vote) --create--> waiting --lowest--> leading --session LOST, vote gone--> (no vote)
                              `--session LOST, vote gone--> (no vote)   `--`lead` ended, resign--> vote deleted
 
 A leader without a connection may not have noticed that its leadership is over. It therefore writes only through
-`Leadership.multi`, which puts a check of the vote into the same transaction: if another candidate leads, the vote is
-deleted, and nothing is written.
+`Leadership.multi`, which puts a check of the vote into the same transaction. If another candidate leads, the vote no
+longer exists, so the check fails and nothing is written.
+
 Source: BookKeeper's AuditorElector and ZkLedgerAuditorManager.
 """
 
@@ -36,23 +37,25 @@ from bindery_metadata.stores.store import Check, MetadataStore, Op, SessionState
 __all__ = ["AuditorElection", "Guard", "Leadership", "NotLeader", "current_auditor"]
 
 RETRY_S: Final = 0.5
+"""Delay in seconds before a failed request is repeated, and before a former leader stands for election again."""
 RESIGN_TIMEOUT_S: Final = 2.0
 """Maximum time in seconds for the deletion of a vote; otherwise the end of the session deletes it."""
 READS_MAX: Final = 10
+"""Maximum number of attempts to read the lowest vote, which may be deleted between two reads."""
 
 _log = logging.getLogger(__name__)
 
 
 class Guard(Protocol):
-    """Applies writes under a condition."""
+    """Applies writes only while a condition holds, such as a leadership."""
 
     async def multi(self, ops: Sequence[Op]) -> list[str | Stat | None]:
-        """Like MetadataStore.multi. Raises NotLeader, and nothing was written, if the leadership is over."""
+        """Like MetadataStore.multi. If the leadership is over, nothing is written and NotLeader is raised."""
         ...
 
 
 class Leadership:
-    """One term. Once it has ended it stays ended; the next term is another object."""
+    """One term of leadership. A term that has ended never starts again; the next term is another object."""
 
     def __init__(self, store: MetadataStore, *, name: str, vote_path: str, version: int, session_id: int) -> None:
         self.name = name
@@ -69,7 +72,7 @@ class Leadership:
 
     @property
     def is_certain(self) -> bool:
-        """Not over, and connected in the session of the vote."""
+        """Whether the term is not over and the store is connected in the session of the vote."""
         return (
             not self._over
             and self._store.session_state is SessionState.CONNECTED
@@ -84,9 +87,10 @@ class Leadership:
         return not self._over
 
     async def multi(self, ops: Sequence[Op]) -> list[str | Stat | None]:
-        """Apply `ops`, or nothing and raise NotLeader. Other errors are those of the operations.
+        """Apply `ops` if the leadership continues; otherwise apply none and raise NotLeader.
 
-        MetadataOutcomeUnknown: they may have been applied, under this leadership.
+        Other errors are those of the operations. After MetadataOutcomeUnknown, `ops` may have been applied, but only
+        under this leadership.
         """
         if self._over:
             raise NotLeader("the leadership is over", name=self.name, vote=self.vote_path)
@@ -111,15 +115,16 @@ class Leadership:
             self.end()
 
     def end(self) -> None:
-        """End the term: every later guarded write is refused without a request."""
+        """End the term. Later calls of `multi` raise NotLeader without a request."""
         self._over = True
 
 
 Lead = Callable[[Leadership], Awaitable[None]]
+"""The work of a leader. Cancelled when the term ends."""
 
 
 class AuditorElection:
-    """One candidate. `name`: content of the vote, the bookie id or host; unique among candidates.
+    """One candidate. `name`: the bookie id or host that the vote names; unique among candidates.
 
     Invariant: before a vote is created, every earlier one of this candidate and session is known to be deleted.
     """
@@ -144,11 +149,11 @@ class AuditorElection:
         return self._leadership
 
     async def run(self, lead: Lead) -> None:
-        """Stand for election until `resign`; lead when elected, and stand again afterwards. Returns after `resign`.
+        """Stand for election until `resign`. Lead when elected, and stand for election again afterwards.
 
-        `lead` is cancelled, and waited for, if the session is LOST or the vote is deleted, but not while SUSPENDED. If
-        it
-        returns or raises a BinderyError, the next candidate becomes the leader; other errors end `run`.
+        `lead` is cancelled if the session is LOST or the vote is deleted, but not while the session is SUSPENDED; `run`
+        waits until it has ended. If `lead` returns or raises a BinderyError, the next candidate becomes the leader.
+        Other errors end `run`.
         """
         assert self._ended.is_set(), "run once at a time"
         self._ended.clear()
@@ -178,9 +183,9 @@ class AuditorElection:
                 self._ended.set()
 
     async def resign(self) -> None:
-        """End the candidacy, and the leadership if there is one: cancel `lead`, delete the vote, end `run`.
+        """End the candidacy and any leadership: cancel `lead`, delete the vote, and wait until `run` has ended.
 
-        Waits for that. No effect unless `run` is running.
+        Has no effect unless `run` is running.
         """
         self._resigned.set()
         await self._ended.wait()
@@ -188,7 +193,7 @@ class AuditorElection:
     # --- the vote -------------------------------------------------------------------------------------------------
 
     async def _cast(self) -> str:
-        """Make sure that a vote of ours exists; return its path."""
+        """Make sure that this candidate has a vote, and return its path."""
         election = self._layout.auditor_election
         if self._unsettled is not None:
             found = await self._find_own(self._unsettled)
@@ -205,7 +210,7 @@ class AuditorElection:
             raise
 
     async def _find_own(self, before: frozenset[str]) -> str | None:
-        """Return the vote of a creation whose response was lost: of our session, with our text, and new."""
+        """Return the vote that a creation with a lost response created: it is new and has our session and our text."""
         await self._store.sync(self._layout.auditor_election)
         for name in await self._votes():
             if name in before:
@@ -221,7 +226,10 @@ class AuditorElection:
         return await _votes(self._store, self._layout)
 
     async def _remove_leftovers(self) -> None:
-        """Run before a new vote is created: a lower vote of ours would be elected, and no process would lead."""
+        """Delete this candidate's old votes.
+
+        Called before a new vote is created: an old, lower vote would be elected, and no process would lead.
+        """
         for vote in list(self._leftovers):
             with contextlib.suppress(NoSuchNode):
                 await self._store.delete(vote, version=None)
@@ -238,7 +246,10 @@ class AuditorElection:
     # --- waiting --------------------------------------------------------------------------------------------------
 
     async def _await_turn(self, vote: str) -> bool:
-        """Wait until `vote` is the lowest. False: resigned, or the vote is deleted. It keeps its place on an error."""
+        """Wait until `vote` is the lowest. Return False if resigned or if the vote is deleted.
+
+        The vote remains if an error is raised.
+        """
         name = vote.rsplit("/", 1)[1]
         while not self._resigned.is_set():
             names = await self._votes()
@@ -270,7 +281,7 @@ class AuditorElection:
     # --- leading --------------------------------------------------------------------------------------------------
 
     async def _serve(self, vote: str, lead: Lead) -> bool:
-        """Lead until the term ends. True: because `lead` returned."""
+        """Lead until the term ends. Return True if it ended because `lead` returned."""
         stat = await self._store.exists(vote)
         if stat is None or stat.ephemeral_owner != self._store.session_id:
             return False
@@ -317,7 +328,7 @@ class AuditorElection:
             changed = asyncio.Event()
             try:
                 leadership.see(await self._store.exists(leadership.vote_path, watch=changed.set))
-            except BinderyError:  # unavailable; the term continues, its writes are guarded
+            except BinderyError:  # the store is unavailable; the term continues, because its writes are guarded
                 await asyncio.sleep(RETRY_S)
                 continue
             if leadership.is_over:
@@ -327,7 +338,7 @@ class AuditorElection:
 
 
 async def current_auditor(store: MetadataStore, layout: LedgersLayout) -> str | None:
-    """Return the name in the lowest vote; None: no leader, or an unreadable vote. Raises MetadataUnavailable."""
+    """Return the name in the lowest vote. None: no leader, or an unreadable vote. Raises MetadataUnavailable."""
     for _ in range(READS_MAX):
         votes = await _votes(store, layout)
         if not votes:
@@ -336,7 +347,7 @@ async def current_auditor(store: MetadataStore, layout: LedgersLayout) -> str | 
             node = await store.get(f"{layout.auditor_election}/{votes[0]}")
             return formats.decode_vote(node.data) or None
         except NoSuchNode:
-            continue  # it has just ended
+            continue  # the vote was deleted after the votes were listed
         except Corrupt as error:
             _log.warning("auditor_vote_unreadable", extra={"vote": votes[0], "error": str(error)})
             return None

@@ -1,11 +1,12 @@
-"""Leases: ephemeral nodes that name the owner of something while its session exists.
+"""Leases: ephemeral nodes that name the owner of a resource while the owner's session exists.
 
 A lease directs clients to its owner; it does not protect data. An owner without a connection may not have noticed that
 its lease has expired, so writes under a lease need another protection: fencing, or a compare-and-set.
 
-    acquire --> held --connection lost--> held, not certain --back in time--> held
+    acquire --> held --connection lost--> held, not certain --reconnected in time--> held
                  |                             `--session LOST--> lost
-                 `--node gone or another's--> lost           `release --> released
+                 |--node deleted, or of another session--> lost
+                 `--release--> released
 """
 
 import asyncio
@@ -21,6 +22,7 @@ from bindery_metadata.stores.ephemerals import delete_own
 from bindery_metadata.stores.store import MetadataStore, SessionState
 
 ATTEMPTS_MAX: Final = 5
+"""Maximum number of attempts of one acquisition while other owners come and go."""
 RETRY_S: Final = 0.5
 """Delay in seconds before a failed request is repeated."""
 
@@ -29,10 +31,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LeaseOwner:
+    """The owner of a lease at the time of the read."""
+
     value: bytes
+    """Data that the owner passed to `acquire`."""
     session_id: int
     mine: bool
-    """Owned by the current session of this store."""
+    """Whether the current session of this store owns the lease."""
 
 
 class Lease:
@@ -47,12 +52,12 @@ class Lease:
 
     @property
     def is_held(self) -> bool:
-        """Whether the lease is held as far as is known here: true while the connection is merely broken."""
+        """Whether the lease is not known to be lost or released. It remains true while the store is disconnected."""
         return self._held
 
     @property
     def is_certain(self) -> bool:
-        """Held, and connected in the session that holds it."""
+        """Whether the lease is held and the store is connected in the session that holds it."""
         return (
             self._held
             and self._store.session_state is SessionState.CONNECTED
@@ -60,7 +65,10 @@ class Lease:
         )
 
     def on_lost(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """`listener` is called once, in the loop, when the lease is lost; not by release(). The result removes it."""
+        """Call `listener` once, in the event loop, when the lease is lost, but not after `release`.
+
+        Return a function that removes the listener.
+        """
         self._listeners.append(listener)
 
         def remove() -> None:
@@ -70,7 +78,7 @@ class Lease:
         return remove
 
     async def verify(self) -> bool:
-        """Read whether the node still belongs to our session. Raises MetadataUnavailable."""
+        """Read whether the node still belongs to the session of the lease. Raises MetadataUnavailable."""
         await self._store.sync(self.path)
         stat = await self._store.exists(self.path)
         if stat is None or stat.ephemeral_owner != self.session_id:
@@ -78,8 +86,10 @@ class Lease:
         return self._held
 
     async def release(self) -> None:
-        """Delete the node, unless another session created it meanwhile (see `ephemerals`). Errors of the store are
-        ignored: the lease is given up in any case."""
+        """Give up the lease and delete its node, unless another session has created the node since (see `ephemerals`).
+
+        Errors of the store are ignored.
+        """
         self._held = False
         self._listeners.clear()
         await delete_own(self._store, self.path, self.session_id)
@@ -97,7 +107,7 @@ class Lease:
 
 
 class Leases:
-    """The leases of one process. Owns the watches, not the store."""
+    """Acquires and watches the leases of one process. Owns the watches, not the store."""
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
@@ -106,7 +116,7 @@ class Leases:
         self._forget_session = store.on_session_change(self._on_session)
 
     async def acquire(self, path: str, value: bytes) -> Lease | None:
-        """Return the lease, or None if another session holds it (see `owner`). Creates parents.
+        """Return the lease, or None if another session holds it (see `owner`). Missing parents are created.
 
         A lease that this process already holds is returned as it is. Raises MetadataUnavailable, MetadataOutcomeUnknown
         (the node may then exist until the session ends, and acquiring again adopts it).
@@ -124,7 +134,7 @@ class Leases:
             try:
                 node = await self._store.get(path)
             except NoSuchNode:
-                continue  # its holder has just ended
+                continue  # the holder's node was deleted after the attempt to create it
             if node.stat.ephemeral_owner != self._store.session_id:
                 return None
             with contextlib.suppress(VersionConflict, NoSuchNode):
@@ -137,9 +147,9 @@ class Leases:
         return None
 
     async def owner(self, path: str, *, on_change: Callable[[], None] | None = None) -> LeaseOwner | None:
-        """Return the holder; None: there is none. `on_change` is called once when the holder may have changed.
+        """Return the owner of the lease, or None. `on_change` is called once when the owner may have changed.
 
-        Raises MetadataUnavailable: an unknown holder is not the same as none.
+        Raises MetadataUnavailable if the owner cannot be read.
         """
         while True:
             try:
@@ -170,7 +180,7 @@ class Leases:
         if self._leases.get(lease.path) is not lease:
             return
         if not lease.is_held:
-            del self._leases[lease.path]  # released; its node is deleted now
+            del self._leases[lease.path]  # the lease was released, and its node has been deleted
         else:
             task = asyncio.create_task(self._check(lease))
             self._checks.add(task)
@@ -186,7 +196,7 @@ class Leases:
                 await asyncio.sleep(RETRY_S)
 
     async def _check_once(self, lease: Lease) -> None:
-        """Check that the node is still ours, and watch it."""
+        """Check that the node still belongs to the session of the lease, and watch the node."""
         stat = await self._store.exists(lease.path, watch=lambda: self._check_later(lease))
         if stat is None or stat.ephemeral_owner != lease.session_id:
             if self._leases.get(lease.path) is lease:

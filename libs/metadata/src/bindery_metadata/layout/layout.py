@@ -1,8 +1,8 @@
-"""Znode paths of the ledger tree: those of BookKeeper, so that its tools and ours can read the same tree.
+"""Znode paths of the ledger tree. They are BookKeeper's, so that its tools and Bindery's can read the same tree.
 
-All paths are below `root` (default `/ledgers`). <b>: a bookie id; <id>: a ledger id, `%010d`; <hex>: its four 16-bit
-groups in hex, as directories; set(v), delete(v): with the version that was read; any: without a version check;
-own only: `ephemerals.delete_own`.
+All paths are below `root` (default `/ledgers`). <b>: a bookie id; <id>: a ledger id, `%010d`; <hex>: the ledger id as
+four 16-bit groups in hex, one directory each; set(v), delete(v): with the version that was read; any: without a version
+check; eph. seq.: creates an ephemeral sequential node; own only: `ephemerals.delete_own`.
 
 | key                                      | value             | written by, how          | removed by, how           |
 |------------------------------------------|-------------------|--------------------------|---------------------------|
@@ -37,8 +37,8 @@ Ids below 2^31 - 1 are `%010d` split 2/4/4, others `%019d` split 3/4/4/4/4; the 
 | 2147483647 | `000/0000/0021/4748/L3647`     |
 | 4294967301 | `000/0000/0042/9496/L7301`     |
 
-Bindery's own nodes are under BINDERY_ROOT, never in these nodes; all are JSON in UTF-8, keys sorted. <g>: the ledger id
-divided by 10000, decimal; <id19>: the id, `%019d`; guarded: with a check of the auditor's vote.
+Bindery's own nodes are under BINDERY_ROOT, never in the ledger tree. All but reader slots are JSON in UTF-8 with sorted
+keys. <g>: the ledger id divided by 10000, decimal; <id19>: the id, `%019d`; guarded: with a check of the vote.
 
 | key                             | value           | written by, how                   | removed by, how            |
 |---------------------------------|-----------------|-----------------------------------|----------------------------|
@@ -69,26 +69,36 @@ from bindery_core.ids import ID_MAX, BookieId, LedgerId, validate_bookie_id
 from bindery_metadata.layout.znode_path import validate_path
 
 LEDGERS_ROOT_DEFAULT: Final = "/ledgers"
+"""Default root of the ledger tree."""
 BINDERY_ROOT: Final = "/bindery"
+"""Root of Bindery's own nodes."""
 
 LAYOUT_TEXT: Final = b"2\norg.apache.bookkeeper.meta.HierarchicalLedgerManagerFactory:1"
+"""Content of the ledger tree's LAYOUT node."""
 
 SHORT_ID_END: Final = 2**31 - 1
-"""First id that uses the long path."""
+"""First ledger id with a long path."""
 
 READONLY: Final = "readonly"
+"""Name of the child of `available` that lists the read-only bookies."""
 ID_PREFIX: Final = "ID-"
+"""Prefix of the sequential nodes that generate ledger ids."""
 HOB_PREFIX: Final = "HOB-"
+"""Prefix of the directories of long ids, named by their upper 32 bits."""
 MARK_PREFIX: Final = "urL"
+"""Prefix of under-replication marks and of the locks on them."""
 VOTE_PREFIX: Final = "V_"
+"""Prefix of the votes in the auditor election."""
 EVENT_PREFIX: Final = "E_"
+"""Prefix of the events in the recovery history."""
 
 RECORDS_PER_DIRECTORY: Final = 10_000
-"""Number of consecutive ids whose recovery records share a directory."""
+"""Number of consecutive ledger ids whose records share a directory."""
 
 SHORT_DEPTH: Final = 2
-"""Number of directories above the leaf of a short id; LONG_DEPTH: of a long id."""
+"""Number of directories above the metadata node of a short id."""
 LONG_DEPTH: Final = 4
+"""Number of directories above the metadata node of a long id."""
 
 _SHORT = re.compile(r"(\d{2})/(\d{4})/L(\d{4})")
 _LONG = re.compile(r"(\d{3})/(\d{4})/(\d{4})/(\d{4})/L(\d{4})")
@@ -104,7 +114,7 @@ assert SHORT_ID_END < 10**10
 
 
 class CheckKind(StrEnum):
-    """The auditor's periodic checks, by the node that holds the time of the last one."""
+    """The auditor's periodic checks. The value is the name of the node that stores the time of the last check."""
 
     LEDGERS = "checkallledgersctime"
     PLACEMENT = "placementpolicycheckctime"
@@ -212,7 +222,7 @@ class LedgersLayout:
         return LedgerId(value) if value <= ID_MAX and self.ledger(LedgerId(value)) == path else None
 
     def mark(self, ledger_id: LedgerId) -> str:
-        """Return the under-replication mark: four 16-bit groups in lower-case hex, then the decimal id."""
+        """Return the path of the under-replication mark: four 16-bit groups in lower-case hex, then the decimal id."""
         groups = "/".join(f"{ledger_id >> shift & 0xFFFF:04x}" for shift in (48, 32, 16, 0))
         return f"{self.underreplication_ledgers}/{groups}/{MARK_PREFIX}{ledger_id:010d}"
 
@@ -268,11 +278,11 @@ class BinderyLayout:
         return f"{self.memberships}/{validate_bookie_id(bookie_id)}"
 
     def recovery_record(self, ledger_id: LedgerId) -> str:
-        """Raises BadRequest for an id outside 0..2^63-1."""
+        """Return the path of the recovery record. Raises BadRequest for an id outside 0..2^63-1."""
         return f"{self.recovery_ledgers}/{_grouped(ledger_id)}"
 
     def recovery_closing(self, ledger_id: LedgerId) -> str:
-        """Raises BadRequest for an id outside 0..2^63-1."""
+        """Return the path of the closing record. Raises BadRequest for an id outside 0..2^63-1."""
         return f"{self.recovery_closings}/{_grouped(ledger_id)}"
 
     @property
@@ -280,7 +290,7 @@ class BinderyLayout:
         return f"{self.root}/audit/readers"
 
     def audit_reader_slot(self, bookie_id: BookieId, slot: int) -> str:
-        """`slot`: from 0. The holder of a slot may read that bookie."""
+        """Return the path of a reader slot, numbered from 0. The holder of a slot may read from the bookie."""
         return f"{self.audit_readers}/{validate_bookie_id(bookie_id)}/slot-{slot}"
 
     def recovery_cursor(self, name: str) -> str:

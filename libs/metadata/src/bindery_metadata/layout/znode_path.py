@@ -10,14 +10,22 @@ from typing import Final
 from bindery_core.errors import BadRequest, TooLarge
 
 DATA_SIZE_MAX: Final = 1_000_000
-"""Maximum bytes in one request. jute.maxbuffer (1,048,575 by default) limits the whole packet, and a server closes the
-connection at a longer one: without this check, an oversized write would look like an outage."""
+"""Maximum number of data bytes in one request.
+
+jute.maxbuffer (1,048,575 by default) limits the whole packet, and a server closes the connection if a packet is longer:
+without this check, an oversized write would look like an outage.
+"""
 
 PATH_SIZE_MAX: Final = 4_096
+"""Maximum number of characters of a path."""
 
 
 def validate_path(path: str) -> str:
-    """Return `path`; raises BadRequest unless absolute and without empty, `.` and `..` parts and control characters."""
+    """Return `path`. Raises BadRequest if it is relative or too long, or contains a part or character that is invalid.
+
+    Invalid parts are empty, `.` and `..`. Invalid characters are control characters, surrogates and private-use
+    characters up to U+F8FF, and those from U+FFF0.
+    """
     if path == "/":
         return path
     if not path.startswith("/") or path.endswith("/") or len(path) > PATH_SIZE_MAX:
@@ -36,12 +44,12 @@ def validate_size(size: int, path: str) -> None:
 
 
 def parent_of(path: str) -> str:
-    """The parent's path; of `/` it is `/`."""
+    """Return the path of the parent. The parent of `/` is `/`."""
     return path.rsplit("/", 1)[0] or "/"
 
 
 def name_of(path: str) -> str:
-    """The last part."""
+    """Return the last part of `path`."""
     return path.rsplit("/", 1)[1]
 
 

@@ -8,12 +8,11 @@
 
 A writer that continues without a replica keeps that fact in memory only. A client that recovers the ledger after the
 writer's death checks only the entries after the last confirmed one. The record is therefore stored before the ledger
-is closed in the metadata: whichever process fails in between, no ledger is closed with missing entries that are never
-checked. If the ledger is not closed after all, the record remains until another client closes it. The time of a record
-is
-the creation time of its znode.
+is closed in the metadata, so that a failure in between never leaves a closed ledger whose missing entries are not
+checked. If the ledger is not closed after all, the record remains until another client closes the ledger. The time of a
+record is the creation time of its znode.
 
-No decision depends on the content of a record: one that cannot be read counts like any other.
+No decision depends on the content of a record: an unreadable record counts like any other.
 """
 
 import asyncio
@@ -40,9 +39,11 @@ from bindery_metadata.stores import json_node
 from bindery_metadata.stores.store import Delete, MetadataStore
 
 ATTEMPTS_MAX: Final = 5
-"""Maximum number of attempts to create a record whose responses are lost; creating one twice is harmless."""
+"""Maximum number of attempts to create a record if responses are lost. A second creation has no effect."""
 READS_IN_FLIGHT: Final = 64
+"""Maximum number of concurrent reads of records."""
 ID_DIGITS: Final = 19
+"""Number of decimal digits in the name of a record's node."""
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ class ClosingCause(StrEnum):
     """Why it is unknown whether every replica holds every entry."""
 
     RECOVERED = "recovered"
-    """Closed by recovery: the writer, which counted missing replicas, is gone."""
+    """Closed by recovery. Only the writer, which has ended, recorded which replicas are missing."""
     DEGRADED = "degraded"
     """Closed by its writer, which had continued without a replica."""
     IN_FLIGHT = "in_flight"
@@ -76,9 +77,9 @@ class ClosingRecords:
         self._layout = layout or BinderyLayout()
 
     async def add(self, ledger_id: LedgerId, cause: ClosingCause) -> None:
-        """Store a record and return once it is stored. An existing record is left as it is.
+        """Store a record. An existing record is left unchanged.
 
-        Raises MetadataOutcomeUnknown if every response was lost; call it again.
+        Raises MetadataOutcomeUnknown if every response was lost; the caller may then repeat the call.
         """
         path = self._layout.recovery_closing(ledger_id)
         for attempt in range(ATTEMPTS_MAX):
@@ -93,6 +94,7 @@ class ClosingRecords:
             return
 
     async def get(self, ledger_id: LedgerId) -> ClosingRecord | None:
+        """Return the record of a ledger, or None if it has none. An unreadable record has the cause UNKNOWN."""
         path = self._layout.recovery_closing(ledger_id)
         try:
             node = await self._store.get(path)
@@ -121,7 +123,7 @@ class ClosingRecords:
         return sorted(found)
 
     async def get_all(self, ledger_ids: Sequence[LedgerId]) -> list[ClosingRecord]:
-        """Return the records of those of `ledger_ids` that have one."""
+        """Return the existing records of `ledger_ids`."""
         found: list[ClosingRecord] = []
         for start in range(0, len(ledger_ids), READS_IN_FLIGHT):
             some = await asyncio.gather(*map(self.get, ledger_ids[start : start + READS_IN_FLIGHT]))
@@ -129,7 +131,7 @@ class ClosingRecords:
         return found
 
     async def remove(self, ledger_id: LedgerId, *, guard: Guard) -> None:
-        """Delete the record of a ledger, if there is one, as the leader. Raises NotLeader, MetadataOutcomeUnknown."""
+        """Delete the record of a ledger, if any, as the leading auditor. Raises NotLeader, MetadataOutcomeUnknown."""
         path = self._layout.recovery_closing(ledger_id)
         try:
             await guard.multi([Delete(path, None)])
@@ -138,9 +140,10 @@ class ClosingRecords:
         await self._prune(ledger_id, path)
 
     async def forget(self, ledger_id: LedgerId) -> None:
-        """Delete the record of a ledger that the caller has deleted. It needs no guard: nothing depends on it now.
+        """Delete the record of a ledger that the caller has deleted. No guard is needed, because the record is unused.
 
-        Best effort: it keeps records from accumulating without an auditor. Raises nothing; an auditor deletes the rest.
+        Without an auditor, these deletions keep records from accumulating. Errors are logged and not raised; an auditor
+        deletes the remaining records.
         """
         path = self._layout.recovery_closing(ledger_id)
         try:

@@ -1,9 +1,10 @@
-"""Generate new ledger ids, each used once: ZooKeeper's sequential nodes count for all clients.
+"""Generate new ledger ids. No id is generated twice, because the clients share the counters of ZooKeeper's sequential
+nodes.
 
 Short ids come from `idgen/ID-<10 digits>`. When that counter leaves 0 .. 2^31 - 2, the node `idgen-long` is created,
-and
-from then on all clients use long ids: `idgen-long/HOB-<high>/ID-<low>` gives high * 2^32 + low.
+and from then on all clients use long ids: `idgen-long/HOB-<high>/ID-<low>` gives high * 2^32 + low.
 If the outcome of a node's creation is unknown, its number is never used.
+
 Source: BookKeeper's ZkLedgerIdGenerator and LongZkLedgerIdGenerator.
 """
 
@@ -20,13 +21,15 @@ from bindery_metadata.stores.store import MetadataStore
 ATTEMPTS_MAX: Final = 10
 """Maximum consecutive lost responses and races before an error is raised."""
 HOB_FIRST: Final = 1
+"""Upper 32 bits of the first long ids."""
 HOB_MAX: Final = 2**31 - 1
+"""Maximum value of the upper 32 bits of a long id."""
 HOB_KEPT: Final = 3
-"""Number of directories of high bits that are kept: a slow client may still use the one before the last."""
+"""Number of HOB directories that are kept. A slow client may still use the one before the last."""
 
 
 class LedgerIdGenerator:
-    """Generates ids. Invariant: once long, always long."""
+    """Generates ledger ids. Invariant: after the first long id, only long ids are generated."""
 
     def __init__(self, store: MetadataStore, layout: LedgersLayout) -> None:
         self._store = store
@@ -35,12 +38,12 @@ class LedgerIdGenerator:
         self._cleaning: set[asyncio.Task[None]] = set()
 
     async def next_id(self) -> LedgerId:
-        """Return an id that no other call gets. Raises MetadataUnavailable."""
+        """Return an id that no other call returns. Raises MetadataUnavailable."""
         for _ in range(ATTEMPTS_MAX):
             try:
                 ledger_id = await (self._next_long() if await self._is_long() else self._next_short())
             except (MetadataOutcomeUnknown, NoSuchNode):
-                continue  # the number is not usable, or the directory was pruned: take another
+                continue  # the number is not usable, or the directory was deleted: take another number
             if ledger_id is not None:
                 return ledger_id
         raise MetadataUnavailable("no ledger id could be reserved", attempts=ATTEMPTS_MAX)
@@ -87,7 +90,7 @@ class LedgerIdGenerator:
             await self._store.create(self._layout.hob(high))
 
     async def _take_number(self, directory: str, *, make_parents: bool = True) -> int | None:
-        """Return the next number of a directory's counter; None once it has left the range of ids."""
+        """Return the next number of a directory's counter; None if the number is not in the range of ids."""
         path = await self._store.create(
             f"{directory}/{ID_PREFIX}", ephemeral=True, sequential=True, make_parents=make_parents
         )
@@ -96,7 +99,7 @@ class LedgerIdGenerator:
         return number if 0 <= number < SHORT_ID_END else None
 
     def _clean(self, path: str, *, version: int | None) -> None:
-        """Delete a used node in the background: nothing waits for it or depends on it."""
+        """Delete a used node in the background. No caller waits for the deletion."""
         task = asyncio.create_task(self._remove(path, version))
         self._cleaning.add(task)
         task.add_done_callback(self._cleaning.discard)

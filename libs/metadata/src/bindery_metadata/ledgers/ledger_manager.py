@@ -1,8 +1,9 @@
-"""LedgerManager: ledger metadata in the tree; each change is a compare-and-set.
+"""LedgerManager: read, change and watch ledger metadata in the store. Each change is a compare-and-set.
 
-A lost response (MetadataOutcomeUnknown) is resolved here: sync, read again, compare. The caller sees it only if that
-fails too. A creation recognizes its own node by the random token in it (`c_token`); every later write drops the token,
-as BookKeeper's do.
+A lost response (MetadataOutcomeUnknown) is resolved here: sync, read again, compare. Callers see the error only if this
+fails too. A creation recognizes its own node by the random token in it (`c_token`). Every later write drops the token,
+as in BookKeeper.
+
 Source: BookKeeper's AbstractZkLedgerManager, HierarchicalLedgerManager and MetadataUpdateLoop.
 """
 
@@ -35,12 +36,15 @@ from bindery_metadata.stores.store import MetadataStore, Node, Watch
 from bindery_metadata.stores.versioned import Versioned
 
 ID_ATTEMPTS_MAX: Final = 1_000
-"""Maximum number of consecutive ids that are in use already, as after a reset of the counter."""
+"""Maximum number of ids that one creation tries. Ids may already be in use after a reset of the counter."""
 CONFLICTS_MAX: Final = 100
+"""Maximum number of compare-and-set attempts of one update."""
 UNKNOWN_MAX: Final = 5
 """Maximum consecutive lost responses that one call resolves itself."""
 C_TOKEN_BITS: Final = 63
+"""Size of a creation token in bits."""
 NO_TOKEN: Final = 0
+"""Value of `c_token` in metadata without a creation token."""
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -68,8 +72,11 @@ class LedgerManager:
     # --- one ledger -----------------------------------------------------------------------------------------------
 
     async def create(self, metadata: LedgerMetadata) -> tuple[LedgerId, Versioned[LedgerMetadata]]:
-        """Write `metadata` under a new id. Raises MetadataUnavailable, MetadataOutcomeUnknown (a ledger without entries
-        may then remain, whose id no client uses)."""
+        """Write `metadata` under a new id.
+
+        Raises MetadataUnavailable, MetadataOutcomeUnknown (a ledger without entries may then remain, whose id no client
+        uses), Conflict if ID_ATTEMPTS_MAX new ids are in use.
+        """
         for _ in range(ID_ATTEMPTS_MAX):
             ledger_id = await self._ids.next_id()
             try:
@@ -79,7 +86,7 @@ class LedgerManager:
         raise Conflict("every new ledger id is taken", last_id=ledger_id, attempts=ID_ATTEMPTS_MAX)
 
     async def create_with_id(self, ledger_id: LedgerId, metadata: LedgerMetadata) -> Versioned[LedgerMetadata]:
-        """Like `create`, with an id of the caller's. Raises AlreadyExists if another ledger has it."""
+        """Like `create`, with an id that the caller chooses. Raises AlreadyExists if another ledger has this id."""
         path = self._layout.ledger(ledger_id)
         metadata = metadata.with_changes(c_token=self._randomness.getrandbits(C_TOKEN_BITS))
         data = codec.encode(metadata)
@@ -99,17 +106,20 @@ class LedgerManager:
         raise MetadataOutcomeUnknown("the responses to a creation were lost", ledger_id=ledger_id, attempts=UNKNOWN_MAX)
 
     async def read(self, ledger_id: LedgerId) -> Versioned[LedgerMetadata]:
-        """Raises NoSuchLedger, Corrupt, BadVersion (unsupported format), MetadataUnavailable."""
+        """Return the metadata. Raises NoSuchLedger, Corrupt, BadVersion (unsupported format), MetadataUnavailable."""
         return self._decode(ledger_id, await self._node(ledger_id))
 
     async def read_newest(self, ledger_id: LedgerId) -> Versioned[LedgerMetadata]:
-        """Like `read`, but never older than a write that ended, or was lost, before, on any server."""
+        """Like `read`, but after a sync, so that all writes that completed before this call are visible."""
         await self._store.sync(self._layout.ledger(ledger_id))
         return await self.read(ledger_id)
 
     async def write(self, ledger_id: LedgerId, metadata: LedgerMetadata, *, version: int) -> Versioned[LedgerMetadata]:
-        """Compare-and-set. Raises VersionConflict, NoSuchLedger, MetadataUnavailable (nothing was written),
-        MetadataOutcomeUnknown (the outcome could not be determined)."""
+        """Replace the metadata if it has this `version`. Return the stored metadata with its new version.
+
+        Raises VersionConflict, NoSuchLedger, MetadataUnavailable (nothing was written), MetadataOutcomeUnknown (the
+        outcome could not be determined).
+        """
         metadata = metadata.with_changes(c_token=NO_TOKEN)
         data = codec.encode(metadata)
         try:
@@ -141,11 +151,12 @@ class LedgerManager:
     ) -> Versioned[LedgerMetadata]:
         """Change a ledger in a loop: read, decide, compare-and-set, start again on conflict.
 
-        `transform` takes the current metadata and returns the new one, or None if nothing needs to change. It may raise
-        to
-        give up, and may be called many times, also after its own change, if the response was lost and the change was
-        overwritten since. `known` saves the first read. Returns the stored metadata.
-        Raises NoSuchLedger, MetadataUnavailable, MetadataOutcomeUnknown, and what `transform` raises.
+        `transform` takes the current metadata and returns the new metadata, or None if nothing needs to change. It may
+        raise an error to end the update. It may be called many times, even after its own change was stored, if the
+        response was lost and another client has changed the metadata since. `known` saves the first read. Returns the
+        stored metadata.
+        Raises NoSuchLedger, VersionConflict after CONFLICTS_MAX attempts, MetadataUnavailable, MetadataOutcomeUnknown,
+        and the errors of `transform`.
         """
         current = known or await self.read(ledger_id)
         lost_count = 0
@@ -166,7 +177,7 @@ class LedgerManager:
     async def delete(self, ledger_id: LedgerId, *, version: int | None = None) -> None:
         """Delete the metadata, empty parents, and the closing record. Succeeds if the ledger does not exist.
 
-        Raises VersionConflict if it no longer has the given `version`; None: any version.
+        Raises VersionConflict if the metadata does not have the given `version`; None: any version.
         """
         path = self._layout.ledger(ledger_id)
         for attempt in range(UNKNOWN_MAX):
@@ -190,9 +201,9 @@ class LedgerManager:
     async def list(self) -> AsyncIterator[LedgerId]:
         """Yield every ledger id, ascending.
 
-        An error of the store is raised and never ends the iteration silently, because garbage collection by this list
-        must
-        not mistake an outage for an empty list. Ledgers created or deleted meanwhile may or may not be included.
+        An error of the store is raised and never ends the iteration silently, because garbage collection uses this list
+        and must not mistake an outage for an empty list. Ledgers created or deleted meanwhile may or may not be
+        included.
         """
         tops = await self._store.children(self._layout.root)
         for is_top, depth in ((is_short_top, SHORT_DEPTH), (is_long_top, LONG_DEPTH)):
@@ -204,7 +215,7 @@ class LedgerManager:
         try:
             names = await self._store.children(path)
         except NoSuchNode:
-            return  # pruned since its parent was listed: its last ledger was deleted
+            return  # deleted since its parent was listed, because its last ledger was deleted
         for name in names:
             if directories:
                 async for ledger_id in self._below(f"{path}/{name}", directories=directories - 1):
@@ -217,9 +228,10 @@ class LedgerManager:
     # --- watches --------------------------------------------------------------------------------------------------
 
     def watch(self, ledger_id: LedgerId, listener: MetadataListener) -> Callable[[], None]:
-        """Call `listener` with the current metadata and after each change, until deletion. The result stops it.
+        """Call `listener` with the current metadata and after each change, until the ledger is deleted.
 
-        Changes in quick succession may be seen as one. It continues through outages and session losses.
+        Return a function that ends the watch. Changes in quick succession may be reported as one. The watch continues
+        after outages and session losses.
         """
         seen: int | None = None
 
@@ -256,7 +268,10 @@ class LedgerManager:
             raise Corrupt("ledger metadata cannot be read", ledger_id=ledger_id, cause=str(error)) from error
 
     async def _created_by_us(self, ledger_id: LedgerId, data: bytes) -> Versioned[LedgerMetadata] | None:
-        """After a lost response: return what this call created; None: no node. AlreadyExists: another client's."""
+        """Return what a creation with a lost response created; None: there is no node.
+
+        Raises AlreadyExists if another client created the node.
+        """
         await self._store.sync(self._layout.ledger(ledger_id))
         try:
             node = await self._node(ledger_id)
@@ -267,7 +282,7 @@ class LedgerManager:
         return self._decode(ledger_id, node)
 
     async def _settled(self, question: Awaitable[T], lost: MetadataOutcomeUnknown) -> T:
-        """Determine the outcome of a write; if that fails too, it stays unknown."""
+        """Determine the outcome of a write by `question`. Raise `lost` if the outcome cannot be determined."""
         try:
             return await question
         except MetadataUnavailable as error:

@@ -1,13 +1,13 @@
-"""When an audit last verified a ledger: the next audit may skip it, and operators see how old the result is.
+"""Store when an audit last verified each ledger. The next audit may skip it, and operators see the age of the result.
 
 | node below /bindery/audit | value                                          | kept                                    |
 |---------------------------|------------------------------------------------|-----------------------------------------|
 | verified/<g>              | JSON: {"<id>": [level, verified_at_ms, run_id, | until an audit finds that the ledger is |
 |                           | metadata_version], ...}, ids as decimal text   | deleted, or has defects                 |
 
-<g>: the ledger id divided by LEDGERS_PER_NODE, decimal. A record is of a closed ledger with its metadata of that time:
-if the metadata has changed since, some copies were not checked. No decision about data depends on a record, so an
-unreadable node counts as empty and is logged.
+<g>: the ledger id divided by LEDGERS_PER_NODE, decimal. A record applies to a closed ledger with the recorded metadata
+version: if the metadata has changed since, some replicas may not have been checked. No decision about data depends on a
+record, so an unreadable node counts as empty and is logged.
 """
 
 import logging
@@ -23,11 +23,12 @@ from bindery_metadata.stores import json_node
 from bindery_metadata.stores.store import MetadataStore
 
 LEDGERS_PER_NODE: Final = 1_000
-"""At about 60 bytes each, this is far below the size limit of a node."""
+"""Number of consecutive ledger ids whose records share a node. At about 60 bytes each, they are far below the size
+limit of a node."""
 ATTEMPTS_MAX: Final = 20
 """Maximum number of compare-and-set attempts of one change."""
 LEVELS: Final = ("quick", "standard", "deep")
-"""Ascending."""
+"""Audit levels, from the least to the most thorough."""
 
 _log = logging.getLogger(__name__)
 _Texts = dict[str, tuple[str, int, str, int]]
@@ -35,7 +36,7 @@ _Texts = dict[str, tuple[str, int, str, int]]
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """One ledger: at `verified_at_ms` (ms since 1970) every copy was present and intact at the depth of `level`."""
+    """One verified ledger. At `verified_at_ms` (ms since 1970), an audit of this `level` found every replica intact."""
 
     ledger_id: LedgerId
     level: str
@@ -52,7 +53,7 @@ class VerifiedRecords:
         self._root = f"{root}/audit/verified"
 
     async def get(self, ledger_id: LedgerId) -> Verified | None:
-        """Return None if no audit is known to have verified the ledger."""
+        """Return the record of a ledger, or None if no audit is known to have verified the ledger."""
         records, _ = await self._read(ledger_id // LEDGERS_PER_NODE)
         return records.get(ledger_id)
 
@@ -64,9 +65,10 @@ class VerifiedRecords:
                 yield records[ledger_id]
 
     async def put_all(self, records: Iterable[Verified], *, gone: Collection[int] = ()) -> None:
-        """Write these over older ones, and delete those of the ledgers `gone`, which are deleted or have defects.
+        """Replace older records by `records`, and delete the records of the ledgers `gone` (deleted, or with defects).
 
-        Raises MetadataOutcomeUnknown if a response was lost; writing again is harmless."""
+        Raises MetadataOutcomeUnknown if a response was lost; writing again is harmless.
+        """
         changes: dict[int, dict[int, Verified | None]] = {}
         for ledger_id in gone:
             changes.setdefault(ledger_id // LEDGERS_PER_NODE, {})[ledger_id] = None
@@ -123,7 +125,8 @@ class VerifiedRecords:
 
 
 def _is_news(record: Verified, standing: Verified | None) -> bool:
-    """Return whether the record adds to the stored one: later, and at least as deep unless the metadata changed."""
+    """Return whether `record` replaces the stored one: the metadata version differs, or it is later and at least as
+    thorough."""
     if standing is None or record.metadata_version != standing.metadata_version:
         return True
     deeper = LEVELS.index(record.level) >= LEVELS.index(standing.level) if standing.level in LEVELS else True

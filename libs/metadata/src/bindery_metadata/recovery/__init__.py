@@ -1,1 +1,1 @@
-"""Under-replication marks, locks, recovery records, last audits."""
+"""Under-replication marks and locks, recovery records, and the results of the last audits."""

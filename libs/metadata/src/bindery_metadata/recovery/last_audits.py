@@ -1,12 +1,13 @@
-"""The results of the last finished audit of the whole cluster, by level: its findings, and whether one is overdue.
+"""Store the result of the last finished audit of the whole cluster for each audit level.
 
 | node below /bindery/audit | value                                               | kept                          |
 |---------------------------|-----------------------------------------------------|-------------------------------|
 | last/<level>              | JSON: LastAudit without `level`, which the path has | until the next one is written |
 
-Only runs over all ledgers are recorded; a run over some of them proves nothing about the others. Each level has its own
-node, because a quick audit does not prove what a deep one does. The record of an older run never replaces that of a
-later one: otherwise a run that was interrupted and continued days later would clear the alert of a run in between.
+Operators see the findings and the age of each result. Only runs over all ledgers are recorded, because a run over some
+ledgers proves nothing about the others. Each level has its own node, because a quick audit does not prove what a deep
+audit does. The record of an earlier run never replaces that of a later run: otherwise a run that was interrupted and
+continued days later would clear the alert of a run in between.
 No decision about data depends on a record, so an unreadable node counts as missing and is logged.
 """
 
@@ -23,19 +24,23 @@ from bindery_metadata.stores import json_node
 from bindery_metadata.stores.store import MetadataStore
 
 VERDICTS: Final = ("HEALTHY", "INCOMPLETE", "UNDER-REPLICATED", "CORRUPT")
+"""Verdicts of an audit, from the best to the worst."""
 SEVERITIES: Final = ("info", "warning", "incomplete", "under_replicated", "corrupt", "unreadable")
-"""Ascending, as are the verdicts."""
+"""Severities of findings, from the mildest to the worst."""
 ATTEMPTS_MAX: Final = 20
 """Maximum number of compare-and-set attempts of one change."""
 AHEAD_MS_MAX: Final = 86_400_000
-"""A run that began this many milliseconds after another one ended had a wrong clock: its record may be replaced."""
+"""Maximum time in ms by which a recorded run may begin after the end of the run to be recorded.
+
+A recorded run that began even later is assumed to have had a wrong clock, and its record is replaced.
+"""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastAudit:
-    """One finished run over all ledgers. Times in ms since 1970; a copy is an entry on one bookie."""
+    """One finished run over all ledgers. Times are in ms since 1970. A copy is a replica of one entry."""
 
     level: str
     run_id: str
@@ -47,29 +52,30 @@ class LastAudit:
     """Number of copies to check, without those skipped because they were verified recently."""
     copies_verified: int
     bytes_read: int
-    """Payload."""
+    """Number of payload bytes read."""
     oldest_verified_ms: int
     """Time of the oldest check that the verdict depends on; `began_ms` unless ledgers were skipped."""
     kinds: Mapping[str, int] = field(default_factory=dict)
-    """Findings by kind; kinds without findings may be missing."""
+    """Number of findings by kind. Kinds without findings may be missing."""
     severities: Mapping[str, int] = field(default_factory=dict)
-    """The same findings by severity."""
+    """Number of the same findings by severity."""
 
     @property
     def coverage(self) -> float:
-        """Share of the copies that was checked, 0..1; 1 if there are none."""
+        """Verified share of the expected copies, 0..1; 1 if no copies were expected."""
         return self.copies_verified / self.copies_expected if self.copies_expected else 1.0
 
     def age_s(self, now_ms: int) -> float:
-        """Return the seconds since it ended; 0 if its clock is ahead of ours."""
+        """Return the time in seconds since the run ended; 0 if `ended_ms` is later than `now_ms`."""
         return max(0, now_ms - self.ended_ms) / 1000
 
     def to_json(self, now_ms: int) -> dict[str, Any]:
+        """Return the fields with `coverage` and `age_s`."""
         return {**asdict(self), "coverage": self.coverage, "age_s": self.age_s(now_ms)}
 
 
 def findings_text(severities: Mapping[str, int]) -> str:
-    """Return a text for operators, the worst first: `2 unreadable, 1 under-replicated`, or `none`."""
+    """Return the numbers of findings as text, the worst first: `2 unreadable, 1 under-replicated`, or `none`."""
     found = [f"{severities[name]} {name.replace('_', '-')}" for name in reversed(SEVERITIES) if severities.get(name)]
     return ", ".join(found) or "none"
 
@@ -82,14 +88,16 @@ class LastAudits:
         self._root = f"{root}/audit/last"
 
     async def all(self) -> list[LastAudit]:
-        """Return the records, the deepest level first; a level that was never audited is left out."""
+        """Return the records, the most thorough level first. A level without a record is left out."""
         found = [(await self._read(level))[0] for level in reversed(LEVELS)]
         return [audit for audit in found if audit is not None]
 
     async def put(self, audit: LastAudit) -> None:
-        """Replace the record of its level. Raises Conflict if that one began later, MetadataOutcomeUnknown if a
-        response was
-        lost; writing again is harmless."""
+        """Replace the record of the audit's level.
+
+        Raises Conflict if the recorded run began later, MetadataOutcomeUnknown if a response was lost; writing again is
+        harmless.
+        """
         assert audit.level in LEVELS
         assert audit.verdict in VERDICTS
         path = self._path(audit.level)
@@ -112,7 +120,7 @@ class LastAudits:
         return f"{self._root}/{level}"
 
     async def _read(self, level: str) -> tuple[LastAudit | None, int | None]:
-        """Return the record and the version of its node; None: there is none."""
+        """Return the record (None: missing or unreadable) and the version of its node (None: there is no node)."""
         path = self._path(level)
         try:
             node = await self._store.get(path)

@@ -1,4 +1,4 @@
-"""Records of ledger recovery: why a ledger is not repaired, the history, the workers, the positions of walks.
+"""Records of ledger recovery: the state of each repair, the history, worker reports, and the positions of checks.
 
 | node below /bindery/recovery | record         | kept                                                          |
 |------------------------------|----------------|---------------------------------------------------------------|
@@ -8,8 +8,9 @@
 | workers/<name>               | WorkerReport   | while the worker's session lives                              |
 | pause                        | Pause          | while recovery is paused                                      |
 
-No decision about data depends on these records: marks, locks and ledger metadata decide. An unreadable record is
-therefore skipped and logged, and a write whose response was lost is repeated once without a check.
+No decision about data depends on these records, only on marks, locks and ledger metadata. An unreadable record is
+therefore skipped and logged. If the response to an unconditional write is lost, the write is repeated. Events of the
+history are appended only once.
 """
 
 import asyncio
@@ -43,14 +44,15 @@ from bindery_metadata.stores.store import Create, Delete, MetadataStore, Node, O
 ATTEMPTS_MAX: Final = 20
 """Maximum number of compare-and-set attempts of one change."""
 READS_IN_FLIGHT: Final = 64
+"""Maximum number of concurrent reads of records."""
 HISTORY_MAX: Final = 1_000
 """Approximate maximum number of events that are kept."""
 HISTORY_PRUNE_EVERY: Final = 32
-"""Number of events after which the oldest are deleted."""
+"""Number of appended events after which the oldest events are deleted."""
 TEXT_SIZE_MAX: Final = 2_000
-"""Maximum characters of a text."""
+"""Maximum number of characters of a text field. Longer texts are truncated."""
 NOT_STORED: Final = -1
-"""As a version: replaces any stored record."""
+"""Version of a record that was not read from the store. A write of such a record replaces any stored record."""
 
 _RECORD = re.compile(r"[0-9]{19}")
 
@@ -59,6 +61,8 @@ _log = logging.getLogger(__name__)
 
 
 class RecoveryState(StrEnum):
+    """State of the repair of a ledger."""
+
     WAITING = "waiting"
     COPYING = "copying"
     BACKING_OFF = "backing_off"
@@ -115,8 +119,8 @@ class RecoveryRecord:
     """Bookies with missing replicas."""
     worker: str = ""
     unsure: tuple[tuple[str, int], ...] = ()
-    """Bookies that did not report what they hold, each with the number of consecutive attempts, up to the last, in
-    which it did not."""
+    """(bookie id, number of attempts) of each bookie that did not report its entries in the latest consecutive
+    attempts."""
     version: int = NOT_STORED
 
     def with_changes(self, **changes: Any) -> "RecoveryRecord":
@@ -134,14 +138,17 @@ class WorkerReport:
     bytes_done_total: int = 0
     entries_done_total: int = 0
     bytes_per_s: float = 0.0
-    """Smoothed."""
+    """Smoothed copy rate in bytes per second."""
     foreground_p99_ms: float | None = None
     budget_bytes_per_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryEvent:
-    """`kind`: bookie_lost, bookie_back, marked, healed, unrecoverable, check_finished, drain_started, leader, ..."""
+    """One event of the recovery history.
+
+    `kind`: bookie_lost, bookie_back, marked, healed, unrecoverable, check_finished, drain_started, leader, ...
+    """
 
     at_ms: int
     kind: str
@@ -151,7 +158,7 @@ class HistoryEvent:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """The reason for a pause of recovery, and its author. The switch itself is `UnderreplicationManager.disable`."""
+    """The reason for a pause of recovery and the operator who set it. `UnderreplicationManager.disable` pauses it."""
 
     by: str
     reason: str
@@ -168,15 +175,16 @@ class RecoveryRecords:
     # --- ledgers --------------------------------------------------------------------------------------------------
 
     async def get(self, ledger_id: LedgerId) -> RecoveryRecord | None:
-        """Return None if there is no record, or it is unreadable."""
+        """Return the record of a ledger; None: there is no readable record."""
         path = self._layout.recovery_record(ledger_id)
         node = await self._node(path)
         return self._read(node, RecoveryRecord, path, ledger_id=ledger_id, version=node.stat.version) if node else None
 
     async def put(self, record: RecoveryRecord, *, guard: Guard | None = None) -> RecoveryRecord:
-        """Write with a version check: VersionConflict if another one is stored; NOT_STORED: replace any.
+        """Store the record and return it with its new version.
 
-        Return the record with its new version. Raises NotLeader, MetadataUnavailable.
+        Raises VersionConflict if another version is stored; a record of version NOT_STORED replaces any. Raises
+        NotLeader, MetadataUnavailable.
         """
         path = self._layout.recovery_record(record.ledger_id)
         record = record.with_changes(detail=record.detail[:TEXT_SIZE_MAX], last_error=record.last_error[:TEXT_SIZE_MAX])
@@ -205,9 +213,11 @@ class RecoveryRecords:
         *,
         guard: Guard | None = None,
     ) -> RecoveryRecord | None:
-        """Read, change, compare-and-set, again on conflict. `change` may be called many times; it takes None if there
-        is no
-        (readable) record, and returns None to leave it unchanged. Returns the stored record."""
+        """Change a record in a loop: read, change, compare-and-set, start again on conflict. Return the stored record.
+
+        `change` takes the current record, or None if there is no readable record. It returns the new record, or None to
+        leave the record unchanged. It may be called many times.
+        """
         for _ in range(ATTEMPTS_MAX):
             current = await self.get(ledger_id)
             changed = change(current)
@@ -222,7 +232,7 @@ class RecoveryRecords:
         raise MetadataUnavailable("the recovery record keeps changing", ledger_id=ledger_id, attempts=ATTEMPTS_MAX)
 
     async def remove(self, ledger_id: LedgerId, *, guard: Guard | None = None) -> None:
-        """Harmless if there is none."""
+        """Delete the record of a ledger. Does nothing if there is none."""
         path = self._layout.recovery_record(ledger_id)
         await self._delete(path, guard)
         try:
@@ -233,7 +243,7 @@ class RecoveryRecords:
             _log.info("recovery_directory_left", extra={"ledger_id": ledger_id, "error": str(error)})
 
     async def list(self) -> AsyncIterator[RecoveryRecord]:
-        """Every readable record, ascending by ledger id. An error of the store ends it with that error."""
+        """Yield every readable record, ascending by ledger id. An error of the store is raised."""
         root = self._layout.recovery_ledgers
         directories = [name for name in await self._children(root) if name.isdecimal() and len(name) <= 19]
         for directory in sorted(directories, key=int):
@@ -247,7 +257,7 @@ class RecoveryRecords:
     # --- history --------------------------------------------------------------------------------------------------
 
     async def append_history(self, event: HistoryEvent, *, guard: Guard | None = None) -> None:
-        """Append once; not at all, possibly, if the response is lost. Raises NotLeader, MetadataUnavailable."""
+        """Append an event. If the response is lost, the event may be missing. Raises NotLeader, MetadataUnavailable."""
         event = dataclasses.replace(event, text=event.text[:TEXT_SIZE_MAX])
         prefix = f"{self._layout.recovery_history}/{EVENT_PREFIX}"
         for _ in range(ATTEMPTS_MAX):
@@ -265,7 +275,7 @@ class RecoveryRecords:
         raise MetadataUnavailable("the node of the history is deleted repeatedly", attempts=ATTEMPTS_MAX)
 
     async def history(self, limit: int = HISTORY_MAX) -> Sequence[HistoryEvent]:
-        """Return the events, the newest first."""
+        """Return up to `limit` events, the newest first."""
         events: list[HistoryEvent] = []
         for name in reversed(await self._events()):
             if len(events) >= limit:
@@ -278,7 +288,7 @@ class RecoveryRecords:
         return events
 
     async def _events(self) -> Sequence[str]:
-        """Names, oldest first."""
+        """Return the names of the events, the oldest first."""
         names = await self._children(self._layout.recovery_history)
         digits = {name: name[len(EVENT_PREFIX) :] for name in names if name.startswith(EVENT_PREFIX)}
         return sorted((name for name in digits if digits[name].isdecimal()), key=lambda name: int(digits[name]))
@@ -293,23 +303,27 @@ class RecoveryRecords:
     # --- cursors --------------------------------------------------------------------------------------------------
 
     async def get_cursor(self, name: str) -> dict[str, Any] | None:
-        """Return None if there is none, or it is unreadable. Raises BadRequest for a name that a path cannot hold."""
+        """Return the cursor `name`; None: there is no readable one. Raises BadRequest for an invalid name."""
         path = self._layout.recovery_cursor(name)
         node = await self._node(path)
         return self._read(node, dict[str, Any], path) if node else None
 
     async def put_cursor(self, name: str, data: Mapping[str, Any], *, guard: Guard | None = None) -> None:
+        """Store the cursor `name`. Raises BadRequest for an invalid name, NotLeader."""
         await self._put(self._layout.recovery_cursor(name), json_node.encode(data), guard)
 
     async def remove_cursor(self, name: str, *, guard: Guard | None = None) -> None:
-        """Harmless if there is none."""
+        """Delete the cursor `name`. Does nothing if there is none."""
         await self._delete(self._layout.recovery_cursor(name), guard)
 
     # --- workers --------------------------------------------------------------------------------------------------
 
     async def report(self, report: WorkerReport) -> None:
-        """Publish the report while this session exists. A node of a former session is reused; after it was deleted, the
-        next report creates a new one."""
+        """Publish a worker's report in an ephemeral node.
+
+        The report replaces the data of an existing node, even of a former session. After that node was deleted, the
+        next report creates a new one.
+        """
         path = self._layout.recovery_worker(report.name)
         await self._put(path, json_node.encode(report, leave_out=("name",)), None, ephemeral=True)
 
@@ -327,15 +341,17 @@ class RecoveryRecords:
     # --- pause ----------------------------------------------------------------------------------------------------
 
     async def pause_info(self) -> Pause | None:
+        """Return the stored reason for the pause; None: there is no readable one."""
         node = await self._node(self._layout.recovery_pause)
         return self._read(node, Pause, self._layout.recovery_pause) if node else None
 
     async def set_pause_info(self, pause: Pause) -> None:
+        """Store the reason for a pause. Does not pause recovery."""
         pause = Pause(pause.by[:TEXT_SIZE_MAX], pause.reason[:TEXT_SIZE_MAX], pause.at_ms)
         await self._put(self._layout.recovery_pause, json_node.encode(pause), None)
 
     async def clear_pause_info(self) -> None:
-        """Harmless if there is none."""
+        """Delete the reason for the pause. Does nothing if there is none."""
         await self._delete(self._layout.recovery_pause, None)
 
     # --- helpers --------------------------------------------------------------------------------------------------

@@ -1,11 +1,11 @@
 """Marks of under-replicated ledgers, the locks on them, and the switches of automatic recovery: BookKeeper's znodes.
 
-A mark means "check this ledger, these replicas are missing". The holder of its lock (ephemeral) may repair the ledger.
-Only the holder deletes the mark, and only at the version that it had when it was locked, so a ledger that is marked
-again during its repair stays marked.
+A mark requests a check of its ledger and names the bookies whose replicas are missing. Its lock is an ephemeral node.
+The holder of the lock may repair the ledger. Only the holder deletes the mark, and only at the version that the mark
+had when it was locked, so a ledger that is marked again during its repair stays marked.
 
     (no mark) --mark--> free --lock--> locked --mark_replicated--> (no mark)
-                         ^                `--release, session's end--> free
+                                          `--release, end of session--> free
 
 The content of a mark is only a hint for operators: an unreadable mark (`Mark.problem`) is listed, locked and deleted
 like any other.
@@ -46,12 +46,15 @@ __all__ = ["CheckKind", "Guard", "HeldMark", "Mark", "UnderreplicationManager", 
 ATTEMPTS_MAX: Final = 50
 """Maximum consecutive conflicts and lost responses that one call resolves itself."""
 READS_IN_FLIGHT: Final = 64
+"""Maximum number of concurrent reads of marks and directories."""
 LEVELS: Final = 4
 """Number of directories above a mark."""
 POLL_S: Final = 5.0
-"""Maximum seconds of `wait_for_marks`: changes that no watch reports are noticed after this time."""
+"""Maximum time in seconds of one `wait_for_marks`. Callers then find changes that no watch reports."""
 WATCHED_DIRECTORIES_MAX: Final = 256
+"""Maximum number of directories with a watch."""
 SEARCH_READS_MAX: Final = 1_000
+"""Maximum number of directories that `has_marks` reads."""
 DELAY_S_MAX: Final = 2**31 - 1
 """Maximum lost-bookie delay in seconds."""
 
@@ -61,21 +64,21 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A mark as read."""
+    """A mark as read from the store."""
 
     ledger_id: LedgerId
     replicas: tuple[str, ...]
-    """Bookie ids as in ledger metadata; empty: not recorded."""
+    """Ids of the bookies with missing replicas, as in ledger metadata; empty: not recorded."""
     ctime_ms: int | None
     """Time of the last mark by its writer's clock, ms since 1970."""
     version: int
     problem: str = ""
-    """Why its text is unreadable; `replicas` is then empty."""
+    """Reason why the content of the mark is unreadable; `replicas` is then empty. Empty: readable."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeldMark:
-    """A mark whose lock this process holds. Valid while that session exists, and until it is released."""
+    """A mark whose lock this process holds. Valid until the lock is released or the session ends."""
 
     mark: Mark
     lock_path: str
@@ -83,11 +86,10 @@ class HeldMark:
 
 
 class UnderreplicationManager:
-    """Marks, locks and switches. Owns its watches, not the store.
+    """Reads and changes marks, locks and switches. Owns its watches, not the store.
 
-    Only one manager per session may take locks: a lock of its session that it does not hold counts as left by one of
-    its
-    own earlier calls.
+    Only one manager per session may take locks: if a lock belongs to the session but the manager does not hold it, the
+    manager assumes that one of its own earlier calls created it.
     """
 
     def __init__(
@@ -105,12 +107,15 @@ class UnderreplicationManager:
         self._clock_ms = clock_ms
         self._lock_text = formats.encode_lock(worker_name)
         self._held: dict[LedgerId, int] = {}
-        """Ledgers whose locks are held or being taken, with the session; 0 while being taken."""
+        """Session id by ledger whose lock is held; 0 while the lock is being taken."""
         self._marks_changed = asyncio.Event()
         self._watching = False
 
     async def prepare(self) -> None:
-        """Create the tree, or check its layout. Raises BadVersion for another LAYOUT, MetadataUnavailable."""
+        """Create the missing nodes of the tree and check its layout.
+
+        Raises BadVersion for an unsupported LAYOUT, MetadataUnavailable.
+        """
         for path, data in (
             (self._layout.underreplication_layout, formats.encode_layout()),
             (self._layout.underreplication_ledgers, b""),
@@ -122,11 +127,10 @@ class UnderreplicationManager:
     # --- marks ----------------------------------------------------------------------------------------------------
 
     async def mark(self, ledger_id: LedgerId, replicas: Collection[str] = (), *, guard: Guard | None = None) -> bool:
-        """Mark the ledger, merging `replicas` into an existing mark. False: the mark already had all of them.
+        """Mark the ledger, merging `replicas` into an existing mark. Return False if the mark already had all of them.
 
-        A locked mark is rewritten in any case: its repair may have checked the ledger before the damage reported now,
-        and
-        must then not delete the mark.
+        A locked mark is rewritten in any case, so that its version changes: the repair in progress may have checked the
+        ledger before this damage and must then not delete the mark.
         Raises NotLeader, MetadataUnavailable, MetadataOutcomeUnknown (the outcome could not be determined).
         """
         path = self._layout.mark(ledger_id)
@@ -149,18 +153,18 @@ class UnderreplicationManager:
                     found = await self.get(ledger_id)
                     if found is not None and found.version == mark.version:
                         return False
-                    continue  # its repair ended before the lock was read, and may have deleted the mark
+                    continue  # a repair ended before the lock was read, and may have deleted the mark
                 await self._write([Set(path, data, mark.version)], guard)
                 return bool(new) or bool(mark.problem)
             except (AlreadyExists, VersionConflict, NoSuchNode):
-                continue  # marked, or repaired, meanwhile
+                continue  # the ledger was marked or repaired meanwhile
             except MetadataOutcomeUnknown as error:
                 lost = error
                 await self._settle(path, error)
         raise MetadataUnavailable("the mark keeps changing", ledger_id=ledger_id, attempts=ATTEMPTS_MAX)
 
     async def get(self, ledger_id: LedgerId) -> Mark | None:
-        """Return None if the ledger is not marked."""
+        """Return the mark of a ledger, or None if the ledger is not marked."""
         try:
             return _mark(ledger_id, await self._store.get(self._layout.mark(ledger_id)))
         except NoSuchNode:
@@ -189,7 +193,7 @@ class UnderreplicationManager:
     # --- locks ----------------------------------------------------------------------------------------------------
 
     async def lock(self, ledger_id: LedgerId) -> HeldMark | None:
-        """Take the lock of a marked ledger. None: it is not marked, or locked (by this manager too).
+        """Take the lock of a marked ledger. Return None if the ledger is not marked or is locked, also by this manager.
 
         Raises MetadataUnavailable, MetadataOutcomeUnknown (the lock may then exist; locking again adopts it).
         """
@@ -207,10 +211,10 @@ class UnderreplicationManager:
         return held
 
     async def take(self, *, skip: Callable[[LedgerId], bool] = lambda _: False) -> HeldMark | None:
-        """Take the lock of a free mark that `skip` accepts. None: there is none, or recovery is disabled.
+        """Take the lock of a free mark that `skip` does not exclude. None: no such mark, or recovery is disabled.
 
-        The tree is searched in random order, so that workers seldom try the same mark. Marks that are locked or skipped
-        cost no separate read, however many there are.
+        The tree is searched in random order, so that workers seldom try the same mark. Locked and excluded marks are
+        not read.
         """
         if not await self.is_enabled():
             return None
@@ -241,18 +245,18 @@ class UnderreplicationManager:
         return None
 
     async def release(self, held: HeldMark) -> None:
-        """Release the lock. A lock that is no longer ours is left unchanged.
+        """Release the lock. A lock of another session is left unchanged.
 
-        Raises MetadataUnavailable: it then exists until the session ends, or `lock` adopts it.
+        Raises MetadataUnavailable. The lock may then exist until the session ends or `lock` adopts it.
         """
         self._forget(held)
         await delete_own(self._store, held.lock_path, held.session_id)
 
     async def mark_replicated(self, held: HeldMark) -> bool:
-        """Delete mark and lock together. True: the mark is deleted.
+        """Delete the mark and its lock in one transaction. Return True if the mark is deleted.
 
         False: the ledger was marked again (the mark remains, the lock is released), or the lock was lost (nothing is
-        done). Raises MetadataUnavailable, MetadataOutcomeUnknown; the lock may then exist until the session ends.
+        done). Raises MetadataUnavailable, MetadataOutcomeUnknown. The lock may then exist until the session ends.
         """
         ledger_id = held.mark.ledger_id
         path = self._layout.mark(ledger_id)
@@ -264,9 +268,9 @@ class UnderreplicationManager:
         except VersionConflict:
             await delete_own(self._store, held.lock_path, held.session_id)
             return False
-        except NoSuchNode:  # an operator deleted it
+        except NoSuchNode:  # an operator deleted the mark
             await delete_own(self._store, held.lock_path, held.session_id)
-        except MetadataOutcomeUnknown as lost:  # the lock is gone
+        except MetadataOutcomeUnknown as lost:  # the lock no longer exists
             await self._settle(path, lost)
             if await self._store.exists(path) is not None:
                 return False
@@ -277,7 +281,7 @@ class UnderreplicationManager:
         return True
 
     async def locks(self) -> dict[LedgerId, str]:
-        """Return the locked ledgers and the holder in each lock; empty: not recorded, or unreadable."""
+        """Return the holder of each lock by ledger. An empty holder is not recorded or unreadable."""
         found: dict[LedgerId, str] = {}
         root = self._layout.underreplication_locks
         for name in await self._children(root):
@@ -297,13 +301,13 @@ class UnderreplicationManager:
         try:
             await self._store.create(path, self._lock_text, ephemeral=True, make_parents=True)
         except AlreadyExists:
-            pass  # possibly ours, left by a call that could not determine the outcome
+            pass  # possibly created by an earlier call that could not determine the outcome
         except MetadataOutcomeUnknown as error:
             await self._settle(path, error)
         stat = await self._store.exists(path)
         if stat is None or stat.ephemeral_owner != self._store.session_id:
             return None
-        mark = await self.get(ledger_id)  # read under the lock: the repair is for this version
+        mark = await self.get(ledger_id)  # read under the lock: the repair applies to this version
         if mark is None:
             await delete_own(self._store, path, stat.ephemeral_owner)
             return None
@@ -316,10 +320,10 @@ class UnderreplicationManager:
     # --- waiting --------------------------------------------------------------------------------------------------
 
     async def wait_for_marks(self, timeout_s: float = POLL_S) -> bool:
-        """Wait until marks were created or deleted since the last wait, at most min(timeout_s, POLL_S). False: none
-        known.
+        """Wait until a mark is created or deleted, or was since the last call, for at most min(timeout_s, POLL_S).
 
-        The caller must read the marks in both cases. It waits through outages.
+        Return False if no change was noticed. The caller must read the marks in both cases. Errors of the store are not
+        raised.
         """
         try:
             async with asyncio.timeout(min(timeout_s, POLL_S)):
@@ -332,7 +336,7 @@ class UnderreplicationManager:
             return False
 
     async def _watch_marks(self) -> None:
-        """Watch the directories except for the lowest level, which exist only with their marks."""
+        """Watch the directories above the lowest level. A directory of the lowest level exists only with its mark."""
         self._watching = False
         while True:
             self._marks_changed.clear()
@@ -357,11 +361,11 @@ class UnderreplicationManager:
     # --- switches -------------------------------------------------------------------------------------------------
 
     async def is_enabled(self, *, watch: Watch | None = None) -> bool:
-        """Return whether automatic recovery may search for lost bookies and take work."""
+        """Return whether automatic recovery may search for lost bookies and repair ledgers."""
         return await self._store.exists(self._layout.replication_disabled, watch=watch) is None
 
     async def enable(self) -> None:
-        """Raises NoSuchNode if it is enabled already."""
+        """Enable automatic recovery. Raises NoSuchNode if it is enabled already."""
         path = self._layout.replication_disabled
         lost = False
         for _ in range(ATTEMPTS_MAX):
@@ -378,13 +382,15 @@ class UnderreplicationManager:
         raise MetadataUnavailable("the responses were lost", path=path, attempts=ATTEMPTS_MAX)
 
     async def disable(self) -> None:
-        """Raises AlreadyExists if it is disabled already."""
+        """Disable automatic recovery. Raises AlreadyExists if it is disabled already."""
         if not await self._create_missing(self._layout.replication_disabled, b""):
             raise AlreadyExists("automatic recovery is disabled already", path=self._layout.replication_disabled)
 
     async def lost_bookie_delay_s(self, *, watch: Watch | None = None) -> int | None:
-        """Return how many seconds a bookie may be unavailable before its ledgers are marked; None: not set. Raises
-        Corrupt."""
+        """Return the time in seconds that a bookie may be unavailable before its ledgers are marked; None: not set.
+
+        Raises Corrupt.
+        """
         node = await self._get(self._layout.lost_bookie_delay, watch=watch)
         if node is None:
             return None
@@ -394,17 +400,21 @@ class UnderreplicationManager:
         return int(text)
 
     async def set_lost_bookie_delay_s(self, seconds: int, *, guard: Guard | None = None) -> None:
-        """Writing the stored value again requests an audit at once. Raises BadRequest, NotLeader."""
+        """Store the lost-bookie delay in seconds. Storing the same value again requests an audit at once.
+
+        Raises BadRequest, NotLeader.
+        """
         if not 0 <= seconds <= DELAY_S_MAX:
             raise BadRequest("not a delay in seconds", seconds=seconds, seconds_max=DELAY_S_MAX)
         await self._put(self._layout.lost_bookie_delay, str(seconds).encode("ascii"), guard)
 
     async def check_time_ms(self, kind: CheckKind) -> int | None:
-        """Return when this check last finished, ms since 1970; None: never. Raises Corrupt."""
+        """Return the time when this check last finished, in ms since 1970; None: never. Raises Corrupt."""
         node = await self._get(self._layout.check_time(kind))
         return formats.decode_check_time(node.data) if node else None
 
     async def set_check_time_ms(self, kind: CheckKind, at_ms: int, *, guard: Guard | None = None) -> None:
+        """Store the time when this check last finished, in ms since 1970."""
         await self._put(self._layout.check_time(kind), formats.encode_check_time(at_ms), guard)
 
     # --- helpers --------------------------------------------------------------------------------------------------
@@ -424,7 +434,7 @@ class UnderreplicationManager:
                 yield [ledger_id for ledger_id in found if ledger_id is not None]
 
     async def _directories(self, path: str, levels: int) -> AsyncIterator[str]:
-        """Yield the directories that many levels below, ascending."""
+        """Yield the directories `levels` levels below `path`, ascending."""
         if levels == 0:
             yield path
             return
@@ -434,7 +444,7 @@ class UnderreplicationManager:
                     yield directory
 
     def _ledger_id(self, path: str) -> LedgerId | None:
-        """Return the ledger marked at `path`; None: it is not the path of a mark."""
+        """Return the ledger id of the mark at `path`; None: not the path of a mark."""
         ledger_id = self._layout.mark_ledger_id(path)
         return ledger_id if ledger_id is not None and self._layout.mark(ledger_id) == path else None
 
@@ -474,7 +484,7 @@ class UnderreplicationManager:
         raise MetadataUnavailable("the node cannot be written", path=path, attempts=ATTEMPTS_MAX)
 
     async def _create_missing(self, path: str, data: bytes) -> bool:
-        """Return whether the node was missing."""
+        """Create the node if it is missing. Return whether it was missing."""
         lost = False
         for _ in range(ATTEMPTS_MAX):
             try:
@@ -488,7 +498,7 @@ class UnderreplicationManager:
         raise MetadataUnavailable("the responses were lost", path=path, attempts=ATTEMPTS_MAX)
 
     async def _settle(self, path: str, lost: MetadataOutcomeUnknown) -> None:
-        """Make sure that the next read shows the outcome of a write; it stays unknown if that fails."""
+        """Make sure that the next read shows the outcome of a write. Raise `lost` if that fails."""
         try:
             await self._store.sync(path)
         except MetadataUnavailable as error:
@@ -496,8 +506,10 @@ class UnderreplicationManager:
 
 
 async def has_marks(store: MetadataStore, layout: LedgersLayout) -> bool:
-    """Return whether any ledger is marked. Raises MetadataUnavailable, BinderyError after too many empty
-    directories."""
+    """Return whether any ledger is marked.
+
+    Raises MetadataUnavailable, BinderyError if SEARCH_READS_MAX reads do not find the answer.
+    """
     paths = [(layout.underreplication_ledgers, 0)]
     for _ in range(SEARCH_READS_MAX):
         if not paths:
@@ -516,7 +528,7 @@ async def has_marks(store: MetadataStore, layout: LedgersLayout) -> bool:
 
 
 def _ledger_id_of(directory: str) -> LedgerId:
-    """Of the lowest level: its last LEVELS names are the id in hexadecimal."""
+    """Return the ledger id of a directory of the lowest level. Its last LEVELS names are the id in hexadecimal."""
     return LedgerId(int("".join(directory.split("/")[-LEVELS:]), 16))
 
 

@@ -1,1 +1,1 @@
-"""The MetadataStore interface, its ZooKeeper and in-memory implementations, and helpers on top."""
+"""The MetadataStore interface, its ZooKeeper and in-memory implementations, and helpers that use the interface."""

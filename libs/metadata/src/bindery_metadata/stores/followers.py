@@ -1,4 +1,4 @@
-"""Followers: follow nodes with one-shot watches through outages and session losses, one task per node."""
+"""Followers: read nodes again after each change, also after outages and session losses. Each node has one task."""
 
 import asyncio
 import contextlib
@@ -17,20 +17,20 @@ _log = logging.getLogger(__name__)
 
 
 class End(Exception):
-    """Raised by `look`: there is nothing to follow any more."""
+    """Raised by `look` to stop following a node, for example because the node was deleted."""
 
 
 class Followers:
-    """The tasks of one owner. `close` ends them."""
+    """The tasks of one owner. `close` ends all of them."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def follow(self, what: str, look: Callable[[Watch], Awaitable[None]], **fields: object) -> Callable[[], None]:
-        """Call `look` now and after each change that its watch reports, until it raises End. The result stops it.
+        """Call `look` now and after each change that its watch reports, until it raises End. Return a function to stop.
 
-        If `look` cannot decode the data (Corrupt, BadVersion), it is called again at the next change; if the store is
-        unavailable, after a short delay. `what` and `fields` are for the log.
+        If `look` cannot decode the data (Corrupt, BadVersion), it is called again after the next change. After another
+        BinderyError, it is called again after WATCH_RETRY_S. `what` and `fields` are for the log.
         """
         task = asyncio.create_task(_follow(what, look, fields))
         self._tasks.add(task)

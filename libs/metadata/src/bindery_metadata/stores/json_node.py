@@ -1,4 +1,4 @@
-"""Records in znodes as JSON: UTF-8, keys sorted, typed when read. Unknown members are ignored."""
+"""Encode and decode records in znodes as JSON in UTF-8 with sorted keys. Unknown members are ignored."""
 
 import dataclasses
 from typing import Any, Final, TypeVar
@@ -7,13 +7,13 @@ import msgspec
 from bindery_core.errors import Corrupt
 
 SIZE_MAX: Final = 256 * 1024
-"""Maximum bytes that are parsed."""
+"""Maximum number of bytes of a node that is decoded."""
 
 T = TypeVar("T")
 
 
 def encode(record: Any, *, leave_out: tuple[str, ...] = ()) -> bytes:
-    """Encode a dataclass, or a mapping, without the members that the node's path and version already give."""
+    """Encode a dataclass or a mapping. `leave_out`: members that the node's path or version already contains."""
     members = msgspec.to_builtins(record)
     return msgspec.json.encode(
         {name: value for name, value in members.items() if name not in leave_out}, order="deterministic"
@@ -21,7 +21,7 @@ def encode(record: Any, *, leave_out: tuple[str, ...] = ()) -> bytes:
 
 
 def decode(data: bytes, kind: type[T], *, path: str, **known: Any) -> T:
-    """`known`: members that are not in the JSON, or override it. Raises Corrupt with `path`."""
+    """Decode a record of type `kind`. `known`: members that are not in the JSON or override it. Raises Corrupt."""
     try:
         if len(data) > SIZE_MAX:
             raise Corrupt("the node is too large", path=path, size=len(data), size_max=SIZE_MAX)
@@ -32,6 +32,6 @@ def decode(data: bytes, kind: type[T], *, path: str, **known: Any) -> T:
 
 
 def with_version(record: T, version: int) -> T:
-    """Return the same record with the version that the node has now."""
+    """Return `record` with another version."""
     changed: T = dataclasses.replace(record, version=version)  # type: ignore[type-var]
     return changed

@@ -1,14 +1,17 @@
 """MemoryStore: the metadata store in memory, a real implementation for tests and simulations.
 
-`MemoryTree` is the server; each `connect()` returns a session over it. Requests of a session are applied in order, with
-half of its latency each way; its responses and watch events arrive in one order. Time comes only from the event loop.
+`MemoryTree` is the server; each `connect()` returns a session on it. Requests of a session are applied in order. Half
+of the session's latency passes in each direction. Responses and watch events arrive in the order in which the tree sent
+them. Time comes only from the event loop.
 
-Faults for tests
+Faults for tests:
+
 - `tree.suspend(store)`: the connection breaks. Requests not yet applied and responses in transit are lost (reads raise
   MetadataUnavailable, writes MetadataOutcomeUnknown). Later ones wait `operation_timeout_s` for `tree.resume(store)`.
 - `tree.expire(store)`: the server ends the session and deletes its ephemeral nodes. A connected store is notified at
   once (SUSPENDED, LOST, CONNECTED with a new id), a suspended one when it is resumed, as with a real server.
 - `store.fail_next(error)`, `store.lose_next_write(applied=...)`: one fault for one operation.
+
 As with the real store, watches of a broken connection fire once it is CONNECTED again.
 """
 
@@ -28,8 +31,9 @@ from bindery_metadata.stores.store import Create, Delete, Node, Op, SessionState
 T = TypeVar("T")
 
 FIRST_SESSION_ID: Final = 0x1000_0000_0000_0001
+"""Id of the first session of a tree. Later sessions count up."""
 Matching = Callable[[str, str], bool]
-"""(operation, path) -> whether the fault applies to it. Operations are the methods' names."""
+"""Return whether a fault applies to (operation, path). Operations are named like the methods."""
 
 
 @dataclass(slots=True)
@@ -51,7 +55,7 @@ class _Request:
 
 
 class MemoryTree:
-    """One shared tree. `now_ms`: the server's wall clock for ctime and mtime; the loop's time when None."""
+    """One shared tree. `now_ms`: the server's wall clock for ctime and mtime; None: the time of the event loop."""
 
     def __init__(self, *, now_ms: Callable[[], int] | None = None) -> None:
         self.znodes = Znodes()
@@ -60,7 +64,7 @@ class MemoryTree:
         self._next_session_id = FIRST_SESSION_ID
 
     def connect(self, *, latency_s: float = 0.0, operation_timeout_s: float = 10.0) -> "MemoryStore":
-        """Return a new session, CONNECTED. `latency_s`: time of a request to the tree and back."""
+        """Return a new session in the state CONNECTED. `latency_s`: round-trip time of a request."""
         store = MemoryStore(self, latency_s=latency_s, operation_timeout_s=operation_timeout_s)
         self._sessions.append(store)
         return store
@@ -70,7 +74,7 @@ class MemoryTree:
         store._disconnected()
 
     def resume(self, store: "MemoryStore") -> None:
-        """Reconnect `store`: the same session, or a new one if it expired meanwhile."""
+        """Reconnect `store`: to its session, or to a new one if its session expired meanwhile."""
         store._connected_again()
 
     def expire(self, store: "MemoryStore") -> None:
@@ -106,7 +110,7 @@ class MemoryTree:
 
 
 class MemoryStore:
-    """One session over a MemoryTree. A `MetadataStore`; the module docstring lists faults for tests."""
+    """A `MetadataStore`: one session on a MemoryTree. The module docstring lists the faults for tests."""
 
     def __init__(self, tree: MemoryTree, *, latency_s: float, operation_timeout_s: float) -> None:
         self._tree = tree
@@ -128,11 +132,14 @@ class MemoryStore:
     # --- faults ---------------------------------------------------------------------------------------------------
 
     def fail_next(self, error: BinderyError, *, matching: Matching | None = None) -> None:
-        """The next operation (that `matching` accepts) raises `error` and is not applied."""
+        """Make the next operation, or the next one that `matching` accepts, raise `error` without being applied."""
         self._faults.append(_Fault(matching or _any, error, applied=False, writes_only=False))
 
     def lose_next_write(self, *, applied: bool, matching: Matching | None = None) -> None:
-        """The next write raises MetadataOutcomeUnknown, and is applied or not, by `applied`."""
+        """Make the next write raise MetadataOutcomeUnknown. `applied`: whether the write is applied.
+
+        `matching`: the next write that it accepts; None: any.
+        """
         self._faults.append(_Fault(matching or _any, None, applied=applied, writes_only=True))
 
     # --- MetadataStore --------------------------------------------------------------------------------------------
@@ -269,7 +276,7 @@ class MemoryStore:
             raise MetadataUnavailable("the metadata store was closed", path=path)
 
     def _arrive(self) -> None:
-        """At the server: apply the oldest request, send its response (after the events of earlier writes)."""
+        """Server side: apply the oldest request and send its response after the events of earlier writes."""
         if not self._requests:
             return
         request = self._requests.popleft()
@@ -287,7 +294,7 @@ class MemoryStore:
         asyncio.get_running_loop().call_later(self._half_latency_s, self._receive)
 
     def _receive(self) -> None:
-        """At the client: take the oldest response or watch event."""
+        """Client side: process the oldest response or watch event."""
         if not self._inbound:
             return
         item = self._inbound.popleft()

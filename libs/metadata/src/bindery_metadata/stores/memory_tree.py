@@ -1,8 +1,10 @@
 """The znodes of a MemoryTree and the operations on them, without sessions or time.
 
-Invariants: each node but `/` has its parent in the map; `children` of a node are exactly the names below it;
-an ephemeral node has no children; `creates` only grows, so no sequential name is given twice under a parent that stays.
-`apply` either does all operations or none, and returns the events in the order in which ZooKeeper fires them.
+Invariants: the parent of each node but `/` exists; `children` of a node are exactly the names below it; an ephemeral
+node has no children; `creates` never decreases, so no sequential name is used twice while the parent exists.
+
+`apply` applies all operations or none, and returns the events in the order in which ZooKeeper fires them.
+
 Source: ZooKeeper's DataTree and PrepRequestProcessor (version numbers, names of sequential nodes, order of events).
 """
 
@@ -20,14 +22,16 @@ _SEQUENCE_DIGITS: Final = 10
 
 
 class Kind(Enum):
-    """Kind of watches of a path that an event fires."""
+    """Kind of the watches on a path that an event fires."""
 
     DATA = "data"
     CHILDREN = "children"
 
 
 Event = tuple[Kind, str]
+"""(kind of watch, path)."""
 OpResult = str | Stat | None
+"""Path of a created node, Stat of a changed node, or None for Delete and Check."""
 
 
 @dataclass(slots=True)
@@ -38,7 +42,7 @@ class _Znode:
     owner: int
     version: int = 0
     creates: int = 0
-    """Children ever created: the number of the next sequential one."""
+    """Number of children ever created, which is the number of the next sequential child."""
     children: set[str] = field(default_factory=set)
 
     def stat(self) -> Stat:
@@ -70,7 +74,7 @@ class Znodes:
         return sorted(self._require(path).children)
 
     def owned_by(self, owner: int) -> list[str]:
-        """Paths of the ephemeral nodes of a session."""
+        """Return the paths of the ephemeral nodes of a session."""
         return [path for path, node in self._nodes.items() if node.owner == owner and owner != 0]
 
     def apply(self, ops: Sequence[Op], *, owner: int, now_ms: int) -> tuple[list[OpResult], list[Event]]:

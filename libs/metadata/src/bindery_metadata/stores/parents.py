@@ -1,6 +1,6 @@
-"""Nodes that only hold other nodes: created on demand, removed when they are empty.
+"""Create parent nodes on demand, and delete them when they are empty.
 
-Two clients may do both at once, so each step expects that the other client was faster.
+Two clients may do so concurrently, so each step accepts that the other client has already done it or undone it.
 """
 
 from typing import Final
@@ -11,18 +11,18 @@ from bindery_metadata.layout.znode_path import ancestors, parent_of
 from bindery_metadata.stores.store import MetadataStore
 
 ATTEMPTS_MAX: Final = 20
-"""Maximum attempts to create a node whose parents other clients delete meanwhile."""
+"""Maximum number of attempts to create a node whose parents other clients delete meanwhile."""
 
 
 async def make_path(store: MetadataStore, path: str) -> None:
-    """Create `path` and its ancestors, persistent and empty, where missing."""
+    """Create `path` and its ancestors, if missing, as persistent and empty nodes."""
     for node in (*ancestors(path), path):
         try:
             await store.create(node)
         except AlreadyExists:
             continue
         except NoSuchNode:
-            return  # an ancestor was deleted again; the caller's own create fails then and is repeated
+            return  # an ancestor was deleted again; the caller's own create then fails and is repeated
 
 
 async def create_with_parents(
@@ -38,7 +38,7 @@ async def create_with_parents(
 
 
 async def prune_empty_parents(store: MetadataStore, path: str, *, up_to: str) -> None:
-    """Remove the empty parents of `path`, bottom up, but not `up_to` (an ancestor)."""
+    """Delete the empty parents of `path`, bottom up, below the ancestor `up_to`."""
     node = parent_of(path)
     while node != up_to and node.startswith(up_to.rstrip("/") + "/"):
         try:

@@ -1,4 +1,4 @@
-"""A value with the version that its compare-and-set needs."""
+"""A stored value with its version, which a compare-and-set of the value needs."""
 
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -8,8 +8,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Versioned(Generic[T]):
+    """A value as read from or written to a znode."""
+
     value: T
     version: int
     """Data version of the znode that held `value`."""
     created_ms: int = 0
-    """The znode's creation time by ZooKeeper's clock, ms since 1970. Never written back into the data."""
+    """Creation time of the znode by ZooKeeper's clock, in ms since 1970; 0: not read. Never stored in the data."""

@@ -1,22 +1,23 @@
 """ZooKeeperStore: the metadata store over kazoo. The only module that imports kazoo.
 
-kazoo owns one thread, which talks to the server. Its responses, watch events and connection states enter the event loop
-through one queue, `_Crossing`, in the order in which they occurred; no code of ours runs on kazoo's thread, and kazoo
-never blocks the loop.
+kazoo owns one thread, which communicates with the server. Responses, watch events and connection states enter the event
+loop through one queue, `_Crossing`, in the order in which they occurred. No callback of a caller runs on kazoo's
+thread, and kazoo never blocks the loop.
 
-kazoo's retries are used for connecting only. A request is sent once, because only its caller can decide to repeat it.
+kazoo's retries are used only to connect. A request is sent once, because only its caller can decide to repeat it.
 
 | kazoo reports                                  | a read raises       | a write raises         |
 |------------------------------------------------|---------------------|------------------------|
 | ConnectionLoss, no response in time            | MetadataUnavailable | MetadataOutcomeUnknown |
 | SessionExpired, SessionMoved, ConnectionClosed | MetadataUnavailable | MetadataUnavailable    |
 
-While SUSPENDED or LOST, a request waits, unsent, for at most `operation_timeout_s`. A request that was passed to kazoo
-just as the connection broke may be sent after reconnection, possibly after its caller received "outcome unknown".
-Requests of one store stay in order, so a later read through the same store (after a `sync`) sees the final outcome.
+While the session is SUSPENDED or LOST, a request waits unsent for at most `operation_timeout_s`. A request that was
+passed to kazoo just as the connection broke may be sent after reconnection, possibly after its caller received
+MetadataOutcomeUnknown. Requests of one store stay in order, so a later read through the same store (after a `sync`)
+sees the final outcome.
 
-kazoo drops watches when the connection breaks, so they all fire once the store is CONNECTED again: early rather than
-never.
+kazoo drops watches when the connection breaks. All of them therefore fire once the store is CONNECTED again, so that no
+change is missed.
 """
 
 import asyncio
@@ -80,8 +81,9 @@ from bindery_metadata.stores.store import (
 OPERATION_TIMEOUT_S: Final = 10.0
 """Maximum time in seconds of one operation, including the wait for a connection."""
 CONNECT_TIMEOUT_S: Final = 15.0
+"""Default time in seconds to wait for the first connection."""
 IN_FLIGHT_MAX: Final = 1_024
-"""Maximum number of unanswered requests in kazoo; further ones wait in the loop."""
+"""Maximum number of unanswered requests in kazoo. Further requests wait in the event loop."""
 
 _ANY_VERSION: Final = -1
 _RECONNECT_DELAY_S: Final = 0.1
@@ -124,7 +126,7 @@ class _Crossing:
         self._events: list[Callable[[], None]] = []
 
     def put(self, event: Callable[[], None]) -> None:
-        """Call `event` in the loop, after all earlier ones. May be called on any thread; never blocks for long."""
+        """Call `event` in the loop after all earlier events. May be called on any thread; never blocks for long."""
         with self._lock:
             self._events.append(event)
             if len(self._events) > 1:
@@ -143,7 +145,7 @@ class _Crossing:
 
 
 class _LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
-    """kazoo's threading handler, with the event loop instead of its two worker threads, which do not keep the order."""
+    """kazoo's threading handler with the event loop instead of two worker threads, which do not keep the order."""
 
     def __init__(self, crossing: _Crossing, thread_ended: Callable[[], None]) -> None:
         super().__init__()
@@ -180,7 +182,7 @@ class _LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
 
 
 class _KazooWatch:
-    """A watch in the form that kazoo holds. Equal for equal watches, so that setting one twice on a path counts
+    """A watch as kazoo stores it. Two of them are equal if their watches are, so that a watch set twice on a path fires
     once."""
 
     __slots__ = ("_fire", "_watch")
@@ -394,7 +396,7 @@ class ZooKeeperStore:
     # --- session and watches --------------------------------------------------------------------------------------
 
     def _on_kazoo_state(self, state: KazooState) -> None:
-        """On kazoo's thread: read the state there, and pass it to the loop."""
+        """Pass the state and the session id, read on kazoo's thread, to the event loop."""
         identity = self._client.client_id
         self._crossing.put(partial(self._change_state, _STATES[state], identity[0] if identity else None))
 
@@ -420,7 +422,7 @@ class ZooKeeperStore:
                 self._crossing.put(watch)
 
     def _on_thread_ended(self) -> None:
-        """A malformed response ends kazoo's thread. The store would stay LOST without it, so start another."""
+        """Start another thread of kazoo: a malformed response ends the thread, and the store would stay LOST."""
         if not self._closed:
             self._reviving = asyncio.get_running_loop().create_task(self._revive())
 
@@ -441,7 +443,7 @@ class ZooKeeperStore:
             watch()
 
     def _stop_client(self) -> None:
-        """On a helper thread, because kazoo waits here for its own thread."""
+        """Close kazoo's client. Runs on a helper thread, because kazoo waits for its own thread."""
         try:
             self._client.stop()
             self._client.close()
@@ -450,7 +452,7 @@ class ZooKeeperStore:
 
 
 def validate_hosts(hosts: str) -> str:
-    """Return `hosts`; raises BadRequest unless it reads "host:port,host:port"."""
+    """Return `hosts`. Raises BadRequest unless it has the form "host:port,host:port"."""
     for host_port in hosts.split(","):
         host, colon, port = host_port.strip().rpartition(":")
         if not (_is_host(host) and colon and port.isdecimal() and 0 < int(port) < 65536):
@@ -459,12 +461,12 @@ def validate_hosts(hosts: str) -> str:
 
 
 def _is_host(name: str) -> bool:
-    """Return whether it can be resolved: no part of a name may be empty or longer than 63 characters."""
+    """Return whether `name` is a valid host name: no part is empty or longer than 63 characters."""
     return "/" not in name and all(0 < len(part) < 64 for part in name.removesuffix(".").split("."))
 
 
 def _land(answer: "asyncio.Future[Any]", result: Any) -> None:
-    """In the loop: pass kazoo's result to the caller, unless it was cancelled."""
+    """Pass kazoo's result to the caller, unless the caller was cancelled. Runs in the event loop."""
     if answer.done():
         return
     if result.exception is not None:
@@ -482,7 +484,7 @@ def _translate(error: KazooException, path: str, *, write: bool) -> BinderyError
 
 
 def _unanswered(path: str, *, write: bool, cause: str = "no answer in time") -> BinderyError:
-    """Also for unknown errors: a write that is not known to have failed may have been applied."""
+    """Return the error of a request without a known outcome: a write may have been applied."""
     if write:
         return MetadataOutcomeUnknown("zookeeper may have applied the change", path=path, cause=cause)
     return MetadataUnavailable("zookeeper did not respond", path=path, cause=cause)
