@@ -1,1 +1,1 @@
-"""What all services share: settings, logs, metrics, health, errors as HTTP."""
+"""Code that all services share: settings, logs, metrics, health, errors as HTTP."""

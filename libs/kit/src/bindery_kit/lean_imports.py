@@ -6,8 +6,8 @@
 | msgspec   | typing_extensions, for names that Python also has  | nine tenths              |
 | crc32c    | its own version, in the metadata of all packages   | nine tenths              |
 
-During their import these modules are missing; later imports of other modules find them. A process must import this
-module before any other module of the project, or it has no effect.
+During the import of these libraries, the modules in `INSTEAD` are missing or replaced; later imports find them. A
+process must import this module before any other module of the project, or it has no effect.
 """
 
 import sys
@@ -28,7 +28,7 @@ INSTEAD: Final[Mapping[str, ModuleType | None]] = {
     "typing_extensions": None,
     "importlib.metadata": _metadata_without_versions(),
 }
-"""Module -> its replacement during the imports; None: it is missing."""
+"""Module -> its replacement during the imports; None: the module is missing."""
 
 
 @contextmanager

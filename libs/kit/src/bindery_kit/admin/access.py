@@ -1,4 +1,4 @@
-"""Access: the check of bearer tokens in front of an admin API.
+"""Access: check the bearer tokens of requests to an admin API.
 
 | service                 | what needs a token                                                                        |
 |-------------------------|-------------------------------------------------------------------------------------------|

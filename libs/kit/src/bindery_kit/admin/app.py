@@ -1,8 +1,10 @@
 """AdminApp: the ASGI application of an admin API. It finds a request's route, checks its token, and answers errors.
 
-Invariants: no handler of a method other than GET runs unless `Access` has accepted the request; a handler that fails or
-takes too long gets an error response and does not affect other requests. `bindery_kit.observability.health.OpsApp`
-serves probes and metrics (`/livez`, `/readyz`, `/startupz`, `/metrics`) in front of it.
+Invariants: if there is an `Access`, no handler of a method other than GET runs before it has accepted the request; a
+request whose handler fails or takes too long gets an error response, and other requests are not affected.
+
+`bindery_kit.observability.health.OpsApp` serves probes and metrics (`/livez`, `/readyz`, `/startupz`, `/metrics`) in
+front of it.
 Source: BookKeeper HttpRouter.
 """
 
@@ -33,10 +35,10 @@ from bindery_kit.observability.logs import error_fields, get_logger
 REQUEST_TIMEOUT_S: Final = 60.0
 """Time limit in seconds for one request; a request that exceeds it is answered with 504."""
 SEND_TIMEOUT_S: Final = 30.0
-"""Maximum seconds that a client does not read a streamed response before it is disconnected."""
+"""Maximum time in seconds to send one piece of a streamed response; a client that reads more slowly is disconnected."""
 HEAVY_MAX: Final = 4
-"""Maximum number of concurrent requests that read much or wait for other machines; further ones get 429. Requests with
-and without a token are counted separately, so that requests without one cannot block operators."""
+"""Maximum number of concurrent requests that read much or wait for other machines; further requests get 429. Requests
+with and without a token are counted separately, so that requests without one cannot block operators."""
 
 log = get_logger(__name__)
 
@@ -65,7 +67,7 @@ class AdminApp(Generic[ContextT]):
             methods[route.method] = route
         self._patterns = [path for path in self._routes if "{" in path]
         self._heavy = {True: 0, False: 0}
-        """Number of heavy requests in progress, of trusted and of other clients."""
+        """Number of heavy requests in progress: of trusted clients, and of others."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -194,7 +196,7 @@ class AdminApp(Generic[ContextT]):
     async def _all_pieces(
         self, pieces: AsyncIterator[bytes], route: Route[ContextT], *, is_trusted: bool
     ) -> AsyncGenerator[bytes, None]:
-        """Yield an empty piece when the first piece is available, then all pieces. The request ends with it."""
+        """Yield an empty piece when the first piece is available, then all pieces. The last one ends the request."""
         is_started = False
         try:
             async with contextlib.aclosing(cast(AsyncGenerator[bytes, None], pieces)):

@@ -1,6 +1,6 @@
-"""Requests, responses and routes of an admin API on bare ASGI. A web framework would cost a bookie more memory and
-start-up time than the API itself.
+"""Requests, responses and routes of an admin API on bare ASGI.
 
+A web framework would cost a bookie more memory and start-up time than the API itself.
 All input of clients is limited: query strings by QUERY_SIZE_MAX, bodies by BODY_SIZE_MAX, heads by the server. Errors
 are RFC 9457 problems with status and code of the error tree, as in every service.
 """
@@ -18,9 +18,13 @@ if TYPE_CHECKING:
     from bindery_kit.observability.health import Receive
 
 BODY_SIZE_MAX: Final = 64 * 1024
+"""Maximum size of a request body in bytes."""
 QUERY_SIZE_MAX: Final = 4096
+"""Maximum size of a query string in bytes."""
 PARAMETERS_MAX: Final = 32
+"""Maximum number of query parameters."""
 RETRY_AFTER_S: Final = 1
+"""Value in seconds of the Retry-After header of 429 and 503."""
 
 ContextT = TypeVar("ContextT")
 """The context that a service passes to its handlers."""
@@ -33,13 +37,15 @@ class Request:
     query: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
     is_trusted: bool = True
-    """Whether it has a good token, or no token is required."""
+    """Whether the request has a valid token, or the service requires none."""
     in_path: Mapping[str, str] = field(default_factory=dict)
     """Values of the names in braces of the route's path, decoded; not empty, and without a slash."""
 
     def number(self, name: str, default: int | None = None, *, low: int = 0, high: int = ID_MAX) -> int:
-        """Return a parameter of path or query, in decimal or, with `0x`, in hex. Raises BadRequest, also if it is
-        missing and has no default."""
+        """Return a parameter of path or query: decimal, or hex with `0x`.
+
+        Raises BadRequest if it is not a number in low..high, or if it is missing and has no default.
+        """
         text = self.in_path.get(name, self.query.get(name))
         if text is None:
             if default is None:
@@ -63,8 +69,10 @@ class Request:
         return text.lower() == "true"
 
     def json_object(self, *, may_be_empty: bool = False, only: Sequence[str] = ()) -> dict[str, Any]:
-        """Return the body. Raises BadRequest if it is not a JSON object, or has members other than `only`, if given:
-        the default of a misspelled member would be applied silently."""
+        """Return the body. Raises BadRequest if it is not a JSON object.
+
+        If `only` is given, other members raise BadRequest, because a misspelled member would be ignored silently.
+        """
         if not self.body.strip():
             if may_be_empty:
                 return {}
@@ -107,11 +115,11 @@ class Route(Generic[ContextT]):
     """`{name}` matches any segment."""
     handler: Callable[[ContextT, Request], Awaitable[Answer]]
     is_guarded: bool = False
-    """A GET that needs a token, because its response is confidential or expensive."""
+    """Whether GET needs a token, because the response is confidential or expensive."""
     is_heavy: bool = False
-    """It takes long: HEAVY_MAX limits concurrent requests."""
+    """Whether requests take long, so that HEAVY_MAX limits concurrent requests."""
     during_start: bool = False
-    """It is served before storage and metadata are available."""
+    """Whether it is served before storage and metadata are available."""
 
     @property
     def needs_token(self) -> bool:
@@ -148,8 +156,10 @@ def problem_of(error: BinderyError) -> Answer:
 
 
 def parse_query(text: bytes) -> dict[str, str]:
-    """Return the parameters; the last of several values counts. Raises BadRequest for a query string that is too long,
-    has too many parameters, or is not text."""
+    """Return the parameters; if one is repeated, its last value counts.
+
+    Raises BadRequest for a query string that is too long, has too many parameters, or is not text.
+    """
     if len(text) > QUERY_SIZE_MAX:
         raise BadRequest("the query string is too long", size=len(text), size_max=QUERY_SIZE_MAX)
     try:
@@ -161,7 +171,7 @@ def parse_query(text: bytes) -> dict[str, str]:
 
 
 async def read_body(receive: "Receive") -> bytes:
-    """Return the body. Raises TooLarge above BODY_SIZE_MAX."""
+    """Return the body; empty if the client disconnects. Raises TooLarge above BODY_SIZE_MAX."""
     body: bytes = b""
     while True:
         message = await receive()

@@ -11,8 +11,8 @@
 | an `Enum`   | the value of a member                                                          | a member             |
 | `X` or None | as X                                                                           | as X, `None`         |
 
-Numbers may have `bounds`. Services read their settings before anything else, so this module uses no library: importing
-one would take longer than most services take to serve.
+Numbers may have `bounds`. Services read their settings before anything else, so this module uses no library, whose
+import would delay every start.
 """
 
 from dataclasses import dataclass
@@ -119,7 +119,7 @@ class ValueType:
 
 
 def _from_text(base: Any, text: str) -> Any:
-    """Raises ValueError."""
+    """Return the value that `text` stands for. Raises ValueError."""
     if base is str or base is SecretStr or base is Path:
         return base(text)
     if base is float:

@@ -66,9 +66,9 @@ CheckT = TypeVar("CheckT", bound=Callable[[Any], None])
 _SERVICE_LINK: Final = re.compile(
     r"(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)_(PROTO|PORT|ADDR))", re.ASCII
 )
-"""Ends of the variables that Kubernetes sets for each Service of the namespace; they begin with its name."""
+"""Endings of the variables that Kubernetes sets for each Service of the namespace, after the name of the Service."""
 _LINK_VALUE: Final = re.compile(r"(tcp|udp|sctp)://")
-"""Values of the other such variables."""
+"""Values of such variables with other endings."""
 _CHECK_MARK: Final = "_checks_settings"
 
 log = get_logger(__name__)
@@ -78,11 +78,11 @@ class SettingsConfigDict(TypedDict, total=False):
     """Options of a `Settings` subclass."""
 
     env_prefix: str
-    """Prefix of each field's name in the environment. Case is ignored there, and so are empty values."""
+    """Prefix of each field's name in the environment. The case of variables is ignored; so are empty values."""
 
 
 class _Missing(Enum):
-    """The default of a field without one."""
+    """Marker for a field without a default."""
 
     MISSING = "required"
 
@@ -93,13 +93,15 @@ class _GroupDefault:
 
 
 def group(cls: type[SettingsT]) -> SettingsT:
-    """Return the default of a field that is a group. Each settings object gets its own, read from the environment."""
+    """Return the default of a field that is a group. Each object has its own group, read from the environment."""
     return cast(SettingsT, _GroupDefault(cls))
 
 
 def check(method: CheckT) -> CheckT:
-    """Call this method of a `Settings` subclass when all fields are valid. A ValueError that it raises is reported as a
-    wrong setting. The first error ends the checks."""
+    """Mark a method of a `Settings` subclass as a check, which is called when all fields are valid.
+
+    A ValueError that it raises is reported as a wrong setting. The first error ends the checks.
+    """
     setattr(method, _CHECK_MARK, True)
     return method
 
@@ -110,7 +112,7 @@ class SettingField:
 
     name: str
     default: Any
-    """The declared default; `is_required` if there is none."""
+    """The declared default, or a marker if there is none."""
     value_type: ValueType | None
     """None for a group."""
     group: "type[Settings] | None" = None
@@ -148,8 +150,10 @@ class WrongSettings(BadRequest, ValueError):
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 class Settings:
-    """Base of all settings. Subclasses set `model_config = SettingsConfigDict(env_prefix="BOOKIE_")`. Each object reads
-    the environment when it is created. Values are text there, so fields cannot be lists."""
+    """Base of all settings. Subclasses set `model_config = SettingsConfigDict(env_prefix="BOOKIE_")`.
+
+    Each object reads the environment when it is created. Values are text there, so fields cannot be lists.
+    """
 
     model_config = SettingsConfigDict()
     model_fields: ClassVar[Mapping[str, SettingField]] = {}
@@ -205,16 +209,14 @@ class Settings:
         return copy
 
     def with_defaults(self, values: Mapping[str, Any]) -> Self:
-        """Return a copy with `values` for fields that were not set. They are checked, and count as defaults. Raises
-        WrongSettings."""
+        """Return a copy with `values` for fields that were not set. They count as defaults. Raises WrongSettings."""
         copy = object.__new__(type(self))
         copy._fill(dict(self) | {name: value for name, value in values.items() if name not in self._fields_set})
         vars(copy)["_fields_set"] = self._fields_set
         return copy
 
     def effective(self) -> "list[EffectiveSetting]":
-        """Return every setting with its value and the source of it, with groups flattened (`journal.size_max`) and
-        secrets masked."""
+        """Return every setting with its value and source: groups flattened (`journal.size_max`), secrets masked."""
         return list(_effective(self, prefix=""))
 
     def __setattr__(self, name: str, value: Any) -> NoReturn:
@@ -344,7 +346,7 @@ def _matches_environment(field: SettingField, text: str | None, value: Any) -> b
 
 
 def load(cls: type[SettingsT], argv: Sequence[str] | None = None, *, prog: str, description: str = "") -> SettingsT:
-    """Return the settings by command line, environment and defaults.
+    """Return the settings from the command line, the environment and the defaults.
 
     `--print-config` prints every setting with its source and exits with 0. Wrong values exit with 2 and one line per
     field with the flag, the environment variable and the allowed values.
@@ -384,16 +386,20 @@ class _Parser(argparse.ArgumentParser):
 
 
 def warn_of_unknown_variables(prefix: str, *settings: type[Settings]) -> None:
-    """Log a warning for each name in the environment that begins with `prefix` and is not a setting, because a
-    misspelled name would otherwise be ignored silently."""
+    """Log a warning for each name in the environment that begins with `prefix` and is not a setting.
+
+    Without the warning, a misspelled name would be ignored silently.
+    """
     for name, nearest in unknown_variables(prefix, *settings).items():
         hint = f"did you mean {nearest}?" if nearest else "no setting has a similar name"
         log.warning("unknown_setting", variable=name, reason=f"{name} is not a setting and has no effect; {hint}")
 
 
 def unknown_variables(prefix: str, *settings: type[Settings]) -> dict[str, str | None]:
-    """Return the names in the environment that begin with `prefix` and are not settings, with the nearest name of a
-    setting, or None."""
+    """Return the names in the environment that begin with `prefix` and are not settings.
+
+    The value of each is the setting with the most similar name, or None.
+    """
     known = {name for cls in settings for name in _environment_names(cls)}
     unknown = sorted(name for name, value in os.environ.items() if value and name.upper().startswith(prefix))
     unknown = [name for name in unknown if name.upper() not in known and not _is_service_link(name, prefix)]

@@ -13,7 +13,8 @@
 
 uvicorn keeps headers and trailers of any size, waits forever for the rest of a head, and does not limit connections, so
 a client could exhaust memory or file descriptors of a process that stores data. uvicorn queues requests that are sent
-before earlier ones are answered, and reads on after each response; here nothing is read while requests wait.
+before earlier ones are answered, and continues to read after each response. This class reads nothing while requests
+wait.
 """
 
 import asyncio
@@ -29,8 +30,8 @@ HEAD_SIZE_MAX: Final = 256 * 1024
 PIPELINED_MAX: Final = 64
 """Maximum number of requests of one connection that wait for the responses to earlier ones."""
 HEAD_TIMEOUT_S: Final = 30.0
-"""Maximum seconds until a head is complete, longer than any proxy takes. The longer keep-alive limits the pause between
-requests."""
+"""Maximum seconds until a head is complete, longer than any proxy takes. The pause between requests is limited by the
+keep-alive timeout, which is longer."""
 
 RESERVE: Final = 64
 """Number of connections above the limit whose head is read, because they may request one of ALWAYS_ANSWERED."""
@@ -48,7 +49,7 @@ log = get_logger(__name__)
 
 
 class HttpLimits(HttpToolsProtocol):
-    """Mix-in for the protocol of a server: it counts, and refuses what exceeds a limit."""
+    """Mix-in for the protocol of a server: refuse requests, and close connections, that exceed a limit."""
 
     connections_max: ClassVar[int]
     idle: "ClassVar[dict[HttpLimits, None]]"
@@ -133,7 +134,7 @@ class HttpLimits(HttpToolsProtocol):
     # --- limits
 
     def _make_room(self) -> bool:
-        """Close the connection that has been idle longest. False: none is idle."""
+        """Close the connection that has been idle longest. Return False if none is idle."""
         for other in self.idle:
             del self.idle[other]
             other.transport.abort()

@@ -1,9 +1,9 @@
 """Bind the sockets on which services listen.
 
 An address that other machines can reach is refused unless the caller passes `insecure`, because requests are not
-authenticated by default. A bound socket keeps its port from being chosen as a free one before it listens: the service
-knows the port early, and clients are refused until it is ready. Two processes can bind the same port while neither
-listens; the second then fails when it listens.
+authenticated by default. A service binds its socket early, so that the port is known and is not assigned to another
+process, and listens when it is ready; until then connections are refused. Two processes can bind the same port while
+neither listens; the second of them to listen then fails.
 """
 
 import ipaddress

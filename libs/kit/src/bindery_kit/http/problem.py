@@ -5,7 +5,7 @@
 | type        | `urn:bindery:problem:<code>`                                             |
 | title       | the kind of error in words                                               |
 | status      | as in the status line                                                    |
-| code        | stable identifier for programs (`no_such_topic`); see bindery_core.errors |
+| code        | stable identifier for programs (`no_such_topic`); `bindery_core.errors`  |
 | detail      | what happened, for people                                                |
 | facts       | values in the detail: `{"ledger_id": 7}`                                 |
 | errors      | only for wrong fields: one object for each, with `where` and `message`   |

@@ -12,8 +12,7 @@ from starlette.responses import Response
 from bindery_kit.http.problem import problem_response
 
 VALIDATION_ERRORS_MAX: Final = 20
-"""Maximum number of wrong fields in one response, so that a body with thousands of wrong lines gets a short
-response."""
+"""Maximum number of wrong fields in one response, because a body may have thousands of wrong lines."""
 
 
 class FieldError(BaseModel):
@@ -37,9 +36,10 @@ class Problem(BaseModel):
 
 
 def install_refusals(app: FastAPI, *, validation_code: str = "validation_failed") -> None:
-    """Return errors of FastAPI itself as problems: unknown paths, methods that are not allowed, wrong parameters.
+    """Make `app` return errors of FastAPI itself as problems.
 
-    The app handles its own errors. `validation_code`: the `code` of wrong parameters.
+    These are unknown paths, methods that are not allowed, and wrong parameters. The app handles its own errors.
+    `validation_code`: the `code` of wrong parameters.
     """
 
     async def on_validation_error(_request: Request, error: Exception) -> Response:

@@ -1,4 +1,4 @@
-"""Health: whether the process is alive, has started and is ready, and why not.
+"""Health: report whether the process is alive, has started and is ready, with the reasons if it is not.
 
 | path      | 200 if                                     | body                                                        |
 |-----------|--------------------------------------------|-------------------------------------------------------------|
@@ -6,10 +6,11 @@
 | /startupz | the start is complete                      | before: `{"status": "starting", "progress": {...}}`         |
 | /readyz   | started, alive and not blocked             | `{"status": "not_ready", "reasons": {part: why}}`, and      |
 |           |                                            | `notes` of parts, which do not affect the status            |
-| /metrics  | always                                     | the service's, `bindery_ready` and `bindery_not_ready`      |
+| /metrics  | always                                     | the service's, and `bindery_ready`, `bindery_not_ready`     |
 
-Otherwise 503. Each part sets and clears its reason under its own name (`metadata`, `disk`, `cookie`), so parts do not
-clear the reasons of one another. `OpsApp` serves the four paths in front of any ASGI app, without a web framework.
+Otherwise the status is 503. Each part sets and clears its reason under its own name (`metadata`, `disk`, `cookie`), so
+parts do not clear the reasons of one another. `OpsApp` serves the four paths in front of any ASGI app, without a web
+framework.
 
 Invariants: a process that failed is never ready; the start ends once and does not begin again.
 """
@@ -81,7 +82,7 @@ class Health:
         self._progress = StartupProgress(step, done, total, unit)
 
     def started(self) -> None:
-        """The start is complete."""
+        """Record that the start is complete."""
         self._started = True
 
     def block(self, part: str, reason: str) -> None:
@@ -99,7 +100,7 @@ class Health:
             self._notes[part] = text
 
     def fail(self, part: str, reason: str) -> None:
-        """A part has failed permanently: the process must be restarted."""
+        """Record that a part has failed permanently. The process must then be restarted."""
         self._failed[part] = reason
 
     def live_answer(self) -> tuple[int, dict[str, Any]]:

@@ -18,9 +18,9 @@ from typing import Final
 from bindery_core.errors import BinderyError
 
 TERMINATION_LOG: Final = "BINDERY_TERMINATION_LOG"
-"""Environment name; its value is a path."""
+"""Name of the environment variable that contains the path of the file."""
 SIZE_MAX: Final = 2048
-"""Maximum size in bytes. Kubernetes keeps 4096, and 12 KiB for all containers of a pod together."""
+"""Maximum size of the sentence in bytes. Kubernetes keeps 4096, and 12 KiB for all containers of a pod together."""
 _BIND_FIXES: Final = {
     errno.EADDRINUSE: "another process uses that port: stop it, or pass another port",
     errno.EADDRNOTAVAIL: "this machine has no such address: pass one that it has, or 0.0.0.0",
@@ -42,7 +42,7 @@ _FIXES: Final = {
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.ENOMEM: "raise the container's memory limit",
 }
-"""Fixes of errors of the operating system."""
+"""Error number of the operating system -> fix."""
 
 
 def say(program: str, sentence: str) -> None:
@@ -71,20 +71,22 @@ def cut(text: str) -> bytes:
 
 
 def bind_fix(error: OSError) -> str:
-    """Return the fix of an error of binding a port."""
+    """Return the fix for an error while binding a port."""
     if isinstance(error, socket.gaierror):
         return "pass an address of this machine, or 0.0.0.0"
     return _BIND_FIXES.get(error.errno or 0, "pass another address or port")
 
 
 def sentence_of_end(part: str, error: BaseException | None) -> str:
-    """Return the sentence for a part that ended and must not. `error`: None if it returned without one."""
+    """Return the sentence for a part that ended although it must not. `error`: None if it returned without an error."""
     return f"{part} ended: {sentence_of(error) if error else 'without a request to stop; see the log'}"
 
 
 def sentence_of(error: BaseException) -> str:
-    """Return the cause and the fix of an error, as far as the error has them. An error whose message is a table has an
-    attribute `sentence`."""
+    """Return the cause and the fix of an error, as far as they are known.
+
+    A BinderyError whose message is a table has an attribute `sentence`, which is used instead.
+    """
     if isinstance(error, BinderyError):
         return getattr(error, "sentence", "") or str(error)
     if isinstance(error, OSError):

@@ -7,7 +7,7 @@ of the standard `logging` (uvicorn, kazoo), whose `extra` become fields.
 Fields whose name indicates a secret (`password`, `token`, `authorization`, ...) are masked before they are rendered. Of
 bytes only the length and the first bytes are shown.
 
-Importing this module is cheap: no HTTP stack, no rich.
+Importing this module is cheap: it loads neither an HTTP stack nor rich.
 """
 
 import json
@@ -87,8 +87,11 @@ def configure(*, service: str, level: str = "info", as_json: bool | None = None,
 
 
 class _Stderr:
-    """The current standard error. A line that cannot be written, because the reader or the stream is closed, is
-    dropped: an error of logging must not end the caller."""
+    """The current standard error.
+
+    A line that cannot be written, because the reader or the stream is closed, is dropped: an error of logging must not
+    end the caller.
+    """
 
     def write(self, text: str) -> int:
         try:

@@ -15,13 +15,13 @@ from prometheus_client.process_collector import ProcessCollector
 LATENCY_BUCKETS_S: Final = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
 )  # fmt: skip
-"""Seconds: from an add that is answered from memory to the longest timeout."""
+"""Upper bounds in seconds: from an add that is answered from memory to the longest timeout."""
 
 SIZE_BUCKETS: Final = (128, 512, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304)
-"""Bytes: from a small message to almost the largest entry."""
+"""Upper bounds in bytes: from a small message to almost the largest entry."""
 
 COUNT_BUCKETS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
-"""Number of items in one batch."""
+"""Upper bounds of the number of items in one batch."""
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 

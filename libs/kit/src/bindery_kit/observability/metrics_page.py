@@ -32,24 +32,24 @@ def labels(pairs: Mapping[str, str]) -> str:
 
 
 class Page:
-    """Families in the order in which they were added. Invariant: a name is added once, with all its samples."""
+    """Metrics in the order in which they were added. Invariant: a name is added once, with all its samples."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
         self._names: set[str] = set()
 
     def add(self, name: str, kind: str, help: str, samples: Iterable[tuple[str, float]]) -> None:
-        """`samples`: labels and value. `kind`: gauge or counter. Without samples nothing is added."""
+        """Add a metric. `samples`: (labels, value). `kind`: gauge or counter. Without samples nothing is added."""
         lines = [f"{name}{{{at}}} {_number(value)}" if at else f"{name} {_number(value)}" for at, value in samples]
         if lines:
             self._family(name, kind, help, lines)
 
     def summary(self, name: str, help: str, stats: Iterable[tuple[str, OpStat]]) -> None:
-        """`stats`: labels and distribution."""
+        """Add a summary. `stats`: (labels, distribution)."""
         self.summaries((name,), help, stats)
 
     def summaries(self, names: Iterable[str], help: str, stats: Iterable[tuple[str, OpStat]]) -> None:
-        """The same distributions under several names."""
+        """Add the same distributions under several names."""
         shown = [(at, stat.quantiles(), stat.count, stat.sum) for at, stat in stats]
         for name in names:
             lines: list[str] = []

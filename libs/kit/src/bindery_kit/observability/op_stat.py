@@ -75,7 +75,7 @@ class OpStat:
 
 
 class Operation:
-    """One kind of request: latency by outcome."""
+    """Latency in ms of one kind of request, by outcome."""
 
     __slots__ = ("failure", "success")
 

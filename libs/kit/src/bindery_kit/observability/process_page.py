@@ -1,7 +1,7 @@
-"""ProcessPage: /metrics of a service: metrics of the process, then the text that its parts render.
+"""ProcessPage: render /metrics of a service: metrics of the process, then the text that its parts render.
 
-Imported when the HTTP server starts: prometheus_client takes a tenth of a second to import, and a bookie's ledger port
-must not wait for that.
+Services import this module when the HTTP server starts: the import of prometheus_client takes a tenth of a second, and
+the ledger port of a bookie must not wait for it.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from typing import Final
 from bindery_kit.observability.metrics import Metrics
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-"""Source: BookKeeper answers with the same."""
+"""Content type of the page. Source: BookKeeper uses the same."""
 
 
 class ProcessPage:

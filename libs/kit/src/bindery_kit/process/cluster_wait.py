@@ -55,7 +55,7 @@ class ClusterNotInitialized(NotThere):
 
 
 class ClusterWait:
-    """Waits during the start of one service. Call `for_zookeeper` first, then `for_cluster`."""
+    """Wait for the cluster during the start of one service: call `for_zookeeper` first, then `for_cluster`."""
 
     def __init__(
         self,
@@ -67,8 +67,11 @@ class ClusterWait:
         timeout_s: float,
         wall_clock_ms: Callable[[], int],
     ) -> None:
-        """`setting`: the environment variable that sets `zookeeper`, for messages. `timeout_s`: time limit in seconds
-        of both waits together; 0: no limit."""
+        """Set the limits and names of the wait.
+
+        `setting`: the environment variable that sets `zookeeper`, for messages. `timeout_s`: time limit in seconds of
+        both waits together; 0: no limit.
+        """
         self._zookeeper = zookeeper
         self._layout = layout
         self._setting = setting
@@ -84,8 +87,10 @@ class ClusterWait:
         return limit_s(self._timeout_s)
 
     async def for_zookeeper(self, connecting: Awaitable[T]) -> T:
-        """Return the result of `connecting`, which has a timeout of `limit_s` itself. Raises MetadataUnavailable and
-        the errors of `connecting`."""
+        """Return the result of `connecting`, which has a timeout of `limit_s` itself.
+
+        Raises MetadataUnavailable and the errors of `connecting`.
+        """
         self._begin()
         self._health.progress(f"connecting to ZooKeeper at {self._zookeeper}")
         reporting = asyncio.ensure_future(self._report_zookeeper())
@@ -164,8 +169,10 @@ class ClusterWait:
 
 
 async def retry_while_unavailable(call: Callable[[], Awaitable[T]], *, event: str) -> T:
-    """Return the result of `call`; repeat it while ZooKeeper does not answer. It must be idempotent, because an earlier
-    call may have succeeded. `event`: the log event of each failed call."""
+    """Return the result of `call`; repeat the call while ZooKeeper does not answer.
+
+    `call` must be idempotent, because a failed call may have taken effect. `event`: the log event of each failed call.
+    """
     while True:
         try:
             return await call()

@@ -1,4 +1,4 @@
-"""Import modules that take long outside the event loop's thread.
+"""Import slow modules in a thread other than the one of the event loop.
 
 A service answers its first requests before it imports what only rare requests need. Such an import runs in a thread,
 because on the loop it would delay every request for tens of milliseconds:
@@ -20,6 +20,9 @@ T = TypeVar("T")
 
 
 async def in_thread(import_: Callable[[], T]) -> T:
-    """Return what `import_` returns. Its name begins with `import_`: a simulated loop has no threads, and runs only
-    such functions at once."""
+    """Run `import_` in a thread and return its result.
+
+    The name of the function must begin with `import_`: a simulated loop has no threads, and runs only such functions
+    directly.
+    """
     return await asyncio.get_running_loop().run_in_executor(None, import_)

@@ -1,4 +1,4 @@
-"""run_program: the `main` of every service: settings, logs, and the life cycle in an event loop.
+"""run_program: run the `main` of a service, with settings, logs, and the life cycle in an event loop.
 
 Exit codes: 0 after a requested stop, 1 after an error, 2 for settings that cannot be used.
 """
@@ -23,10 +23,11 @@ def run_program(
     description: str,
     check: Callable[[S], Sequence[type[Settings]]] | None = None,
 ) -> int:
-    """Read the settings, set up logging, and run `serve` until it returns; the exit code.
+    """Read the settings, set up logging, and run `serve` until it returns. Return the exit code.
 
-    `service`: the name in log events. `check`: called once logging is set up, for checks of the service's own; returns
-    further settings types whose environment variables are known. `settings_type` has a field `log_level`.
+    `service`: the name in log events. `check`: called when logging is set up, for the service's own checks; it returns
+    further settings types, whose environment variables are not reported as unknown. `settings_type` has a field
+    `log_level`.
     """
     settings = load(settings_type, argv, prog=program, description=description)
     values: Any = settings

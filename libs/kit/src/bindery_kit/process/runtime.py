@@ -34,12 +34,13 @@ SECOND_SIGNAL_DELAY_S: Final = 1.0
 one."""
 
 THREADS_TIMEOUT_S: Final = 2.0
-"""Maximum seconds that helper threads delay the end after `main`; a name server that does not answer takes longer."""
+"""Maximum seconds that helper threads delay the end after `main`. Waiting for a name server could take longer."""
 
 DIE_WITH_PARENT: Final = "BINDERY_DIE_WITH_PARENT"
-"""Environment name; its value is the parent's pid. Set by `bindery standalone` for its children."""
+"""Name of the environment variable with the parent's pid. `bindery standalone` sets it for its children."""
 
 OPEN_FILES_MAX: Final = 65_536
+"""Value to which the limit of open files is raised."""
 
 EXIT_OK: Final = 0
 EXIT_ERROR: Final = 1
@@ -54,7 +55,7 @@ log = get_logger(__name__)
 
 
 class Shutdown:
-    """Set once, by a signal or by a part that cannot continue."""
+    """The request to end the process, by a signal or by a part that cannot continue."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -95,15 +96,17 @@ async def unless_shutdown(shutdown: Shutdown, work: Awaitable[T]) -> T | None:
             working.cancel()
             await asyncio.wait({working}, timeout=CANCEL_TIMEOUT_S)
         if working.done() and not working.cancelled():
-            working.exception()  # retrieved, so that asyncio does not report it
+            working.exception()  # retrieve the error, so that asyncio does not report it
 
 
 Main = Callable[[Shutdown], Awaitable[int | None]]
 
 
 def run_service(main: Main, *, program: str) -> int:
-    """Like `run`; an error of `main` is reported as the final message, with EXIT_ERROR. The process must end next:
-    helper threads delay it by THREADS_TIMEOUT_S at most."""
+    """Like `run`, but report an error of `main` as the final message and return EXIT_ERROR.
+
+    The process must end next: helper threads delay its end by THREADS_TIMEOUT_S at most.
+    """
 
     async def with_last_words(shutdown: Shutdown) -> int:
         try:
@@ -124,15 +127,16 @@ def run_service(main: Main, *, program: str) -> int:
 
 
 def _end_soon(code: int) -> None:
-    """Everything is closed: end the process even if a thread still waits."""
+    """End the process after THREADS_TIMEOUT_S even if a thread still waits. Everything is closed at this point."""
     signal.signal(signal.SIGALRM, lambda *_: os._exit(code))
     signal.setitimer(signal.ITIMER_REAL, THREADS_TIMEOUT_S)
-    # Called once the threads have ended. Soon afterwards the interpreter drops all handlers: the alarm would kill it.
+    # Disable the alarm when the threads have ended. Soon afterwards the interpreter removes all signal handlers, and
+    # the alarm would kill the process.
     atexit.register(signal.setitimer, signal.ITIMER_REAL, 0)
 
 
 def run(main: Main) -> int:
-    """Run `main` and return its exit code, or the shutdown's if that is None. Errors of `main` are raised."""
+    """Run `main` and return its exit code, or that of the shutdown if it returns None. Raises the errors of `main`."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     raise_open_files()
     parent = os.environ.pop(DIE_WITH_PARENT, None)
@@ -142,8 +146,10 @@ def run(main: Main) -> int:
 
 
 def raise_open_files() -> None:
-    """Raise the limit of open files to the hard limit, at most OPEN_FILES_MAX: shells and init systems set 1024, which
-    a few hundred clients and the logs of a bookie exceed."""
+    """Raise the limit of open files to the hard limit, at most OPEN_FILES_MAX.
+
+    Shells and init systems set 1024, which a few hundred clients and the logs of a bookie exceed.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES_MAX)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -179,8 +185,7 @@ async def _with_signals(main: Main) -> int:
 
 
 def die_with_parent(*, expected_parent: int | None = None, number: signal.Signals = signal.SIGTERM) -> bool:
-    """Have the kernel send this process `number` when its parent ends, even by kill -9 (Linux; elsewhere it does
-    nothing).
+    """Have the kernel send this process the signal `number` when its parent ends, even by kill -9. Only on Linux.
 
     Returns False if the parent has already ended. Also usable as `preexec_fn` of a foreign program: it survives exec.
     """

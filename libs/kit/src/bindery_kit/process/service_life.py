@@ -44,7 +44,7 @@ class ServiceLife:
     """The parts of one service process and the steps that stop it."""
 
     def __init__(self, name: str, shutdown: Shutdown, health: Health, *, part_died_event: str = "part_died") -> None:
-        """`name`: the service's, as in its log events. `part_died_event`: the event logged when a part ends."""
+        """`name`: name of the service, as in its log events. `part_died_event`: log event for a part that ends."""
         self.name = name
         self.shutdown = shutdown
         self.health = health
@@ -55,8 +55,11 @@ class ServiceLife:
     def on_stop(
         self, step: Callable[[], Awaitable[None]], *, event: str | None = None, timeout_s: float = STEP_TIMEOUT_S
     ) -> None:
-        """Record a step of the stop. With `event`, an error or a timeout is logged under that name. Without it there is
-        no timeout, and an error is raised at the end of the stop, after the remaining steps."""
+        """Record a step of the stop.
+
+        With `event`, an error or a timeout is logged under that name. Without it there is no timeout, and an error is
+        raised at the end of the stop, after the remaining steps.
+        """
         if event is not None:
             self._steps.push_async_callback(quietly, event, step, timeout_s=timeout_s)
         else:
@@ -67,7 +70,7 @@ class ServiceLife:
         self._parts.append(asyncio.create_task(work, name=name))
 
     async def until_shutdown(self) -> None:
-        """Return when the shutdown was requested, or when a part has ended; the latter is logged and requests it."""
+        """Return when the shutdown is requested or a part ends. An ended part is logged and requests the shutdown."""
         stop = asyncio.create_task(self.shutdown.wait(), name="shutdown")
         try:
             done, _ = await asyncio.wait({stop, *self._parts}, return_when=asyncio.FIRST_COMPLETED)
@@ -79,7 +82,7 @@ class ServiceLife:
             self.fail(part.get_name(), sentence_of_end(part.get_name(), error))
 
     def fail(self, part: str, reason: str) -> None:
-        """A part cannot continue, and the process must not continue without it."""
+        """Record that a part has failed, and request the shutdown, because the process must not run without it."""
         self.health.fail(part, reason)
         self.shutdown.request(reason, exit_code=EXIT_ERROR)
 
@@ -88,7 +91,7 @@ class ServiceLife:
         try:
             await self._steps.aclose()
         finally:
-            await self.cancel_parts()  # those of a start that failed before it recorded this step
+            await self.cancel_parts()  # parts of a start that failed before it recorded `cancel_parts`
 
     async def cancel_parts(self) -> None:
         """Cancel all parts and wait for their ends."""
@@ -98,7 +101,7 @@ class ServiceLife:
 
 
 class Service(Protocol):
-    """What `run_life` runs."""
+    """A service that `run_life` can run."""
 
     @property
     def life(self) -> ServiceLife: ...
@@ -122,8 +125,8 @@ async def run_life(
 ) -> int:
     """Run a service from start to stop and return the exit code of the process.
 
-    `make` builds the service; errors of the kinds `usage_errors` that it raises end the process with EXIT_USAGE, logged
-    as `not_started_event`. An error of the start is logged as `failed_event`.
+    `make` builds the service. If it raises one of `usage_errors`, the error is logged as `not_started_event` and the
+    exit code is EXIT_USAGE. An error of the start is logged as `failed_event`.
     """
     try:
         service = make()
@@ -160,7 +163,7 @@ async def join_cluster(life: ServiceLife, connect: Callable[[], Awaitable[S]], *
 def zookeeper_connector(
     zookeeper: str, *, session_timeout_s: float, connect_timeout_s: float
 ) -> Callable[[], Awaitable[ZooKeeperStore]]:
-    """A `connect` for `join_cluster`. `connect_timeout_s`: 0 waits without limit."""
+    """Return a `connect` for `join_cluster`. `connect_timeout_s`: 0 waits without limit."""
     return partial(
         ZooKeeperStore.connect,
         zookeeper,
