@@ -1,6 +1,6 @@
 """Gate: reject the requests of a connection until it is authenticated. One gate per connection, without I/O.
 
-It applies until the client has authenticated and, if TLS is required, until the connection is secured:
+The gate applies until the client has authenticated and, if TLS is required, until the connection is secured:
 
 | request                              | v3                               | v2                                       |
 |--------------------------------------|----------------------------------|------------------------------------------|
@@ -74,7 +74,7 @@ class TokenAuthenticator:
 
 
 class CertificateAuthenticator:
-    """Clients present a certificate that our CA signed. `allowed`: it must contain one of these names; empty: any."""
+    """Clients present a certificate that our CA signed. `allowed`: names, one of which it must contain; empty: any."""
 
     def __init__(self, *, plugin: str, allowed: Collection[str] = ()) -> None:
         self.plugin = plugin
@@ -130,7 +130,7 @@ class Gate:
         return self._is_known and (self._is_secure or not self._tls_required)
 
     def secured(self, names: Collection[str] | None) -> None:
-        """The connection is encrypted. `names`: names in the client's certificate; None without one.
+        """Record that the connection is encrypted. `names`: names in the client's certificate; None without one.
 
         Raises Unauthorized if certificates are required and this one is not accepted; the gate stays shut.
         """
@@ -162,7 +162,7 @@ class Gate:
         return Verdict(passed, answers)
 
     def _authenticate(self, request: m.AuthRequest) -> Response | None:
-        """Return None for another plugin. Raises Unauthorized."""
+        """Return the response to an AUTH request; None for another plugin. Raises Unauthorized."""
         authenticator = self._authenticator
         if authenticator is None or request.plugin != authenticator.plugin:
             return None
@@ -183,7 +183,7 @@ def _refusal_v3(request: Request) -> Response:
 
 
 def _refusal_v2(request: Request) -> Response | None:
-    """Return None if v2 has no response: the connection is closed."""
+    """Return the response; None if v2 has none, so that the connection is closed."""
     match request:
         case m.AddRequest():
             return m.AddResponse(request.txn_id, Status.UNAUTHORIZED, request.ledger_id, request.entry_id)

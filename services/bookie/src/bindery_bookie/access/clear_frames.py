@@ -25,8 +25,8 @@ _PAUSE_S: Final = 0.005
 async def frames_before_handshake(transport: asyncio.Transport) -> list[bytes]:
     """Return whole frames with their length fields, until a TLS record begins or the client disconnects.
 
-    Nothing else is consumed. `transport` must not be reading. The caller sets a timeout. All frames together may have
-    CLEAR_FRAME_SIZE_MAX bytes. Raises TooLarge, OSError.
+    Nothing else is consumed. `transport` must not be reading. The caller sets a timeout. All frames together have at
+    most CLEAR_FRAME_SIZE_MAX bytes. Raises TooLarge, OSError.
     """
     of_transport = transport.get_extra_info("socket")
     if of_transport is None:

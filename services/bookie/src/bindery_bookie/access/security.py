@@ -74,7 +74,7 @@ class TlsSettings(Settings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Security:
-    """Shared by all connections."""
+    """The authentication and TLS of the ledger port. Shared by all connections."""
 
     tls: ssl.SSLContext | None = None
     tls_required: bool = False
@@ -83,7 +83,7 @@ class Security:
     auth_timeout_s: float = 30.0
 
     def gate(self) -> Gate | None:
-        """The gate of a new connection; None if every request is allowed."""
+        """Return the gate of a new connection; None if every request is allowed."""
         if self.authenticator is None and not self.tls_required:
             return None
         return Gate(self.authenticator, tls_required=self.tls_required)
@@ -94,7 +94,10 @@ OPEN = Security()
 
 
 def load_security(auth: AuthSettings, tls: TlsSettings, *, now_s: Callable[[], float]) -> Security:
-    """`now_s`: seconds since 1970. Raises BadRequest for settings that contradict each other and for unusable files."""
+    """Return the authentication and TLS that the settings describe. `now_s`: seconds since 1970.
+
+    Raises BadRequest for settings that contradict each other and for unusable files.
+    """
     context = _tls_context(auth, tls)
     return Security(
         tls=context,
@@ -106,7 +109,7 @@ def load_security(auth: AuthSettings, tls: TlsSettings, *, now_s: Callable[[], f
 
 
 def access_by_provider(auth: AuthSettings, *, now_s: Callable[[], float]) -> Access | None:
-    """The check of requests to the admin API; None: no token is required. Raises BadRequest as `load_security`."""
+    """Return the check of requests to the admin API; None if no token is required. Raises BadRequest."""
     if auth.provider is AuthProvider.NONE:
         return None
     has_secrets = bool(auth.secrets_file or auth.keys_file)

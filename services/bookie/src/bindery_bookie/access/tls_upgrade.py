@@ -26,8 +26,8 @@ good enough: Apache's client sends its first AUTH behind START_TLS without waiti
 (AuthHandler.ClientSideHandler.channelActive). A failed handshake has no row: the connection is refused and ends.
 
 Invariant: a request that was received in clear behind START_TLS is never handled before the connection is secure, and
-afterwards only if it is AUTH. Otherwise an attacker on the way could insert requests before the encryption that would
-be carried out after it, as the authenticated client's.
+afterwards only if it is AUTH. Otherwise an attacker on the network could insert requests before the encryption begins,
+and they would be executed afterwards as requests of the authenticated client.
 """
 
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ class TlsState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What to do with received requests: handle these, or refuse the connection."""
+    """The decision about received requests: handle these, or refuse the connection."""
 
     in_v3: list[Request]
     in_v2: list[Request]
@@ -59,7 +59,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """What was held during the upgrade, to be processed in the order of the fields."""
+    """Items held during the upgrade, to be processed in the order of the fields."""
 
     responses: list[bytes] = field(default_factory=list)
     auth: list[tuple[list[Request], Codec]] = field(default_factory=list)
@@ -67,7 +67,7 @@ class Released:
 
 
 class TlsUpgrade:
-    """One connection's. `is_offered`: this bookie has a certificate. `is_required`: it serves nothing in clear."""
+    """The upgrade of one connection. `is_offered`: this bookie has a certificate. `is_required`: it requires TLS."""
 
     def __init__(self, *, is_offered: bool, is_required: bool) -> None:
         self._is_offered = is_offered
@@ -80,12 +80,12 @@ class TlsUpgrade:
 
     @property
     def is_in_progress(self) -> bool:
-        """START_TLS was answered and the handshake is not over: nothing is read or written in clear."""
+        """True from the answer to START_TLS to the end of the handshake: only AUTH may still arrive in clear."""
         return self.state is TlsState.DRAINING or self.state is TlsState.HANDSHAKE
 
     @property
     def is_draining(self) -> bool:
-        """Frames in clear are awaited, and the handshake has not begun."""
+        """True while frames in clear are awaited, before the handshake begins."""
         return self.state is TlsState.DRAINING
 
     def receive(self, in_v3: list[Request], in_v2: list[Request], *, has_partial_frame: bool) -> Batch:
@@ -102,7 +102,7 @@ class TlsUpgrade:
         return Batch(in_v3[: at + 1], [])
 
     def accept(self, txn_id: int) -> bool:
-        """A START_TLS request is handled. False: answer BAD_REQUEST. True: call `begin` once its batch was handled."""
+        """Handle START_TLS. Return False: answer BAD_REQUEST. True: call `begin` once its batch was handled."""
         if not self._is_offered or self.state is not TlsState.CLEAR:
             return False
         self.state = TlsState.ACCEPTED
@@ -110,8 +110,11 @@ class TlsUpgrade:
         return True
 
     def begin(self, *, is_closing: bool, has_unsent: bool, must_authenticate: bool) -> int | BinderyError | None:
-        """After a batch: the transaction id with which to answer START_TLS; an error: refuse the connection; None:
-        continue, there is nothing to begin."""
+        """Begin the upgrade after a batch, if START_TLS was accepted in it.
+
+        Return the transaction id with which to answer START_TLS; an error if the connection must be refused; None if
+        there is nothing to begin.
+        """
         if self.state is not TlsState.ACCEPTED:
             return None
         self.state = TlsState.CLEAR
@@ -123,7 +126,7 @@ class TlsUpgrade:
         return self._txn_id
 
     def drain(self, in_v3: list[Request], in_v2: list[Request], *, has_partial_frame: bool) -> BinderyError | None:
-        """Requests that arrived in clear after START_TLS was answered. Returns why to refuse the connection."""
+        """Hold requests that arrived in clear after the answer to START_TLS, or return why to refuse the connection."""
         assert self.state is TlsState.DRAINING
         if reason := self._reason_to_refuse([*in_v3, *in_v2], has_partial_frame=has_partial_frame):
             return reason
@@ -131,7 +134,7 @@ class TlsUpgrade:
         return None
 
     def shake(self) -> None:
-        """The handshake begins."""
+        """Record that the handshake begins."""
         assert self.is_in_progress
         self.state = TlsState.HANDSHAKE
 
@@ -148,7 +151,7 @@ class TlsUpgrade:
         return self.is_in_progress
 
     def secured(self) -> Released:
-        """The handshake is over."""
+        """Record that the handshake has succeeded, and return what was held."""
         assert self.state is TlsState.HANDSHAKE
         self.state = TlsState.SECURE
         released = Released(self._responses, self._auth, self._data)
@@ -156,14 +159,14 @@ class TlsUpgrade:
         return released
 
     def lose(self) -> None:
-        """The connection is gone: drop what is held."""
+        """Drop what is held, because the connection is gone."""
         self._responses, self._auth, self._data = [], [], []
 
     def _hold_auth(self, in_v3: list[Request], in_v2: list[Request]) -> None:
         self._auth += [(requests, codec) for requests, codec in ((in_v3, v3), (in_v2, v2)) if requests]
 
     def _reason_to_refuse(self, behind: Sequence[Request], *, has_partial_frame: bool) -> BinderyError | None:
-        """Why a connection ends on which these requests came in clear behind START_TLS."""
+        """Return why a connection must end if these requests came in clear behind START_TLS; None if it need not."""
         if has_partial_frame or any(type(request) is not AuthRequest for request in behind):
             return BadRequest("bytes in clear behind START_TLS")
         if self._is_required:

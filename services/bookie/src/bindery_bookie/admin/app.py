@@ -1,7 +1,7 @@
 """AdminApp: the bookie's routes in the application that all services share (`bindery_kit.admin.app`).
 
-Probes and metrics (`/livez`, `/readyz`, `/startupz`, `/metrics`) are served in front of this by
-`bindery_kit.observability.health.OpsApp`.
+`bindery_kit.observability.health.OpsApp` wraps this application and serves the probes and metrics (`/livez`, `/readyz`,
+`/startupz`, `/metrics`).
 """
 
 from collections.abc import Sequence

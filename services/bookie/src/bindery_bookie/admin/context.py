@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from bindery_bookie.maintenance.repair import RepairState
 
 DRILLS_SETTING: Final = "--storage-drills (BOOKIE_STORAGE_DRILLS)"
+"""Flag and environment variable that allow fault injection."""
 
 
 class Scrubber(Protocol):
@@ -41,7 +42,7 @@ class Scrubber(Protocol):
     def state(self) -> ScrubState: ...
 
     def request(self, *, rate: int | None = None) -> bool:
-        """Begin a round now, or continue the current one without pauses. Returns whether a new one begins."""
+        """Begin a round now, or continue the current one without delay. Return whether a new round begins."""
         ...
 
     def regions(self) -> Sequence[Region]:
@@ -54,9 +55,9 @@ class Shard(Protocol):
 
     stats: StorageStats
     journal_path: str
-    """Directory of its journal files."""
+    """Directory of the shard's journal files."""
     ledger_path: str
-    """Directory of its entry logs and its LastLogMark."""
+    """Directory of the shard's entry logs and its LastLogMark."""
     index_path: str
 
     @property
@@ -122,7 +123,7 @@ class AdminContext:
     """Operations on the recovery of the cluster; built by the first call."""
 
     def metadata_store(self) -> MetadataStore:
-        """Raises MetadataUnavailable until the bookie is connected."""
+        """Return the metadata store. Raises MetadataUnavailable until the bookie is connected."""
         store = self.metadata()
         if store is None:
             raise MetadataUnavailable("the bookie has no connection to the metadata store yet")
@@ -133,13 +134,13 @@ class AdminContext:
         return LedgerManager(self.metadata_store(), self.layout, randomness=self.randomness)
 
     async def recovery_admin(self) -> "RecoveryAdmin":
-        """Raises MetadataUnavailable."""
+        """Return the operations on the recovery of the cluster. Raises MetadataUnavailable."""
         if self.recovery is None:
             raise MetadataUnavailable("this bookie has no access to the recovery of the cluster")
         return await self.recovery()
 
     async def client(self) -> "LedgerClient":
-        """Raises MetadataUnavailable."""
+        """Return the connected ledger client. Raises MetadataUnavailable."""
         if self.ledger_client is None:
             raise MetadataUnavailable("this bookie has no ledger client")
         return await self.ledger_client()

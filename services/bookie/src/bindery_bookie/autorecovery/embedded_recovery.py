@@ -1,9 +1,9 @@
 """EmbeddedRecovery: recovery of the whole cluster inside a bookie, for clusters without auditor processes.
 
-BookKeeper calls it autoRecoveryDaemonEnabled. The bookie then takes part in the election of the auditor and runs
-replication workers as an auditor process does, in the bookie's ZooKeeper session and under its id. Imported only with
-the setting `autorecovery_embedded`; `embedded_settings` has its own settings, which are read from the environment
-(`BOOKIE_RECOVERY_LOST_BOOKIE_DELAY_S` and so on).
+The bookie takes part in the election of the auditor and runs replication workers as an auditor process does, in the
+bookie's ZooKeeper session and under its id. This module is imported only with the setting `autorecovery_embedded`.
+Recovery has settings of its own (`embedded_settings`), which are read from the environment
+(`BOOKIE_RECOVERY_LOST_BOOKIE_DELAY_S` and so on). Source: BookKeeper's autoRecoveryDaemonEnabled.
 """
 
 import asyncio
@@ -25,6 +25,7 @@ from bindery_recovery.service import RecoveryService
 from bindery_bookie.autorecovery.embedded_settings import EmbeddedRecoverySettings
 
 RETRY_S: Final = 2.0
+"""Seconds between two attempts to prepare recovery."""
 
 log = get_logger(__name__)
 
@@ -41,7 +42,7 @@ class EmbeddedRecovery:
         clock_ms: Callable[[], int],
         ask_exit: Callable[[str], None],
     ) -> None:
-        """`clock`: monotonic seconds. `clock_ms`, `ask_exit`: as of RecoveryService. Raises WrongSettings."""
+        """`clock`: monotonic seconds. `clock_ms`, `ask_exit`: see RecoveryService. Raises WrongSettings."""
         self.settings = EmbeddedRecoverySettings()
         self._bookie_id = bookie_id
         self._randomness = randomness
@@ -55,8 +56,8 @@ class EmbeddedRecovery:
         """None until `run` has connected."""
 
     async def run(self, metadata: MetadataStore, layout: LedgersLayout, connect: Callable[[], Awaitable[Any]]) -> None:
-        """Run until cancelled, even after it requested the end of the process. `connect` gives a LedgerClient that only
-        this object uses."""
+        """Run until cancelled, even after it requested the end of the process. `connect` returns a LedgerClient that
+        only this object uses."""
         self._last_audits = LastAuditsWatch(LastAudits(metadata), clock_ms=self._clock_ms)
         showing = asyncio.create_task(self._last_audits.run(), name="last_audits")
         try:
@@ -74,8 +75,10 @@ class EmbeddedRecovery:
     async def _prepare(
         self, metadata: MetadataStore, layout: LedgersLayout, connect: Callable[[], Awaitable[Any]]
     ) -> RecoveryService:
-        """Retry until the metadata store answers. Raises BadRequest for settings that cannot be used and for marks in
-        an unknown format."""
+        """Return the prepared service; retry until the metadata store answers.
+
+        Raises BadRequest for settings that cannot be used and for marks in an unknown format.
+        """
         while True:
             try:
                 if self._client is None:
@@ -102,7 +105,7 @@ class EmbeddedRecovery:
         )
 
     def render(self) -> bytes:
-        """The metrics of recovery as text; empty before it runs."""
+        """Return the metrics of recovery as text; empty before recovery runs."""
         if self._metrics is None:
             return b""
         page = Page()

@@ -5,7 +5,7 @@ A run deletes nothing unless it has read all of the metadata. Each step may end 
 | step                                                           | reason                                       |
 |----------------------------------------------------------------|----------------------------------------------|
 | 1 list the ledgers that this bookie stores                     | later ledgers are not candidates             |
-| 2 sync                                                         | a ZooKeeper server may lag behind it         |
+| 2 sync                                                         | a ZooKeeper server may lag behind the leader |
 | 3 check that INSTANCEID is the cookie's and LAYOUT readable    | another cluster, or a tree in another format |
 | 4 list all ledgers of the metadata, ascending; a stored ledger | an error, or ids out of order, ends the run  |
 | that is not listed is a candidate                              |                                              |
@@ -13,7 +13,7 @@ A run deletes nothing unless it has read all of the metadata. Each step may end 
 | 6 step 3 again                                                 | the tree may have been removed meanwhile     |
 
 One listing serves all shards. `is_gone` checks a single ledger in the same way, for the repair. `over_replicated`
-deletes ledgers whose metadata no longer names this bookie; it runs after this. Source: BookKeeper's
+deletes ledgers whose metadata no longer names this bookie; it is called after each run. Source: BookKeeper's
 ScanAndCompareGarbageCollector with verifyMetadataOnGC; sync and the checks of the tree are added.
 """
 
@@ -57,7 +57,7 @@ class GarbageShard(OverReplicatedShard, Protocol):
     def compactor(self) -> GarbageCollection: ...
 
     async def list_ledger_ids(self) -> Sequence[int]:
-        """Ascending. Raises OSError, DamagedStorage."""
+        """Return the stored ledgers, ascending. Raises OSError, DamagedStorage."""
         ...
 
 
@@ -169,7 +169,7 @@ class GarbageCollector:
         return deleted
 
     async def is_gone(self, ledger_id: int) -> bool:
-        """Whether the metadata has no such ledger, confirmed by steps 2, 3, 5 and 6. Raises BinderyError."""
+        """Return whether the metadata has no such ledger, confirmed by steps 2, 3, 5 and 6. Raises BinderyError."""
         await self._metadata.sync(self._layout.root)
         await self._check_cluster()
         manager = self._ledger_manager()
@@ -234,7 +234,7 @@ class GarbageCollector:
             )
 
     async def _missing(self, here: Iterator[int], listed: AsyncIterator[int]) -> "array[int]":
-        """Ids in `here` that are not in `listed`; both are ascending."""
+        """Return the ids in `here` that are not in `listed`; both are ascending."""
         missing = array("q")
         local = next(here, None)
         count = 0

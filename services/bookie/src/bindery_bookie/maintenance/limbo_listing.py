@@ -1,8 +1,8 @@
 """LimboListing: find the ledgers that a shard without its storage may have held, by the ledgers' metadata.
 
-It runs before the bookie serves and registers, so no client gets a wrong answer meanwhile, and no new ledger can name
-this bookie. Each ledger that names the bookie in any segment goes into limbo and is fenced, because entries and a fence
-that the bookie acknowledged may be lost. After that, the rest of the shard is trusted.
+The listing runs before the bookie serves and registers, so no client gets a wrong answer meanwhile, and no new ledger
+can name this bookie. Each ledger that names the bookie in any ensemble goes into limbo and is fenced, because entries
+and a fence that the bookie acknowledged may be lost. After that, the rest of the shard is trusted.
 
 If the metadata store becomes unavailable, the listing waits and continues after the last ledger that was checked. The
 new session may be with a server that lags and does not yet have a ledger that names this bookie. The listing therefore
@@ -41,7 +41,7 @@ class Manager(Protocol):
 
 
 def names_bookie(metadata: LedgerMetadata, bookie_id: BookieId) -> bool:
-    """Whether the bookie is in any ensemble of the ledger."""
+    """Return whether the bookie is in any ensemble of the ledger."""
     return any(bookie_id in segment.ensemble for segment in metadata.segments)
 
 
@@ -87,7 +87,10 @@ class LimboListing:
                 await shard.repair.end_limbo()
 
     async def _check_remaining(self) -> None:
-        """Raises MetadataUnavailable; the next call continues after the last complete batch."""
+        """Check all ledgers after the last checked one.
+
+        Raises MetadataUnavailable; the next call continues after the last complete batch.
+        """
         await self._sync()
         batch: list[LedgerId] = []
         async for ledger_id in self._manager.list():

@@ -9,7 +9,7 @@ target of a copy in progress, so absence alone does not allow deletion. A ledger
 | condition                                                           | reason                                        |
 |---------------------------------------------------------------------|-----------------------------------------------|
 | storage is not in limbo                                             | it is refilled according to the metadata      |
-| no entries were copied here for GRACE_S                             | a worker may copy without a lock, or lost it  |
+| no entries were copied here for GRACE_S                             | a worker may copy without a lock, or lose it  |
 | it was a candidate GRACE_S ago, at this version of the metadata     | the metadata has not changed since            |
 | recovery is not disabled                                            | an operator paused it                         |
 | this bookie holds the lock of the ledger's mark, in this session    | no worker repairs it, and none begins to      |
@@ -45,15 +45,18 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 GRACE_S: Final = 3600.0
-"""Seconds; far longer than a worker copies entries before it updates the metadata."""
+"""Minimum age of a candidate in seconds before its deletion. A worker takes far less time from the copy of an entry to
+the update of the metadata."""
 CANDIDATES_MAX: Final = 100_000
 """Maximum number of candidates of one search; the next search finds the others."""
 TAKEN_MAX: Final = 1_000
 """Maximum number of ledgers checked in one step. Source: BookKeeper, which checks as many concurrently."""
 PAUSE_S: Final = 0.02
-"""Pause in seconds after each of them."""
+"""Pause in seconds after each checked ledger."""
 RELEASE_ATTEMPTS: Final = 3
+"""Maximum number of attempts to delete a lock in one step."""
 RELEASE_PAUSE_S: Final = 1.0
+"""Pause in seconds between two of these attempts."""
 FLUSH_EVERY: Final = 100
 """Number of deletions, which stay in memory until a flush, between two flushes."""
 
@@ -110,7 +113,7 @@ class OverReplicated:
         randomness: RandomBits,
         grace_s: float = GRACE_S,
     ) -> None:
-        """`reads`: `store` with rate-limited reads. `connect` gives a LedgerClient, which is closed here.
+        """`reads`: `store` with rate-limited reads. `connect` returns a LedgerClient, which is closed here.
         `check_cluster` raises if this is not the cluster of this bookie. `interval_s`: seconds between two searches of
         all ledgers stored here; 0: never."""
         self._shards = shards
@@ -178,8 +181,10 @@ class OverReplicated:
             log.info("over_replicated_ledgers", ledgers=len(self._seen), first=list(self._seen)[:10])
 
     async def _unneeded(self, manager: "LedgerManager", ledger_id: int) -> int | None:
-        """The version of the metadata if it is closed and does not name this bookie; None otherwise, or if it cannot be
-        read."""
+        """Return the version of the metadata if the ledger is closed and its metadata does not name this bookie.
+
+        None otherwise, or if the metadata cannot be read.
+        """
         try:
             found = await manager.read(LedgerId(ledger_id))
         except (NoSuchLedger, Corrupt, BadVersion):
@@ -220,7 +225,7 @@ class OverReplicated:
         return shard.limbo is None and not shard.was_given_copies(ledger_id, since_s=since_s)
 
     async def _others_have_it(self, client: "LedgerClient", ledger_id: int) -> bool:
-        """Whether every bookie that the metadata names has the first and the last entry of each of its fragments."""
+        """Return whether every bookie in the metadata has the first and the last entry of each of its fragments."""
         from bindery_recovery.checks.checker import check_ledger
 
         try:

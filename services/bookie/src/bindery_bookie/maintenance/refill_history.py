@@ -22,8 +22,8 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Refill:
-    """What one refill brought back. `entries`: entries of the `ledgers` that are stored here again; `entries_copied` of
-    them, `bytes_copied` bytes, were copied by this bookie."""
+    """The result of one refill. `entries`: number of entries of the `ledgers` that are stored here again. This bookie
+    copied `entries_copied` of them, which have `bytes_copied` bytes."""
 
     ledgers: int
     entries: int
@@ -34,7 +34,7 @@ class Refill:
 def refill_recorder(
     metadata: MetadataStore, bookie_id: BookieId, *, wall_clock_ms: Callable[[], int]
 ) -> Callable[[Refill], Awaitable[None]]:
-    """A function that appends the event of a refill to the history. It does not raise."""
+    """Return a function that appends the event of a refill to the history. The function does not raise."""
 
     async def record(refill: Refill) -> None:
         await in_thread(import_records)

@@ -43,10 +43,13 @@ BATCH_ENTRIES_MAX: Final = 64
 BATCH_SIZE: Final = 2 * 1024 * 1024
 """Target size of a batch in bytes, estimated by the size of earlier entries."""
 RETRY_MIN_S: Final = 1.0
+"""Minimum pause in seconds before a failed repair is retried."""
 RETRY_MAX_S: Final = 300.0
+"""Maximum pause in seconds before a failed repair is retried."""
 _BACKOFF: Final = Backoff(RETRY_MIN_S, RETRY_MAX_S)
 _NEVER_FAILED: Final = (0, -math.inf)
 BUSY_PAUSE_S: Final = 0.2
+"""Pause in seconds before entries are stored again that this bookie refused because it was busy or read-only."""
 PROBLEMS_MAX: Final = 1000
 """Maximum number of damaged entries whose reason is kept."""
 _PLACE_ENTRIES: Final = 1000
@@ -125,10 +128,10 @@ class Repairer:
         changed: Callable[[], None] = lambda: None,
         refilled: Callable[[Refill], Awaitable[None]] | None = None,
     ) -> None:
-        """`damage`: the register to which the shards report. `is_gone`: whether a ledger was certainly deleted, as
-        garbage collection confirms it: a single read may reach a server that lags, or another cluster. It raises
-        BinderyError. `rate`: bytes per second. `accepts`: whether this bookie accepts entries. `changed` is called
-        after progress, `refilled` when all shards have left limbo.
+        """`damage`: the register to which the shards report. `is_gone` returns whether a ledger was certainly deleted,
+        as garbage collection confirms it, because a single read may reach a server that lags, or another cluster;
+        `is_gone` raises BinderyError. `rate`: bytes per second. `accepts`: whether this bookie accepts entries.
+        `changed` is called after progress, `refilled` when all shards have left limbo.
         """
         self.state = RepairState()
         self._shards = shards
@@ -198,7 +201,7 @@ class Repairer:
             pass
 
     async def _round(self) -> None:
-        """Try everything that is due once."""
+        """Attempt each repair that is due once."""
         self.state.is_running = True
         try:
             if self._client is None:
@@ -236,7 +239,7 @@ class Repairer:
         return self._clock() >= due_at_s
 
     def _due_of(self, ledger_ids: Sequence[int]) -> list[int]:
-        """The ledgers whose next attempt is due."""
+        """Return the ledgers whose next attempt is due."""
         now, retries = self._clock(), self._retries
         return [one for one in ledger_ids if now >= retries.get(one, _NEVER_FAILED)[1]]
 
@@ -300,7 +303,7 @@ class Repairer:
         self.state.ledgers_left = sum(shard.limbo.left for shard in self._shards if shard.limbo is not None)
 
     async def _repair_ledger(self, shard: StorageEngine, ledger_id: LedgerId) -> None:
-        """Raises BinderyError if entries are still missing."""
+        """Repair a ledger in limbo. Raises BinderyError if entries are still missing."""
         metadata = await self._closed_metadata(ledger_id)
         if metadata is None:
             if not await self._is_gone(ledger_id):
@@ -373,7 +376,7 @@ class Repairer:
             self._changed()
 
     async def _heal_place(self, shard: StorageEngine, damage: Damage) -> None:
-        """Replace every entry whose place in the index is at or after `damage`."""
+        """Replace every entry that the index places in the file of `damage` at or after its offset."""
         log_id = log_id_of(damage.path)
         assert log_id is not None
         after: tuple[int, int] = (-1, -1)
@@ -497,7 +500,7 @@ class Repairer:
 
 
 class _Runs:
-    """Membership in ascending runs (first, count), for tests in ascending order per pass."""
+    """The entry ids of ascending runs (first, count). Lookups are fast if they are in ascending order."""
 
     def __init__(self, runs: Sequence[tuple[int, int]]) -> None:
         self._runs = runs

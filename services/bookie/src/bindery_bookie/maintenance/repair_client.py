@@ -34,8 +34,8 @@ def connector(
     *,
     randomness: RandomSource,
 ) -> "Callable[[], Awaitable[LedgerClient]]":
-    """A function that connects a client. It raises BadRequest if the settings lack credentials that other bookies
-    require."""
+    """Return a function that connects a client. The function raises BadRequest if the settings lack credentials that
+    other bookies require."""
 
     async def connect() -> "LedgerClient":
         client = await in_thread(import_client)
@@ -52,7 +52,7 @@ def import_client() -> "type[LedgerClient]":
 
 
 def _security(settings: BookieSettings, bookie_id: BookieId) -> "ClientSecurity":
-    """The credentials that the module's docstring describes. Blocks, because it reads files."""
+    """Return the credentials that the module's docstring describes. Blocks, because it reads files."""
     from bindery_client.connection.security import ClientSecurity, load_security
 
     repair, tls, auth = settings.repair, settings.tls, settings.auth

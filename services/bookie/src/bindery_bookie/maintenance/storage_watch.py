@@ -39,6 +39,7 @@ from bindery_bookie.storage.io.worker import Worker, close_worker, run_in
 from bindery_bookie.storage.stats import StorageStats
 
 TICK_S: Final = 1.0
+"""Seconds between two checks of the journals and flushes, and of the disks while a directory is full."""
 FLUSH_FAILED_TICKS_MAX: Final = 3
 """Consecutive checks that find a failed flush before the bookie is read-only, because one failure may be transient."""
 
@@ -71,7 +72,7 @@ class DirectoryState:
     """Bytes of the reserves when they are complete."""
     reserve_held: int
     since_ms: int
-    """Wall clock of the first check that found this status."""
+    """Time of the first check that found this status, in ms since 1970."""
     last_check_ms: int
 
     @property
@@ -104,7 +105,7 @@ class _Watched:
     """Error of an operation that found no space since the last check."""
     state: DirectoryState | None = None
     pressed_ms: int = 0
-    """Wall clock of the last request to collect garbage here."""
+    """Time of the last request to collect garbage here, in ms since 1970."""
 
     @property
     def all_reserves(self) -> list[Reserve]:
@@ -167,7 +168,7 @@ class StorageWatch:
         return watched
 
     def _no_space(self, journal: _Watched, ledger: _Watched) -> Callable[[str], None]:
-        """Return the function that a shard calls with an error that names a file without space."""
+        """Return the function that a shard calls with the text of a no-space error, which contains a path."""
 
         def found(reason: str) -> None:
             there = [one for one in (journal, ledger) if f"{one.path}/" in reason]
@@ -226,11 +227,11 @@ class StorageWatch:
             self._judge_all(await run_in(self._worker, lambda: self._check_all(found)))
 
     def check_disk(self) -> None:
-        """As `check`, in the event loop."""
+        """Check the space of all directories once, in the event loop."""
         self._judge_all(self._check_all(self._take_no_space()))
 
     def _take_no_space(self) -> dict[str, str]:
-        """Return the errors without space since the last check, by directory, and reset them."""
+        """Return the no-space errors since the last check, by directory, and reset them."""
         self._check_now.clear()
         found = {watched.path: watched.no_space for watched in self._watched.values()}
         for watched in self._watched.values():

@@ -1,7 +1,7 @@
 """AdvertisedName: check that the host name which this bookie advertises resolves.
 
 If it does not, clients cannot connect although the bookie is otherwise healthy. The process does not end then, because
-a name service may learn the name of a new pod late. The check is repeated until it succeeds; meanwhile /readyz has a
+a name service may resolve the name of a new pod late. The check is repeated until it succeeds; meanwhile /readyz has a
 note and the log a warning.
 """
 
@@ -14,6 +14,7 @@ from bindery_kit.observability.health import Health
 from bindery_kit.observability.logs import get_logger
 
 RETRY_S: Final = 10.0
+"""Seconds between two checks."""
 _NOTE: Final = "advertised_host"
 
 log = get_logger(__name__)

@@ -17,6 +17,7 @@ from typing import Final
 from bindery_core.errors import Conflict
 
 LOCKS: Final = Path("/proc/locks")
+"""The kernel's list of file locks."""
 _HELD: Final = frozenset((errno.EWOULDBLOCK, errno.EACCES))
 
 

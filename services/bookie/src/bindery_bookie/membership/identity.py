@@ -69,12 +69,12 @@ class Identity:
     lost_directories: tuple[str, ...] = ()
     """Configured directories that this start found without their content. Their shards are in limbo."""
     is_new: bool = False
-    """The cluster had no cookie of this bookie."""
+    """Whether the cluster had no cookie of this bookie."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """Id and directories by the settings. The order of the directories counts."""
+    """The id and the directories in the settings. The order of the directories is significant."""
 
     bookie_id: BookieId
     journal_dirs: tuple[str, ...]

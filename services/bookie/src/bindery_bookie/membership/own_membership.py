@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from bindery_metadata.bookies.membership import Membership, MembershipStore
 
 RETRY_S: Final = 1.0
+"""Seconds between two attempts to clear the membership."""
 _NOTE: Final = "membership"
 
 log = get_logger(__name__)
@@ -44,7 +45,7 @@ class BookieRemoved(Conflict):
 
 
 class OwnMembership:
-    """Use: `check_start` before the storage is opened; `run` as a task once registered."""
+    """Call `check_start` before the storage is opened, and `run` as a task once the bookie is registered."""
 
     def __init__(
         self,
@@ -68,7 +69,7 @@ class OwnMembership:
         """Version of the maintenance or joining to clear when this bookie serves; None if there is none."""
 
     async def check_start(self) -> None:
-        """Raises BookieRemoved, MetadataUnavailable."""
+        """Apply the membership at the start. Raises BookieRemoved, MetadataUnavailable."""
         if await self._metadata.exists(self._path) is None:
             return  # the usual case; it needs no further imports
         try:

@@ -45,7 +45,7 @@ class ReadinessNotes:
         )
 
     def ledgers_found(self, ledgers: int) -> None:
-        """Show the progress of a start after storage was lost: `ledgers` that were stored here were found so far."""
+        """Show the progress of a start after storage was lost. `ledgers`: number of ledgers checked so far."""
         self._health.progress(
             "storage was lost: finding the ledgers that were stored here", done=ledgers, unit="ledgers"
         )

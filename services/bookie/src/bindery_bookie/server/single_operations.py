@@ -6,7 +6,7 @@ groups (`operations`).
 What a response guarantees:
 - fencing read: `store.fence` has returned, so the fence is durable before the entry is looked up;
 - write LAC OK: the record of the LAC is durable;
-- force OK: every entry that was added before it is durable.
+- force OK: every entry that was added before this request is durable.
 Source: BookKeeper's request processors, observed on 4.17.2.
 """
 
@@ -34,6 +34,7 @@ from bindery_bookie.storage.store import EntryStore
 OK: Final = int(Status.OK)
 RequestT = TypeVar("RequestT", bound=Request)
 Work = Callable[[RequestT], Coroutine[Any, Any, Response]]
+"""Returns the response to a request. Raises BinderyError, of which the status of the response is made."""
 
 
 class SingleOperations:
