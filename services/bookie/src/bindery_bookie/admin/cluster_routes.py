@@ -1,10 +1,11 @@
 """Routes about the cluster.
 
-| path                            | parameters                               | response                                   |
-|---------------------------------|------------------------------------------|--------------------------------------------|
-| /api/v1/bookie/list_bookies     | type=rw (default) or ro; print_hostnames | `{bookie id: null or hostname}`            |
-| /api/v1/bookie/list_bookie_info |                                          | `{bookie id: text, "ClusterInfo: ": text}` |
-| /api/v1/bookie/cluster_info     |                                          | BookKeeper's eight members                 |
+| path                            | parameters               | response                                   |
+|---------------------------------|--------------------------|--------------------------------------------|
+| /api/v1/bookie/list_bookies     | type=rw (default) or ro; | `{bookie id: null or hostname}`            |
+|                                 | print_hostnames          |                                            |
+| /api/v1/bookie/list_bookie_info |                          | `{bookie id: text, "ClusterInfo: ": text}` |
+| /api/v1/bookie/cluster_info     |                          | BookKeeper's eight members                 |
 
 list_bookie_info queries every writable bookie. Bookies that do not answer are left out, as in BookKeeper.
 Source: BookKeeper's ListBookiesService, ListBookieInfoService, ClusterInfoService.

@@ -30,7 +30,9 @@ from bindery_metadata.stores.versioned import Versioned
 from bindery_bookie.admin.context import AdminContext
 
 LIST_PAGE: Final = 100
+"""Number of ledgers in a page of the list."""
 READ_PAGE: Final = 1000
+"""Number of entries in a page of a ledger."""
 _METADATA_READS: Final = 32
 """Number of concurrent reads of metadata."""
 _READ_SIZE: Final = 1024 * 1024

@@ -13,7 +13,8 @@
 | /api/v1/bookie/drill      | GET, PUT, DELETE | fault injection; PUT `{"rules": [...]}` replaces rules; 404 if off    |
 
 `shard` restricts a response to one shard; a `log` is a decimal or 0x number or the name of a file.
-Members are the producers' fields in camelCase (`plain`); `...Ms` are wall clock milliseconds, 0: never.
+The members of a response are the fields of the bookie's dataclasses in camelCase (`plain`). `...Ms` are milliseconds
+since 1970; 0: never.
 """
 
 import asyncio
@@ -32,7 +33,9 @@ from bindery_bookie.storage.entry_log.entry_log_format import FILE_SUFFIX
 from bindery_bookie.storage.io.fault_injection import DrillControl
 
 DAMAGE_SHOWN_MAX: Final = 10_000
+"""Maximum of the parameter `limit` of /api/v1/bookie/damage."""
 SCRUB_RATE_MAX: Final = 100 * 2**30
+"""Maximum of `rate` in bytes per second."""
 
 
 class NoDrills(NotThere):

@@ -22,6 +22,6 @@ def plain(value: Any) -> Any:
 
 
 def camel_case(name: str) -> str:
-    """`live_bytes` -> `liveBytes`."""
+    """Return the name in camelCase: `liveBytes` for `live_bytes`."""
     first, *others = name.split("_")
     return first + "".join(word.capitalize() for word in others)

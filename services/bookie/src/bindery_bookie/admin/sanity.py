@@ -1,8 +1,8 @@
 """The sanity check: write a ledger to this bookie alone, read it back, and delete it.
 
-It uses the path of every entry: metadata store for the ledger's id, journal, write cache, reads. It uses neither the
-network nor other bookies. A failed check may leave a ledger without entries in the metadata, or a ledger without
-metadata, which garbage collection removes. Source: BookKeeper's SanityTestCommand, which uses a client.
+The check uses what every entry uses: metadata store for the ledger's id, journal, write cache, reads. It uses neither
+the ledger port nor other bookies. A failed check may leave a ledger without entries in the metadata, or a ledger
+without metadata, which garbage collection removes. Source: BookKeeper's SanityTestCommand, which uses a client.
 """
 
 import asyncio
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ENTRIES: Final = 10
+"""Number of entries that the check writes."""
 _PASSWORD: Final = b"sanity"
 
 

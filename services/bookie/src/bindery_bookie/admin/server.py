@@ -62,9 +62,9 @@ class AdminServer:
         randomness: RandomBits,
         wall_clock_ms: Callable[[], int],
     ) -> None:
-        """`sock`: bound, not listening yet; `start` listens on it, and `stop` closes it. `metadata`, `connect_client`,
-        `repair`: None from them until the start is that far. `recovery_page`: metrics of recovery inside this bookie,
-        as text."""
+        """`sock`: bound, not listening yet; `start` listens on it, and `stop` closes it. `metadata`, `connect_client`
+        and `repair` return None until the start has created these parts. `recovery_page`: metrics of recovery inside
+        this bookie, as text."""
         layout = LedgersLayout(settings.ledgers_root)
         self._client = SharedClient(connect_client)
         self._recovery = SharedRecovery(

@@ -21,7 +21,10 @@ class SharedClient:
         self._is_closed = False
 
     async def get(self) -> "LedgerClient":
-        """Raises MetadataUnavailable, and BadRequest if the settings lack credentials that the bookies require."""
+        """Return the client, which the first call connects.
+
+        Raises MetadataUnavailable, and BadRequest if the settings lack credentials that the bookies require.
+        """
         async with self._making:
             if self._is_closed:
                 raise MetadataUnavailable("the bookie is stopping")
@@ -33,7 +36,7 @@ class SharedClient:
             return self._client
 
     async def close(self) -> None:
-        """Idempotent; never raises."""
+        """Close the client. Idempotent; never raises."""
         async with self._making:
             self._is_closed = True
             client, self._client = self._client, None

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class SharedRecovery:
-    """`metadata` gives None until the bookie is connected. Invariant: at most one RecoveryAdmin exists."""
+    """`metadata` returns None until the bookie is connected. Invariant: at most one RecoveryAdmin exists."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class SharedRecovery:
         randomness: RandomBits,
         clock_ms: Callable[[], int],
     ) -> None:
-        """The arguments are RecoveryAdmin's."""
+        """The arguments are those of RecoveryAdmin."""
         self._metadata = metadata
         self._layout = layout
         self._by = by
@@ -40,7 +40,7 @@ class SharedRecovery:
         self._is_closed = False
 
     async def get(self) -> "RecoveryAdmin":
-        """Raises MetadataUnavailable."""
+        """Return the RecoveryAdmin, which the first call builds. Raises MetadataUnavailable."""
         async with self._making:
             if self._is_closed:
                 raise MetadataUnavailable("the bookie is stopping")

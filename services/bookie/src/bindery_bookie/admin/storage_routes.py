@@ -167,8 +167,11 @@ def _switch(
 
 
 def _switches(body: Mapping[str, Any], *known: str) -> list[bool | None]:
-    """Each of `known`; None: absent or null. Raises BadRequest, for another member too: BookKeeper overlooks it, and a
-    misspelt "do not" would be a "do"."""
+    """Return the value of each of `known`; None: absent or null.
+
+    Raises BadRequest, also for an unknown member. BookKeeper ignores unknown members, so that a misspelled
+    `"forceMajor": false` requests a major compaction.
+    """
     for name, value in body.items():
         wrong = {"member": name[:100], "known": ", ".join(known)}
         if name not in known:

@@ -5,7 +5,8 @@
 | bookkeeper_server_<OP>_REQUEST                           | summary | a request from its arrival to its response, ms  |
 | bookkeeper_server_<OP>                                   | summary | the same: requests do not wait in a queue       |
 | bookkeeper_server_ADD_ENTRY_IN_PROGRESS, READ_...        | gauge   | requests in progress                            |
-| bookkeeper_server_ADD_ENTRY_BLOCKED, READ_...            | gauge   | those of them that wait for a budget            |
+| bookkeeper_server_ADD_ENTRY_BLOCKED                      | gauge   | adds that wait for a write cache                |
+| bookkeeper_server_READ_ENTRY_BLOCKED                     | gauge   | reads that wait for the budget of reads         |
 | bookkeeper_server_ADD_ENTRY_REJECTED, READ_...           | counter | answered with TOO_MANY_REQUESTS                 |
 | bookie_BOOKIE_ADD_ENTRY, bookie_add_entry, READ, read    | summary | as bookkeeper_server_ADD_ENTRY, READ_ENTRY      |
 | bookie_BOOKIE_FORCE_LEDGER                               | counter | force requests                                  |
@@ -78,7 +79,8 @@ class _Figure:
 
 
 class BookieMetrics:
-    """`clock`: monotonic seconds. `storage`: one per shard, in order. Figures of other parts are read by `render`."""
+    """`clock`: monotonic seconds. `storage`: StorageStats of each shard, in order. `render` reads figures of other
+    parts."""
 
     def __init__(
         self, *, clock: Callable[[], float], storage: StorageStats | Sequence[StorageStats] | None = None
@@ -105,7 +107,7 @@ class BookieMetrics:
         self.figure(name, "gauge", help, lambda: [({}, read())])
 
     def counter(self, name: str, help: str, read: Callable[[], float]) -> None:
-        """Add a counter, as `gauge`."""
+        """Add the counter `name`; `render` reads its value."""
         self.figure(name, "counter", help, lambda: [({}, read())])
 
     def figure(self, name: str, kind: str, help: str, read: Samples) -> None:

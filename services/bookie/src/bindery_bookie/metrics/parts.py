@@ -51,7 +51,10 @@ def add_parts(
     damage: DamageRegister,
     repair: "Callable[[], RepairState | None]",
 ) -> None:
-    """Add all metrics of the table above, and BookKeeper's metrics of the same parts. `repair`: None before it runs."""
+    """Add all metrics of the table above, and BookKeeper's metrics of these parts.
+
+    `repair` returns None before the repair runs.
+    """
     _add_bookkeepers(metrics, shards, state, directories)
     _add_directories(metrics, directories)
     _add_damage(metrics, damage, repair)

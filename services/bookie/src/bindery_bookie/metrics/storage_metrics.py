@@ -17,7 +17,7 @@
 | bookie_throttled_write_requests                   | counter | adds that waited for a write cache               |
 | bookie_rejected_write_requests                    | counter | adds refused because both caches stayed full     |
 | bookie_ACTIVE_ENTRY_LOG_TOTAL, _LOG_SPACE_BYTES   | gauge   | entry logs and their bytes, at the last scan     |
-| bookie_ACTIVE_LEDGER_TOTAL                        | gauge   | ledgers with bytes in them                       |
+| bookie_ACTIVE_LEDGER_TOTAL                        | gauge   | ledgers in the index, at the last scan           |
 | bookie_DELETED_LEDGER_TOTAL                       | counter | ledgers deleted because their metadata is gone   |
 | bookie_MAJOR_COMPACTION_TOTAL, _MINOR_...         | counter | entry logs rewritten                             |
 | bookie_ENTRY_LOCATION_COMPACTION_TOTAL            | counter | compactions of the index                         |
@@ -153,5 +153,5 @@ def _reads(stats: StorageStats) -> int:
 
 
 def _numbers() -> list[str]:
-    """Names of all fields that are numbers."""
+    """Return the names of all fields that are numbers."""
     return [field.name for field in fields(StorageStats) if isinstance(field.default, int | float)]

@@ -134,7 +134,7 @@ class ShardCheck:
         return manifest
 
     def _order(self, path: str, log_id: int) -> int | None:
-        """Return the position of a log that compaction wrote."""
+        """Return the position in an index rebuild of a log that compaction wrote; None for any other log."""
         file = self._disk.open_read(path)
         try:
             return log_format.check_file_header(file, path=path, log_id=log_id)
@@ -200,8 +200,10 @@ class ShardCheck:
     def _one_journal(
         self, directory: str, journal_id: int, fix: str, must_be_whole: bool
     ) -> Generator[Finding, None, int]:
-        """Return the id of the journal that continues this one; 0: none. A crash may leave an incomplete file, but not
-        one that `must_be_whole`."""
+        """Check one file, and return the id of the journal that continues it; 0: none.
+
+        `must_be_whole`: a crash cannot have left the file incomplete.
+        """
         from bindery_bookie.offline.dumps import dump_journal
 
         path = f"{directory}/{journal_format.file_name(journal_id)}"
@@ -236,6 +238,6 @@ def work_size(places: ShardPlaces) -> int:
 
 
 def _salvage(ledgers: Place, journal: Place | None) -> str:
-    # Not the directories that they share with other shards, which have other ledgers and journals.
+    # Not a directory that several shards share, because the other shards have other ledgers and journals.
     directories = dict.fromkeys([*([] if journal is None else [journal.own_directory]), ledgers.own_directory])
     return f"stop the bookie, then: bindery bookie salvage {' '.join(directories)}"

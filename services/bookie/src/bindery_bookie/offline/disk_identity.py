@@ -37,6 +37,7 @@ from bindery_bookie.storage.corruption.limbo import write_marker
 from bindery_bookie.storage.io.disk import RealDisk
 
 IN_ZOOKEEPER: Final = "ZooKeeper"
+"""Name of the place that is the cookie's znode."""
 LEDGERS_SHOWN_MAX: Final = 20
 """Maximum number of ledger ids in the error of a refused retirement."""
 _CONCURRENT_READS_MAX: Final = 50
@@ -53,7 +54,7 @@ class CannotRetire(Conflict):
 
 @dataclass(frozen=True, slots=True)
 class FoundCookie:
-    """What one place holds: a cookie, an unreadable text, or nothing."""
+    """The content of one place: a cookie, an unreadable text, or nothing."""
 
     where: str
     cookie: Cookie | None
@@ -63,12 +64,12 @@ class FoundCookie:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The expected cookie beside the cookie of each place."""
+    """The expected cookie, and the cookie found in each place."""
 
     claim: Claim
     expected: Cookie
     found: dict[str, FoundCookie]
-    """By configured directory, and IN_ZOOKEEPER."""
+    """Cookies by place: each configured directory, and IN_ZOOKEEPER."""
     zookeeper_version: int | None
     """Version of the cookie's znode; None if there is none."""
 
@@ -85,6 +86,8 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Adoption:
+    """The result of `DiskIdentity.adopt`."""
+
     comparison: Comparison
     plan: tuple[str, ...]
     """The steps, one sentence each; empty if every cookie is as expected."""
@@ -92,6 +95,8 @@ class Adoption:
 
 @dataclass(frozen=True, slots=True)
 class Retirement:
+    """The result of `DiskIdentity.retire`."""
+
     bookie_id: BookieId
     had_cookie: bool
     ledgers_count: int
@@ -99,6 +104,7 @@ class Retirement:
     wiped: tuple[str, ...]
     """Directories whose VERSION file was removed."""
     cleared_intent: Intent | None
+    """The operator's intent that was cleared; None: there was none, or it was kept."""
 
 
 class DiskIdentity:
@@ -128,6 +134,7 @@ class DiskIdentity:
         )
 
     async def compare(self) -> Comparison:
+        """Compare the cookies of all places with the expected one. Raises WrongIdentity if there is no cluster."""
         in_zookeeper = await self._cookies.read(self._claim.bookie_id)
         return self._comparison(await instance_id_of(self._cookies), in_zookeeper)
 
@@ -143,7 +150,7 @@ class DiskIdentity:
         )
 
     async def adopt(self, *, apply: bool) -> Adoption:
-        """Make the directories this bookie's. Without `apply`, only return the plan.
+        """Assign the directories to this bookie. Without `apply`, only return the plan.
 
         Raises CannotAdopt; nothing was written then.
         """
@@ -220,7 +227,10 @@ class DiskIdentity:
         )
 
     async def _clear_intent(self, bookie_id: BookieId) -> Intent | None:
-        """Clear and return the operator's intent, for example a drain. A removal stays: it keeps old disks out."""
+        """Clear and return the operator's intent, for example a drain.
+
+        A removal is kept, so that a bookie with the old disks does not start.
+        """
         memberships = MembershipStore(self._store, clock_ms=self._clock_ms)
         membership = await memberships.get(bookie_id)
         if membership.version == ABSENT or membership.intent is Intent.REMOVED:
@@ -229,7 +239,7 @@ class DiskIdentity:
         return membership.intent
 
     async def _ledgers_that_name(self, bookie_id: BookieId) -> list[LedgerId]:
-        """Return the ledgers with a segment on the bookie, ascending. Reads the metadata of all ledgers."""
+        """Return the ledgers whose metadata names the bookie, ascending. Reads the metadata of all ledgers."""
         named: list[LedgerId] = []
         batch: list[LedgerId] = []
 

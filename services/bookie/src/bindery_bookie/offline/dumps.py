@@ -19,6 +19,7 @@ from bindery_bookie.storage.journal import journal_format
 from bindery_bookie.storage.journal.journal_files import list_journals
 
 Facts = dict[str, Any]
+"""One line of output: the key `what` has its kind."""
 
 
 # --- journals

@@ -6,9 +6,11 @@ from typing import Any, Final
 from bindery_core.errors import BinderyError
 
 DAMAGE: Final = "damage"
+"""Severity of damaged or missing data."""
 DEAD: Final = "dead"
-"""Damaged bytes without a live entry."""
+"""Severity of damaged bytes without a live entry."""
 NOTE: Final = "note"
+"""Severity of an observation that needs no repair."""
 
 _PREFIXES: Final = {DAMAGE: "DAMAGE", DEAD: "dead  ", NOTE: "note  "}
 

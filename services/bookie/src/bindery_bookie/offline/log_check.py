@@ -96,7 +96,7 @@ class LogCheck:
                 raise
             text = error.message if isinstance(error, BinderyError) else str(error)
             yield Finding(DAMAGE, index_path, text, fix=rebuild)
-            if not self._logs_are_done:  # repeat it without the index
+            if not self._logs_are_done:  # repeat the check of the logs without the index
                 self._regions = []
                 self._totals.logs = self._totals.log_bytes = self._totals.records = self._totals.dead_records = 0
                 yield from self._logs(None)

@@ -5,8 +5,8 @@ directory. A place contains a journal, or ledgers (entry logs, index, LastLogMar
 
 LevelDB writes to an index that it opens, so a copy is opened: a temporary directory with links to the tables, which
 never change, and copies of the few small other files. A link has the older suffix of tables, which LevelDB reads and
-never writes. If the MANIFEST is damaged, LevelDB numbers new tables from an older state, and would otherwise overwrite
-the table that has the number.
+never writes. With the newer suffix, LevelDB could overwrite a table: if the MANIFEST is damaged, LevelDB numbers new
+tables from an older state.
 """
 
 import contextlib
@@ -33,6 +33,7 @@ from bindery_bookie.storage.io.leveldb_check import check_files
 from bindery_bookie.storage.journal import journal_format, mark
 
 INDEX: Final = "index"
+"""Name of the directory of the index in a place."""
 _COPY_ATTEMPTS: Final = 5
 """Attempts to copy the index of a running bookie, whose files change meanwhile."""
 _TABLE_SUFFIXES: Final = (".ldb", ".sst")
@@ -79,7 +80,7 @@ class Place:
     """A directory with data of one shard."""
 
     path: str
-    """It ends in `current`, unless it is a copy with another name."""
+    """Path of the directory. It ends in `current`, unless the directory is a copy with another name."""
     shard: int | None
     """Number of the shard by the path; None if the shard does not share its directory."""
     has_journal: bool
@@ -151,7 +152,7 @@ def pair_places(places: Sequence[Place]) -> list[ShardPlaces]:
 
 
 def _matched(ledgers: Sequence[Place], journals: Sequence[Place]) -> dict[Place, Place]:
-    """Return ledgers and their journals; each is the place of one shard."""
+    """Return the journal of each of the ledgers for which there is one."""
     if not ledgers or not journals:
         return {}
     ours = [_shard_of(place, is_journal=False) for place in ledgers]
@@ -250,7 +251,8 @@ def running_on(places: Sequence[ShardPlaces]) -> str:
 def locked(place: Place) -> Iterator[None]:
     """Hold LevelDB's own lock, so that no bookie can open the index. Raises BookieMayRun.
 
-    This process must not close another open file of that path meanwhile: the operating system would release the lock.
+    This process must not close another open file of that path meanwhile, because the operating system would then
+    release the lock.
     """
     try:
         fd = os.open(f"{place.path}/{INDEX}/LOCK", os.O_RDWR | os.O_CLOEXEC)

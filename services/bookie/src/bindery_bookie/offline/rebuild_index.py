@@ -1,4 +1,4 @@
-"""Rebuild the index of a stopped bookie from its entry logs, next to the old index, then replace that one.
+"""Rebuild the index of a stopped bookie from its entry logs, next to the old index, then replace the old one.
 
 | step                                             | after a crash here                                             |
 |--------------------------------------------------|----------------------------------------------------------------|
@@ -31,7 +31,9 @@ from bindery_bookie.storage.opening import opening
 from bindery_bookie.storage.opening.rebuild import IndexRebuild
 
 NEW_NAME: Final = "index.new"
+"""Name of the index while it is rebuilt."""
 OLD_PREFIX: Final = "index.old-"
+"""Start of the name of a replaced index."""
 
 
 def rebuild(directory: str, *, discard: bool, now_ms: int) -> Iterator[dict[str, Any]]:

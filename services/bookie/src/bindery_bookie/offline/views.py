@@ -29,7 +29,7 @@ CONTROL_NAMES: Final = {
 
 
 JournalPlace = tuple[JournalPosition, int]
-"""The group, and the index of the record in it."""
+"""The position of a group, and the index of the record in it."""
 
 
 @dataclass(slots=True)
@@ -94,7 +94,7 @@ class Shard:
         raise DamagedStorage("journal group is gone", path=path, offset=position.offset)
 
     def ledger_facts(self, ledger_id: int) -> dict[str, Any] | None:
-        """Facts of a ledger for JSON; None if neither index nor journal has it."""
+        """Return facts of a ledger for JSON; None if neither index nor journal has it."""
         row = None if self.index is None else self.index.ledger_row(ledger_id)
         new = self.journal().get(ledger_id)
         if row is None and (new is None or not new.has_key):
@@ -172,9 +172,9 @@ class Found:
     """Offset of the body in an entry log, or of the group in a journal."""
     body: bytes
     record: int | None = None
-    """Its index in the group of a journal."""
+    """Index of the record in the group of a journal; None in an entry log."""
     problem: str = ""
-    """Which of the bookie's own digest, size or ids does not match the bytes; empty if all match."""
+    """Which of the bookie's digest, size and ids does not match the bytes; empty if all match."""
 
 
 @contextmanager
