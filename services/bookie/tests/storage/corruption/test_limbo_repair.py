@@ -1,4 +1,4 @@
-"""Listing and repair over a real engine: what is fetched, verified, refused, tried again, and when limbo ends."""
+"""Listing and repair over a real engine: entries are fetched, verified and retried until limbo ends."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -41,7 +41,7 @@ class Peers(MemoryLedgerClient):
     def __init__(self, ledgers: MemoryLedgers) -> None:
         super().__init__(ledgers)
         self.answers: dict[tuple[BookieId, int], int | bytes] = {}
-        """(bookie, entry id) -> the status, or the wrong frame, that it answers."""
+        """(bookie, entry id) -> the status, or the wrong frame, of its response."""
         self.asked: list[tuple[BookieId, list[int]]] = []
         self.closed = 0
 
@@ -91,7 +91,7 @@ class Manager:
         self.ledgers = ledgers
         self.errors: dict[int, list[Exception]] = {}
         self.list_errors: list[Exception] = []
-        """Each ends one listing, before its third ledger."""
+        """Errors. Each ends one listing before its third ledger."""
         self.is_fresh = False
         """True if a sync was requested since the last error: without a sync, a read may return an old state."""
 
@@ -130,7 +130,7 @@ class Setting:
         self.progress: list[int] = []
         self.connected = 0
         self.doubts: list[Exception] = []
-        """Each is raised instead of one answer whether a ledger is gone."""
+        """Errors. Each is raised by one check whether a ledger is gone."""
 
     async def ledger(self, count: int, *, write_quorum: int = 3, is_closed: bool = True, ensemble: int = 3) -> int:
         writer = await self.peers.create(ensemble_size=ensemble, write_quorum=write_quorum, password=b"pw")
@@ -244,7 +244,7 @@ async def test_a_repair_continues_after_a_restart(setting: Setting) -> None:
     await engine.close()
 
 
-async def test_entries_that_one_bookie_lacks_or_damages_are_fetched_from_the_next(setting: Setting) -> None:
+async def test_entries_missing_or_damaged_on_one_bookie_are_fetched_from_the_next(setting: Setting) -> None:
     ledger_id = await setting.ledger(10)
     for entry_id, answer in enumerate((Status.NO_ENTRY, Status.IO_ERROR, Status.UNKNOWN_LEDGER_STATE, b"short")):
         setting.peers.answers[OTHERS[1], entry_id] = answer
@@ -444,7 +444,7 @@ async def test_without_a_client_the_reason_is_reported_and_the_repair_retried(se
     await engine.close()
 
 
-async def test_a_read_only_bookie_waits(setting: Setting) -> None:
+async def test_the_repair_of_a_read_only_bookie_waits(setting: Setting) -> None:
     ledger_id = await setting.ledger(5)
     engine = await setting.start()
     writable = False

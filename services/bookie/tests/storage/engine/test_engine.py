@@ -48,7 +48,7 @@ async def test_an_entry_may_be_added_twice_and_the_last_body_is_kept(world: Any,
 
 
 async def test_the_maximum_ids_survive_flushes(world: Any, kit: Any) -> None:
-    """A client may send them at any time, and the index has no key after them."""
+    """A client may send the maximum ids at any time, and no key in the index can follow them."""
     top = 2**63 - 1
     engine = await world.opened()
     for payload in (b"1", b"22"):

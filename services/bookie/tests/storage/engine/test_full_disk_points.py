@@ -1,8 +1,9 @@
-"""A disk that runs full at any moment: before each single operation that may need space, by enumeration.
+"""A disk becomes full before each single operation that may need space, one after the other.
 
-Two ways: the operation fails once and there is room again; or somebody else takes all the room there is from that
-moment on, until the test gives it back. Journal writes go to allocated space and cannot fail for want of it; the
-creation of journals can, and so can every write to entry logs, mark, index and reserve.
+There are two kinds of runs. In the first one, the operation fails once, and then there is space again. In the second
+one, another process takes all free space before the operation and keeps it until the test frees it. Journal writes go
+to allocated space, so they cannot fail for lack of space. The creation of journals can fail, and so can every write to
+entry logs, mark, index and reserve.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ from bindery_kit.observability.health import Health
 
 REFUSED = (Status.READ_ONLY, Status.TOO_MANY_REQUESTS)
 RESERVES = (96 * KIB, 0)
-"""With one there is room for what was taken; without, the journal itself comes to a stop."""
+"""Reserve sizes in bytes. Without a reserve, the journal itself may stop for lack of space."""
 
 OPERATIONS = ("create", "write_at", "rename", "sync_directory", "write_batch")
 
@@ -34,7 +35,7 @@ class Scene:
     def __init__(self, kit: Any, *, reserve_size: int) -> None:
         self.kit = kit
         self.points = 0
-        """Operations so far that a full disk can refuse."""
+        """Number of operations so far that a full disk can refuse."""
         self.at_point: Callable[[int], bool] = lambda point: False
         """Called before each operation; True: the operation finds no space."""
         self.world = kit.World(
@@ -145,7 +146,7 @@ class Scene:
 
 
 async def count_points(kit: Any, *, reserve_size: int) -> range:
-    """Return the number of operations after the first start."""
+    """Return the numbers of the operations after the first start."""
     scene = Scene(kit, reserve_size=reserve_size)
     await scene.start()
     first = scene.points
@@ -156,7 +157,7 @@ async def count_points(kit: Any, *, reserve_size: int) -> range:
 
 
 @pytest.mark.parametrize("reserve_size", RESERVES)
-async def test_no_space_once_at_each_operation(kit: Any, reserve_size: int) -> None:
+async def test_the_bookie_recovers_if_any_operation_finds_no_space_once(kit: Any, reserve_size: int) -> None:
     for failing in await count_points(kit, reserve_size=reserve_size):
         scene = Scene(kit, reserve_size=reserve_size)
         await scene.start()
@@ -168,10 +169,9 @@ async def test_no_space_once_at_each_operation(kit: Any, reserve_size: int) -> N
 
 
 async def run_full_from(kit: Any, failing: int, *, reserve_size: int, restart: bool = False) -> bool:
-    """Another process takes all space before operation `failing`; with `restart`, the power goes while the disk is
-    full.
+    """Let another process take all space before operation `failing`. Return whether the journal was full.
 
-    Whether the journal found no room at all.
+    `restart`: cut the power while the disk is full.
     """
     scene = Scene(kit, reserve_size=reserve_size)
     await scene.start()
@@ -203,7 +203,7 @@ async def run_full_from(kit: Any, failing: int, *, reserve_size: int, restart: b
 
 
 @pytest.mark.parametrize("reserve_size", RESERVES)
-async def test_no_space_from_each_operation_on_until_there_is_space_again(kit: Any, reserve_size: int) -> None:
+async def test_the_bookie_recovers_from_a_disk_that_is_full_from_any_operation_on(kit: Any, reserve_size: int) -> None:
     points = await count_points(kit, reserve_size=reserve_size)
     was_full = [await run_full_from(kit, failing, reserve_size=reserve_size) for failing in points]
     if not reserve_size:

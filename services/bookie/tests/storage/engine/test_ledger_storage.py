@@ -1,6 +1,6 @@
 """One contract for both forms of LedgerStorage, on the disk that loses power and on real files with LevelDB.
 
-What a test may use is LedgerStorage and the files; only the layout of entries in the logs differs.
+The tests use only LedgerStorage and the files. The forms differ only in the layout of entries in the logs.
 """
 
 import asyncio
@@ -230,7 +230,7 @@ async def test_fences_persist_and_the_lac_never_decreases(kit: Any, place: Place
     await storage.close()
 
 
-async def test_refused_adds_leave_nothing_behind(kit: Any, storage: LedgerStorage) -> None:
+async def test_refused_adds_change_nothing(kit: Any, storage: LedgerStorage) -> None:
     bodies = await add_mixed(kit, storage, range(2), 5)
     other = kit.add_request(kit.entry(1, 1, b"other key"), key=b"other")
     negative = kit.add_request(kit.entry(1, -5))
@@ -473,7 +473,7 @@ async def test_a_flush_writes_in_chunks(kit: Any, form: str) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_both_forms_give_the_same_answers(kit: Any, tmp_path: Path, seed: int) -> None:
+async def test_both_forms_give_the_same_results(kit: Any, tmp_path: Path, seed: int) -> None:
     answers = []
     for form in FORMS:
         lots = random.Random(seed)

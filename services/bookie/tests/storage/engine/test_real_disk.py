@@ -1,4 +1,4 @@
-"""The same engine on real files, LevelDB and threads; and kill -9 in the middle of its work."""
+"""The engine on real files, LevelDB and threads, and after kill -9 in the middle of its work."""
 
 import asyncio
 import contextlib
@@ -90,7 +90,7 @@ def open_files() -> list[str]:
 
 @pytest.mark.parametrize("kind", LedgerStorageKind)
 async def test_compaction_frees_space(tmp_path: Path, kit: Any, kind: LedgerStorageKind) -> None:
-    """While entries are added and read; checked again after a restart and after an index rebuild."""
+    """Entries are added and read meanwhile, and checked again after a restart and after an index rebuild."""
     current = tmp_path / "ledgers/current"
     changes = {"ledger_storage": kind, "compaction_rate": 2**30, "read_cache_size_max": 0, "reserve_size": 0}
 
@@ -213,7 +213,7 @@ async def test_acknowledged_entries_survive_kill_9(tmp_path: Path, kit: Any) -> 
 # --- adapters
 
 
-def test_real_disk_reads_what_it_wrote(tmp_path: Path) -> None:
+def test_a_real_disk_reads_the_bytes_that_it_wrote(tmp_path: Path) -> None:
     disk = RealDisk()
     directory = f"{tmp_path}/a/b"
     disk.make_directories(directory)

@@ -21,7 +21,7 @@ from bindery_simulation.disk import CrashableDisk, CrashableKV
 
 OK = Status.OK
 LAYOUTS = {"1+1": ("/j", "/l"), "3+1": ("/j", "/l,/m,/n"), "2+2": ("/j,/k", "/l,/m"), "1+2": ("/j,/k", "/l")}
-"""Ledger directories + journals."""
+"""Journal and ledger directories; the names are the numbers of ledger directories and of journals."""
 
 
 class Bookie:
@@ -88,7 +88,7 @@ async def test_entries_of_all_ledgers_survive_a_power_loss(kit: Any, bookie: Boo
     await store.close()
 
 
-async def test_answers_come_once_and_in_the_order_of_the_batch(kit: Any, bookie: Bookie) -> None:
+async def test_results_are_returned_once_and_in_the_order_of_the_batch(kit: Any, bookie: Bookie) -> None:
     store = await bookie.opened()
     await store.fence(2, kit.KEY)
     adds = [kit.add_request(kit.entry(n % 5, n)) for n in range(20)]

@@ -115,7 +115,7 @@ async def test_a_start_reports_a_short_unsealed_log(world: Any, kit: Any) -> Non
 
 
 async def test_a_log_of_a_failed_flush_is_listed_before_the_mark_leaves_it(kit: Any) -> None:
-    """Without a start in between: the flush that continues in the next log lists it."""
+    """This holds without a restart: the flush that continues in the next log lists the log in the manifest."""
     drills = DrillControl(sleep=lambda seconds: None)
     world = kit.World(wrap=drills.wrap_disk, flush_retry_s=0.01)
     engine = await world.opened()
@@ -210,7 +210,7 @@ async def test_a_start_succeeds_if_the_end_of_a_log_cannot_be_read(kit: Any) -> 
     await engine.close()
 
 
-async def test_the_ends_of_logs_stay_known_if_the_mark_is_lost(world: Any, kit: Any) -> None:
+async def test_the_ends_of_logs_are_kept_if_the_mark_is_lost(world: Any, kit: Any) -> None:
     await two_logs(world, kit, first_dies=True)
     size = len(world.disk.contents(f"{CURRENT}/1.log"))
     world.disk.truncate(f"{CURRENT}/1.log", size - 400)

@@ -72,7 +72,7 @@ def test_a_manifest_with_contradicting_unsealed_logs_is_refused() -> None:
         LogManifest.unpack(bytes(data) + struct.pack(">I", crc32c(bytes(data))), path="p")
 
 
-def test_the_expected_end_of_a_log() -> None:
+def test_the_manifest_gives_the_expected_end_of_each_log() -> None:
     known = sample(2)
     ends = {log_id: known.end(log_id, mark=(10, 500)) for log_id in (1, 6, 10, 11, 12)}
     assert ends == {
@@ -146,7 +146,7 @@ def test_after_any_power_loss_the_manifest_is_the_old_or_the_new_one() -> None:
     assert read_manifest(CrashableDisk(), CURRENT) == LogManifest()
 
 
-def test_the_golden_log_of_a_compaction() -> None:
+def test_the_golden_log_of_a_compaction_is_read() -> None:
     golden = (GOLDEN / "entry-log-compacted-v2.log").read_bytes()
     disk = CrashableDisk()
     disk.create("/f").write_at(golden, 0)
