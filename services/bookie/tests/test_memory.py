@@ -1,4 +1,4 @@
-"""A short form of `bench/memory.py`: resident bytes of a real bookie under the worst clients, against its budget."""
+"""A short run of `bench/memory.py`: resident memory of a real bookie with demanding clients, against its budget."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ BENCH = Path(__file__).parents[3] / "bench/memory.py"
 
 @pytest.mark.integration
 def test_resident_memory_stays_within_the_budget() -> None:
-    """Slow readers, catch-up scans and writers at once. The small budget shows what is not bounded."""
+    """Slow readers, catch-up scans and writers run at the same time, with a small budget that unbounded use exceeds."""
     words = ["--seconds", "4", "--fill-mib", "40", "--budget-mib", "160", "--slow-readers", "15"]
     found = subprocess.run(
         [sys.executable, str(BENCH), *words], capture_output=True, text=True, timeout=120, check=False

@@ -1,4 +1,4 @@
-"""Memory budgets: derived from one setting, unless they are set; together they do not exceed it."""
+"""Memory budgets are derived from one setting unless they are set, and together they do not exceed it."""
 
 import re
 
@@ -32,7 +32,7 @@ def test_budgets_add_up_to_the_maximum_of_the_process(size: int) -> None:
     assert settings.storage.read_job_size_max == settings.server.reads_size_max
 
 
-def test_the_default_stays_far_below_the_original() -> None:
+def test_the_default_memory_size_is_384_mib() -> None:
     assert BookieSettings().memory_size_max == 384 * MIB
 
 
@@ -49,7 +49,7 @@ def test_settings_that_are_set_keep_their_value_and_the_others_are_derived(monke
     assert sources["storage.write_cache_size_max"] == "default"
 
 
-def test_the_table_in_the_docstring_is_the_formula() -> None:
+def test_the_table_in_the_docstring_matches_the_formula() -> None:
     rows = re.findall(r"\| (storage|server)\.(\w+) +\| +(\d+) % \| +(\d) \| +(\d+) % \|", memory.__doc__ or "")
     assert len(rows) == 8
     assert sum(int(whole) for *_, whole in rows) == 100

@@ -1,4 +1,4 @@
-"""The prestop hook: the maintenance that it sets, and that it never fails a stop."""
+"""The prestop hook sets a maintenance and never fails a stop."""
 
 import os
 import random
@@ -73,7 +73,7 @@ async def test_a_maintenance_that_ends_earlier_is_extended(store: MemoryStore, u
 async def test_a_bookie_that_is_stopped_again_before_it_served_gets_no_new_maintenance(
     store: MemoryStore, later_ms: int
 ) -> None:
-    """Failing probes stop a container again and again."""
+    """Failing probes stop a container repeatedly."""
     await begin_maintenance(store)
     said = await begin(store, LAYOUT, ID, now_ms=NOW_MS + later_ms, maintenance_s=600)
     assert "has not served since its last stop" in said
@@ -108,12 +108,12 @@ async def test_a_bookie_without_cookie_gets_no_maintenance(store: MemoryStore) -
     assert (await memberships(store).get(BookieId("other"))).version == ABSENT
 
 
-async def test_zero_seconds_are_no_maintenance(store: MemoryStore) -> None:
+async def test_a_setting_of_zero_seconds_sets_no_maintenance(store: MemoryStore) -> None:
     assert "BOOKIE_MAINTENANCE_S is 0" in await begin_maintenance(store, seconds=0)
     assert (await memberships(store).get(ID)).version == ABSENT
 
 
-def test_the_id_equals_that_of_the_bookie() -> None:
+def test_the_hook_derives_the_same_id_as_the_bookie() -> None:
     assert bookie_id_of(BookieSettings(bookie_id=ID)) == ID
     assert bookie_id_of(BookieSettings(port=3181, advertised_host="b0")) == "b0:3181"
     with pytest.raises(BadRequest, match="BOOKIE_BOOKIE_ID"):

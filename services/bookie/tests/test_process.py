@@ -104,7 +104,7 @@ async def test_acknowledged_adds_survive_kill_nine(bookie, connect_raw) -> None:
     assert (await client.ask(m.ReadLacRequest(3, 9))).lac_body == PACKET
 
 
-async def test_random_bytes_at_the_port_cost_one_log_line_and_no_more(bookie, connect_raw) -> None:
+async def test_random_bytes_at_the_port_cause_at_most_one_log_line_per_second(bookie, connect_raw) -> None:
     await bookie.start()
     noise = random.Random(5)
     for _ in range(50):
@@ -131,7 +131,7 @@ async def test_another_directory_is_refused_with_expected_and_found(bookie) -> N
 
 
 async def test_a_second_process_of_the_same_id_is_refused(bookie, tmp_path, zookeeper) -> None:
-    """It has its own disks, so only the cookie and the registration show the conflict."""
+    """The second process has its own disks, so only the cookie and the registration show the conflict."""
     await bookie.start()
     second = Bookie(tmp_path / "second", zookeeper, bookie.layout.root)
     second.directory.mkdir()
@@ -181,8 +181,8 @@ async def test_a_cluster_that_is_never_initialized_ends_the_start(bookie) -> Non
     assert "has no cluster at /never-made; `bindery cluster init --zookeeper " in last
 
 
-async def test_a_start_may_be_stopped(bookie) -> None:
-    """Whether the ZooKeeper port is closed, or accepts connections and never answers."""
+async def test_a_start_that_waits_for_zookeeper_can_be_stopped(bookie) -> None:
+    """The ZooKeeper port is closed, or it accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         for port in (free_port(), silent.getsockname()[1]):
             bookie.launch(zookeeper=f"127.0.0.1:{port}", zookeeper_connect_timeout_s="60")
@@ -227,7 +227,7 @@ async def test_each_wrong_setting_has_its_own_error(bookie) -> None:
 
 
 async def test_a_planned_stop_sets_maintenance_until_the_bookie_serves_again(bookie, metadata) -> None:
-    """As Kubernetes stops a pod: the hook with the bookie's environment, then SIGTERM; later the start."""
+    """As in Kubernetes, the hook runs with the bookie's environment, SIGTERM follows, and the bookie starts again."""
     memberships = MembershipStore(metadata, clock_ms=lambda: 0)
     await bookie.start()
     names = ("zookeeper", "ledgers-root", "bookie-id")
@@ -271,7 +271,7 @@ async def test_a_lost_session_stops_adds_until_the_bookie_is_registered_again(bo
     assert "bookie_not_registered" in bookie.log.read_text()
 
 
-async def test_security_that_cannot_be_set_up_is_refused_before_anything_is_touched(bookie) -> None:
+async def test_invalid_security_settings_are_refused_before_any_directory_is_created(bookie) -> None:
     bookie.launch(auth_provider="certificate")
     assert await bookie.exit_code() == 1
     assert "TLS needs tls.certificate_file" in bookie.log.read_text()

@@ -53,11 +53,13 @@ async def last_words(bookie: Bookie, *, code: int = 1, **changes: str) -> str:
         ({"host": "192.0.2.1", "insecure": "true"}, 2, "unrecognized arguments: true; `bindery-bookie --help`"),
     ],
 )
-async def test_wrong_values(bookie: Bookie, changes: dict[str, str], code: int, said: str) -> None:
+async def test_a_wrong_value_is_refused_with_its_reason(
+    bookie: Bookie, changes: dict[str, str], code: int, said: str
+) -> None:
     assert (await last_words(bookie, code=code, **changes)).startswith(said)
 
 
-async def test_the_environment_is_named_where_values_come_from_it(
+async def test_the_error_of_a_value_from_the_environment_names_its_variable(
     bookie: Bookie, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BOOKIE_MEMORY_SIZE_MAX", "lots")
@@ -88,7 +90,7 @@ async def test_unknown_variables_are_logged_with_the_nearest_name(
 
 
 @pytest.mark.parametrize("which", ["journal_dir", "ledger_dir"])
-async def test_directories_that_cannot_be_used(bookie: Bookie, which: str, tmp_path: Path) -> None:
+async def test_the_error_of_an_unusable_directory_contains_the_fix(bookie: Bookie, which: str, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
     for place, fix in (("/proc/none", "is its volume mounted?"), (str(file), "set a path that is a directory")):
@@ -97,7 +99,7 @@ async def test_directories_that_cannot_be_used(bookie: Bookie, which: str, tmp_p
         assert f"; {fix}" in said
 
 
-async def test_a_port_that_is_taken(bookie: Bookie) -> None:
+async def test_the_error_of_a_port_in_use_contains_the_fix(bookie: Bookie) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         for which in ("port", "http_port"):
@@ -122,13 +124,13 @@ async def served(bookie: Bookie) -> None:
     assert await bookie.end(signal.SIGTERM) == 0
 
 
-async def test_a_bookie_that_runs_already(bookie: Bookie, tmp_path: Path) -> None:
+async def test_a_second_start_of_a_running_bookie_is_refused(bookie: Bookie, tmp_path: Path) -> None:
     """The second start changes no file."""
     await bookie.start()
     assert bookie.process is not None
     (tmp_path / "second").mkdir()
     second = type(bookie)(tmp_path / "second", bookie.arguments["--zookeeper"], bookie.layout.root)
-    (bookie.directory / "ledgers/current/index/CURRENT").unlink()  # alone it would rebuild the index
+    (bookie.directory / "ledgers/current/index/CURRENT").unlink()  # a start that is not refused would rebuild the index
     before = sorted((path, path.stat().st_size) for path in bookie.directory.glob("*/current/*"))
     directories = {f"{kind}_dir": bookie.arguments[f"--{kind}-dir"] for kind in ("journal", "ledger")}
     second.launch(**directories)
@@ -141,7 +143,7 @@ async def test_a_bookie_that_runs_already(bookie: Bookie, tmp_path: Path) -> Non
     assert sorted((path, path.stat().st_size) for path in bookie.directory.glob("*/current/*")) == before
 
 
-async def test_disks_of_another_bookie(bookie: Bookie) -> None:
+async def test_disks_of_another_bookie_are_refused(bookie: Bookie) -> None:
     await served(bookie)
     said = await last_words(bookie, bookie_id="bookie-1")
     journal = f"{bookie.directory}/journal/current/VERSION"
@@ -151,7 +153,7 @@ async def test_disks_of_another_bookie(bookie: Bookie) -> None:
     assert "bindery bookie cookie adopt --zookeeper" in said
 
 
-async def test_disks_of_another_cluster(bookie: Bookie, metadata) -> None:
+async def test_disks_of_another_cluster_are_refused(bookie: Bookie, metadata) -> None:
     await served(bookie)
     layout = type(bookie.layout)(f"{bookie.layout.root}-other")
     await initialize_cluster(metadata, layout, randomness=random.Random(2))
@@ -160,7 +162,7 @@ async def test_disks_of_another_cluster(bookie: Bookie, metadata) -> None:
     assert "The data is another cluster's." in said
 
 
-async def test_a_cookie_that_was_deleted(bookie: Bookie, metadata) -> None:
+async def test_a_bookie_whose_cookie_was_deleted_is_refused(bookie: Bookie, metadata) -> None:
     await served(bookie)
     cookies = CookieStore(metadata, bookie.layout)
     found = await cookies.read(BookieId(ID))
@@ -171,7 +173,7 @@ async def test_a_cookie_that_was_deleted(bookie: Bookie, metadata) -> None:
     assert "bindery bookie cookie adopt" in said
 
 
-async def test_empty_volumes_under_its_cookie(bookie: Bookie) -> None:
+async def test_an_empty_volume_of_a_known_bookie_is_refused(bookie: Bookie) -> None:
     await served(bookie)
     shutil.rmtree(bookie.directory / "ledgers")
     said = await last_words(bookie, storage_on_lost_storage="refuse")
@@ -179,7 +181,7 @@ async def test_empty_volumes_under_its_cookie(bookie: Bookie) -> None:
     assert "Mount it and start again." in said
 
 
-def test_the_limit_of_the_container_s_memory(tmp_path: Path) -> None:
+def test_the_memory_limit_of_the_container_is_read_for_both_cgroup_versions(tmp_path: Path) -> None:
     assert memory_limit(tmp_path) is None
     (tmp_path / "memory").mkdir()
     (tmp_path / "memory" / "memory.limit_in_bytes").write_text(f"{2**63 - 4096}\n")

@@ -73,7 +73,9 @@ async def test_the_progress_of_a_long_replay_is_visible_and_no_client_is_served_
     await connect_raw(world.process.port)
 
 
-async def test_it_registers_with_both_ports_and_leaves_before_it_stops_serving(world: BookieWorld, connect_raw) -> None:
+async def test_the_bookie_registers_with_both_ports_and_unregisters_when_it_stops(
+    world: BookieWorld, connect_raw
+) -> None:
     await world.process.start()
     path = LAYOUT.bookie(BookieId("b0"), read_only=False)
     data = (await world.observer.get(path)).data
@@ -113,7 +115,7 @@ async def test_a_lost_journal_ends_the_process_with_an_error(world: BookieWorld)
         (None, "without a request to stop"),
     ],
 )
-async def test_a_part_that_ends_ends_the_process_with_its_error(
+async def test_the_end_of_a_part_ends_the_process_with_the_error(
     world: BookieWorld, error: Exception | None, said: str
 ) -> None:
     async def part() -> None:
@@ -128,7 +130,7 @@ async def test_a_part_that_ends_ends_the_process_with_its_error(
     assert world.shutdown.reason.startswith(f"scrub ended: {said}")
 
 
-async def test_a_shutdown_ends_the_run(world: BookieWorld) -> None:
+async def test_a_requested_shutdown_ends_the_run(world: BookieWorld) -> None:
     await world.process.start()
     running = asyncio.create_task(world.process.life.until_shutdown())
     world.shutdown.request("SIGTERM")
@@ -173,7 +175,7 @@ async def test_a_start_that_fails_half_way_can_be_stopped(world: BookieWorld, mo
     assert not (await is_listening(world.process.port))
 
 
-async def test_a_taken_port_fails_before_anything_is_touched(world: BookieWorld, tmp_path: Path) -> None:
+async def test_a_port_in_use_fails_before_any_directory_is_created(world: BookieWorld, tmp_path: Path) -> None:
     await world.process.start()
     second = BookieWorld(tmp_path / "second", wall_clock_ms=lambda: 0)
     second.process._settings = world.settings.model_copy(update={"port": world.process.port})

@@ -24,14 +24,14 @@ def test_every_setting_has_a_description() -> None:
     check(BookieSettings)
 
 
-def test_defaults_hold_together() -> None:
+def test_defaults_do_not_contradict_each_other() -> None:
     settings = BookieSettings()
     assert settings.disk_usage_low < settings.disk_usage_max
     assert settings.server.frame_size_max <= settings.server.adds_size_max
     assert settings.server.unsent_size_max <= settings.server.reads_size_max
 
 
-def test_directories_by_their_short_names() -> None:
+def test_directories_can_be_set_by_their_short_names() -> None:
     argv = ["--journal-dir", "/j", "--storage-ledger-directory", "/l", "--storage-flush-interval-s", "5"]
     (storage,) = load(BookieSettings, argv, prog="bindery-bookie").resolved_storages()
     assert (storage.journal_directory, storage.ledger_directory, storage.flush_interval_s) == ("/j", "/l", 5)
@@ -104,7 +104,7 @@ def test_a_disabled_compaction_contradicts_no_other_setting() -> None:
                     StorageSettings(**on)  # the same values contradict each other while both compactions are on
 
 
-def test_shards_divide_the_memory() -> None:
+def test_the_memory_is_divided_among_the_shards() -> None:
     one = BookieSettings().resolved_storages()[0]
     three = BookieSettings(ledger_dir="/a,/b,/c").resolved_storages()
     for name in ("write_cache_size_max", "read_cache_size_max", "reserve_size", "index_block_cache_size"):
@@ -113,7 +113,7 @@ def test_shards_divide_the_memory() -> None:
     assert {shard.index_block_cache_size for shard in many.resolved_storages()} == {64 * 1024}
 
 
-def test_the_environment_reaches_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_of_groups_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BOOKIE_SERVER_CONNECTIONS_MAX", "7")
     monkeypatch.setenv("BOOKIE_PORT", "4000")
     settings = load(BookieSettings, ["--server-long-polls-max", "3"], prog="bindery-bookie")
@@ -143,7 +143,7 @@ def test_the_http_stack_is_not_imported_before_the_ledger_port_serves() -> None:
     code = (
         "import sys, bindery_bookie.__main__;"
         f"print([name for name in {HEAVY.split()} if name in sys.modules]);"
-        # and every name is one that can be imported
+        # every name can be imported
         f"print([name for name in {HEAVY.split()} if not find(name)])"
     )
     code = "from importlib.util import find_spec as find;" + code
@@ -151,7 +151,7 @@ def test_the_http_stack_is_not_imported_before_the_ledger_port_serves() -> None:
     assert found.stdout.split("\n")[:2] == ["[]", "[]"]
 
 
-def test_a_bookie_has_a_cookie_and_a_service_info_without_protobuf() -> None:
+def test_cookie_and_service_info_are_encoded_without_protobuf() -> None:
     code = (
         "import sys; from bindery_core.formats import bookie_service_info as info, cookie;"
         "text = cookie.Cookie(bookie_id='b:1', journal_dirs=('/j',), ledger_dirs=('/l',), instance_id='i').text();"

@@ -85,14 +85,14 @@ def golden(name: str) -> bytes:
     return (GOLDEN / name).read_bytes()
 
 
-def test_golden_journal(kit: Any) -> None:
+def test_the_golden_journals_are_read_and_the_newest_is_written_byte_for_byte(kit: Any) -> None:
     stored = golden("journal-v2.txn")
     assert stored == journal_bytes(kit)
     assert read_journal(stored) == bodies(kit)
     assert read_journal(golden("journal-v1.txn")) == bodies(kit)
 
 
-def test_golden_journal_link() -> None:
+def test_the_golden_journal_link_is_read_and_written_byte_for_byte() -> None:
     link = journal.pack_link(journal_id=10, sequence=5, next_journal_id=11)
     assert link == golden("journal-link-v2")
     (group,) = journal.read_groups(file_of(link), path="/f", journal_id=10, offset=0, sequence=5)
@@ -110,7 +110,7 @@ def test_a_truncated_journal_is_distinguished_from_a_short_one(kit: Any) -> None
         assert raised.value.facts == {"path": "/f", "offset": size, "expected": len(data)}
 
 
-def test_bytes_after_an_invalid_group_make_it_damage(kit: Any) -> None:
+def test_an_invalid_group_with_bytes_after_it_is_damage(kit: Any) -> None:
     data = bytearray(journal_bytes(kit))
     second = data.rindex(journal.GROUP_MAGIC)
     data[second + 40 : second + 512] = bytes(472)
@@ -120,7 +120,7 @@ def test_bytes_after_an_invalid_group_make_it_damage(kit: Any) -> None:
         read_journal(bytes(data))
 
 
-def test_golden_entry_log(kit: Any) -> None:
+def test_the_golden_entry_log_is_read_and_written_byte_for_byte(kit: Any) -> None:
     stored = golden("entry-log-v1.log")
     assert stored == log_bytes(kit)
     assert read_log(stored) == bodies(kit)
@@ -128,13 +128,13 @@ def test_golden_entry_log(kit: Any) -> None:
     assert logs.read_ledgers_map(file_of(stored), path="/f") == {5: size}
 
 
-def test_golden_mark() -> None:
+def test_the_golden_mark_is_read_and_written_byte_for_byte() -> None:
     stored = golden("last-log-mark-v1")
     assert stored == MARK.pack()
     assert LastLogMark.unpack(stored, path="/m") == MARK
 
 
-def test_golden_index_rows() -> None:
+def test_the_golden_index_rows_are_read_and_written_byte_for_byte() -> None:
     run = index.pack_run(6 << 32 | 40, (16, 0, 700))
     rows = index.run_key(5, 0) + run + index.ledger_key(5) + index.pack_ledger_row(ROW) + index.pack_generation(9)
     stored = golden("index-rows-v1")
@@ -200,7 +200,7 @@ def test_a_journal_torn_at_any_byte_ends_before_the_torn_group(kit: Any) -> None
         assert read_journal(data[:cut]) == expected[: 6 if cut >= len(data) - 1024 else 4], cut
 
 
-def test_a_journal_may_lose_any_sectors_of_its_last_group(kit: Any) -> None:
+def test_a_last_group_that_lost_any_sectors_is_skipped(kit: Any) -> None:
     records = journal.pack_record_size(3000) + bytes(range(1, 251)) * 12
     first = journal.pack_group(records, journal_id=10, sequence=3)
     second = journal.pack_group(records, journal_id=10, sequence=4)

@@ -1,4 +1,4 @@
-"""One contract for every Disk: the real one, those of fault injection without faults, and that of crash tests."""
+"""One contract for every Disk: real, with fault injection but without faults, and of crash tests."""
 
 import errno
 import fcntl
@@ -87,7 +87,7 @@ def test_data_ranges_skip_allocated_bytes(disk: Disk, root: str) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS])
-def test_data_ranges_on_a_file_system_without_hole_search(
+def test_data_ranges_cover_the_whole_file_on_a_file_system_without_hole_search(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     disk = RealDisk()
@@ -246,7 +246,7 @@ def test_names_are_sorted_and_a_missing_directory_has_none(disk: Disk, root: str
     assert list(disk.list_names(f"{root}/none")) == []
 
 
-def test_a_rename_replaces_and_a_removal_removes(disk: Disk, root: str) -> None:
+def test_a_rename_replaces_a_file_and_a_removal_deletes_it(disk: Disk, root: str) -> None:
     write(disk, f"{root}/old", b"old")
     write(disk, f"{root}/new", b"new")
     disk.rename(f"{root}/new", f"{root}/old")
@@ -305,7 +305,7 @@ def test_operations_on_a_missing_file_raise_file_not_found(disk: Disk, root: str
         assert failed.value.filename == path
 
 
-def test_usage_of_the_file_system(disk: Disk, root: str) -> None:
+def test_the_usage_of_the_file_system_is_reported(disk: Disk, root: str) -> None:
     usage = disk.usage(root)
     assert 0 < usage.free <= usage.total
     assert usage.file_system_id == disk.usage(root).file_system_id

@@ -1,4 +1,4 @@
-"""One contract for every KV: LevelDB, memory, those of fault injection without faults, and that of crash tests."""
+"""One contract for every KV: LevelDB, in memory, with fault injection but without faults, and of crash tests."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -82,7 +82,7 @@ def test_floor_does_not_go_below_the_lowest(kv: KV) -> None:
     lowest=st.binary(max_size=2),
     key=st.binary(max_size=2),
 )
-def test_all_agree_on_scan_and_floor(
+def test_all_stores_agree_on_scan_and_floor(
     tmp_path_factory: pytest.TempPathFactory, present: set[bytes], lowest: bytes, key: bytes
 ) -> None:
     level = LevelDbKV(str(tmp_path_factory.mktemp("db")))

@@ -29,7 +29,7 @@ READ_ONLY = textwrap.dedent(
 
 
 @pytest.mark.integration
-def test_a_directory_that_is_mounted_read_only() -> None:
+def test_the_error_of_a_read_only_directory_advises_a_writable_volume() -> None:
     how = "unshare --map-root-user --mount"
     found = subprocess.run(
         [*how.split(), sys.executable, "-c", READ_ONLY], capture_output=True, text=True, timeout=60, check=False
@@ -39,7 +39,7 @@ def test_a_directory_that_is_mounted_read_only() -> None:
     assert "Read-only file system; mount a writable volume there" in sentence
 
 
-def test_an_index_that_another_process_has_open(tmp_path: Path) -> None:
+def test_the_error_of_an_index_in_use_advises_to_stop_the_other_process(tmp_path: Path) -> None:
     kv = LevelDbKV(str(tmp_path / "index"))
     code = "import sys; from bindery_bookie.storage.io.kv import LevelDbKV; LevelDbKV(sys.argv[1])"
     found = subprocess.run(

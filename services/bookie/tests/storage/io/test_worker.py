@@ -1,4 +1,4 @@
-"""ThreadWorker: jobs in order, wherever they run."""
+"""ThreadWorker: jobs run in order, whether in the worker or in the event loop."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""The end of a journal: what a crash explains, and what only a lost or truncated file explains."""
+"""The end of a journal: states that a crash can leave, and states that only a lost or truncated file can leave."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ async def test_each_file_is_linked_to_the_next(kit: Any) -> None:
     await engine.close()
 
 
-async def test_a_lost_last_journal_is_not_a_tear(kit: Any) -> None:
+async def test_a_lost_last_journal_is_damage(kit: Any) -> None:
     world = await crashed_with_journals(kit)
     newest = journals(world)[-1]
     world.disk.remove(newest)
@@ -51,7 +51,7 @@ async def test_a_lost_last_journal_is_not_a_tear(kit: Any) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 100, 512, 1536, 40_000])
-async def test_a_truncated_last_journal_is_not_a_tear(kit: Any, size: int) -> None:
+async def test_a_truncated_last_journal_is_damage(kit: Any, size: int) -> None:
     world = await crashed_with_journals(kit)
     newest = journals(world)[-1]
     world.disk.truncate(newest, size)
@@ -81,7 +81,7 @@ async def test_a_crash_before_the_next_file_is_linked_leaves_it_empty_or_absent(
 
 
 async def test_journals_of_version_1_are_replayed_and_continued(kit: Any) -> None:
-    """They have no links and no size in their header, and exist after an upgrade of a crashed bookie."""
+    """Such journals have no links and no size in their header. They exist after an upgrade of a crashed bookie."""
     world = await crashed_with_journals(kit)
     sequence = 1
     for path in journals(world):

@@ -21,8 +21,10 @@ OK, READ_ONLY = Status.OK, Status.READ_ONLY
 
 
 class JournalDisk:
-    """Journals cannot be created while `is_full`; entry logs, LastLogMark, and the markers of needed journals,
-    likewise."""
+    """A disk on which journals cannot be created while `is_full`.
+
+    The other attributes do the same for entry logs, LastLogMark, and the markers of needed journals.
+    """
 
     def __init__(self, kit: Any, **settings: Any) -> None:
         self.kit = kit
@@ -54,12 +56,12 @@ class JournalDisk:
         return engine
 
     async def add(self, engine: Any, first: int, count: int = 5) -> dict[int, int]:
-        """Entry id -> status, in ledger 5."""
+        """Add entries to ledger 5. Return the status by entry id."""
         adds = [self.kit.add_request(self.kit.entry(5, n, b"%d" % n * 700)) for n in range(first, first + count)]
         return dict(zip(range(first, first + count), await self.kit.add(engine, *adds), strict=True))
 
     async def fill(self, engine: Any) -> dict[int, int]:
-        """Three batches at a time until one is refused; entry id -> status."""
+        """Add three batches at a time until one is refused. Return the status by entry id."""
         self.is_full = True
         statuses: dict[int, int] = {}
         for turn in range(40):
@@ -122,7 +124,7 @@ async def test_adds_are_refused_and_reads_served_until_there_is_space(kit: Any) 
 
 @pytest.mark.parametrize("seed", range(8))
 async def test_no_flush_advances_past_a_journal_that_waits_for_space(kit: Any, seed: int) -> None:
-    """Its mark would refer to a file that does not exist."""
+    """Otherwise LastLogMark would refer to a file that does not exist."""
     disk = JournalDisk(kit)
     engine = await disk.opened()
     statuses = await disk.fill(engine)
@@ -181,7 +183,7 @@ async def _later(what: Any) -> Any:
     return await what
 
 
-async def test_a_stop_on_a_full_disk_does_not_hang(kit: Any) -> None:
+async def test_a_stop_on_a_full_disk_ends(kit: Any) -> None:
     disk = JournalDisk(kit)
     engine = await disk.opened()
     statuses = await disk.fill(engine)
@@ -216,7 +218,7 @@ async def test_the_reserve_is_used_for_adds_that_were_already_accepted(kit: Any)
 
 
 async def test_a_group_larger_than_the_file_size_gets_a_larger_file(kit: Any) -> None:
-    """After its allocated space there may be no free space."""
+    """Beyond the allocated space of the file, the disk may have no free space."""
     disk = JournalDisk(kit)
     engine = await disk.opened()
     allocated: dict[str, int] = {}
@@ -346,7 +348,7 @@ async def add_until_taken(disk: JournalDisk, engine: Any, first: int) -> None:
 
 
 async def test_the_loss_of_two_journals_is_detected_if_the_first_only_links_the_second(kit: Any) -> None:
-    """The first group of that start does not fit into the file that it created."""
+    """The first group after the start does not fit into the file that the start created."""
     disk = JournalDisk(kit)
     engine = await started_without_space(disk, "flush")
     assert await kit.add(engine, kit.add_request(kit.entry(5, 900, bytes(70 * KIB)))) == [OK]

@@ -187,7 +187,7 @@ async def test_the_next_large_group_is_written_while_callbacks_run(journal: Jour
     assert seen == [2]
 
 
-async def test_statistics_of_an_inline_group(writer: Writer) -> None:
+async def test_an_inline_group_is_counted_in_the_statistics(writer: Writer) -> None:
     now = 100.0
     adds: list[tuple[float, int]] = []
     queued: list[tuple[float, int]] = []

@@ -12,7 +12,10 @@ MARK = "/ledgers/current/LastLogMark"
 
 
 async def crashed(world: Any, kit: Any, *, flushed: int = 0, journaled: int = 0) -> list[bytes]:
-    """Return a bookie that lost power with `flushed` entries flushed, and others only in the journal, one per group."""
+    """Cut the power of a bookie, and return the bodies of its entries.
+
+    `flushed`: number of entries that were flushed. `journaled`: number of entries only in the journal, one per group.
+    """
     engine = await world.opened()
     bodies = await kit.fill(engine, 5, flushed)
     if flushed:
@@ -202,7 +205,7 @@ async def test_an_unfinished_flush_is_truncated(world: Any, kit: Any) -> None:
 
 
 @pytest.mark.parametrize("operations", range(0, 44, 3))
-async def test_a_crash_between_index_and_mark_may_be_followed_by_a_crash_anywhere_in_the_start(
+async def test_a_crash_between_index_and_mark_followed_by_a_crash_of_the_start_loses_nothing(
     kit: Any, operations: int
 ) -> None:
     """The index is one flush ahead. Wherever the next start crashes, the start after it finds all entries."""

@@ -118,7 +118,7 @@ async def test_striped_ledgers_are_read_ahead(kit: Any, held: set[int]) -> None:
 
 
 @pytest.mark.parametrize("gone", ["deleted", "evicted"])
-async def test_a_window_of_an_evicted_ledger_does_no_harm(kit: Any, gone: str) -> None:
+async def test_the_next_window_of_an_evicted_or_deleted_ledger_does_not_fail_reads(kit: Any, gone: str) -> None:
     engine, bodies, _ = await flushed(kit)
     (other,) = await kit.fill(engine, 6, 1)
     await kit.fill(engine, 6, 99, first=1)
@@ -156,7 +156,7 @@ async def test_a_failing_callback_does_not_prevent_others(kit: Any) -> None:
 
 
 async def test_windows_are_read_a_few_at_a_time(kit: Any) -> None:
-    """So that another cold read does not wait for all of them."""
+    """Another cold read must not wait for all windows."""
     engine = await kit.World(**SETTINGS).opened()
     for ledger_id in range(10):
         await kit.fill(engine, ledger_id, 100)
@@ -257,7 +257,7 @@ async def test_damage_found_by_read_ahead_is_reported_when_the_entry_is_requeste
 
 
 @pytest.mark.parametrize("turns", range(12))
-async def test_close_during_read_ahead(kit: Any, turns: int) -> None:
+async def test_a_close_during_read_ahead_leaves_nothing_waiting(kit: Any, turns: int) -> None:
     engine, _, worker = await flushed(kit)
     worker.hold()
     begun = started(engine, *((5, entry_id) for entry_id in range(40)))

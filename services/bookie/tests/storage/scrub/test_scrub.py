@@ -394,7 +394,7 @@ async def test_the_old_location_of_an_entry_stored_again_is_not_damage(kit: Any)
 
 
 async def test_an_entry_flushed_during_a_scrub_step_is_not_damage(kit: Any) -> None:
-    """It leaves the write caches only after the index has its new location, so the index must be checked last."""
+    """The entry leaves the write caches after the index has its new location, so the index must be checked last."""
     world = await stored(kit, ledgers=(5,), count=100)
     path, offset, size = place(world, 5, 40)
     world.disk.corrupt(path, offset + size - 1)
@@ -502,7 +502,7 @@ RECORD = ScrubRecord(
 )
 
 
-def test_golden_scrub_state() -> None:
+def test_the_golden_scrub_state_is_read_and_written_byte_for_byte() -> None:
     stored = (GOLDEN / "scrub-v1").read_bytes()
     assert ScrubRecord.unpack(stored) == RECORD
     assert RECORD.pack() == stored
