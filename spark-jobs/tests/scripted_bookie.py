@@ -1,4 +1,4 @@
-"""A bookie's side of plain and batch reads, in memory. It answers, stays silent, or is not registered."""
+"""A bookie in memory that answers reads and requests for lists, or is silent, busy, or not registered."""
 
 import asyncio
 from collections.abc import Sequence
@@ -30,9 +30,10 @@ class FakeBookie:
         """Statuses that are returned instead of frames."""
         self.known_ledgers: set[int] = set()
         self.busy_answers = 0
-        """Number of requests to reject as busy."""
+        """Number of requests that are rejected as busy."""
         self.is_silent = False
         self.refusals_left = 0
+        """Number of requests that fail because the bookie cannot be reached."""
         self.is_registered = True
         self.supports_batch_reads = True
         self.batch_entries_max = 1_000

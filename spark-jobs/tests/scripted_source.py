@@ -32,7 +32,7 @@ class Scripted:
     beside: list[dict] = field(default_factory=list)
     """Bookies that no metadata names."""
     unlisted: list[dict] = field(default_factory=list)
-    """Rows of bookies that cannot list."""
+    """Rows of bookies that cannot list their ledgers or entries."""
     bookies: list[list[dict]] = field(default_factory=list)
     """Bookies at the beginning and at the end of a run, instead of ABC."""
     marks: list[list[dict]] = field(default_factory=list)
@@ -86,7 +86,7 @@ def _nth(script: list[list[dict]], directory: Path) -> list[dict]:
 
 
 def whole(ledger_id: int, *, missing: Collection[int] = ()) -> list[dict]:
-    """Four entries on three bookies. `missing`: entries that a does not have."""
+    """Four entries on three bookies. `missing`: entries that are missing on bookie a."""
     return [
         copy(ledger_id, entry_id, name, "missing" if name == "a" and entry_id in missing else "good")
         for entry_id in range(4)

@@ -7,12 +7,12 @@ from bindery_spark.arguments import duration_ms, ledger_range, level_of
 
 
 @pytest.mark.parametrize(("text", "ms"), [("90s", 90_000), ("1h30m", 5_400_000), ("7d", 604_800_000), ("0s", 0)])
-def test_durations(text: str, ms: int) -> None:
+def test_a_duration_is_converted_to_ms(text: str, ms: int) -> None:
     assert duration_ms(text) == ms
 
 
 @pytest.mark.parametrize(("text", "ids"), [("7", (7, 7)), ("7-20", (7, 20)), ("0-", (0, ID_MAX))])
-def test_ranges(text: str, ids: tuple[int, int]) -> None:
+def test_a_range_is_converted_to_its_first_and_last_id(text: str, ids: tuple[int, int]) -> None:
     assert ledger_range(text) == ids
 
 

@@ -81,7 +81,7 @@ def test_a_new_job_begins_a_run_named_after_it(runs: Runs) -> None:
     assert names_of(runs.out) == [name]
 
 
-def test_the_next_pod_of_a_job_resumes_its_run_with_the_options_of_pods(runs: Runs) -> None:
+def test_the_next_pod_of_a_job_resumes_its_run_with_pod_options(runs: Runs) -> None:
     runs.pod(dies_in_the_middle, "--level=quick")
     given = ("--level=quick", "--cores=3", "--apply", "--yes")
     assert runs.pod(ends(1), *given, now_s=NOON_S + 60) == 1
@@ -102,7 +102,7 @@ def test_a_finished_run_of_the_same_job_is_shown_again(runs: Runs) -> None:
     assert runs.asked[1] == ["show", f"20260301T120000Z-{job_tag(UID)}", "--out", str(runs.out)]
 
 
-def test_the_next_pod_applies_marks_that_the_previous_one_did_not(runs: Runs) -> None:
+def test_the_next_pod_applies_marks_that_the_previous_pod_did_not_apply(runs: Runs) -> None:
     given = ("--level=quick", "--apply", "--yes")
     runs.pod(ends(1), *given)
     assert runs.pod(ends(1), *given, now_s=NOON_S + 60) == 1

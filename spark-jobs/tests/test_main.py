@@ -59,12 +59,12 @@ def test_wrong_usage_is_a_job_error_and_names_the_fix(
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["show", "--help"], ["diff", "--help"]])
-def test_every_verb_has_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_subcommand_has_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 0
     assert "Usage: bindery audit" in capsys.readouterr().out
 
 
-def test_without_runs_show_says_how_to_start_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_without_runs_prints_how_to_start_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in ([], ["--json"]):
         assert main(["show", "--out", str(tmp_path / "none"), *arguments]) == 0
         output = capsys.readouterr()
@@ -72,7 +72,7 @@ def test_without_runs_show_says_how_to_start_one(tmp_path: Path, capsys: pytest.
         assert f"no runs in {tmp_path / 'none'}. To start one: bindery audit run" in output.err
 
 
-def test_an_audit_with_findings_names_the_next_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_audit_with_findings_prints_the_next_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = finished(tmp_path, "20260101T000000Z-a", [missing()])
     assert main(["run", "--resume", directory.run_id, "--out", str(tmp_path)]) == 1
     output = capsys.readouterr().err

@@ -62,7 +62,7 @@ with held(Path(sys.argv[1]), pid=os.getpid(), warn=print):
 """
 
 
-def test_only_one_process_holds_a_run_and_a_killed_one_releases_it(tmp_path: Path) -> None:
+def test_only_one_process_holds_a_run_and_a_killed_process_releases_it(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / FIRST)
     run.write_run({"options": asdict(Options())})
     with subprocess.Popen([sys.executable, "-c", HOLDER, str(run.path)], stdout=subprocess.PIPE) as other:

@@ -1,4 +1,4 @@
-"""Make helper modules of this folder importable for its tests, and run these on both event loops.
+"""Make the helper modules of this folder importable for its tests, and run the tests on both event loops.
 
 The services run on uvloop, whose transports and timers differ from asyncio's in details that matter here.
 """
@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 pytest.register_assert_rewrite("ledger_client_contract")
 
 WITHOUT_SOCKETS = ("test_memory.py", "test_deadline_timer.py", "test_in_flight_budget.py")
-"""These run on a loop whose time advances at once to the next timer."""
+"""Modules whose tests run on a loop whose time advances at once to the next timer."""
 
 
 def pytest_asyncio_loop_factories(

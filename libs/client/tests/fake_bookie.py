@@ -1,7 +1,8 @@
-"""FakeBookie: a bookie in this process, speaking protocols v3 and v2 through the product's codecs over a dict.
+"""FakeBookie: a bookie in this process that speaks protocols v3 and v2 and stores entries in memory.
 
-It follows the operations of the protocol as a client sees them: fencing, master keys, LACs, long polls. Tests make it
-fail: `stop` and `start`, `freeze` (takes requests, answers nothing), `refuse` a status, and its entries are in reach.
+It implements the operations of the protocol that a client uses: fencing, master keys, LACs, long polls. Tests make it
+fail by `stop` and `start`, `freeze` (it receives requests and answers none), `refuse` (it answers a status), or by
+changing its entries.
 """
 
 import asyncio
@@ -43,7 +44,7 @@ from bindery_core.wire.messages import (
 
 
 def _bound_socket(port: int) -> socket.socket:
-    """A socket on this port of the loopback address, 0: on any free one. It refuses connections until it listens."""
+    """A socket on this port of the loopback address; 0: on any free port. It refuses connections until it listens."""
     bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     bound.bind(("127.0.0.1", port))
@@ -66,16 +67,16 @@ class FakeBookie:
         self.ledgers: dict[int, Ledger] = {}
         self.port = 0
         self.requests: dict[str, int] = defaultdict(int)
-        """Requests taken, by the name of their struct."""
+        """Number of received requests by the name of their class."""
         self.add_batches: list[int] = []
-        """Adds per socket read."""
+        """Number of adds in each socket read."""
         self.batch_count_max = 3
-        """Maximum entries of a batch read; 0: an old bookie, which closes the connection at one."""
+        """Maximum number of entries of a batch read; 0: an old bookie, which closes the connection at a batch read."""
         self.free_disk_space: int | None = None
         self.info_requested: list[int] = []
         self.total_disk_space: int | None = None
         self.wire_versions: dict[str, set[int]] = defaultdict(set)
-        """Versions that requests came in, by the name of their struct."""
+        """Wire versions of received requests by the name of their class."""
         self.write_flags: set[int] = set()
         self.batch_reads_refused = 0
         self._refused: dict[str, int] = {}
@@ -83,7 +84,7 @@ class FakeBookie:
         self._held: list[tuple[_Connection, Request, Codec]] = []
         self._server: asyncio.Server | None = None
         self._reserved: socket.socket | None = None
-        """Keeps the port of a stopped bookie: otherwise the system may give it to another connection meanwhile."""
+        """Socket that reserves the port of a stopped bookie, so that no other connection gets it."""
         self.connections: set[_Connection] = set()
 
     async def start(self) -> None:
@@ -119,19 +120,19 @@ class FakeBookie:
         self._frozen = True
 
     def thaw(self) -> None:
-        """Process and answer the requests that were received meanwhile."""
+        """End `freeze`: process and answer the requests that were received meanwhile."""
         self._frozen = False
         held, self._held = self._held, []
         for connection, request, codec in held:
             connection.carry_out(request, codec)
 
     def drop_held(self) -> None:
-        """Thaw, but never answer the requests that were received meanwhile."""
+        """End `freeze`, but never answer the requests that were received meanwhile."""
         self._frozen = False
         self._held.clear()
 
     def refuse(self, request: type, status: Status | None) -> None:
-        """Answer `status` to every such request; None ends it."""
+        """Answer every request of this class with `status`; None: process such requests again."""
         if status is None:
             self._refused.pop(request.__name__, None)
         else:

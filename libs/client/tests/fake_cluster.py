@@ -32,11 +32,11 @@ QUICK = ClientSettings(
     quarantine_s=5.0,
     timer_tick_s=0.02,
 )
-"""Timeouts for tests on a slow machine, in seconds. A test that waits for a timeout sets a shorter one."""
+"""Settings for tests on a slow machine. A test that waits for a timeout sets a shorter one."""
 
 
 class FakeCluster:
-    """`async with FakeCluster(bookies=4) as cluster:`; everything it started ends with the block."""
+    """`async with FakeCluster(bookies=4) as cluster:`. The end of the block stops all bookies and clients."""
 
     def __init__(self, *, bookies: int = 4) -> None:
         self.tree = MemoryTree()

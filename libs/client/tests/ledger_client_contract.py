@@ -91,7 +91,7 @@ class LedgerClientContract:
         assert sealed.last_entry_id == len(confirmed) - 1
         assert all(isinstance(r, LedgerClosed) for r in results[len(confirmed) :])
 
-    async def test_an_empty_ledger_closes_empty(self, make_client: MakeClient) -> None:
+    async def test_an_empty_ledger_is_closed_without_entries(self, make_client: MakeClient) -> None:
         client = await make_client()
         writer = await client.create()
         sealed = await writer.close()
@@ -100,7 +100,9 @@ class LedgerClientContract:
         assert [batch async for batch in reader.tail(EntryId(0))] == []
 
     @pytest.mark.parametrize("digest_type", list(DigestType), ids=lambda d: d.name)
-    async def test_every_digest_type_reads_back(self, make_client: MakeClient, digest_type: DigestType) -> None:
+    async def test_entries_of_every_digest_type_are_read_back(
+        self, make_client: MakeClient, digest_type: DigestType
+    ) -> None:
         client = await make_client()
         writer = await client.create(digest_type=digest_type, password=b"secret")
         await writer.add_many([b"x" * 10, b"y" * 1000])
@@ -204,7 +206,7 @@ class LedgerClientContract:
         assert again.last_add_confirmed == reader.last_add_confirmed
         assert again.metadata.length == reader.metadata.length
 
-    async def test_recovery_of_an_empty_ledger_closes_it_empty(self, make_client: MakeClient) -> None:
+    async def test_recovery_closes_an_empty_ledger_without_entries(self, make_client: MakeClient) -> None:
         writer = await (await make_client()).create()
         reader = await (await make_client()).open(writer.ledger_id)
         assert reader.is_closed

@@ -1,4 +1,4 @@
-"""RealCluster: a real ZooKeeper and real bookie processes on free loopback ports, which die with this process."""
+"""RealCluster: a real ZooKeeper and real bookie processes on free loopback ports. They end with this process."""
 
 import asyncio
 import random
@@ -63,7 +63,7 @@ class RealCluster:
         process.wait()
 
     async def wait_for_bookies(self, count: int) -> None:
-        """Return once `count` bookies are registered and listen; the registration of a killed one does not count."""
+        """Return once `count` bookies are registered and listen. The registration of a killed bookie does not count."""
         store = await ZooKeeperStore.connect(self.spec.hosts)
         directory = BookieDirectory(store, LedgersLayout())
         try:
@@ -91,7 +91,7 @@ async def _all_listen(directory: BookieDirectory, count: int) -> bool:
 
 
 class Clients:
-    """`async with Clients(cluster) as make:`; `await make()` gives one more client, each with its own session."""
+    """`async with Clients(cluster) as make:`. `await make()` returns a new client with a session of its own."""
 
     def __init__(
         self, cluster: RealCluster, settings: ClientSettings | None = None, security: ClientSecurity = NO_SECURITY

@@ -1,6 +1,7 @@
 """Bookies and metadata that fail and recover at random times during writes, by seed.
 
-What was acknowledged is there afterwards although one bookie is gone, in order and once; the rest may or may not be.
+Afterwards every acknowledged entry can be read once and in order, although one bookie is gone. Other entries may or may
+not exist.
 """
 
 import asyncio
@@ -17,7 +18,7 @@ LIMIT_S = 30.0
 
 
 async def disturb(cluster: FakeCluster, store: MemoryStore, rng: random.Random, *, bearable: int) -> None:
-    """At most `bearable` bookies fail at any time; occasionally `store` is disconnected, or its session ended."""
+    """Make `bearable` bookies fail at a time; occasionally disconnect `store`, or end its session."""
     bookies = list(cluster.bookies.values())
     while True:
         cut = rng.random() < 0.3
@@ -98,7 +99,7 @@ async def test_every_acknowledged_entry_survives(seed: int) -> None:
             await bookie.start()
         await rng.choice(
             list(cluster.bookies.values())
-        ).stop()  # one bookie is lost permanently, which ack quorums survive
+        ).stop()  # one bookie is lost; every acknowledged entry has another copy
         reading = await cluster.client()
         assert written
         assert any(acknowledged for acknowledged, _ in written.values())

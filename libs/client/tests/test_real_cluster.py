@@ -62,7 +62,7 @@ async def add_numbers(writer: WriteHandle, first: int, end: int) -> None:
             group.create_task(writer.add(b"%d" % number))
 
 
-async def test_striping_as_the_bookies_report_it(whole: RealCluster) -> None:
+async def test_bookies_store_the_stripes_of_their_write_sets(whole: RealCluster) -> None:
     async with Clients(whole) as make:
         client = await make()
         writer = await client.create(ensemble_size=4, write_quorum=3, ack_quorum=2)
@@ -77,7 +77,7 @@ async def test_striping_as_the_bookies_report_it(whole: RealCluster) -> None:
         assert holders == [{b1, b2, b3}, {b2, b3, b4}, {b3, b4, b1}, {b4, b1, b2}] * 2
 
 
-async def test_kill_9_of_a_bookie_under_load(whole: RealCluster) -> None:
+async def test_adds_continue_after_kill_9_of_a_bookie(whole: RealCluster) -> None:
     async with Clients(whole, QUICK) as make:
         writer = await (await make()).create()
         await add_numbers(writer, 0, 500)
@@ -97,7 +97,7 @@ async def test_kill_9_of_a_bookie_under_load(whole: RealCluster) -> None:
         assert [entry.payload for entry in entries] == [b"%d" % i for i in range(count + 100)]
 
 
-async def test_two_of_four_bookies_fail_and_restart(whole: RealCluster) -> None:
+async def test_no_acknowledged_entry_is_lost_if_bookies_without_a_spare_fail_and_restart(whole: RealCluster) -> None:
     """Without a spare, adds continue with the ack quorum, then fail. The restart loses no acknowledged entry."""
     async with Clients(whole, QUICK) as make:
         client = await make()
@@ -148,7 +148,7 @@ async def test_a_bookie_that_restarts_at_another_address_is_found_by_its_id(whol
         assert [entry.payload for entry in entries] == [b"%d" % i for i in range(100)]
 
 
-async def test_a_tail_through_the_death_of_a_bookie(whole: RealCluster) -> None:
+async def test_a_tail_continues_after_a_bookie_is_killed(whole: RealCluster) -> None:
     async with Clients(whole, QUICK) as make:
         writer = await (await make()).create()
         await writer.add(b"0")

@@ -29,7 +29,7 @@ class TestTheContractInVersion2(LedgerClientContract):
             yield make
 
 
-async def test_adds_and_plain_reads_use_version_2_and_all_other_requests_version_3() -> None:
+async def test_adds_and_reads_use_version_2_and_all_other_requests_version_3() -> None:
     async with FakeCluster() as cluster:
         writer = await (await cluster.client(wire_version=2)).create(ensemble_size=4, write_quorum=3, ack_quorum=2)
         await writer.add_many([b"%d" % n for n in range(12)])
@@ -55,7 +55,7 @@ async def test_adds_and_plain_reads_use_version_2_and_all_other_requests_version
         assert {version for versions in seen for version in versions.get("ReadRequest", set())} == {2}
 
 
-async def test_a_range_is_read_in_batches_where_every_bookie_holds_everything() -> None:
+async def test_a_range_is_read_in_batches_if_every_bookie_stores_every_entry() -> None:
     async with FakeCluster() as cluster:
         client = await cluster.client(wire_version=2)
         writer = await client.create()
@@ -153,7 +153,7 @@ async def test_a_force_that_one_bookie_refuses_confirms_nothing_and_may_be_repea
         assert await writer.force() == 0
 
 
-async def test_what_is_listed_as_durable_was_forced_after_it_was_listed() -> None:
+async def test_entries_listed_as_durable_are_forced_after_they_are_listed() -> None:
     from bindery_core.wire.messages import ForceLedgerRequest
 
     async with FakeCluster() as cluster:

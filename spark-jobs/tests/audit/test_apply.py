@@ -46,7 +46,7 @@ def proposal(ledger_id: int, *bookies: str, reason: str = "entry_missing") -> Pr
     return Proposal(ledger_id, bookies, reason, 3, ("MISSING_REPLICA",))
 
 
-async def test_a_ledger_is_marked_with_its_reason_and_once(store: MetadataStore) -> None:
+async def test_a_ledger_is_marked_with_its_reason_and_only_once(store: MetadataStore) -> None:
     ledger_id = await make_ledger(store, "a", "b")
     for attempt in range(2):
         done = await apply(store, LAYOUT, [proposal(ledger_id, "a")], run_id="r1", clock_ms=lambda: 7)

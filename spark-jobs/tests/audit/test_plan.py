@@ -27,7 +27,7 @@ def groups(*ledgers: PlannedLedger) -> list[tuple[int, int]]:
     return [(group.first, group.last) for group in make_plan(ledgers).groups]
 
 
-def test_no_ledgers_are_one_group_that_covers_every_id() -> None:
+def test_without_ledgers_one_group_covers_every_id() -> None:
     """Bookies may store data of ledgers that do not exist."""
     assert groups() == [(0, ID_MAX)]
 

@@ -41,7 +41,7 @@ def test_a_ledger_is_skipped_if_it_was_verified_recently_as_deeply_and_did_not_c
     assert found == (verified if is_recent else {})
 
 
-def test_a_run_is_resumed_with_what_was_stored(tmp_path: Path) -> None:
+def test_a_resumed_run_has_the_stored_plan_and_facts(tmp_path: Path) -> None:
     plan, facts = make_plan([]), Facts("c-1", 7_000, {"b": 5}, {9: 3})
     directory = RunDirectory(tmp_path / "r-1")
     directory.write_run(

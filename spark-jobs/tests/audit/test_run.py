@@ -31,9 +31,10 @@ class InterruptedAt(QuietProgress):
 
 
 class World:
-    """
-    1: whole; 2: has a hole; 3: is open, and one copy was on its way; 4: is open, and one copy stays away; 5: is deleted
-    meanwhile; 6: healed meanwhile (its metadata changed); 7: made after the run began.
+    """A cluster of seven ledgers, some of which change during the first run.
+
+    1: complete. 2: two entries are missing on a bookie. 3: open; a missing copy arrives before the second pass.
+    4: open; a copy stays missing. 5: deleted. 6: healed, which changes its metadata. 7: created after the run began.
     """
 
     def __init__(self, spark: SparkSession, out: Path) -> None:
@@ -59,7 +60,7 @@ class World:
             *whole(3, missing=[] if is_again else [3]),
             *whole(6, missing=[] if is_again else [0]),
         ]
-        for row in first:  # lengths as in the metadata of the large ledgers
+        for row in first:  # the lengths in the metadata of the large ledgers
             if row["ledger_id"] in (1, 2) and row["entry_id"] == 3 and row["ledger_length"] is not None:
                 row["ledger_length"] = LARGE
         return first
@@ -86,7 +87,7 @@ def world(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Worl
 
 @pytest.fixture(scope="module")
 def first(world: World) -> Outcome:
-    """Interrupted in the second group, then resumed."""
+    """The first run, which is interrupted in the second group and then resumed."""
     with pytest.raises(KeyboardInterrupt):
         world.run("20260101T000000Z-a", now_ms=NOW_MS, progress=InterruptedAt(1))
     assert [last for _, last in world.source.read] == [1], "one group was read"
@@ -134,7 +135,8 @@ def test_the_next_run_skips_verified_ledgers_and_keeps_first_seen_times(world: W
 
 
 def test_a_run_that_cannot_list_orphaned_data_is_incomplete(spark: SparkSession, tmp_path: Path) -> None:
-    """a lists no ledger, c does not list one, d is absent and not in any metadata, e left for good."""
+    """a does not list its ledgers, c does not list the entries of one ledger, d is absent and in no metadata, e
+    and f left for good."""
     world = World(spark, tmp_path)
     world.source.ledgers = [world.source.ledgers[0][:1]]
     world.source.copies = lambda _: world.copies(9)[:12]

@@ -58,7 +58,7 @@ def test_every_required_copy_is_in_exactly_one_fragment(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_an_end_of_one_share_is_read_from_its_whole_write_set(seed: int) -> None:
-    """Otherwise an entry that one bookie lacks would look like a lost entry."""
+    """Otherwise an entry that is missing on one bookie would look like a lost entry."""
     rng = random.Random(seed)
     size = rng.randint(1, 5)
     quorum = rng.randint(1, size)

@@ -111,7 +111,7 @@ def test_entries_beyond_the_lac_of_an_open_ledger_are_legal() -> None:
     assert list(unexpected_of(metadata(), A, [(0, 1000)])) == []
 
 
-def test_of_a_replaced_bookie_only_earlier_segments_are_expected() -> None:
+def test_only_earlier_segments_are_expected_on_a_replaced_bookie() -> None:
     moved = metadata(segments=(Segment(EntryId(0), (A, B, C)), Segment(EntryId(3), (D, B, C))))
     assert list(unexpected_of(moved, A, [(0, 5)])) == [(-1, 3), (-1, 4)]
     assert list(unexpected_of(moved, D, [(2, 3)])) == [(-1, 2)]

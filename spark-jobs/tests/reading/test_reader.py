@@ -78,7 +78,7 @@ class World:
 
 
 def verdicts(rows: list[dict[str, Any]]) -> dict[int, str]:
-    """By entry: good, bad, absent, or the error's first word."""
+    """State by entry: good, bad, unread, absent, or the first word of the error."""
     assert len({row["entry_id"] for row in rows}) == len(rows), "an entry has one row"
     words = {True: "good", False: "bad", None: "unread"}
     return {
@@ -241,7 +241,7 @@ async def test_without_a_lac_no_request_is_sent() -> None:
     assert world.bookie.requests == []
 
 
-async def test_ends_are_two_entries() -> None:
+async def test_the_ends_of_a_dense_share_are_two_entries() -> None:
     world = World()
     assert verdicts(await world.read(entries="ends")) == {0: "good", 19: "good"}
 
@@ -319,7 +319,7 @@ async def test_a_bookie_that_cannot_list_is_read_in_parts_within_the_budget(
     assert sum(asked) >= 999 * 50
 
 
-async def test_in_limbo_a_list_does_not_count() -> None:
+async def test_a_list_of_a_bookie_in_limbo_does_not_count() -> None:
     world = World()
     world.bookie.list_status = int(Status.UNKNOWN_LEDGER_STATE)
     assert verdicts(await world.read(entries="listed")) == dict.fromkeys(range(20), "limbo")

@@ -1,4 +1,4 @@
-"""Blocks of three bookies of one ledger: different copies must not look equal, nor equal copies different.
+"""Blocks of the copies of one ledger: equal copies must look equal, and different copies must look different.
 
 `judgement` repeats `checks.copies.suspects` in plain Python. `expand` shows which copies the rows contain.
 """
@@ -43,7 +43,7 @@ class World:
     """A ledger of ENTRIES entries, and the bookies that its ensemble names."""
 
     def __init__(self, *, letters: str = "abc", write_quorum: int = 3, lac: int | None = None) -> None:
-        """`lac`: of a ledger that is open."""
+        """`lac`: LAC of an open ledger; None: the ledger is closed."""
         closed = {"state": LedgerState.CLOSED, "last_entry_id": EntryId(ENTRIES - 1), "length": 100 * ENTRIES}
         segment = Segment(EntryId(0), tuple(map(BookieId, letters)))
         self.metadata = FakeMetadata()
@@ -138,7 +138,7 @@ async def test_equal_copies_are_intact_for_all_forms_of_responses(letters: str, 
 async def test_a_fault_is_suspect_at_any_place_on_any_number_of_copies(
     change: Callable[[int], bytes | None], where: tuple[int, ...], letters_changed: str
 ) -> None:
-    """Also if all copies have the same fault, except another payload: then the copies are equal."""
+    """This includes faults that all copies have, except another payload: such copies are equal."""
     world = World()
     for letter in letters_changed:
         for entry_id in where:
@@ -210,7 +210,7 @@ async def test_entries_added_to_an_open_ledger_during_the_read_are_no_difference
 
 
 @pytest.mark.parametrize(("letters", "quorum"), [("abc", 3), ("abcd", 2)])
-async def test_ends_are_blocks_of_one_entry(letters: str, quorum: int) -> None:
+async def test_each_end_is_a_block_of_one_entry(letters: str, quorum: int) -> None:
     world = World(letters=letters, write_quorum=quorum)
     rows = await world.rows(entries="ends")
     assert set(judgement(rows).values()) == {"intact"}
@@ -221,7 +221,7 @@ async def test_ends_are_blocks_of_one_entry(letters: str, quorum: int) -> None:
     assert {row["first_entry"] for row in rows if row["block"] == 0} == {0}
 
 
-async def test_an_end_that_one_bookie_lacks_is_read_from_the_others() -> None:
+async def test_an_end_that_is_missing_on_one_bookie_is_read_from_the_others() -> None:
     """Entry 1 is the first entry of c's share only, but b also stores it."""
     world = World(letters="abc", write_quorum=2)
     world.put("c", 1, None)

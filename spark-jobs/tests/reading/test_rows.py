@@ -48,7 +48,7 @@ def test_the_columns_are_those_of_the_declared_schema() -> None:
     assert to_arrow_schema(REPLICAS, timezone="UTC").equals(SCHEMA)
 
 
-def test_rows_of_each_kind() -> None:
+def test_each_kind_of_row_has_its_columns() -> None:
     rows = Rows("b1")
     rows.add_present(7, 0, [1, 2], limit=1, judged=([True, False], [9, None], [3, None], [5, None], [0, None]))
     rows.add_absent(7, 1, [3])

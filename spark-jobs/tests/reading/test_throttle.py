@@ -43,7 +43,7 @@ def test_a_pause_allows_at_most_one_burst() -> None:
     assert budget.take(500, now=100.0) == pytest.approx(0.5)
 
 
-def test_a_new_rate_applies_from_then_on() -> None:
+def test_a_new_rate_applies_from_the_time_of_the_change() -> None:
     budget = Budget(1000, now=0.0)
     assert budget.take(1250, now=0.0) == pytest.approx(1.0)
     budget.set_rate(4000, now=0.5)
@@ -94,7 +94,7 @@ def test_pauses_begin_when_a_bookie_gets_slow_and_end_when_it_recovers() -> None
     assert pressure.pressure == 1
 
 
-def test_latency_is_compared_with_the_best_median() -> None:
+def test_latency_is_compared_with_the_lowest_median() -> None:
     pressure = Pressure()
     observe(pressure, 0.010)
     observe(pressure, SLOW_FACTOR * 0.010 + SLOW_MARGIN_S)

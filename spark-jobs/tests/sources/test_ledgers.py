@@ -98,7 +98,9 @@ def counts(frame: DataFrame) -> dict[tuple[Any, ...], int]:
 # --- metadata ---------------------------------------------------------------------------------------------------------
 
 
-def test_tables_of_metadata(spark: SparkSession, cluster: ThrowawayCluster, data: Data) -> None:
+def test_tables_of_metadata_contain_ledgers_bookies_marks_and_verified_records(
+    spark: SparkSession, cluster: ThrowawayCluster, data: Data
+) -> None:
     ledgers = {row.ledger_id: row for row in table(spark, cluster, "ledgers").collect()}
     dense = ledgers[data.dense]
     assert (dense.state, dense.last_entry_id, dense.write_quorum, dense.digest_type) == (
@@ -200,7 +202,7 @@ def test_ends_and_filters_limit_the_rows(spark: SparkSession, cluster: Throwaway
     assert abs(row["count"] - STRIPED // 2) <= 1
 
 
-def test_partitions_shrink_with_the_filters(cluster: ThrowawayCluster, data: Data) -> None:
+def test_filters_reduce_the_number_of_tasks(cluster: ThrowawayCluster, data: Data) -> None:
     options = LedgersOptions(zookeeper=cluster.zookeeper, partition_entries=100)
     everything = LedgersReader(options)
     narrow = LedgersReader(options)

@@ -15,7 +15,7 @@ from bindery_spark.sources.options import TABLE_NAMES, LedgersOptions, MetadataO
 ZOOKEEPER = {"zookeeper": "h:1"}
 
 
-def test_defaults_and_names_in_any_case() -> None:
+def test_options_have_defaults_and_names_in_any_case() -> None:
     assert LedgersOptions.parse(ZOOKEEPER) == LedgersOptions(zookeeper="h:1")
     assert MetadataOptions.parse({**ZOOKEEPER, "Table": "Marks"}).table == "marks"
     options = LedgersOptions.parse({**ZOOKEEPER, "rate": "20MiB/s", "entries": "ends", "include_unexpected": "true"})
@@ -44,7 +44,7 @@ def test_errors_of_options_name_the_valid_values(given: dict[str, str], words: s
         LedgersOptions.parse({**ZOOKEEPER, **given} if given else {})
 
 
-def test_files_of_the_readers_security_are_named_by_options_or_the_environment() -> None:
+def test_credential_files_are_named_by_options_or_the_environment() -> None:
     environment = {"BINDERY_CLIENT_TOKEN_FILE": "/etc/token", "BINDERY_CLIENT_CHECK_HOSTNAME": "false"}
     told = {**ZOOKEEPER, "ca_file": "/etc/ca", "token_file": "/mine"}
     for parse in (LedgersOptions.parse, MetadataOptions.parse):
@@ -70,5 +70,5 @@ def test_tasks_contain_only_the_names_of_credential_files(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("text", "size"), [("0", 0), ("1024", 1024), ("1.5 KiB", 1536), ("20MiB/s", 20 * 2**20), ("1gib", 2**30)]
 )
-def test_sizes(text: str, size: float) -> None:
+def test_sizes_and_rates_are_converted_to_bytes(text: str, size: float) -> None:
     assert parse_size(text) == size

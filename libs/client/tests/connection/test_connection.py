@@ -64,7 +64,7 @@ async def connect(bookie: FakeBookie) -> AsyncIterator[object]:
         await connection.close()
 
 
-async def test_what_is_sent_in_one_turn_of_the_loop_arrives_as_one_batch(bookie, connect) -> None:
+async def test_requests_sent_in_one_turn_of_the_loop_arrive_as_one_batch(bookie, connect) -> None:
     connection, sink = connect(), Sink()
     connection.send(*adds(0, 1), sink, timeout_s=LIMIT_S)
     await sink.all_answered(1)
@@ -131,7 +131,7 @@ async def test_a_connection_without_any_response_is_opened_again(bookie, connect
     await sink.all_answered(1)
 
 
-async def test_a_lost_connection_fails_what_is_in_flight_once_and_the_next_request_connects_again(
+async def test_a_lost_connection_fails_requests_in_flight_once_and_the_next_request_connects_again(
     bookie, connect
 ) -> None:
     connection, sink = connect(), Sink()
@@ -260,7 +260,7 @@ async def test_answered_requests_are_not_kept_until_their_deadline(connect) -> N
 
 @pytest.mark.parametrize("wire_version", [2, 3])
 async def test_a_second_response_to_start_tls_is_not_taken_for_the_response_to_auth(wire_version: int) -> None:
-    """An Apache bookie sends it to a client that had not authenticated before, and then answers AUTH."""
+    """An Apache bookie sends it to a client that did not authenticate before TLS, and then answers AUTH."""
     codec = v3 if wire_version == 3 else v2
     server_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server_tls.load_cert_chain(certificate("bookie"), key("bookie"))

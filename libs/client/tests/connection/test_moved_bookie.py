@@ -16,7 +16,8 @@ from .test_connection import BOOKIE, adds
 def test_a_bookie_that_moved_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pod that is created again has another address under the same name, and for some time the name has no address.
 
-    On asyncio's own loop, because uvloop resolves names outside Python, where the test cannot replace it.
+    The test runs on asyncio's own loop, because uvloop resolves names outside Python, where a test cannot replace the
+    resolution.
     """
     asyncio.run(connect_three_times(monkeypatch))
 

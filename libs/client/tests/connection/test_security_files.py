@@ -56,7 +56,7 @@ def test_every_file_is_loaded(tmp_path: Path) -> None:
     assert len(security.tls.get_ca_certs()) == 1
 
 
-def test_the_host_name_is_checked_unless_it_is_switched_off() -> None:
+def test_the_host_name_is_checked_unless_the_check_is_switched_off() -> None:
     strict, lax = SecurityFiles(ca_file=str(CA)).load(), SecurityFiles(ca_file=str(CA), check_hostname=False).load()
     assert strict.tls is not None
     assert lax.tls is not None
@@ -85,7 +85,7 @@ def test_an_option_takes_precedence_over_its_variable_unless_it_is_empty() -> No
     )
 
 
-def test_defaults_and_a_bad_value() -> None:
+def test_without_options_the_defaults_are_used_and_a_bad_value_is_refused() -> None:
     assert SecurityFiles.of({}, {}) == NO_FILES
     assert (NO_FILES.auth_plugin, NO_FILES.check_hostname) == (PLUGIN, True)
     assert SecurityFiles(**NO_FILES.to_json()) == NO_FILES

@@ -6,7 +6,7 @@ import pytest
 from bindery_client.ledger.deadline_timer import DeadlineTimer
 
 
-async def test_it_wakes_at_the_earliest_deadline_and_not_again_unless_armed() -> None:
+async def test_a_timer_wakes_at_the_earliest_deadline_and_again_only_if_armed() -> None:
     loop = asyncio.get_running_loop()
     woken: list[float] = []
     timer = DeadlineTimer(lambda: woken.append(loop.time()))

@@ -1,4 +1,4 @@
-"""Bookies that fail during writes: replaced if there is a spare, left out while an ack quorum remains."""
+"""Bookies that fail during writes are replaced by a spare, or left out while an ack quorum remains."""
 
 import asyncio
 
@@ -50,7 +50,7 @@ async def test_a_failed_bookie_is_replaced_and_adds_continue() -> None:
         assert set(later) <= spare.ledgers[writer.ledger_id].entries.keys(), "the new member has every entry"
 
 
-async def test_a_bookie_that_falls_silent_is_replaced_after_the_add_timeout() -> None:
+async def test_a_bookie_that_stops_answering_is_replaced_after_the_add_timeout() -> None:
     async with FakeCluster(bookies=4) as cluster:
         client = await cluster.client()
         writer = await client.create(ack_quorum=3)
@@ -151,7 +151,7 @@ async def test_a_ledger_sealed_after_an_error_gets_a_closing_record_if_copies_we
 
 
 async def test_copies_that_are_missing_when_the_ledger_is_closed_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two of three responses confirm and seal; without the report, the missing third copy would stay unknown."""
+    """Two of three responses suffice to confirm and to close. The third copy would stay missing without the report."""
     monkeypatch.setattr("bindery_client.ledger.writer.LAST_COPIES_S", 0.2)
     monkeypatch.setattr("bindery_client.ledger.writer.LAST_COPIES_GRACE_S", 1.0)
     async with FakeCluster(bookies=3) as cluster:
@@ -248,7 +248,7 @@ async def test_if_every_copy_is_needed_the_writer_waits_for_bookies_that_failed_
         assert await all_readable(await cluster.client(), writer.ledger_id, 6)
 
 
-async def test_closing_ends_the_wait_for_a_bookie() -> None:
+async def test_closing_a_broken_writer_ends_its_wait_for_a_bookie() -> None:
     async with FakeCluster(bookies=4) as cluster:
         client = await cluster.client(replacement_retry_s=60.0, add_timeout_s=0.3, add_quorum_timeout_s=0.3)
         writer = await client.create(ack_quorum=3)
@@ -297,7 +297,7 @@ async def test_nothing_is_acknowledged_on_a_new_ensemble_before_it_is_in_the_met
         assert await all_readable(await cluster.client(), writer.ledger_id, 10)
 
 
-async def test_the_session_ends_during_an_ensemble_change() -> None:
+async def test_adds_continue_if_the_session_ends_during_an_ensemble_change() -> None:
     async with FakeCluster(bookies=4) as cluster:
         client = await cluster.client()
         writer = await client.create()
@@ -316,7 +316,7 @@ async def test_the_session_ends_during_an_ensemble_change() -> None:
 
 
 @pytest.mark.parametrize("applied", [True, False], ids=["written", "not written"])
-async def test_the_answer_to_the_metadata_change_is_lost(applied: bool) -> None:
+async def test_an_ensemble_change_with_a_lost_response_is_made_once(applied: bool) -> None:
     async with FakeCluster(bookies=4) as cluster:
         client = await cluster.client()
         writer = await client.create()
@@ -333,9 +333,9 @@ async def test_the_answer_to_the_metadata_change_is_lost(applied: bool) -> None:
 async def test_a_change_whose_response_was_lost_is_adopted_even_if_its_new_bookie_is_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The response is lost in an outage, and afterwards there is no spare. A writer that then assumes that nothing was
-    changed would confirm entries on an ensemble that is not the published one: the next failure of a bookie would lose
-    them."""
+    """The response is lost in an outage, and afterwards there is no spare. A writer that then assumed that nothing had
+    changed would confirm entries on an ensemble that is not the published one. The next failure of a bookie would lose
+    these entries."""
     monkeypatch.setattr("bindery_client.ledger.metadata_changes.METADATA_PAUSE_S", 0.5)
     async with FakeCluster(bookies=4) as cluster:
         client = await cluster.client(replacement_retry_s=0.2, quarantine_s=0.2)
@@ -359,7 +359,7 @@ async def test_a_change_whose_response_was_lost_is_adopted_even_if_its_new_booki
         await asyncio.wait_for(adding, LIMIT_S)
         assert writer.metadata.last_segment.ensemble == changed
         assert writer.metadata.segments == (await other.metadata(writer.ledger_id)).segments
-        await second.start()  # it only restarted, and is no longer in the published ensemble
+        await second.start()  # restarted, but no longer in the published ensemble
         await asyncio.sleep(0.5)
         third.freeze()
         try:
@@ -375,7 +375,7 @@ async def test_a_change_whose_response_was_lost_is_adopted_even_if_its_new_booki
         assert reader.last_add_confirmed >= number
 
 
-async def test_unavailable_metadata_breaks_the_handle_and_nothing_else() -> None:
+async def test_unavailable_metadata_breaks_only_the_handle() -> None:
     async with FakeCluster(bookies=4) as cluster:
         client = await cluster.client(metadata_timeout_s=0.2)
         writer = await client.create()
@@ -390,7 +390,7 @@ async def test_unavailable_metadata_breaks_the_handle_and_nothing_else() -> None
         assert await all_readable(client, writer.ledger_id, 5)
 
 
-async def test_every_bookie_of_the_ensemble_is_replaced_one_after_the_other() -> None:
+async def test_all_bookies_of_the_ensemble_can_be_replaced_one_after_the_other() -> None:
     async with FakeCluster(bookies=6) as cluster:
         client = await cluster.client()
         writer = await client.create()
@@ -414,7 +414,7 @@ async def gone_from(client: LedgerClient) -> None:
 
 
 async def test_adds_continue_if_all_bookies_lose_their_registrations() -> None:
-    """As after a ZooKeeper outage longer than their sessions: bookies serve throughout and register again."""
+    """This happens after a long ZooKeeper outage: the bookies serve throughout, and register again later."""
     async with FakeCluster(bookies=3) as cluster:
         client = await cluster.client()
         writer = await client.create()

@@ -21,8 +21,8 @@ CHANGE = ChangeEnsemble({0: NAMES[0]}, EntryId(0), publish=True)
 
 
 class Store:
-    """A ledger manager whose first `failures` updates find no bookie, and a pool that can reach an unreachable bookie
-    again whenever it tries."""
+    """A ledger manager whose first `failures` updates find no bookie, and a pool that reaches an unreachable bookie
+    again if `is_reachable`."""
 
     def __init__(self, *, ack_quorum: int, failures: int = 0) -> None:
         self.metadata = LedgerMetadata(

@@ -27,7 +27,7 @@ def test_impossible_quorums_are_refused_with_their_values(sizes: tuple[int, int,
     }
 
 
-def test_defaults_and_options() -> None:
+def test_the_metadata_of_a_new_ledger_has_the_defaults_or_the_given_options() -> None:
     default = NewLedger()
     assert (default.ensemble_size, default.write_quorum, default.ack_quorum) == (3, 3, 2)
     assert default.digest_type is DigestType.CRC32C

@@ -104,7 +104,7 @@ async def test_recovery_adds_a_closing_record_before_it_closes_the_ledger(breaks
         changes = 0
 
         def is_it(what: str, path: str) -> bool:
-            """The second change of the ledger's node: the first one begins the recovery."""
+            """Whether this operation fails. The first change of the znode begins the recovery, the second closes it."""
             nonlocal changes
             changes += what == "set" and path == metadata
             return path == note if breaks == "note" else path == metadata and changes == 2
@@ -121,7 +121,7 @@ async def test_recovery_adds_a_closing_record_before_it_closes_the_ledger(breaks
         assert found.cause is ClosingCause.RECOVERED
 
 
-async def test_two_recoveries_at_once_agree() -> None:
+async def test_concurrent_recoveries_close_the_ledger_at_the_same_entry() -> None:
     async with FakeCluster(bookies=4) as cluster:
         writer = await (await cluster.client()).create()
         await writer.add_many([b"%d" % i for i in range(50)])
@@ -228,7 +228,7 @@ async def test_a_bookie_that_registered_again_is_used_again() -> None:
 
 
 async def test_a_bookie_that_was_restarted_is_found_again_when_it_is_needed() -> None:
-    """It kept its session, so the directory does not change, and its quarantine is long."""
+    """The bookie kept its session, so the directory does not change, and its quarantine is long."""
     async with FakeCluster(bookies=3) as cluster:
         client = await cluster.client(quarantine_s=60.0, reconnect_pause_s=30.0, reconnect_pause_s_max=30.0)
         writer = await client.create()

@@ -37,7 +37,7 @@ async def test_damaged_replicas_are_skipped() -> None:
         assert await read_all(cluster, writer) == NUMBERS
 
 
-async def test_damage_everywhere_is_reported_as_damage() -> None:
+async def test_an_entry_without_an_intact_replica_is_reported_as_damaged() -> None:
     async with FakeCluster(bookies=3) as cluster:
         writer, bookies = await written(cluster)
         for bookie in bookies[:2]:
@@ -47,7 +47,7 @@ async def test_damage_everywhere_is_reported_as_damage() -> None:
             await read_all(cluster, writer)
 
 
-async def test_an_entry_is_absent_only_if_every_bookie_answers_no_such_entry() -> None:
+async def test_an_entry_is_absent_only_if_every_bookie_denies_it() -> None:
     async with FakeCluster(bookies=3) as cluster:
         writer, bookies = await written(cluster)
         for bookie in bookies[:2]:
@@ -97,7 +97,7 @@ async def test_reads_are_spread_over_the_replicas() -> None:
 
 
 async def test_copies_that_moved_since_the_ledger_was_opened_are_found() -> None:
-    """As after re-replication, every bookie that the reader knows is stopped."""
+    """The bookies that the reader knows are stopped, and other bookies store the copies, as after re-replication."""
     async with FakeCluster(bookies=3) as cluster:
         writer, bookies = await written(cluster)
         client = await cluster.client()
@@ -114,7 +114,7 @@ async def test_copies_that_moved_since_the_ledger_was_opened_are_found() -> None
         assert [entry.payload for entry in entries] == NUMBERS
 
 
-async def test_the_writer_finds_moved_copies_too_and_continues_to_write() -> None:
+async def test_the_writer_reads_moved_copies_and_continues_to_write() -> None:
     async with FakeCluster(bookies=4) as cluster:
         client = await cluster.client()
         writer = await client.create()

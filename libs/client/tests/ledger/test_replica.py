@@ -48,7 +48,7 @@ async def test_each_entry_of_a_batch_has_its_own_verdict_in_the_requested_order(
         assert not bookie.ledgers[writer.ledger_id].fenced
 
 
-async def test_replicas_that_take_drops_are_not_kept() -> None:
+async def test_only_the_results_of_take_are_kept() -> None:
     async with FakeCluster(bookies=3) as cluster:
         client = await cluster.client()
         writer = await written(client, 3)
@@ -141,10 +141,10 @@ async def test_responses_before_the_timeout_count_and_the_rest_is_requested_agai
 
 
 async def test_a_request_that_fails_after_progress_is_repeated_once() -> None:
-    """A timeout may replace the connection, which fails the next request; its entries are not errors yet."""
+    """A timeout may replace the connection, which fails the next request. Its entries are then requested once more."""
 
     class Requests:
-        """Answers entry 0, then fails, then answers the rest."""
+        """Answers for entry 0, then fails, then answers for the rest."""
 
         ledger_id = LedgerId(7)
         digester = Digester(DigestType.CRC32C)

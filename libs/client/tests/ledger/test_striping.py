@@ -1,4 +1,4 @@
-"""Which bookies hold which entries."""
+"""Entries are striped over the bookies of an ensemble, and each replica has a verdict of its own."""
 
 from bindery_client.ledger.replica import Verdict
 from bindery_core.ids import EntryId
@@ -6,7 +6,7 @@ from bindery_core.wire.messages import Status
 from fake_cluster import FakeCluster
 
 
-async def test_four_bookies_with_write_quorum_three_hold_rotating_triples() -> None:
+async def test_with_four_bookies_and_write_quorum_three_each_entry_is_on_three_bookies_in_rotation() -> None:
     async with FakeCluster(bookies=4) as cluster:
         client = await cluster.client()
         writer = await client.create(ensemble_size=4, write_quorum=3, ack_quorum=2)

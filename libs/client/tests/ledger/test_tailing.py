@@ -10,7 +10,7 @@ LIMIT_S = 30.0
 
 
 async def test_a_single_entry_is_readable_promptly_although_no_add_follows() -> None:
-    """The next add would carry its LAC; without one, the explicit LAC does."""
+    """The next add would contain the LAC; without one, the explicit LAC confirms the entry."""
     async with FakeCluster(bookies=3) as cluster:
         writer = await (await cluster.client()).create()
         reader = await (await cluster.client(long_poll_s=300.0)).open(writer.ledger_id, recover=False)

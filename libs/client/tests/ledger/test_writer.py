@@ -1,4 +1,4 @@
-"""The writer's window, batches and ends, over bookies that hold back their answers."""
+"""The writer: its window, its batches and its closing, with bookies that delay their answers."""
 
 import asyncio
 
@@ -135,7 +135,7 @@ async def test_close_seals_at_the_last_confirmed_entry_if_later_adds_fail() -> N
             await writer.add(b"2")
 
 
-async def test_a_cancelled_close_still_closes() -> None:
+async def test_a_cancelled_close_still_closes_the_ledger() -> None:
     async with FakeCluster(bookies=3) as cluster:
         client = await cluster.client()
         writer = await client.create()
@@ -166,7 +166,7 @@ async def test_abandoning_leaves_the_ledger_open_and_releases_its_bytes() -> Non
 
 
 async def test_a_waiting_close_fails_if_the_handle_is_abandoned() -> None:
-    """It raises an error of the ledger, not CancelledError: the caller was not cancelled."""
+    """The close raises an error of the ledger, not CancelledError, because its caller was not cancelled."""
     async with FakeCluster(bookies=3) as cluster:
         client = await cluster.client()
         writer = await client.create()

@@ -80,7 +80,7 @@ async def test_a_closed_client_leaves_its_ledgers_open_as_a_crash_would() -> Non
     assert (await (await other.open(writer.ledger_id)).read(EntryId(0), EntryId(0)))[0].payload == b"a"
 
 
-async def test_injected_faults_make_other_calls_fail() -> None:
+async def test_an_injected_fault_makes_the_given_number_of_calls_fail() -> None:
     client = MemoryLedgerClient()
     client.ledgers.fail_next("create", MetadataUnavailable("down"), count=2)
     for _ in range(2):

@@ -17,17 +17,13 @@ pytestmark = pytest.mark.timeout(600)  # seconds, but minutes on a busy machine
 
 
 RANDOM_WORLDS = range(1_000, 1_400)
-
-
-"""Ledger ids, one ledger per random cluster."""
+"""Ids of the random ledgers."""
 
 
 BOOKIES = [bookie("a"), bookie("b"), bookie("c"), bookie("d")]
 
 
 NAMES = ["a", "b", "c", "d", "gone"]
-
-
 """Bookies in the metadata. The last one is not registered and has no cookie."""
 
 
@@ -131,7 +127,7 @@ def orphans() -> tuple[list[dict], list[dict], set[tuple]]:
 
 
 def random_worlds() -> tuple[list[dict], list[dict]]:
-    """Ensembles larger than the write quorum, ensemble changes, every fault on every copy."""
+    """Copies and ledgers with random sizes, ensemble changes, and faults of every kind on any copy."""
     rng = random.Random(7)
     replicas, ledgers = [], []
     for ledger_id in RANDOM_WORLDS:
@@ -171,7 +167,7 @@ def _random_copy(rng: random.Random, ledger_id: int, entry_id: int, name: str, f
 
 @pytest.fixture(scope="module")
 def reported(spark: SparkSession) -> list[Row]:
-    """All findings of all worlds."""
+    """All findings of all ledgers: by hand, orphaned and random."""
     tables = Tables(spark)
     hand, (strays, named, _), (replicas, ledgers) = by_hand(), orphans(), random_worlds()
     metadata, bookies = tables.ledgers(*hand.ledgers, *named, *ledgers), tables.bookies(*BOOKIES)
@@ -209,7 +205,7 @@ def test_data_that_no_metadata_names_is_orphaned(reported: list[Row]) -> None:
 
 
 def test_findings_agree_with_the_oracle_for_random_clusters(reported: list[Row]) -> None:
-    """Precision = recall = 1."""
+    """Every fault is found, and nothing else is reported."""
     wanted = copy_facts(*random_worlds(), BOOKIES)
     assert len({kind for kind, *_ in wanted}) == 5, "all kinds occur"
     assert len(wanted) > len(RANDOM_WORLDS)
@@ -254,7 +250,7 @@ def test_coverage_counts_unknown_copies_with_the_reason(spark: SparkSession) -> 
         ),
     ],
 )
-def test_a_bookie_is_gone_if_it_was_removed_or_is_the_only_one_without_a_cookie(
+def test_an_absent_bookie_is_gone_if_it_was_removed_or_only_other_bookies_have_cookies(
     spark: SparkSession, known: list[dict], gone: set[str]
 ) -> None:
     tables = Tables(spark)

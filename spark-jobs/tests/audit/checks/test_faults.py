@@ -23,7 +23,7 @@ def _random_copy(rng: random.Random, ledger_id: int, entry_id: int, name: str, f
             return copy(ledger_id, entry_id, name, status, **more)
 
 
-def test_the_majority_is_expected_and_equality_if_there_is_none() -> None:
+def test_the_most_common_value_is_expected_or_equality_if_there_is_none() -> None:
     def expected(*copies: Copy) -> list[tuple[str, str | None, str]]:
         return [(str(fault.kind), fault.bookie, fault.expected) for fault in faults_of(copies)]
 

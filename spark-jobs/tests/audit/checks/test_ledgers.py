@@ -28,12 +28,12 @@ def test_each_defect_of_ledger_metadata_is_found(tables: Tables) -> None:
         ledger(1, [(0, ["a", "c"])], last=3),
         ledger(2, [(0, ["a", "down"]), (2, ["a", "c"])], last=3),  # down is not gone
         ledger(3, [(0, ["a", "removed"]), (2, ["c", "foreign"])], last=None),
-        ledger(4, [(0, ["a", "c"]), (4, ["a", "removed"])], last=3),  # the last segment holds nothing
+        ledger(4, [(0, ["a", "c"]), (4, ["a", "removed"])], last=3),  # the last segment has no entries
         ledger(5, [(0, ["a", "new"])], last=0),
         ledger(6, [(0, ["a", "c", "a"])], last=0),
-        ledger(7, [(0, ["a", "b"])], last=0),  # one rack, and there are three
-        ledger(8, [(0, ["a", "b"])], last=None),  # the same, and its writer may go elsewhere
-        ledger(9, [(0, ["a", "b", "c", "d"])], last=0, qw=2),  # a and b hold entries together
+        ledger(7, [(0, ["a", "b"])], last=0),  # on one of three racks
+        ledger(8, [(0, ["a", "b"])], last=None),  # open: its writer may still change the ensemble
+        ledger(9, [(0, ["a", "b", "c", "d"])], last=0, qw=2),  # a and b, on one rack, are the write set of some entries
         ledger(10, [(0, ["a", "c", "b", "d"])], last=0, qw=2),
         ledger(11, [(0, ["a", "c"])], last=None, created_ms=NOW_MS - 8 * DAY_MS),
         ledger(12, [(0, ["a", "c"])], last=None, created_ms=NOW_MS - 6 * DAY_MS),

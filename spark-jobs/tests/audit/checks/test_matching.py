@@ -37,7 +37,7 @@ def test_findings_of_only_one_reading_are_not_reported(tables: Tables) -> None:
     assert facts(twice) == {("TOPIC_INCONSISTENT", "warning", 3, None, None, None, None)}
 
 
-def test_first_seen_is_carried_from_run_to_run(tables: Tables) -> None:
+def test_first_seen_times_are_kept_from_run_to_run(tables: Tables) -> None:
     now = tables.findings(finding("FALSE_MARK", 1), finding("FALSE_MARK", 2), finding("NOT_HEALED", 1))
     earlier = tables.findings(finding("FALSE_MARK", 1, first_seen_ms=5), finding("FALSE_MARK", 3, first_seen_ms=5))
     seen = {(r.kind, r.ledger_id): r.first_seen_ms for r in matching.with_first_seen(now, earlier).collect()}

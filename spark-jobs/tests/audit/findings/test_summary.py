@@ -41,7 +41,7 @@ def test_the_record_in_the_cluster_agrees_with_the_summary() -> None:
     )
 
 
-def test_the_last_line_is_for_scripts() -> None:
+def test_the_last_line_of_the_summary_is_the_verdict() -> None:
     text = summary_text(summary([]), [])
     assert text.splitlines()[-1] == "bindery c-1 is HEALTHY"
     assert "150 of 150 copies of entries (100 %)" in text

@@ -4,14 +4,14 @@ from bindery_spark.audit.second_pass.open_parts import parts
 from bindery_spark.reading.blocks import CORRUPT, LISTED, READ, UNKNOWN
 
 
-def test_a_run_is_cut_to_its_unknown_entries() -> None:
+def test_a_finding_is_cut_to_its_unknown_entries() -> None:
     states = [(0, 1, 1, UNKNOWN), (2, 2, 1, READ), (3, 7, 1, UNKNOWN), (8, 9, 1, CORRUPT)]
     assert [*parts(1, 8, states, wanted=UNKNOWN)] == [(1, 1), (3, 7)]
     assert [*parts(0, 9, states, wanted=READ)] == [(2, 2)]
     assert [*parts(8, 9, states, wanted=UNKNOWN)] == []
 
 
-def test_entries_of_other_bookies_do_not_end_a_run() -> None:
+def test_entries_of_other_bookies_do_not_end_a_part() -> None:
     """This bookie stores the first two of every five entries."""
     states = [(0, 10, 5, UNKNOWN), (1, 11, 5, UNKNOWN), (15, 25, 5, UNKNOWN), (16, 26, 5, READ)]
     assert [*parts(0, 26, states, wanted=UNKNOWN)] == [(0, 15), (20, 20), (25, 25)]

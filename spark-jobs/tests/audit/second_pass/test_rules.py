@@ -25,7 +25,7 @@ def again(
     copies: int = 30,
     ends_only: bool = False,
 ) -> Selection:
-    """Of ledger 1."""
+    """Select among ledger 1, which has this metadata before and after the first pass."""
     before, after = ({} if each is None else {1: each} for each in (was, now))
     found = [] if kind is None else [(1, kind)]
     return select(before, after, found, {1: copies}, planned=before.keys(), ends_only=ends_only)
@@ -49,7 +49,7 @@ def again(
         pytest.param(None, None, BESIDE, 0, False, id="no ledger"),
     ],
 )
-def test_which_ledgers_are_read_again(
+def test_ledgers_with_findings_or_unread_copies_are_read_again(
     was: KnownLedger | None, now: KnownLedger | None, kind: str | None, copies: int, is_read: bool
 ) -> None:
     assert again(was, now, kind=kind, copies=copies).ids == ((1,) if is_read else ())
@@ -78,7 +78,7 @@ def test_a_skipped_ledger_that_changed_is_not_read() -> None:
         pytest.param(row(), BROKEN, BROKEN, MergeRule.KEEP, id="unreadable"),
     ],
 )
-def test_the_merge_rule_of_a_missing_copy(
+def test_changes_of_the_metadata_decide_the_merge_rule_of_a_missing_copy(
     was: KnownLedger, now: KnownLedger | None, then: KnownLedger | None, rule: MergeRule | None
 ) -> None:
     before, after, last = ({} if each is None else {1: each} for each in (was, now, then))

@@ -80,8 +80,8 @@ def changing_ledgers() -> Scenario:
 
     1: a missing copy that was healed in place. 2: damage that stays. 3: moved from a to d, whose copy is damaged.
     4: all copies are damaged, then its metadata is unreadable. 5: open, a missing copy in a segment that the plan does
-    not have. 6: moved to d, and whole. 7: damage on a, and a copy that is missing since. 8: damage that its bookie
-    repaired.
+    not have. 6: moved from a to d, and complete. 7: damage on a, and a copy on c that is missing in
+    the second pass. 8: damage that the bookie repaired.
     """
     before = [made(1), made(2), made(3), made(4), made(5, None), made(6), made(7), made(8)]
     after = [
@@ -116,12 +116,12 @@ def changing_ledgers() -> Scenario:
 
 
 def steady_ledgers() -> Scenario:
-    """Ledgers 11 to 18, which do not change. Bookie b does not answer in the second pass.
+    """Ledgers 11 to 18, which do not change. Bookie b answers for some or no entries in the second pass.
 
-    11: its copy was damaged. 12: entries were missing on it; it reports one of them again. 13: it repaired a damaged
-    copy and does not answer for the others. 14: all copies of two entries were damaged; one on a is good now. 15: its
-    payload differed. 16: a missing copy on a is healed. 17: it never answered. 18: it answered for fewer entries at
-    first.
+    11: b's copy was damaged. 12: entries were missing on b, which reports one of them again. 13: b repaired a damaged
+    copy and does not answer for the others. 14: all copies of two entries were damaged; one on a is good now. 15: b's
+    payload differed. 16: a missing copy on a is healed. 17: b never answered. 18: b answered for fewer entries in the
+    first pass.
     """
     ledgers = [made(i) for i in range(11, 19)]
     both = {(e, name): "corrupt" for e in (1, 2) for name in ABC}
@@ -243,9 +243,9 @@ def test_findings_that_the_second_pass_cannot_check_are_not_reported(spark: Spar
 def test_stale_records_are_deleted_and_a_mark_at_either_end_of_the_run_counts(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """In the first run ledgers 1 and 2 are complete, and 3, which is marked, misses a copy. In the second run 1 is
-    damaged, the mark of 3 is removed during the run, and a, which stores copies of 2 only, counts as gone at the
-    beginning and is back at the end. Ledger 4 does not change."""
+    """In the first run ledgers 1 and 2 are complete, and a copy of ledger 3, which is marked, is missing. In the second
+    run ledger 1 is damaged, the mark of ledger 3 is removed, and bookie a, which stores copies of ledger 2 only, counts
+    as gone at the beginning and is registered again at the end. Ledger 4 does not change."""
     ledgers = [made(1, names="bcd"), made(2), made(3, names="bcd"), made(4, names="bcd")]
 
     def whole(ledger_id: int, changes: dict[tuple[int, str], str] | None = None) -> list[dict]:

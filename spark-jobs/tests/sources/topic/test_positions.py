@@ -32,7 +32,7 @@ HOUR_MS = 3_600_000
 
 
 def extents(*lasts: int, is_open: bool = True) -> list[Extent]:
-    """Ledgers 10, 20, ... by their last entries, one hour each; the last one may be open."""
+    """Ledgers 10, 20, ... with these last entries, each written for one hour. The last one may be open."""
     return [
         Extent(
             ledger_id=10 * (n + 1),
@@ -49,7 +49,7 @@ def entries_of(slices: list[Slice]) -> list[tuple[int, int]]:
     return [(each.ledger_id, entry) for each in slices for entry in range(each.first, each.last + 1)]
 
 
-def test_bounds_by_position_and_by_time() -> None:
+def test_bounds_are_positions_or_times() -> None:
     assert parse_bounds("earliest", "latest") == ALL
     assert parse_bounds("7:3", "9:0") == Bounds(after=Position(7, 2), upto=Position(9, 0))
     assert parse_bounds("7:3", "7:3").has_positions
@@ -182,7 +182,7 @@ def test_a_stream_does_not_pass_an_open_ledger() -> None:
     assert advance(settled([first, second]), EARLIEST, None) == Position(20, 1)
 
 
-def test_where_a_stream_begins() -> None:
+def test_a_stream_begins_at_the_requested_position_or_time() -> None:
     ledgers = extents(3, 3, 3)
     assert initial(ledgers, ALL) == Position(10, -1)
     assert initial([], ALL) == EARLIEST

@@ -14,7 +14,7 @@ from bindery_spark.sources.topic.positions import (
 from bindery_spark.sources.topic.rows import OUT_OF_RANGE, MessageRows
 
 
-def test_rows_of_messages_batches_and_undecodable_entries() -> None:
+def test_messages_batches_and_undecodable_entries_become_rows() -> None:
     one = OutgoingMessage(payload=b"p", key=b"\xff", properties={"a": "b"}, event_time_ms=7)
     tombstone = OutgoingMessage(payload=b"", key="k", null_value=True)
     rows = MessageRows(Bounds(from_ms=10, to_ms=20))

@@ -38,7 +38,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 HOUR_MS = 3_600_000
 BEGIN_MS = time.time_ns() // 1_000_000 // HOUR_MS * HOUR_MS
-"""Start of the times in `made`: ledger n is of the n-th hour, with one entry per second."""
+"""First publish time in the topic `made`. Ledger n has the messages of hour n, one entry per second."""
 ENTRIES, PER_ENTRY, LEDGERS = 40, 3, 3
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
@@ -213,7 +213,7 @@ class Killed(Exception):
 def run_count(
     spark: SparkSession, data: Data, topic: str, checkpoint: Path, *, kill_at: int = -1, start: str = "earliest"
 ) -> list[int]:
-    """Completed micro-batches. `kill_at`: die after this one wrote its counts and before Spark commits it."""
+    """Run a count and return its micro-batches. `kill_at`: fail after this one wrote its counts, before its commit."""
     seen = []
 
     def on_batch(batch_id: int, _: Any) -> None:
@@ -268,7 +268,7 @@ def test_a_resumed_count_includes_messages_added_meanwhile(spark: SparkSession, 
 def test_a_count_from_latest_that_is_killed_early_counts_all_later_messages(
     spark: SparkSession, data: Data, tmp_path: Path, kill_at: int
 ) -> None:
-    """Spark requests the beginning again if the first micro-batch was interrupted. It must be the same."""
+    """If the first micro-batch was interrupted, Spark requests the beginning again, which must be the same."""
     topic, checkpoint = f"latest-{kill_at}", tmp_path / "c"
     confirmed(spark, data, topic, produce(data, topic, ["before", "before"]))
     if kill_at == 0:

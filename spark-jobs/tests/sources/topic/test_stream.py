@@ -25,7 +25,7 @@ HOUR_MS = 3_600_000
 
 
 def extents(*lasts: int, is_open: bool = True) -> list[Extent]:
-    """Ledgers 10, 20, ... by their last entries, one hour each; the last one may be open."""
+    """Ledgers 10, 20, ... with these last entries, each written for one hour. The last one may be open."""
     return [
         Extent(
             ledger_id=10 * (n + 1),
