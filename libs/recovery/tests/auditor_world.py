@@ -45,7 +45,7 @@ OF_B1 = {1: ("b1",), 3: ("b1",), 5_000_000_000: ("b1",)}
 
 
 class WorldClient:
-    """Metadata from the tree; replicas as the test sets them, otherwise all good."""
+    """A ledger client: metadata from the tree; replicas as the test sets them, otherwise all good."""
 
     def __init__(self, world: "World", store: MemoryStore) -> None:
         self.world = world
@@ -107,7 +107,7 @@ class RunningAuditor:
         self._world = world
 
     async def kill(self) -> None:
-        """Cancel it; its session ends when the server notices."""
+        """Cancel the auditor, then expire its session."""
         self.task.cancel()
         await asyncio.wait([self.task])
         self._world.tree.expire(self.store)
@@ -126,6 +126,7 @@ class World:
         self.marks = UnderreplicationManager(self.store, LAYOUT, randomness=random.Random(3), clock_ms=clock_ms)
         self.bookies: dict[str, MemoryStore] = {}
         self.replicas: dict[tuple[int, str], Verdict | str | BinderyError | Exception] = {}
+        """Verdict, error, `hangs` or `limbo` for reads of a ledger from a bookie. Default: GOOD."""
         self.stalled: set[str] = set()
         """Bookies whose disks do not respond."""
         self.entries: dict[tuple[int, str], Sequence[tuple[int, int]] | Exception | None] = {}
@@ -149,7 +150,7 @@ class World:
         await self.manager.create_with_id(LedgerId(ledger_id), metadata)
 
     def lacks(self, ledger_id: int, name: str, listed: Sequence[tuple[int, int]] | Exception) -> None:
-        """Let the bookie list only these runs, and answer every read with "no such entry"."""
+        """Let the bookie list only these ranges of entries, and answer every read with "no such entry"."""
         self.entries[ledger_id, name] = listed
         self.replicas[ledger_id, name] = Verdict.ABSENT
 
@@ -222,7 +223,8 @@ class World:
 
 
 def with_auditor(**settings: Any) -> Callable[[Callable[[World], Coroutine[Any, Any, None]]], Callable[[], None]]:
-    """Make a test of a scenario: it runs in a world with LEDGERS and one auditor that leads and has settled."""
+    """Turn a scenario into a test that runs it in a world with LEDGERS and one auditor, after the auditor's quiet
+    time."""
 
     def decorate(scenario: Callable[[World], Coroutine[Any, Any, None]]) -> Callable[[], None]:
         def test() -> None:

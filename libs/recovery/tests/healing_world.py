@@ -1,6 +1,6 @@
 """A cluster in memory, on any event loop: ledgers, metadata, and workers that repair them.
 
-Nothing here depends on how a repair works: replicas are counted where they are stored, and judged where they are.
+Nothing here depends on how a repair works: replicas are counted when they are stored, and verified on their bookies.
 """
 
 import asyncio
@@ -109,12 +109,12 @@ class Healer:
         return self
 
     async def stop(self) -> None:
-        """Stop it as an orderly end of its process does."""
+        """Stop the worker as an orderly end of its process does."""
         await self._end()
         await self.store.close()
 
     async def kill(self) -> None:
-        """Its session ends first, as after a crash: nothing that it still does counts."""
+        """End the session first, as after a crash, so that later writes of the worker fail."""
         await self.store.close()
         await self._end()
 
@@ -126,6 +126,8 @@ class Healer:
 
 
 class World:
+    """Ledgers, metadata and workers in memory."""
+
     def __init__(self, ledgers: MemoryLedgers, tree: MemoryTree, store: MemoryStore) -> None:
         self.ledgers = ledgers
         self.tree = tree
@@ -170,7 +172,7 @@ class World:
         await self.marks.mark(ledger_id, bookies)
 
     def lose(self, bookie_id: BookieId) -> None:
-        """Remove its registration; its data stays on its disks."""
+        """Remove the registration of a bookie; its data stays on its disks."""
         del self.ledgers.bookies[bookie_id]
 
     async def add_cookies(self, *bookies: BookieId) -> None:

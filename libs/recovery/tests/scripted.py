@@ -56,7 +56,8 @@ def random_ledger(rng: random.Random) -> LedgerMetadata:
 
 
 class ScriptedClient:
-    """`metadata` and `entries` may contain an error instead of a response. Every response takes `latency_s`."""
+    """A client that answers from `ledgers` and `entries`, which may contain an error instead of a response. Every
+    response with metadata takes `latency_s`."""
 
     def __init__(self, ledgers: Mapping[int, LedgerMetadata | BinderyError], *, latency_s: float = 0.001) -> None:
         self.ledgers = {LedgerId(ledger_id): found for ledger_id, found in ledgers.items()}

@@ -77,7 +77,7 @@ def test_a_leader_whose_term_is_over_writes_nothing_and_ends() -> None:
 
 
 def test_every_write_of_a_term_checks_the_vote_in_the_same_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that a leader writes: loss, drain, removal, delay, checks. Empty directories are ignored."""
+    """The leader handles a lost and a draining bookie, and all checks run. Empty directories are ignored."""
 
     async def scenario() -> None:
         world = await World.make(6, ledgers={n: ledger(("b1", "b2", "b3")) for n in range(30)})
@@ -196,7 +196,7 @@ def test_placement_and_replica_checks_run_at_their_intervals() -> None:
         (True, False, False, 0, False),
     ],
 )
-def test_checks_of_all_ledgers_wait_until_nothing_forbids_them(
+def test_checks_of_all_ledgers_wait_while_a_condition_forbids_them(
     *, is_enabled: bool, is_blind: bool, is_pending: bool, audits: int, is_open: bool
 ) -> None:
     """They wait while recovery is disabled, the store is disconnected, or an audit is pending or none has completed."""

@@ -31,7 +31,7 @@ async def observed_s(service: RecoveryService, bookie_id: BookieId) -> float:
 
 
 @pytest.mark.timeout(400)
-async def test_a_killed_bookie_and_a_killed_leader_within_the_delay(tmp_path: Path) -> None:
+async def test_a_killed_bookie_is_lost_after_its_delay_although_the_leader_is_killed_too(tmp_path: Path) -> None:
     exits: list[str] = []
     async with zookeeper_cluster(tmp_path) as cluster:
 
@@ -84,7 +84,7 @@ async def test_a_killed_bookie_and_a_killed_leader_within_the_delay(tmp_path: Pa
             progress = summarize(snapshot)
             assert progress.auditor == second.name
             assert [(b.bookie_id) for b in progress.lost] == [lost]
-            # Workers may repair the first ledgers before the audit has marked the last: only its event ends the audit.
+            # Workers may repair the first ledgers before the audit has marked the last: wait for its event first.
             while "bookie_lost" not in [event.kind for event in await second.records.history()]:
                 await asyncio.sleep(0.1)
             while [mark async for mark in second.marks.list()]:

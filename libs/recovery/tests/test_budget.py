@@ -1,4 +1,4 @@
-"""The budget of healing, on simulated time: its rate, how it decreases and recovers, and what it admits."""
+"""The repair budget on simulated time: its rate, the effect of latency on the rate, and the entries in flight."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ def make(**changes: float) -> RepairBudget:
 
 @pytest.mark.parametrize("size", [1_000, 100_000, 3 * MIB])
 @pytest.mark.parametrize("payers", [1, 4])
-def test_the_rate_is_kept_whatever_the_size_and_the_number_of_payers(size: int, payers: int) -> None:
+def test_the_rate_is_kept_for_any_size_and_any_number_of_payers(size: int, payers: int) -> None:
     async def run() -> float:
         budget = make(bytes_per_s_max=8 * MIB, bytes_per_s_min=8 * MIB)
         loop = asyncio.get_running_loop()
@@ -32,7 +32,7 @@ def test_the_rate_is_kept_whatever_the_size_and_the_number_of_payers(size: int, 
     assert rate == pytest.approx(8 * MIB, rel=0.2)
 
 
-def test_a_pause_is_not_saved_up() -> None:
+def test_unused_budget_does_not_accumulate_during_a_pause() -> None:
     async def run() -> float:
         budget = make(bytes_per_s_max=MIB, bytes_per_s_min=MIB)
         await asyncio.sleep(1_000)
@@ -45,7 +45,7 @@ def test_a_pause_is_not_saved_up() -> None:
     assert simulate(run()) == pytest.approx(5.0, abs=0.5)
 
 
-def test_it_shrinks_while_bookies_are_slow_down_to_the_least_and_grows_back_slowly() -> None:
+def test_the_rate_falls_to_its_minimum_while_bookies_are_slow_and_recovers_slowly() -> None:
     async def feel(budget: RepairBudget, latency_s: float, seconds: float) -> list[float]:
         rates = []
         loop = asyncio.get_running_loop()
@@ -79,14 +79,16 @@ def test_it_shrinks_while_bookies_are_slow_down_to_the_least_and_grows_back_slow
 @pytest.mark.parametrize(
     ("slow", "count", "p99_ms"), [(1, 200, 1.0), (3, 200, 500.0), (1, 5, 1.0), (2, 5, 500.0), (0, 5, 1.0)]
 )
-def test_one_slow_answer_in_a_hundred_does_not_count_nor_one_among_few(slow: int, count: int, p99_ms: float) -> None:
+def test_the_slowest_percent_of_responses_and_at_least_one_response_are_ignored(
+    slow: int, count: int, p99_ms: float
+) -> None:
     async def run() -> None:
         budget = make()
         for _ in range(3):
             budget.observe(0.001)
         await asyncio.sleep(1.5)
         before = budget.bytes_per_s
-        budget.observe(0.001)  # decided on the first ones
+        budget.observe(0.001)  # ends the period of the first responses
         await asyncio.sleep(0.5)
         for number in range(count):
             budget.observe(0.5 if number < slow else 0.001)
@@ -98,24 +100,24 @@ def test_one_slow_answer_in_a_hundred_does_not_count_nor_one_among_few(slow: int
     simulate(run())
 
 
-def test_a_debt_is_worked_off_at_the_rate_that_holds_now() -> None:
+def test_a_debt_is_paid_off_at_the_present_rate() -> None:
     async def run() -> float:
         budget = make(bytes_per_s_max=64 * MIB)
         loop = asyncio.get_running_loop()
         began = loop.time()
         first = budget.bytes_per_s
-        await budget.pay(int(first))  # a second's worth of debt
+        await budget.pay(int(first))  # a debt of one second at the present rate
         await asyncio.sleep(1.0)
         await budget.pay(int(first) * 4)  # four seconds at the old rate
         for _ in range(5):
-            budget.observe(1.0)  # halved: eight seconds
+            budget.observe(1.0)  # halves the rate: the debt is now eight seconds
         await budget.pay(1)
         return loop.time() - began
 
     assert 8 <= simulate(run()) <= 10
 
 
-def test_entries_in_flight_are_bounded_over_everybody_and_a_batch_over_the_limit_goes_alone() -> None:
+def test_entries_in_flight_are_limited_in_total_and_a_larger_batch_runs_alone() -> None:
     async def run() -> None:
         budget = make(entries_in_flight_max=10)
         seen: list[int] = []
@@ -133,7 +135,7 @@ def test_entries_in_flight_are_bounded_over_everybody_and_a_batch_over_the_limit
     simulate(run())
 
 
-def test_who_gives_up_waiting_leaves_nothing_behind() -> None:
+def test_a_cancelled_waiter_holds_no_entries() -> None:
     async def run() -> None:
         budget = make(entries_in_flight_max=1)
         entered = asyncio.Event()
@@ -150,7 +152,7 @@ def test_who_gives_up_waiting_leaves_nothing_behind() -> None:
         waiting[0].cancel()
         await asyncio.sleep(0.1)
         holding.cancel()
-        waiting[1].cancel()  # has just been let in
+        waiting[1].cancel()  # it was admitted just before
         await asyncio.gather(holding, *waiting, return_exceptions=True)
         assert budget.entries_in_flight == 0
 

@@ -72,7 +72,7 @@ def test_a_part_that_raises_or_returns_is_started_again_and_the_others_run_on() 
     simulate(scenario())
 
 
-def test_pauses_double_up_to_a_limit_and_the_last_death_asks_for_the_end() -> None:
+def test_pauses_double_up_to_a_limit_and_the_last_failure_requests_the_end_of_the_process() -> None:
     async def scenario() -> None:
         exits: list[str] = []
         watcher = DeathWatcher(ask_exit=exits.append, deaths_max=6, window_s=1000, pause_s=1.0, pause_max_s=5.0)
@@ -88,7 +88,7 @@ def test_pauses_double_up_to_a_limit_and_the_last_death_asks_for_the_end() -> No
     simulate(scenario())
 
 
-def test_deaths_far_apart_are_borne_for_ever() -> None:
+def test_failures_far_apart_never_end_the_process() -> None:
     async def scenario() -> None:
         exits: list[str] = []
         watcher = DeathWatcher(ask_exit=exits.append, deaths_max=3, window_s=100, pause_s=1.0)
@@ -105,7 +105,7 @@ def test_deaths_far_apart_are_borne_for_ever() -> None:
     simulate(scenario())
 
 
-def test_a_part_that_fails_with_a_foreign_cancellation_is_restarted() -> None:
+def test_a_part_whose_awaited_task_is_cancelled_is_restarted() -> None:
     async def scenario() -> None:
         exits: list[str] = []
         watcher = DeathWatcher(ask_exit=exits.append, deaths_max=3, window_s=100, pause_s=1.0)

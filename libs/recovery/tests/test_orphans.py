@@ -1,4 +1,4 @@
-"""Which ledgers nothing refers to: every fate, every doubt, and a list that is not whole."""
+"""Orphaned ledgers: each fate of a ledger, cases of doubt, and references that cannot be read."""
 
 import json
 from collections.abc import AsyncIterator
@@ -18,7 +18,7 @@ MANAGED = {"application": b"pulsar", "component": b"managed-ledger", "pulsar/man
 
 
 class JsonCodec:
-    """Lists of ids as JSON in place of what brokers write."""
+    """A codec for lists of ledger ids in JSON, instead of the format of brokers."""
 
     def topic_ledgers(self, data: bytes) -> list[int]:
         try:
@@ -82,7 +82,7 @@ async def fates(store: MemoryStore, ledgers: Ledgers) -> dict[int, Finding]:
     return {int(finding.ledger_id): finding async for finding in findings}
 
 
-async def test_a_ledger_is_an_orphan_only_when_topics_and_cursors_are_silent_about_it(store: MemoryStore) -> None:
+async def test_a_ledger_is_an_orphan_only_if_no_topic_and_no_cursor_references_it(store: MemoryStore) -> None:
     ledgers = Ledgers()
     for ledger_id in (1, 2, 3, 4):
         ledgers.put(ledger_id, MANAGED)
@@ -100,11 +100,11 @@ async def test_a_ledger_is_an_orphan_only_when_topics_and_cursors_are_silent_abo
     [
         (NOW_MS - HOUR_MS + 1, 1, Fate.YOUNG),
         (NOW_MS - HOUR_MS, 1, Fate.ORPHAN),
-        (1, NOW_MS - 1, Fate.YOUNG),  # its maker's clock was wrong, or the cluster was restored just now
+        (1, NOW_MS - 1, Fate.YOUNG),  # its creator's clock was wrong, or the cluster was restored just now
         (None, NOW_MS - 1, Fate.YOUNG),
     ],
 )
-async def test_the_grace_goes_by_the_younger_of_both_clocks(
+async def test_the_grace_period_counts_from_the_later_creation_time(
     store: MemoryStore, made_ms: int | None, node_ms: int, fate: Fate
 ) -> None:
     ledgers = Ledgers()
@@ -149,13 +149,15 @@ async def test_the_grace_goes_by_the_younger_of_both_clocks(
         ),
     ],
 )
-async def test_doubt_keeps_a_ledger(store: MemoryStore, custom: dict[str, bytes], fate: Fate) -> None:
+async def test_the_custom_metadata_decides_the_fate_of_an_unreferenced_ledger(
+    store: MemoryStore, custom: dict[str, bytes], fate: Fate
+) -> None:
     ledgers = Ledgers()
     ledgers.put(9, custom)
     assert (await fates(store, ledgers))[9].fate is fate
 
 
-async def test_unreadable_metadata_keep_a_ledger_and_a_deleted_one_is_no_finding(store: MemoryStore) -> None:
+async def test_a_ledger_with_unreadable_metadata_is_kept_and_a_deleted_one_is_not_reported(store: MemoryStore) -> None:
     ledgers = Ledgers()
     ledgers.put(4, MANAGED)
     ledgers.found[5] = Corrupt("ledger metadata cannot be read")
@@ -173,8 +175,8 @@ async def test_one_reference_that_cannot_be_read_ends_the_search(store: MemorySt
         await fates(store, ledgers)
 
 
-async def test_references_made_after_the_ledgers_were_listed_count(store: MemoryStore) -> None:
-    """The listing is slow; before the references are read a topic begins to name ledger 4."""
+async def test_references_added_after_the_ledgers_were_listed_count(store: MemoryStore) -> None:
+    """Ledger 4 is listed, and a topic references it before the references are read."""
     ledgers = Ledgers()
     ledgers.put(4, MANAGED)
     listed = ledgers.list_ledgers
@@ -197,6 +199,6 @@ async def test_the_topic_is_read_again_before_a_ledger_is_deleted(store: MemoryS
     assert not await still_orphan(store, JsonCodec(), finding)
 
 
-async def test_references_of_an_empty_cluster_are_none() -> None:
+async def test_an_empty_cluster_has_no_references() -> None:
     references = await read_references(MemoryTree().connect(), JsonCodec())
     assert (references.named, references.topics, references.schemas) == ({}, frozenset(), frozenset())

@@ -1,4 +1,4 @@
-"""Bookies that heal their cluster themselves, without any auditor process: the one that leads is killed for good."""
+"""Recovery embedded in bookies, without an auditor process: the leading bookie is killed and does not return."""
 
 import asyncio
 import random

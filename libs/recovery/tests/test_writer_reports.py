@@ -1,4 +1,4 @@
-"""What writers go on without is marked, whatever becomes of metadata meanwhile, and healed to the last entry."""
+"""Reports of writers: ledgers with missing entries are marked despite faults of the metadata store, and repaired."""
 
 import asyncio
 import random
@@ -29,7 +29,8 @@ B1, B2 = BookieId("b1"), BookieId("b2")
 
 
 class Reporting:
-    """Reports on a tree of their own, and what came of them. All ledgers are on b1 and b2, which are registered."""
+    """Reports in a metadata tree of their own, with the marks that they cause. All ledgers are on b1 and b2, which are
+    registered."""
 
     def __init__(self, **options: Any) -> None:
         self.tree = MemoryTree(now_ms=lambda: NOW_MS)
@@ -74,7 +75,7 @@ class Reporting:
             await asyncio.sleep(0.01)
 
 
-def test_a_report_is_a_record_and_a_mark_and_said_again_changes_nothing() -> None:
+def test_a_report_creates_a_record_and_a_mark_and_repeating_it_changes_nothing() -> None:
     async def scenario() -> None:
         here = await Reporting.make()
         here.tell(7)
@@ -96,7 +97,7 @@ def test_a_report_is_a_record_and_a_mark_and_said_again_changes_nothing() -> Non
     simulate(scenario())
 
 
-def test_a_record_that_calls_for_less_is_raised_and_keeps_its_history() -> None:
+def test_a_report_strengthens_the_reason_of_a_record_and_keeps_its_attempts() -> None:
     async def scenario() -> None:
         here = await Reporting.make()
         await here.records.put(
@@ -123,7 +124,7 @@ def test_a_record_that_calls_for_less_is_raised_and_keeps_its_history() -> None:
     simulate(scenario())
 
 
-def test_a_hole_that_comes_after_the_mark_was_healed_is_marked_again() -> None:
+def test_a_hole_reported_after_the_repair_is_marked_again() -> None:
     async def scenario() -> None:
         here = await Reporting.make()
         here.tell(7)
@@ -160,7 +161,7 @@ def test_a_report_waits_while_the_bookie_is_down_and_requests_no_copies() -> Non
     simulate(scenario())
 
 
-def test_what_waits_for_a_bookie_that_was_replaced_is_forgotten() -> None:
+def test_a_waiting_report_is_dropped_when_its_bookie_is_replaced() -> None:
     async def scenario() -> None:
         here = await Reporting.make()
         here.tell(1)
@@ -176,7 +177,7 @@ def test_what_waits_for_a_bookie_that_was_replaced_is_forgotten() -> None:
     simulate(scenario())
 
 
-def test_reports_of_an_outage_are_marked_after_it() -> None:
+def test_reports_received_during_an_outage_are_marked_after_it() -> None:
     async def scenario() -> None:
         here = await Reporting.make()
         here.tree.suspend(here.store)
@@ -194,7 +195,7 @@ def test_reports_of_an_outage_are_marked_after_it() -> None:
 
 @pytest.mark.parametrize("part", ["underreplication/ledgers/", "/bindery/recovery"])
 @pytest.mark.parametrize("applied", [False, True])
-def test_lost_answers_lose_no_report(part: str, applied: bool) -> None:
+def test_lost_responses_lose_no_report(part: str, applied: bool) -> None:
     async def scenario() -> None:
         here = await Reporting.make()
         here.store.lose_next_write(applied=applied, matching=lambda _, path: part in path)
@@ -208,7 +209,7 @@ def test_lost_answers_lose_no_report(part: str, applied: bool) -> None:
     simulate(scenario())
 
 
-def test_what_cannot_be_marked_keeps_no_other_from_it() -> None:
+def test_a_report_that_cannot_be_marked_does_not_block_others() -> None:
     async def scenario() -> None:
         here = await Reporting.make()
         for error in (Corrupt("damaged"), ValueError("a fault")):
@@ -222,7 +223,7 @@ def test_what_cannot_be_marked_keeps_no_other_from_it() -> None:
     simulate(scenario())
 
 
-def test_a_flood_is_paced_and_bounded() -> None:
+def test_a_flood_of_reports_is_paced_and_limited() -> None:
     async def scenario() -> None:
         here = await Reporting.make(pending_max=100, checks_per_s=10)
         began = asyncio.get_running_loop().time()
@@ -238,7 +239,7 @@ def test_a_flood_is_paced_and_bounded() -> None:
     simulate(scenario())
 
 
-def test_the_end_marks_what_waits_but_does_not_take_for_ever() -> None:
+def test_close_marks_waiting_reports_within_a_time_limit() -> None:
     async def scenario() -> None:
         here = await Reporting.make(settle_s=1)
         loop = asyncio.get_running_loop()
@@ -246,7 +247,7 @@ def test_the_end_marks_what_waits_but_does_not_take_for_ever() -> None:
         for ledger_id in range(5):
             here.tell(ledger_id)
         await asyncio.sleep(1.0005)
-        here.task.cancel()  # in the middle of a look
+        here.task.cancel()  # while reports are being processed
         await here.reports.close()
         assert await here.marked() == dict.fromkeys(range(5), ("b1",))
         here.tree.suspend(here.store)
@@ -260,8 +261,8 @@ def test_the_end_marks_what_waits_but_does_not_take_for_ever() -> None:
 
 
 async def test_entries_missed_by_a_stopped_bookie_are_copied_after_its_return(tmp_path: Path) -> None:
-    """Three bookies, no spare. At the end the bookie has the first and the last entry: only reading all shows the
-    rest."""
+    """Three bookies, no spare. At the end the bookie has the first and the last entry, so only a check of all entries
+    finds the missing ones."""
     async with bookie_cluster(tmp_path, 3) as cluster:
         reports = WriterReports(
             cluster.tree.connect(), LAYOUT, randomness=random.Random(4), clock_ms=clock_ms, settle_s=0.5
@@ -280,7 +281,7 @@ async def test_entries_missed_by_a_stopped_bookie_are_copied_after_its_return(tm
             await cluster.start("bookie-1")
             end = 200
             async with asyncio.timeout(WAIT_S):
-                while not await holds(client, writer, end - 1):  # the writer gives it another chance
+                while not await holds(client, writer, end - 1):  # the writer sends adds to it again after a while
                     await add(writer, end, end + 10)
                     end += 10
                     await asyncio.sleep(0.05)
@@ -309,7 +310,7 @@ async def test_entries_missed_by_a_stopped_bookie_are_copied_after_its_return(tm
 
 
 async def holds(client: LedgerClient, writer: WriteHandle, entry_id: int) -> bool:
-    """Whether bookie-1 has its copy."""
+    """Return True if bookie-1 has a good copy of the entry."""
     (verdict,) = await client.read_replicas(
         writer.ledger_id, writer.metadata, BookieId("bookie-1"), [EntryId(entry_id)], lambda read: read.verdict
     )

@@ -17,10 +17,12 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "client" / "tests"))
 from real_cluster import RealCluster
 
 CLIENT_SETTINGS = dataclasses.replace(QUICK, add_timeout_s=20.0, read_timeout_s=20.0, recovery_timeout_s=40.0)
-"""A killed bookie refuses connections at once, so timeouts only matter for live bookies, which a busy machine delays. A
-timeout would count as a failed bookie and cause holes or errors that the tests do not expect."""
+"""Settings of ledger clients. A killed bookie refuses connections at once, so timeouts only matter for live bookies,
+which a busy machine delays. A timeout would count as a failed bookie and cause holes or errors that the tests do not
+expect."""
 BOOKIE_SESSION_TIMEOUT_S = 3.0
-"""Longer than a busy machine delays a heartbeat: the expired session of a live bookie would make it absent."""
+"""ZooKeeper session timeout of bookies in seconds. It is longer than a busy machine delays a heartbeat, because a live
+bookie whose session expires would count as absent."""
 
 
 class ZooKeeperCluster(RealCluster):

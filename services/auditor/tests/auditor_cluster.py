@@ -86,14 +86,14 @@ class AuditorUnderTest:
         self.context.open(self.admin, self.service, self.last_audits, clock_ms=clock_ms)
 
     async def stop(self) -> None:
-        """Stop in order."""
+        """Stop recovery in order, then end the session."""
         if self._tasks:
             await self.service.stop()
             await self._end()
         await self.store.close()
 
     async def kill(self) -> None:
-        """End its session first, as a crash would."""
+        """End the session first, as a crash would."""
         await self.store.close()
         await self._end()
 
@@ -133,7 +133,7 @@ class Cluster:
         self.ledgers.bookies[bookie_id] = True
 
     async def lose(self, bookie_id: BookieId) -> None:
-        """Remove its registration; its data stays on its disks."""
+        """Remove the registration of a bookie; its data stays on its disks."""
         await self._sessions.pop(bookie_id).close()
         del self.ledgers.bookies[bookie_id]
 
@@ -164,7 +164,7 @@ async def running() -> AsyncIterator[Cluster]:
 
 
 async def until(condition: Callable[[], Any], *, limit_s: float = 600.0) -> None:
-    """`condition` may be a coroutine function."""
+    """Wait until `condition` is true; it may be a coroutine function."""
     async with asyncio.timeout(limit_s):
         while True:
             found = condition()

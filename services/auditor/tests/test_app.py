@@ -1,4 +1,4 @@
-"""A complete auditor over HTTP, on a cluster in memory: healing, its answers, and authorization."""
+"""A complete auditor over HTTP, on a cluster in memory: repairs, responses and authorization."""
 
 import asyncio
 import json
@@ -54,10 +54,10 @@ async def history_of(auditor: AuditorUnderTest) -> list[str]:
     return [event["text"] for event in (await auditor.get("/v1/recovery/history"))["events"]]
 
 
-# --- healing, as it is told -------------------------------------------------------------------------------------------
+# --- repairs ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_lost_bookie_is_replaced_and_status_and_history_tell_it(cluster: Cluster) -> None:
+async def test_a_lost_bookie_is_replaced_and_status_and_history_report_it(cluster: Cluster) -> None:
     ledger_id = await cluster.write([b"x" * 100] * 20)
     lost = sorted(await cluster.members(ledger_id))[0]
     auditor = await cluster.auditor().start()
@@ -121,7 +121,7 @@ async def test_without_a_spare_the_ledger_stays_listed_with_the_reason(cluster: 
     assert "bookie-9" in await cluster.members(ledger_id)
 
 
-async def test_ledgers_come_in_pages(cluster: Cluster) -> None:
+async def test_ledgers_are_listed_in_pages(cluster: Cluster) -> None:
     auditor = await cluster.auditor(workers=0).start()
     for ledger_id in range(5):
         await auditor.admin.marks.mark(LedgerId(ledger_id), ("bookie-0",))
@@ -142,7 +142,7 @@ async def test_an_unknown_ledger_is_404(cluster: Cluster) -> None:
     assert (await auditor.http.get("/v1/recovery/ledgers/x")).status_code == 400
 
 
-async def test_pause_keeps_everything_as_it_is_until_resume(cluster: Cluster) -> None:
+async def test_no_ledger_is_repaired_between_pause_and_resume(cluster: Cluster) -> None:
     ledger_id = await cluster.write([b"x"])
     lost = sorted(await cluster.members(ledger_id))[0]
     auditor = await cluster.auditor().start()
@@ -209,7 +209,7 @@ async def test_bookies_are_listed_with_their_membership(cluster: Cluster) -> Non
 # --- several auditors -------------------------------------------------------------------------------------------------
 
 
-async def test_one_leads_both_answer_and_the_office_is_handed_over(cluster: Cluster) -> None:
+async def test_both_auditors_answer_and_the_standby_takes_over_when_the_leader_stops(cluster: Cluster) -> None:
     first = await cluster.auditor("auditor-0").start()
     await until(lambda: first.service.is_leader)
     second = await cluster.auditor("auditor-1").start()
@@ -224,7 +224,7 @@ async def test_one_leads_both_answer_and_the_office_is_handed_over(cluster: Clus
     assert "\nbindery_recovery_this_leads 1\n" in (await second.http.get("/metrics")).text
 
 
-async def test_a_worker_that_does_not_lead_copies_when_the_leader_is_killed(cluster: Cluster) -> None:
+async def test_the_worker_of_a_standby_copies_when_the_leader_is_killed(cluster: Cluster) -> None:
     ledger_id = await cluster.write([b"x"] * 5)
     lost = sorted(await cluster.members(ledger_id))[0]
     first = await cluster.auditor("auditor-0", workers=0).start()
@@ -237,7 +237,7 @@ async def test_a_worker_that_does_not_lead_copies_when_the_leader_is_killed(clus
     assert first.exits == second.exits == []
 
 
-async def test_a_stop_releases_the_locks_before_the_office(cluster: Cluster) -> None:
+async def test_a_stop_releases_the_locks_before_leadership(cluster: Cluster) -> None:
     ledger_id = await cluster.write([b"x"] * 5)
     lost = sorted(await cluster.members(ledger_id))[0]
     auditor = await cluster.auditor().start()
@@ -267,7 +267,7 @@ async def test_a_stop_releases_the_locks_before_the_office(cluster: Cluster) -> 
 # --- BookKeeper's paths -----------------------------------------------------------------------------------------------
 
 
-async def test_bookkeepers_paths_have_its_shapes(cluster: Cluster) -> None:
+async def test_bookkeepers_routes_answer_as_in_bookkeeper(cluster: Cluster) -> None:
     auditor = cluster.auditor(workers=0)
     http = auditor.http
     auditor.open()
@@ -308,7 +308,7 @@ async def test_bookkeepers_paths_have_its_shapes(cluster: Cluster) -> None:
     assert (await http.put(f"{API}/status")).status_code == 400
 
 
-async def test_trigger_audit_marks_at_once_what_would_wait_for_its_delay(cluster: Cluster) -> None:
+async def test_trigger_audit_marks_ledgers_without_waiting_for_the_delay(cluster: Cluster) -> None:
     ledger_id = await cluster.write([b"x"])
     lost = sorted(await cluster.members(ledger_id))[0]
     auditor = await cluster.auditor(workers=0, lost_bookie_delay_s=86_400).start()
@@ -329,7 +329,7 @@ async def test_trigger_audit_marks_at_once_what_would_wait_for_its_delay(cluster
     [("bookie", lambda name: [name]), ("decommission", lambda name: name)],
     ids=("bookie", "decommission"),
 )
-async def test_a_bookie_that_is_gone_is_replaced_in_the_background_with_its_cookie(
+async def test_an_absent_bookie_is_replaced_in_the_background_and_its_cookie_deleted(
     cluster: Cluster, path: str, source: Any
 ) -> None:
     ledger_id = await cluster.write([b"x"] * 3)
@@ -352,14 +352,14 @@ async def test_a_bookie_that_is_gone_is_replaced_in_the_background_with_its_cook
         assert (await auditor.http.put(f"{API}/{path}", json=wrong)).status_code == 400
 
 
-# --- who may do what --------------------------------------------------------------------------------------------------
+# --- authorization ----------------------------------------------------------------------------------------------------
 
 
 def access(verifier: SharedSecrets | None) -> Access:
     return Access(verifier, now_s=lambda: 0.0, hint="start the auditor with --admin-token-file")
 
 
-async def test_whatever_changes_something_needs_the_token(cluster: Cluster) -> None:
+async def test_each_request_that_changes_something_needs_the_token(cluster: Cluster) -> None:
     auditor = await cluster.auditor(access=access(SharedSecrets([SECRET]))).start()
     for route in ROUTES:
         path = route.path.replace("{id}", "1")
@@ -375,7 +375,7 @@ async def test_whatever_changes_something_needs_the_token(cluster: Cluster) -> N
     assert not await auditor.admin.is_enabled()
 
 
-async def test_where_others_can_connect_and_no_token_was_agreed_on_nobody_changes_anything(cluster: Cluster) -> None:
+async def test_without_a_token_file_no_remote_request_changes_anything(cluster: Cluster) -> None:
     auditor = await cluster.auditor(access=access(None)).start()
     answer = await auditor.http.post("/v1/recovery/pause", headers={"authorization": "Bearer anything-at-all"})
     assert answer.status_code == 401
@@ -383,7 +383,7 @@ async def test_where_others_can_connect_and_no_token_was_agreed_on_nobody_change
     assert (await auditor.http.get("/v1/recovery/status")).status_code == 200
 
 
-async def test_the_missing_session_is_reported() -> None:
+async def test_requests_before_the_first_session_are_answered_with_503() -> None:
     app = AuditorApp(AuditorContext(), access=None)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://auditor") as http:
         for route in ROUTES:
@@ -394,7 +394,7 @@ async def test_the_missing_session_is_reported() -> None:
 # --- metrics and the page ---------------------------------------------------------------------------------------------
 
 
-async def test_metrics_tell_the_process_and_the_cluster(cluster: Cluster) -> None:
+async def test_metrics_report_the_process_and_the_cluster(cluster: Cluster) -> None:
     ledger_id = await cluster.write([b"x" * 10] * 6)
     lost = sorted(await cluster.members(ledger_id))[0]
     auditor = await cluster.auditor().start()
@@ -423,7 +423,7 @@ async def test_metrics_tell_the_process_and_the_cluster(cluster: Cluster) -> Non
     assert samples["process_open_fds"]
 
 
-async def test_metrics_count_what_stands_in_the_way(cluster: Cluster) -> None:
+async def test_metrics_count_marked_ledgers_by_obstacle(cluster: Cluster) -> None:
     ledger_id = await cluster.write([b"x"] * 3)
     members = sorted(await cluster.members(ledger_id))
     auditor = await cluster.auditor().start()
@@ -443,7 +443,7 @@ async def test_metrics_count_what_stands_in_the_way(cluster: Cluster) -> None:
     assert re.search(r'\nbindery_recovery_marked_ledgers_by_age\{le="inf"\} 1\n', await text())
 
 
-async def test_the_page_escapes_runs_nothing_and_loads_nothing(cluster: Cluster) -> None:
+async def test_the_page_escapes_values_and_loads_nothing(cluster: Cluster) -> None:
     auditor = await cluster.auditor(workers=0).start()
     await auditor.admin.marks.mark(LedgerId(1), ("<script>alert(1)</script>",))
     await until(lambda: auditor.service.progress.latest and auditor.service.progress.latest.marked)
@@ -458,7 +458,7 @@ async def test_the_page_escapes_runs_nothing_and_loads_nothing(cluster: Cluster)
         assert name in answer.text
 
 
-async def test_what_the_last_audits_came_to_is_shown_by_level_with_its_age(cluster: Cluster) -> None:
+async def test_the_results_of_the_last_audits_are_shown_by_level_with_their_age(cluster: Cluster) -> None:
     auditor = await cluster.auditor().start()
     await auditor.last_audits.get()
     samples = await metrics_of(auditor)
@@ -518,7 +518,7 @@ async def test_what_the_last_audits_came_to_is_shown_by_level_with_its_age(clust
     assert "<td>deep</td><td>HEALTHY</td>" in page
 
 
-async def test_an_audit_that_can_no_longer_be_read_grows_older_all_the_same(cluster: Cluster) -> None:
+async def test_the_age_of_an_audit_grows_while_its_record_cannot_be_read(cluster: Cluster) -> None:
     await LastAudits(cluster.store).put(last_audit(ended_ms=clock_ms()))
     auditor = await cluster.auditor().start()
     await auditor.last_audits.get()
@@ -527,9 +527,9 @@ async def test_an_audit_that_can_no_longer_be_read_grows_older_all_the_same(clus
     assert (await metrics_of(auditor))[f'{LAST}_age_seconds{{level="deep"}}'] == pytest.approx(600, abs=2)
 
 
-async def test_answers_are_json_to_the_last_byte(cluster: Cluster) -> None:
+async def test_responses_are_strict_json(cluster: Cluster) -> None:
     auditor = await cluster.auditor().start()
     for path in ("/v1/recovery/status", "/v1/recovery/ledgers", "/v1/recovery/history", "/v1/bookies"):
         answer = await auditor.http.get(path)
         assert answer.headers["content-type"] == "application/json"
-        json.loads(answer.content, parse_constant=pytest.fail)  # NaN is none
+        json.loads(answer.content, parse_constant=pytest.fail)  # NaN is not valid JSON

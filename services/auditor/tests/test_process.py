@@ -1,5 +1,4 @@
-"""Auditors as real processes: a cluster of four bookies loses one for good, an auditor is killed, ports and files are
-wrong."""
+"""Auditors as real processes: a bookie is lost, the leader is killed, and ports, files or ZooKeeper cannot be used."""
 
 import json
 import os
@@ -22,8 +21,8 @@ from bindery_core.errors import BadRequest, Unauthorized
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]  # a busy machine takes minutes for seconds
 
 HEALED_WITHIN_S = 120.0
-"""15 s until an auditor that has just begun concludes anything, 10 s of delay, up to 30 s for the writers of open
-ledgers; and a machine that does other things too."""
+"""Time limit of a repair in seconds: 15 s of quiet time after an auditor is elected, 10 s of delay, up to 30 s of grace
+for the writers of open ledgers, and a margin for a busy machine."""
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +219,7 @@ def test_an_address_beyond_loopback_requires_insecure() -> None:
     assert "--insecure" in done.stderr
 
 
-def test_the_admin_token_file(tmp_path: Path) -> None:
+def test_the_admin_token_file_decides_which_requests_are_accepted(tmp_path: Path) -> None:
     assert access_by_token_file(AuditorSettings()) is None
     open_to_all = access_by_token_file(AuditorSettings(host="0.0.0.0", insecure=True))
     assert open_to_all is not None

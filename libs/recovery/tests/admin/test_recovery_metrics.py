@@ -39,7 +39,7 @@ def samples(metrics: RecoveryMetrics) -> dict[str, str]:
     return dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
 
 
-async def test_returns_and_check_results_have_the_names_of_bookkeeper(service: RecoveryService) -> None:
+async def test_returned_bookies_and_check_results_have_bookkeepers_metric_names(service: RecoveryService) -> None:
     metrics = RecoveryMetrics(service, clock=lambda: 0.0)
     before = samples(metrics)
     assert before["replication_auditor_NUM_DELAYED_BOOKIE_AUDITS_CANCELLED"] == "0"

@@ -52,7 +52,7 @@ def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(params=["memory", pytest.param("zookeeper", marks=pytest.mark.integration)])
 def server(request: pytest.FixtureRequest) -> str | None:
-    """None: in memory."""
+    """Return the address of a ZooKeeper server; None: use a store in memory."""
     return None if request.param == "memory" else str(request.getfixturevalue("zookeeper"))
 
 
@@ -169,7 +169,7 @@ async def test_a_counter_that_cannot_be_reached_switches_the_cluster_to_long_ids
     result = await restored(target, lines)
     there = LedgerManager(target, LAYOUT, randomness=random.Random(3))
     assert (await there.create(METADATA))[0] == result.next_ledger_id == 1 << 32
-    # A second generation, of a cluster with long ids, begins above the upper half that was in use.
+    # A second restore, of a cluster with long ids, starts above the upper half that was in use.
     lines, _ = await backed_up(target)
     result = await restored(target, lines, merge=True)
     assert (await LedgerManager(target, LAYOUT, randomness=random.Random(4)).create(METADATA))[0] == 2 << 32
@@ -202,7 +202,7 @@ async def test_restore_refuses_a_cluster_with_data_and_merge_adds_only_missing_n
 async def test_a_merge_into_an_existing_cluster_restores_no_intents(
     clusters: tuple[MetadataStore, Connect],
 ) -> None:
-    """A bookie that serves again is not removed once more, and healing is not paused."""
+    """A bookie that serves again is not declared removed again, and recovery is not paused."""
     store, connect = clusters
     manager = await populated(store)
     memberships = MembershipStore(store, clock_ms=lambda: 1)
@@ -234,7 +234,7 @@ async def test_a_merge_into_an_existing_cluster_restores_no_intents(
     assert await records.pause_info() is None
     assert await marks.get(LedgerId(1)) is None
     assert await records.get(LedgerId(1)) is None
-    empty = await connect()  # an empty cluster has withdrawn no intents
+    empty = await connect()  # intents are restored into an empty cluster
     assert (await restored(empty, lines, merge=True)).left_out == 0
     assert (await MembershipStore(empty, clock_ms=lambda: 1).get(bookie_id)).intent is Intent.REMOVED
     await manager.close()
@@ -250,7 +250,7 @@ async def test_a_merge_into_another_cluster_is_refused(clusters: tuple[MetadataS
         await restored(target, lines, merge=True)
 
 
-async def test_an_interrupted_restore_is_no_cluster_and_a_merge_completes_it() -> None:
+async def test_an_interrupted_restore_has_no_instance_id_and_a_merge_completes_it() -> None:
     source, target = MemoryTree().connect(), MemoryTree().connect()
     await populated(source, ledgers=600)
     lines, summary = await backed_up(source)
@@ -371,7 +371,7 @@ async def test_a_damaged_backup_is_refused() -> None:
             verify_backup([*lines[:5], flipped, *lines[6:]])
 
 
-async def test_other_files_and_other_versions_are_refused_by_name() -> None:
+async def test_other_files_and_other_versions_are_refused() -> None:
     lines = await small_backup()
     header = json.loads(lines[0])
     for first in (b"hello\n", b"[1]\n", json.dumps(header | {"format": "x"}).encode()):

@@ -10,7 +10,7 @@ OVERHEAD = 64
 
 
 def nodes(*sizes: int) -> list[BackedUpNode]:
-    """Return nodes that count the given numbers of bytes: a third of the rest is the path."""
+    """Return nodes of the given sizes in bytes. Besides OVERHEAD, a third of a size is the path."""
     found = []
     for size in sizes:
         path = (size - OVERHEAD) // 3

@@ -40,7 +40,7 @@ async def test_the_ledgers_of_a_lost_bookie_are_marked_after_the_delay_with_reas
 
 @with_auditor()
 async def test_a_bookie_that_returns_while_the_ledgers_are_read_is_not_marked(world: World) -> None:
-    """It returns between the delay's end and its first mark."""
+    """The bookie returns between the end of its delay and its first mark."""
     await world.stop_bookie("b1")
     state = world.auditor.auditor.state.audit
     while not state.is_running:
@@ -90,7 +90,7 @@ async def test_a_removed_bookie_that_is_not_registered_needs_no_delay(world: Wor
 
 
 @with_auditor()
-async def test_while_recovery_is_disabled_nothing_is_marked_and_enabling_audits_again(world: World) -> None:
+async def test_nothing_is_marked_while_recovery_is_disabled_and_enabling_it_starts_an_audit(world: World) -> None:
     await world.marks.disable()
     await world.stop_bookie("b1")
     await world.stop_bookie("b2")
@@ -205,7 +205,8 @@ def test_a_ledger_that_changes_after_it_was_read_is_judged_by_its_new_metadata(
 def test_a_mark_is_renewed_only_for_a_reason_that_requires_a_deeper_check(
     recorded: Reason | None, is_raised: bool
 ) -> None:
-    """`only_new` leaves a mark of the same bookie alone unless its record would have too few entries read."""
+    """`only_new` leaves a mark for the same bookie alone, unless its recorded reason requires too few entries to be
+    read."""
 
     async def scenario() -> None:
         world = await World.make(ledgers=LEDGERS)

@@ -52,7 +52,7 @@ async def test_the_end_of_a_drain_is_reported_once_across_leaders(world: World) 
     (event,) = [event for event in await world.records.history() if event.kind == "drain_finished"]
     assert event.fields["bookie_id"] == "b1"
 
-    for number in range(200):  # so much happens that it is not among the newest any more
+    for number in range(200):  # the end of the drain is not among the newest events any more
         await world.records.append_history(HistoryEvent(number, "healed", "", {}))
     await world.auditor.kill()
     world.auditor = await world.start_auditor("second", drain_interval_s=30)
@@ -68,7 +68,7 @@ async def test_the_end_of_a_drain_is_reported_once_across_leaders(world: World) 
 
 @with_auditor(drain_interval_s=30)
 async def test_a_finished_drain_goes_on_when_a_ledger_names_the_bookie_again(world: World) -> None:
-    """A client with an outdated bookie list created a ledger on it."""
+    """A client with an outdated bookie list created a ledger on the bookie."""
 
     async def told() -> list[str]:
         return [kind for kind in await world.kinds() if kind.startswith("drain_")]

@@ -1,4 +1,4 @@
-"""Which copies of a ledger are missing: exactly those, for any ledger and any holdings."""
+"""The check of a ledger reports exactly the missing copies, whatever the ledger and the stored entries are."""
 
 import asyncio
 import random
@@ -48,7 +48,7 @@ async def checked(client: MemoryLedgerClient, ledger_id: LedgerId, depth: Depth 
     )
 
 
-async def test_a_whole_ledger_is_whole_at_every_depth_and_ends_are_cheap() -> None:
+async def test_a_whole_ledger_is_whole_at_every_depth_and_the_ends_need_few_reads() -> None:
     client = MemoryLedgerClient()
     ledger_id = await written(client, 500)
     for depth in (ENDS, Depth(10), ALL):
@@ -72,7 +72,7 @@ async def test_a_hole_in_the_middle_is_found_by_reading_all_and_not_by_the_ends(
     assert bad.reason == "entry 20: entry is missing"
 
 
-async def test_a_corrupt_copy_is_as_bad_as_none() -> None:
+async def test_a_corrupt_copy_counts_as_missing() -> None:
     client = MemoryLedgerClient()
     ledger_id = await written(client, 9)
     ledger = client.ledgers.find(ledger_id)
@@ -83,7 +83,7 @@ async def test_a_corrupt_copy_is_as_bad_as_none() -> None:
     assert "digest" in bad.reason
 
 
-async def test_a_bookie_that_is_not_registered_is_lost_without_a_question_even_where_it_should_hold_nothing() -> None:
+async def test_an_unregistered_bookie_is_lost_without_a_read_even_if_it_should_store_nothing() -> None:
     client = MemoryLedgerClient()
     empty, full = await written(client, 0), await written(client, 4)
     gone = BookieId("bookie-2:3183")
@@ -94,7 +94,7 @@ async def test_a_bookie_that_is_not_registered_is_lost_without_a_question_even_w
         assert list(bad.entries_to_copy) == list(range(count))
 
 
-async def test_a_read_only_bookie_is_a_holder_as_any_other_and_a_leaving_one_is_not() -> None:
+async def test_copies_on_a_read_only_bookie_count_and_those_on_a_leaving_one_do_not() -> None:
     client = MemoryLedgerClient()
     ledger_id = await written(client, 6)
     holder = (await client.metadata(ledger_id)).last_segment.ensemble[0]
@@ -104,7 +104,7 @@ async def test_a_read_only_bookie_is_a_holder_as_any_other_and_a_leaving_one_is_
     assert (bad.state, list(bad.entries_to_copy)) == (FragmentState.LEAVING, [0, 1, 2, 3, 4, 5])
 
 
-async def test_who_refills_itself_lacks_nothing_for_certain() -> None:
+async def test_a_refilling_bookie_has_no_missing_entries() -> None:
     client = MemoryLedgerClient()
     ledger_id = await written(client, 300)
     holder = (await client.metadata(ledger_id)).last_segment.ensemble[0]
@@ -130,13 +130,13 @@ async def many_segments(client: MemoryLedgerClient, status: Status) -> tuple[Led
     return check, ensemble[0]
 
 
-async def test_a_bookie_in_limbo_answers_so_all_of_its_fragments_are_refilling() -> None:
-    """Only silence ends the questions after two batches. A bookie in limbo is not silent."""
+async def test_all_fragments_of_a_bookie_in_limbo_are_refilling() -> None:
+    """Reads stop after two batches without a response. A bookie in limbo does respond."""
     check, holder = await many_segments(MemoryLedgerClient(), Status.UNKNOWN_LEDGER_STATE)
     assert {(one.state, one.fragment.bookie_id) for one in check.bad} == {(FragmentState.REFILLING, holder)}
 
 
-async def test_a_silent_bookie_gets_two_batches_and_the_rest_is_unsure_with_a_reason() -> None:
+async def test_a_silent_bookie_gets_two_batches_and_all_its_fragments_are_unsure() -> None:
     check, _ = await many_segments(MemoryLedgerClient(), Status.IO_ERROR)
     assert {one.state for one in check.bad} == {FragmentState.UNSURE}
     assert check.entries_read == 2 * 60 + 8 + 16
@@ -145,7 +145,7 @@ async def test_a_silent_bookie_gets_two_batches_and_the_rest_is_unsure_with_a_re
 
 
 @pytest.mark.parametrize("status", [Status.IO_ERROR, Status.TOO_MANY_REQUESTS, Status.UNAUTHORIZED])
-async def test_an_error_is_no_proof(status: Status) -> None:
+async def test_an_error_does_not_prove_that_an_entry_is_missing(status: Status) -> None:
     client = MemoryLedgerClient()
     ledger_id = await written(client, 3)
     holder = (await client.metadata(ledger_id)).last_segment.ensemble[0]
@@ -155,7 +155,7 @@ async def test_an_error_is_no_proof(status: Status) -> None:
     assert status.name in bad.reason
 
 
-async def test_the_open_end_is_not_read_but_its_bookies_are_reported() -> None:
+async def test_the_open_last_segment_is_not_read_but_its_lost_and_leaving_members_are_reported() -> None:
     ledgers = MemoryLedgers()
     client = MemoryLedgerClient(ledgers)
     writer = await client.create()
@@ -232,7 +232,7 @@ def test_reading_is_paced_by_the_budget() -> None:
 
 
 @given(st.integers(0, 400), st.floats(0, 100), st.integers(0, 100))
-def test_what_a_depth_reads(count: int, percent: float, seed: int) -> None:
+def test_a_depth_selects_both_ends_and_its_share_of_the_entries(count: int, percent: float, seed: int) -> None:
     ids = [3 * n + 1 for n in range(count)]
     chosen = list(entries_to_read(ids, Depth(percent), random.Random(seed)))
     assert chosen == sorted(set(chosen))
@@ -242,8 +242,8 @@ def test_what_a_depth_reads(count: int, percent: float, seed: int) -> None:
     assert len(chosen) >= min(count, count * percent / 100)
 
 
-def test_the_limits_of_what_a_depth_reads() -> None:
-    """Both ends are always read, and every entry from 100 % on, without making a list of them."""
+def test_the_smallest_depth_selects_the_ends_and_the_largest_all_entries() -> None:
+    """If all entries are selected, the sequence is returned as it is."""
     for ids in ([], [7], [7, 8]):
         assert entries_to_read(ids, ENDS) is ids
     assert entries_to_read([7, 8, 9], ENDS) == [7, 9]
@@ -274,7 +274,7 @@ def ledgers(draw: st.DrawFn) -> LedgerMetadata:
 
 
 def should_hold(metadata: LedgerMetadata) -> dict[tuple[int, int], list[int]]:
-    """(segment, index) -> entries, by the words of the protocol: of every segment that has an end."""
+    """Return the entries by (segment, index) according to the protocol's definition, for segments that have an end."""
     ends = [s.first_entry_id for s in metadata.segments[1:]]
     if metadata.state is LedgerState.CLOSED:
         ends.append(EntryId(metadata.last_entry_id + 1))
@@ -303,7 +303,7 @@ def test_exactly_the_bad_entries_of_exactly_the_bad_bookies_are_reported(
         wanted = should_hold(metadata)
         total = max([entry_id + 1 for ids in wanted.values() for entry_id in ids], default=0)
         ledger.metadata = metadata
-        for number in range(total):  # as its writers, each in its time
+        for number in range(total):  # store each entry on the ensemble of its segment
             at = metadata.segment_of(EntryId(number))
             ledger.metadata = metadata.with_changes(segments=(Segment(EntryId(0), at.ensemble),))
             ledger.store([b"entry %d" % number])

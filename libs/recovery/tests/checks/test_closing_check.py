@@ -40,7 +40,7 @@ def test_ledgers_with_missing_entries_are_marked_and_other_records_are_removed()
         world.lacks(1, "b2", [(0, 4), (5, 5)])
         world.lacks(2, "b1", [(0, 9)])
         world.lacks(2, "b3", NoSuchLedger(ledger_id=2))
-        world.lacks(4, "b1", [(0, 9)])  # no closing record of it
+        world.lacks(4, "b1", [(0, 9)])  # it has no closing record
         running = await world.start_auditor()
         await asyncio.sleep(SOON_S)
         assert await world.marked() == {1: ("b2",), 2: ("b1", "b3")}
@@ -95,7 +95,7 @@ def test_an_uncertain_answer_keeps_the_record_and_makes_no_mark(silence: str) ->
             world.entries[1, "b2"] = BookieUnavailable("no answer")
         elif silence == "hangs":
             world.entries[1, "b2"] = None
-        elif silence == "disk":  # what it lists is in its memory alone
+        elif silence == "disk":  # it has the listed entries only in memory
             world.stalled = {"b2"}
         else:
             world.lacks(1, "b2", [(0, 4)])
@@ -254,7 +254,7 @@ def test_many_records_are_processed_at_a_limited_rate() -> None:
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_lacks_by_runs_are_lacks_entry_by_entry(seed: int) -> None:
+def test_lacks_found_by_ranges_equal_those_found_entry_by_entry(seed: int) -> None:
     rng = random.Random(seed)
     metadata = random_ledger(rng)
     chance = rng.choice((0.5, 0.9, 1.0))
@@ -272,7 +272,7 @@ def test_lacks_by_runs_are_lacks_entry_by_entry(seed: int) -> None:
     assert some not in find_lacks(metadata, {**runs, some: None})
 
 
-def test_runs_that_overlap_hide_no_gap_and_make_none() -> None:
+def test_overlapping_ranges_neither_hide_a_gap_nor_create_one() -> None:
     metadata = ledger(("b1",), last=19, ack_quorum=1)
     b1 = BookieId("b1")
     assert find_lacks(metadata, {b1: [(0, 12), (3, 4), (10, 5)]}) == {b1: Lack(5, 15)}
@@ -285,7 +285,7 @@ def test_a_replica_that_turns_out_to_exist_causes_no_mark() -> None:
     async def scenario() -> None:
         world = await make(1)
         notes = await noted(world, 0)
-        world.entries[0, "b2"] = [(0, 4)]  # and came since
+        world.entries[0, "b2"] = [(0, 4)]  # the other entries are stored, but not listed
         await world.start_auditor()
         await asyncio.sleep(SOON_S)
         assert await world.marked() == {}

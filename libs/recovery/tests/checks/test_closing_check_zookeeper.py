@@ -55,7 +55,7 @@ async def killed_writer(cluster: ZooKeeperCluster) -> LedgerId:
 
 
 async def printed(process: "subprocess.Popen[str]", word: str) -> str:
-    """Return the rest of the next line of its output that starts with `word`; other lines are log events."""
+    """Return the rest of the next line of the output that starts with `word`; other lines are log events."""
     assert process.stdout is not None
     while line := await asyncio.to_thread(process.stdout.readline):
         if line.startswith(word):

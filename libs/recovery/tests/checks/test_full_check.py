@@ -1,4 +1,4 @@
-"""The walk over all ledgers: what is marked and what is not, its pace, its cursor, and what cannot stop it."""
+"""The check of all ledgers: the marks, the rate, the cursor, and faults that do not stop the check."""
 
 import asyncio
 
@@ -77,7 +77,7 @@ def test_ledgers_that_lack_entries_are_marked_and_others_are_not() -> None:
 
 
 def test_bookies_that_may_return_are_left_to_the_audit() -> None:
-    """One within its delay, one with leave; one that is lost for good and came to be named only later."""
+    """b1 is absent within its delay and b4 is in maintenance. b5 is lost, and ledgers 3 and 4 named it only later."""
 
     async def scenario() -> None:
         world = await World.make(6, ledgers={1: ledger(("b1", "b2", "b3")), 2: ledger(("b4", "b2", "b3"))})
@@ -109,7 +109,7 @@ def test_bookies_that_may_return_are_left_to_the_audit() -> None:
     simulate(scenario())
 
 
-def test_hung_deleted_and_unreadable_ledgers_do_not_stop_it() -> None:
+def test_hung_and_unreadable_ledgers_do_not_stop_the_check() -> None:
     async def scenario() -> None:
         world = await World.make(ledgers=many(60))  # type: ignore[arg-type]
         for ledger_id in range(10, 30):
@@ -123,7 +123,7 @@ def test_hung_deleted_and_unreadable_ledgers_do_not_stop_it() -> None:
     simulate(scenario())
 
 
-def test_it_keeps_to_its_rate() -> None:
+def test_the_check_keeps_to_its_rate() -> None:
     async def scenario() -> None:
         world = await World.make(ledgers=many(300))  # type: ignore[arg-type]
         await world.start_auditor(**CHECK)  # type: ignore[arg-type]
@@ -137,7 +137,7 @@ def test_it_keeps_to_its_rate() -> None:
     simulate(scenario())
 
 
-def test_the_next_leader_goes_on_where_the_last_one_stood() -> None:
+def test_the_next_leader_continues_at_the_cursor() -> None:
     async def scenario() -> None:
         world = await World.make(ledgers=many(1000))  # type: ignore[arg-type]
         world.replicas = {(100, "b1"): Verdict.ABSENT, (900, "b1"): Verdict.ABSENT}
@@ -161,7 +161,7 @@ def test_the_next_leader_goes_on_where_the_last_one_stood() -> None:
     simulate(scenario())
 
 
-def test_an_outage_pauses_it_and_nothing_is_checked_twice_or_left_out() -> None:
+def test_an_outage_pauses_the_check_and_each_ledger_is_counted_once() -> None:
     async def scenario() -> None:
         world = await World.make(ledgers=many(600))  # type: ignore[arg-type]
         running = await world.start_auditor(**CHECK)  # type: ignore[arg-type]
@@ -179,7 +179,7 @@ def test_an_outage_pauses_it_and_nothing_is_checked_twice_or_left_out() -> None:
     simulate(scenario())
 
 
-def test_while_disabled_it_stands_still() -> None:
+def test_the_check_pauses_while_recovery_is_disabled() -> None:
     async def scenario() -> None:
         world = await World.make(ledgers=many(600))  # type: ignore[arg-type]
         await world.start_auditor(**CHECK)  # type: ignore[arg-type]
@@ -196,7 +196,7 @@ def test_while_disabled_it_stands_still() -> None:
     simulate(scenario())
 
 
-def test_it_comes_again_after_its_interval_and_not_before() -> None:
+def test_the_check_runs_again_after_its_interval_and_not_before() -> None:
     async def scenario() -> None:
         world = await World.make(ledgers=many(3))  # type: ignore[arg-type]
         await world.start_auditor(ledger_check_interval_s=8000)
@@ -210,7 +210,7 @@ def test_it_comes_again_after_its_interval_and_not_before() -> None:
     simulate(scenario())
 
 
-def test_a_time_in_the_far_future_is_not_believed() -> None:
+def test_a_check_time_in_the_far_future_is_ignored() -> None:
     async def scenario() -> None:
         world = await World.make(ledgers=many(3))  # type: ignore[arg-type]
         await world.marks.set_check_time_ms(CheckKind.LEDGERS, clock_ms() + 365 * 86_400_000)
@@ -223,7 +223,7 @@ def test_a_time_in_the_far_future_is_not_believed() -> None:
     simulate(scenario())
 
 
-def test_a_ledger_healed_under_the_check_is_not_marked() -> None:
+def test_a_ledger_repaired_during_its_check_is_not_marked() -> None:
     async def scenario() -> None:
         world = await World.make(ledgers=many(3))  # type: ignore[arg-type]
         world.replicas = {(1, "b1"): Verdict.ABSENT}
@@ -244,9 +244,9 @@ def test_a_ledger_healed_under_the_check_is_not_marked() -> None:
 
 
 @pytest.mark.parametrize("kept", [{}, {"started_ms": 1}, {"next_ledger": "5", "started_ms": 1}, {"started_ms": None}])
-def test_a_cursor_that_is_none_begins_anew(kept: dict[str, object]) -> None:
+def test_an_invalid_cursor_does_not_count_as_an_unfinished_check(kept: dict[str, object]) -> None:
     assert not is_unfinished(kept)
 
 
-def test_figures_of_an_older_cursor_are_taken_as_far_as_they_are_known() -> None:
+def test_unknown_and_invalid_counters_of_a_cursor_are_ignored() -> None:
     assert FullCheckResult.of({"ledgers": 5, "whole": "x", "colour": 7}) == FullCheckResult(ledgers=5)

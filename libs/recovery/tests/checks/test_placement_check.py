@@ -1,4 +1,4 @@
-"""What adheres and what does not, and the figures over all ledgers."""
+"""Adherence of ensembles and ledgers to the placement policy, and the counters of a check of all ledgers."""
 
 import pytest
 from bindery_core.errors import Corrupt, MetadataUnavailable
@@ -26,17 +26,17 @@ TWO_RACKS = {**dict.fromkeys(bookies("b1", "b2", "b3"), "/a"), BookieId("b4"): "
         (("b1", "b2", "b3"), 3, {}, (), Adherence.STRICT),
     ],
 )
-def test_an_ensemble(ensemble, write_quorum, racks, unwanted, expected) -> None:  # type: ignore[no-untyped-def]
+def test_an_ensemble_is_judged_by_its_members_and_racks(ensemble, write_quorum, racks, unwanted, expected) -> None:  # type: ignore[no-untyped-def]
     assert judge_ensemble(ensemble, write_quorum=write_quorum, racks=racks, unwanted=unwanted) is expected
 
 
-def test_a_ledger_is_as_good_as_its_worst_ensemble() -> None:
+def test_the_worst_ensemble_decides_the_adherence_of_a_ledger() -> None:
     metadata = ledger(("b1", "b2", "b4"), ("b1", "b2", "b3"), firsts=(0, 5))
     assert judge_ledger(metadata, racks=TWO_RACKS) is Adherence.SOFT
     assert judge_ledger(metadata, racks=TWO_RACKS, unwanted=bookies("b4")) is Adherence.FAIL
 
 
-def test_figures_over_all_closed_ledgers() -> None:
+def test_closed_ledgers_are_counted_by_adherence() -> None:
     client = ScriptedClient(
         {
             1: ledger(("b1", "b2", "b4")),
@@ -59,7 +59,7 @@ def test_figures_over_all_closed_ledgers() -> None:
     assert result.failed_ids == [3]
 
 
-def test_half_a_check_is_none() -> None:
+def test_an_outage_during_the_check_returns_no_result() -> None:
     client = ScriptedClient({1: ledger(("b1", "b2", "b4")), 2: MetadataUnavailable("away")})
     with pytest.raises(MetadataUnavailable):
         simulate(check_placement(client, racks=ONE_RACK))

@@ -1,4 +1,5 @@
-"""Counts of entries with too few copies, against a count entry by entry; ledgers and bookies that do not answer."""
+"""Counts of entries with too few copies, compared with a count entry by entry; ledgers that hang and bookies that do
+not answer."""
 
 import random
 
@@ -31,7 +32,7 @@ def naive(metadata: LedgerMetadata, held: dict[BookieId, list[int] | None]) -> S
 
 
 @pytest.mark.parametrize("seed", range(300))
-def test_counting_by_runs_is_counting_entry_by_entry(seed: int) -> None:
+def test_counts_by_ranges_equal_counts_entry_by_entry(seed: int) -> None:
     rng = random.Random(seed)
     metadata = random_ledger(rng)
     held: dict[BookieId, list[int] | None] = {}
@@ -57,7 +58,7 @@ def test_entries_listed_twice_count_once() -> None:
     assert count_shortage(metadata, {BookieId("b1"): [(0, 5), (3, 4)]}) == Shortage(3, 3, 3)
 
 
-def test_what_is_missing_is_counted_once_for_each_line_it_falls_below() -> None:
+def test_an_entry_is_counted_once_for_each_quorum_that_it_misses() -> None:
     client = ScriptedClient(
         {1: ledger(("b1", "b2", "b3")), 2: ledger(("b1", "b2", "b3")), 3: ledger(("b1", "b2", "b3"))}
     )
@@ -75,7 +76,7 @@ def test_what_is_missing_is_counted_once_for_each_line_it_falls_below() -> None:
     )
 
 
-def test_an_unreachable_bookie_removes_no_replicas_and_one_without_the_ledger_all() -> None:
+def test_an_unreachable_bookie_counts_as_holding_all_entries_and_one_without_the_ledger_as_holding_none() -> None:
     client = ScriptedClient({1: ledger(("b1", "b2", "b3")), 2: ledger(("b1", "b2", "b3"))})
     client.entries[1, "b1"] = BookieUnavailable("down")
     client.entries[2, "b1"] = NoSuchLedger("the bookie stores no entries of this ledger")
@@ -99,7 +100,7 @@ def test_open_deleted_and_unreadable_ledgers_are_left_out() -> None:
     assert simulate(check_replicas(client)).to_json() == figures(unreadable=1)
 
 
-def test_a_ledger_deleted_under_the_questions_is_no_loss() -> None:
+def test_a_ledger_deleted_during_its_check_is_not_counted() -> None:
     client = ScriptedClient({1: ledger(("b1", "b2", "b3"))})
 
     class Deleting(ScriptedClient):
@@ -111,7 +112,7 @@ def test_a_ledger_deleted_under_the_questions_is_no_loss() -> None:
     assert simulate(check_replicas(client)).to_json() == figures()
 
 
-def test_a_ledger_repaired_under_the_questions_is_counted_as_it_is_then() -> None:
+def test_a_ledger_repaired_during_its_check_is_counted_again() -> None:
     class Repairing(ScriptedClient):
         async def entries_on(self, ledger_id, bookie_id):  # type: ignore[no-untyped-def]
             if bookie_id == "b3":

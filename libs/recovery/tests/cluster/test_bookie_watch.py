@@ -86,7 +86,7 @@ async def test_a_rolling_restart_under_leases_marks_nothing_but_an_expired_lease
     assert 410 < await world.wait_for_marks(3, timeout_s=440) < 430
 
 
-def test_a_bookie_that_changes_lists_between_two_reads_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bookie_that_changes_lists_between_two_reads_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         world = await World.make(ledgers=LEDGERS)
         await world.move_bookie("b1", read_only=True)
@@ -112,7 +112,8 @@ def test_a_bookie_that_changes_lists_between_two_reads_is_seen(monkeypatch: pyte
 
 
 async def outage(world: World, *, settle_s: float) -> dict[int, tuple[str, ...]]:
-    """The store is away for two minutes; every session ends. Bookies are back 2 to 12 s after it. What gets marked?"""
+    """Return the marks after an outage of two minutes that ends all sessions. The bookies register again 2.5 to 10 s
+    after it."""
     first = await world.start_auditor(delay_s=0, settle_s=settle_s)
     await asyncio.sleep(60)
     world.tree.suspend(first.store)

@@ -1,4 +1,4 @@
-"""The index is whole or not there; shares follow the striping."""
+"""The index of ledgers by bookie is complete or not returned; shares follow the write sets."""
 
 import pytest
 from bindery_core.errors import BadVersion, BinderyError, Corrupt, MetadataUnavailable
@@ -11,7 +11,7 @@ from simulated import simulate
 B1, B2, B3, B4 = bookies("b1", "b2", "b3", "b4")
 
 
-def test_each_ledger_stands_under_each_wanted_bookie_that_some_segment_names() -> None:
+def test_a_ledger_is_listed_for_each_requested_bookie_that_a_segment_names() -> None:
     client = ScriptedClient(
         {
             1: ledger(("b1", "b2", "b3")),
@@ -39,7 +39,7 @@ def test_reads_in_flight_are_bounded() -> None:
 
 
 @pytest.mark.parametrize("where", ["metadata", "listing"])
-def test_an_outage_in_the_middle_leaves_no_index(where: str) -> None:
+def test_an_outage_during_the_read_returns_no_index(where: str) -> None:
     client = ScriptedClient({n: ledger(("b1", "b2", "b3")) for n in range(20)})
     if where == "metadata":
         client.ledgers[13] = MetadataUnavailable("away")  # type: ignore[index]
@@ -49,7 +49,7 @@ def test_an_outage_in_the_middle_leaves_no_index(where: str) -> None:
         simulate(build_index(client, {B1}.__contains__))
 
 
-def test_deleted_ledgers_are_not_there_and_those_not_understood_are_noted() -> None:
+def test_deleted_ledgers_are_left_out_and_unreadable_ones_are_recorded() -> None:
     client = ScriptedClient({1: ledger(("b1", "b2", "b3")), 3: Corrupt("garbage"), 4: BadVersion("of the future")})
     client.deleted_since = {2}
     index = simulate(build_index(client, {B1}.__contains__))
@@ -61,7 +61,7 @@ def test_deleted_ledgers_are_not_there_and_those_not_understood_are_noted() -> N
 
 @pytest.mark.parametrize("write_quorum", [2, 3])
 @pytest.mark.parametrize("last", [-1, 0, 4, 5, 17])
-def test_a_share_is_what_the_fragments_of_these_bookies_list(write_quorum: int, last: int) -> None:
+def test_a_share_is_the_number_of_entries_in_the_fragments_of_the_bookies(write_quorum: int, last: int) -> None:
     metadata = ledger(
         ("b1", "b2", "b3"), ("b4", "b2", "b3"), firsts=(0, 4), last=max(last, 3), write_quorum=write_quorum
     )
@@ -70,11 +70,11 @@ def test_a_share_is_what_the_fragments_of_these_bookies_list(write_quorum: int, 
         assert share_of(metadata, wanted) == Share(listed, 1000 * listed // (metadata.last_entry_id + 1))
 
 
-def test_of_an_open_ledger_only_closed_segments_are_known() -> None:
+def test_the_share_of_an_open_ledger_counts_only_closed_segments() -> None:
     metadata = ledger(("b1", "b2", "b3"), ("b1", "b2", "b4"), firsts=(0, 5), last=None)
     assert share_of(metadata, {B1}) == Share(5, None)
     assert share_of(metadata, {BookieId("b4")}) == Share(0, None)
 
 
-def test_an_empty_ledger_has_nothing() -> None:
+def test_the_share_of_an_empty_ledger_is_zero() -> None:
     assert share_of(ledger(("b1", "b2", "b3"), last=-1, length=0), {B1}) == Share(0, 0)

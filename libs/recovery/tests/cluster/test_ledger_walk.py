@@ -18,7 +18,7 @@ async def numbers(count: int) -> AsyncIterator[int]:
         yield number
 
 
-def test_results_come_in_order_and_no_more_than_the_limit_are_under_way() -> None:
+def test_results_come_in_order_and_concurrency_is_limited() -> None:
     async def scenario() -> None:
         under_way = most = 0
 
@@ -26,7 +26,7 @@ def test_results_come_in_order_and_no_more_than_the_limit_are_under_way() -> Non
             nonlocal under_way, most
             under_way += 1
             most = max(most, under_way)
-            await asyncio.sleep(1.0 / (number + 1))  # later ones are done earlier
+            await asyncio.sleep(1.0 / (number + 1))  # later items are finished earlier
             under_way -= 1
             return number
 
@@ -36,7 +36,7 @@ def test_results_come_in_order_and_no_more_than_the_limit_are_under_way() -> Non
     simulate(scenario())
 
 
-def test_an_error_ends_it_after_what_came_before_and_cancels_the_rest() -> None:
+def test_an_error_ends_the_iteration_after_earlier_results_and_cancels_the_rest() -> None:
     async def scenario() -> None:
         cancelled: list[int] = []
 
@@ -66,7 +66,7 @@ def test_an_error_ends_it_after_what_came_before_and_cancels_the_rest() -> None:
     simulate(scenario())
 
 
-def test_who_leaves_early_leaves_nothing_behind() -> None:
+def test_closing_the_iteration_early_cancels_all_work() -> None:
     async def scenario() -> None:
         async def work(number: int) -> int:
             if number:
@@ -97,7 +97,7 @@ async def visit(ledger_id: LedgerId) -> str:
     return f"visited {ledger_id}"
 
 
-def test_what_goes_wrong_at_one_ledger_does_not_end_the_walk() -> None:
+def test_an_error_at_one_ledger_does_not_end_the_walk() -> None:
     async def scenario() -> None:
         walk = LedgerWalk(3, timeout_s=10, hung_event="hung", failed_event="failed")
         async with walk.run(each(map(LedgerId, range(1, 7))), visit) as results:
@@ -142,7 +142,7 @@ def test_a_lost_store_a_lost_leadership_and_an_unexpected_error_end_the_walk(
     simulate(scenario())
 
 
-def test_a_timeout_that_the_walk_did_not_set_ends_it() -> None:
+def test_a_timeout_that_the_walk_did_not_set_ends_the_walk() -> None:
     """Skipping the ledger would make an incomplete index of ledgers look complete."""
 
     async def visit(_: LedgerId) -> int:

@@ -1,4 +1,4 @@
-"""Each line of the table in `lost_bookies`, hand-overs and outages, and a history against a naive count."""
+"""Each line of the table in `lost_bookies`, failovers, outages, and random histories compared with a naive count."""
 
 import random
 
@@ -12,7 +12,7 @@ EPOCH_MS = 1_700_000_000_000
 
 
 class Watchman:
-    """A LostBookies that looks every second, as an auditor does."""
+    """A LostBookies that observes the bookies every second."""
 
     def __init__(self, *, delay_s: float = 60.0, settle_s: float = 0.0, now_s: float = 0.0) -> None:
         self.lost = LostBookies(delay_s, settle_s)
@@ -58,7 +58,7 @@ def test_a_bookie_is_lost_once_it_was_absent_for_the_delay_and_not_before(seen: 
     assert seen.lost.left_s(B1, seen.now_s) == 0
 
 
-def test_a_return_within_the_delay_ends_it_and_the_next_absence_begins_anew(seen: Watchman) -> None:
+def test_a_return_within_the_delay_ends_the_absence_and_the_next_one_starts_from_zero(seen: Watchman) -> None:
     for _ in range(5):
         seen.registered.discard(B1)
         seen.run(50)
@@ -84,14 +84,14 @@ def test_a_leased_bookie_is_exempt_and_the_end_of_the_lease_starts_the_delay(see
     assert seen.due == {B1}
 
 
-def test_read_only_is_registered(seen: Watchman) -> None:
-    """Both lists are passed as one list, in which they are not distinguished."""
+def test_a_read_only_bookie_counts_as_registered(seen: Watchman) -> None:
+    """An observation does not distinguish read-only from writable bookies."""
     seen.run(1000)
     assert seen.told == []
     assert seen.lost.next_poll_s(seen.now_s) is None
 
 
-def test_a_handled_bookie_is_not_due_again_until_it_was_back(seen: Watchman) -> None:
+def test_a_handled_bookie_is_not_due_again_until_it_has_returned(seen: Watchman) -> None:
     seen.registered.discard(B1)
     seen.run(61)
     seen.lost.handled([B1])
@@ -108,7 +108,7 @@ def test_a_handled_bookie_is_not_due_again_until_it_was_back(seen: Watchman) -> 
     assert seen.due == {B1}
 
 
-def test_the_regular_recheck_takes_the_handled_and_leaves_delays_alone(seen: Watchman) -> None:
+def test_the_regular_recheck_includes_handled_bookies_and_keeps_delays(seen: Watchman) -> None:
     seen.registered.discard(B1)
     seen.run(61)
     seen.lost.handled([B1])
@@ -142,7 +142,7 @@ def test_a_requested_audit_excludes_exempt_and_registered_bookies(seen: Watchman
 @pytest.mark.parametrize(
     ("delay_s", "due"), [(0, True), (29, True), (30, True), (31, False), (600, False)], ids=lambda value: str(value)
 )
-def test_another_delay_counts_what_has_passed(seen: Watchman, delay_s: float, due: bool) -> None:
+def test_a_changed_delay_counts_the_absence_so_far(seen: Watchman, delay_s: float, due: bool) -> None:
     seen.registered.discard(B1)
     seen.look()
     seen.run(30)
@@ -155,7 +155,7 @@ def test_another_delay_counts_what_has_passed(seen: Watchman, delay_s: float, du
         assert seen.due == {B1}
 
 
-def test_a_longer_delay_takes_back_what_was_due_and_not_yet_audited(seen: Watchman) -> None:
+def test_a_due_bookie_waits_again_after_the_delay_is_extended(seen: Watchman) -> None:
     seen.registered.discard(B1)
     seen.run(70)
     assert seen.due == {B1}
@@ -163,8 +163,8 @@ def test_a_longer_delay_takes_back_what_was_due_and_not_yet_audited(seen: Watchm
     assert seen.due == set()
 
 
-def test_several_lost_at_once_wait_for_the_delay_of_each(seen: Watchman) -> None:
-    """BookKeeper audits at once when a second bookie goes: a rolling restart becomes a storm of copies."""
+def test_the_delay_applies_to_each_of_several_bookies_lost_at_once(seen: Watchman) -> None:
+    """BookKeeper audits at once when a second bookie is lost, so a rolling restart triggers copying."""
     seen.registered.discard(B1)
     seen.look()
     seen.run(30)
@@ -178,7 +178,7 @@ def test_several_lost_at_once_wait_for_the_delay_of_each(seen: Watchman) -> None
     assert seen.due == {B1, B2}
 
 
-def test_a_deleted_cookie_saves_nobody_while_the_delay_runs_and_is_forgotten_after(seen: Watchman) -> None:
+def test_a_bookie_whose_cookie_is_deleted_is_lost_after_its_delay_and_then_forgotten(seen: Watchman) -> None:
     seen.registered.discard(B1)
     seen.look()
     seen.run(30)
@@ -218,8 +218,8 @@ def test_an_audit_requested_in_the_quiet_time_waits_for_its_end() -> None:
     assert seen.due == {B1}
 
 
-def test_an_outage_of_the_store_counts_for_nobody() -> None:
-    """Every session has ended in it; the bookies return one by one."""
+def test_an_outage_of_the_metadata_store_does_not_count_as_absence() -> None:
+    """All sessions end during the outage, and the bookies return at different times."""
     seen = Watchman(delay_s=60, settle_s=15)
     seen.run(20)
     seen.registered.discard(B1)
@@ -241,7 +241,7 @@ def test_an_outage_of_the_store_counts_for_nobody() -> None:
     assert seen.due == {B1}
 
 
-def test_a_process_that_stood_still_has_seen_nothing_meanwhile(seen: Watchman) -> None:
+def test_a_suspended_process_counts_at_most_the_maximum_gap(seen: Watchman) -> None:
     seen.registered.discard(B1)
     seen.look()
     seen.now_s += 3600
@@ -250,10 +250,10 @@ def test_a_process_that_stood_still_has_seen_nothing_meanwhile(seen: Watchman) -
     assert seen.lost.left_s(B1, seen.now_s) == pytest.approx(60 - GAP_MAX_S)
 
 
-# --- hand-over --------------------------------------------------------------------------------------------------------
+# --- failover ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_next_leader_goes_on_from_what_was_observed() -> None:
+def test_the_next_leader_continues_the_observed_absence() -> None:
     first = Watchman(delay_s=60, now_s=500)
     first.registered.discard(B1)
     first.look()
@@ -270,7 +270,7 @@ def test_the_next_leader_goes_on_from_what_was_observed() -> None:
     assert second.told == [], "the first leader has told of it"
 
 
-def test_leaders_that_change_faster_than_the_delay_get_there_all_the_same() -> None:
+def test_the_delay_ends_even_if_each_term_is_shorter_than_the_delay() -> None:
     kept: dict[str, object] = {}
     for number in range(6):
         seen = Watchman(delay_s=60, settle_s=5, now_s=number * 10_000)
@@ -283,7 +283,7 @@ def test_leaders_that_change_faster_than_the_delay_get_there_all_the_same() -> N
     assert kept["b1"]["absent_s"] == 66.0  # type: ignore[index]
 
 
-def test_what_was_handled_stays_so_for_the_next_leader() -> None:
+def test_a_handled_bookie_stays_handled_for_the_next_leader() -> None:
     first = Watchman()
     first.registered.discard(B1)
     first.run(61)
@@ -317,17 +317,17 @@ def test_a_return_between_two_leaders_is_reported() -> None:
         {"b1": {"absent_s": float("inf"), "phase": "waiting", "since_ms": 1}},
     ],
 )
-def test_what_a_former_leader_left_in_no_known_form_begins_the_delay_anew(kept: dict[str, object]) -> None:
+def test_an_invalid_stored_absence_is_ignored(kept: dict[str, object]) -> None:
     seen = Watchman()
     seen.lost.resume(kept)
     assert seen.lost.absences == {}
 
 
-# --- at random --------------------------------------------------------------------------------------------------------
+# --- random histories -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_a_random_history_against_a_naive_count(seed: int) -> None:
+def test_random_histories_give_the_same_result_as_a_naive_count(seed: int) -> None:
     """Naive implementation: count from the history of all polls how long each bookie has been absent."""
     rng = random.Random(seed)
     delay = rng.randrange(1, 20)

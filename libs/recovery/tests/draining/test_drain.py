@@ -54,7 +54,7 @@ class Cluster:
         self.cookies = CookieStore(self.store, LAYOUT)
         self.registered: dict[BookieId, bool] = dict.fromkeys(B[:bookies], True)
         self.follows_membership = True
-        """Bookies turn read-only when they are drained, as ours do."""
+        """Whether bookies turn read-only when they are drained, as Bindery's do."""
         self.now_ms = 1_000_000
         self.unreadable: set[LedgerId] = set()
         self.listings = 0
@@ -87,7 +87,7 @@ class Cluster:
 
         await self.manager.update(ledger_id, transform)
 
-    # what the emptier uses of a ledger client
+    # the part of a ledger client that the emptier uses
 
     def list_ledgers(self) -> AsyncIterator[LedgerId]:
         self.listings += 1
@@ -146,7 +146,7 @@ async def test_starting_a_drain_again_keeps_the_first_totals() -> None:
     await cluster.ledger(B[0], B[1])
     await cluster.emptier.start_drain(B[0])
     await cluster.move(moved, B[0], B[2])
-    cluster.registered = {B[1]: True}  # too few for a new drain; this one goes on
+    cluster.registered = {B[1]: True}  # too few for a new drain; the existing one continues
     again = await cluster.emptier.start_drain(B[0])
     assert again.goes_on
     progress = await anext(cluster.emptier.follow(again))
@@ -171,7 +171,7 @@ async def test_ledgers_created_during_a_drain_are_found_before_the_bookie_is_emp
     assert [(p.ledgers_left, p.done) for p in seen] == [(1, False), (1, False), (0, True)]
 
 
-async def test_below_quorum_is_refused_with_ledger_and_numbers() -> None:
+async def test_a_drain_below_quorum_is_refused_with_ledger_and_numbers() -> None:
     cluster = await cluster_of(4)
     await cluster.ledger(B[0], B[1])
     wide = await cluster.ledger(B[0], B[1], B[2])
@@ -179,10 +179,10 @@ async def test_below_quorum_is_refused_with_ledger_and_numbers() -> None:
     with pytest.raises(BelowQuorum, match=rf"ledger {wide} needs 3 bookies, and without it 2 would .*: b1, b2. Add 1"):
         await cluster.emptier.start_drain(B[0])
     assert (await cluster.memberships.get(B[0])).intent is Intent.ACTIVE
-    cluster.registered[B[4]] = False  # a read-only one takes nothing over
+    cluster.registered[B[4]] = False  # a read-only bookie cannot take over entries
     with pytest.raises(BelowQuorum):
         await cluster.emptier.start_drain(B[0])
-    await cluster.memberships.set(B[3], Intent.MAINTENANCE, until_ms=cluster.now_ms)  # it has run out
+    await cluster.memberships.set(B[3], Intent.MAINTENANCE, until_ms=cluster.now_ms)  # an expired lease
     assert not (await cluster.emptier.start_drain(B[0])).goes_on
 
 

@@ -1,4 +1,4 @@
-"""A reason that calls for reading everything is not lost under one that calls for less."""
+"""The recorded reason of a mark: one that requires all entries to be read is never replaced by a weaker one."""
 
 from itertools import product
 
@@ -12,7 +12,7 @@ from healing_world import World, clock_ms, payloads, world
 
 
 @pytest.mark.parametrize(("standing", "new"), list(product(Reason, Reason)))
-def test_the_stronger_reason_wins_and_of_equals_the_first(standing: Reason, new: Reason) -> None:
+def test_the_stronger_reason_is_kept_and_the_first_of_equal_ones(standing: Reason, new: Reason) -> None:
     found = stronger(standing, new)
     assert found in (standing, new)
     assert (found in CHECKED_ALL) == (standing in CHECKED_ALL or new in CHECKED_ALL)

@@ -82,7 +82,7 @@ async def copy(here: World, client: Client, writer: MemoryWriteHandle, **budget:
     )
 
 
-def test_large_entries_behind_small_ones_do_not_pile_up() -> None:
+def test_large_entries_after_small_ones_do_not_exceed_the_memory_limit() -> None:
     async def scene(here: World) -> None:
         size = 1_500_000
         writer = await here.client.create(password=b"pw")
@@ -139,7 +139,7 @@ def test_a_source_that_hangs_is_skipped_while_there_is_another() -> None:
     play(scene)
 
 
-def test_without_a_digest_in_the_metadata_a_mismatch_proves_nothing() -> None:
+def test_a_digest_mismatch_proves_nothing_if_the_metadata_records_no_digest_type() -> None:
     async def scene(here: World) -> None:
         writer = await here.write(3)
         ledger = here.ledgers.find(writer.ledger_id)

@@ -1,4 +1,4 @@
-"""The grace of an open ledger's writer: it is counted once for each absence."""
+"""The grace period of an open ledger's writer: it starts again for each new absence."""
 
 import asyncio
 from collections.abc import Collection
@@ -16,7 +16,7 @@ def tail(*ensemble: BookieId) -> OpenTail:
     return OpenTail(segment_first=EntryId(0), ensemble=ensemble, lost={}, leaving={})
 
 
-def test_the_grace_runs_out_once_for_each_absence() -> None:
+def test_each_absence_has_its_own_grace_period() -> None:
     async def scenario() -> None:
         graces = Graces(30.0)
 

@@ -52,7 +52,7 @@ def test_an_empty_ledger_gets_another_bookie_and_no_copies() -> None:
     play(scene)
 
 
-def test_two_lost_bookies_are_replaced_by_two_and_each_entry_is_read_once() -> None:
+def test_two_lost_bookies_are_replaced_by_two_others() -> None:
     async def scene(here: World) -> None:
         writer = await here.write(100)
         lost = writer.metadata.last_segment.ensemble[:2]
@@ -67,7 +67,7 @@ def test_two_lost_bookies_are_replaced_by_two_and_each_entry_is_read_once() -> N
     play(scene, bookies=5)
 
 
-def test_a_bookie_that_is_back_before_the_copying_gets_nothing_copied() -> None:
+def test_a_bookie_that_returns_before_the_copy_receives_no_copies() -> None:
     async def scene(here: World) -> None:
         writer = await here.write(200)
         lost = writer.metadata.last_segment.ensemble[1]
@@ -131,7 +131,7 @@ def test_a_bookie_that_returns_during_a_long_copy_ends_it() -> None:
     play(scene)
 
 
-def test_a_hole_is_filled_where_it_is_and_nothing_else_is_copied() -> None:
+def test_a_hole_is_filled_in_place_and_nothing_else_is_copied() -> None:
     async def scene(here: World) -> None:
         writer = await here.write(300)
         holder = writer.metadata.last_segment.ensemble[2]
@@ -162,7 +162,7 @@ def test_all_entries_are_read_from_a_bookie_that_lacks_the_first_and_the_last() 
     play(scene, bookies=3)
 
 
-def test_a_bookie_without_a_first_entry_is_asked_for_every_entry() -> None:
+def test_a_bookie_that_lacks_a_first_entry_is_asked_for_every_entry() -> None:
     async def scene(here: World) -> None:
         writer = await here.write(300)
         holder = writer.metadata.last_segment.ensemble[2]
@@ -176,7 +176,7 @@ def test_a_bookie_without_a_first_entry_is_asked_for_every_entry() -> None:
     play(scene, bookies=3)
 
 
-def test_a_hole_whose_ends_were_filled_by_an_attempt_that_failed_is_not_forgotten() -> None:
+def test_a_hole_is_filled_although_a_failed_attempt_restored_the_first_entry() -> None:
     async def scene(here: World) -> None:
         writer = await here.write(300)
         holder = writer.metadata.last_segment.ensemble[2]
@@ -281,7 +281,7 @@ def test_a_read_only_bookie_with_a_hole_is_replaced_and_serves_as_a_source() -> 
     play(scene)
 
 
-def test_a_draining_bookie_is_a_source_and_then_holds_nothing_also_of_a_single_copy() -> None:
+def test_a_draining_bookie_is_a_source_and_no_ledger_names_it_after_the_repair() -> None:
     async def scene(here: World) -> None:
         single = await here.write(80, ensemble_size=1, write_quorum=1, ack_quorum=1)
         (leaving,) = single.metadata.last_segment.ensemble

@@ -1,4 +1,4 @@
-"""What keeps a ledger from being repaired is recorded, and the repair continues when the obstacle is gone."""
+"""Obstacles to a repair are recorded, and the repair continues when the obstacle is gone."""
 
 import asyncio
 from typing import Any
@@ -69,7 +69,7 @@ def test_a_spare_that_joins_during_an_attempt_is_used_at_once() -> None:
     play(scene, bookies=3)
 
 
-def test_read_only_and_draining_bookies_are_no_spares_and_are_named() -> None:
+def test_read_only_and_draining_bookies_are_no_spares_and_are_named_in_the_obstacle() -> None:
     async def scene(here: World) -> None:
         writer = await here.write(30)
         ensemble = writer.metadata.last_segment.ensemble
@@ -290,7 +290,7 @@ def test_a_fragment_with_an_unreadable_entry_is_not_copied_up_to_it_at_every_att
     play(scene, bookies=6)
 
 
-def test_a_bookie_gets_its_readable_entries_back_although_one_is_lost() -> None:
+def test_a_bookie_gets_its_readable_entries_back_although_one_entry_is_lost() -> None:
     async def scene(here: World) -> None:
         writer = await here.write(100)
         ledger = here.ledgers.find(writer.ledger_id)
@@ -311,7 +311,7 @@ def test_a_bookie_gets_its_readable_entries_back_although_one_is_lost() -> None:
     play(scene)
 
 
-def test_copies_that_are_all_absent_or_corrupt_are_unrecoverable_and_an_error_is_not() -> None:
+def test_a_ledger_is_unrecoverable_if_all_copies_are_absent_or_corrupt_but_not_after_an_error() -> None:
     async def scene(here: World) -> None:
         writer = await here.write(10, ensemble_size=2, write_quorum=2, ack_quorum=2)
         ledger = here.ledgers.find(writer.ledger_id)

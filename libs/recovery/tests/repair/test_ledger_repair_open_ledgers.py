@@ -11,7 +11,7 @@ from bindery_metadata.recovery.recovery_records import Obstacle, Reason, Recover
 from healing_world import World, payloads, play
 
 
-def test_an_idle_open_ledger_is_recovered_after_the_grace_and_not_before() -> None:
+def test_an_idle_open_ledger_is_recovered_after_the_grace_period_and_not_before() -> None:
     async def scene(here: World) -> None:
         writer = await here.write(30, is_closed=False)
         lost = writer.metadata.last_segment.ensemble[2]
@@ -38,7 +38,7 @@ def test_an_idle_open_ledger_is_recovered_after_the_grace_and_not_before() -> No
     play(scene)
 
 
-def test_a_grace_shorter_than_a_second_is_kept() -> None:
+def test_a_grace_period_shorter_than_a_second_is_kept() -> None:
     async def scene(here: World) -> None:
         writer = await here.write(30, is_closed=False)
         lost = writer.metadata.last_segment.ensemble[2]
@@ -101,7 +101,7 @@ def test_a_writer_that_replaces_the_bookie_itself_is_not_fenced_and_its_closed_s
     play(scene)
 
 
-def test_a_second_loss_restarts_the_grace() -> None:
+def test_a_second_loss_restarts_the_grace_period() -> None:
     async def scene(here: World) -> None:
         writer = await here.write(30, is_closed=False)
         ledger = here.ledgers.find(writer.ledger_id)
@@ -125,7 +125,7 @@ def test_a_second_loss_restarts_the_grace() -> None:
     play(scene)
 
 
-def test_an_open_ledger_is_not_fenced_where_no_spare_would_help() -> None:
+def test_an_open_ledger_is_not_fenced_if_there_is_no_spare() -> None:
     async def scene(here: World) -> None:
         writer = await here.write(30, is_closed=False)
         lost = writer.metadata.last_segment.ensemble[2]
@@ -142,7 +142,7 @@ def test_an_open_ledger_is_not_fenced_where_no_spare_would_help() -> None:
     play(scene, bookies=3)
 
 
-def test_an_open_ledger_whose_writer_reported_a_hole_is_waited_for() -> None:
+def test_an_open_ledger_with_a_reported_hole_is_repaired_after_its_writer_closes_it() -> None:
     async def scene(here: World) -> None:
         writer = await here.write(30, is_closed=False)
         holder = writer.metadata.last_segment.ensemble[1]
@@ -162,7 +162,7 @@ def test_an_open_ledger_whose_writer_reported_a_hole_is_waited_for() -> None:
     play(scene)
 
 
-def test_a_recovery_that_is_impossible_now_is_tried_again() -> None:
+def test_an_impossible_recovery_is_tried_again() -> None:
     async def scene(here: World) -> None:
         writer = await here.write(30, is_closed=False)
         lost = writer.metadata.last_segment.ensemble[2]

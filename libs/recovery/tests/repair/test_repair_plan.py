@@ -29,7 +29,7 @@ NOW_MS = 1_000_000
 METADATA = ledger("abc", last=9, length=1000)
 FRAGMENTS = {one.bookie_id: one for one in closed_fragments(METADATA)}
 PLACE = (0, 0)
-"""Of the fragment on A."""
+"""Place of the fragment on A."""
 
 
 def cluster(registered: str, *, read_only: str = "", until_ms: int | None = None, **intents: Intent) -> ClusterView:
@@ -195,10 +195,10 @@ def test_the_most_severe_problem_is_reported_and_the_shortest_pause_counts() -> 
     assert (outcome.state, outcome.obstacle) == (RecoveryState.BACKING_OFF, Obstacle.ERROR)
 
 
-# --- what an attempt learns -------------------------------------------------------------------------------------------
+# --- the state of an attempt ------------------------------------------------------------------------------------------
 
 
-def test_another_round_is_worth_while_after_copies_a_new_refusal_or_a_partial_restore() -> None:
+def test_another_round_follows_copies_a_new_refusal_or_a_partial_restore() -> None:
     attempt = AttemptState(unreadable={3, 5, 40})
     restore = Target(FRAGMENTS[A], A, frozenset({3, 5}))
     replacement = Target(FRAGMENTS[B], D)
@@ -221,7 +221,7 @@ def test_another_round_is_worth_while_after_copies_a_new_refusal_or_a_partial_re
     assert attempt.without_source == {PLACE: problems[0]}, "a replacement got nothing"
 
 
-def test_an_abandoned_copy_proves_only_what_was_unreadable() -> None:
+def test_an_abandoned_copy_records_only_unreadable_entries() -> None:
     attempt = AttemptState()
     refusal = CopyFailure(Obstacle.TARGET_REFUSES, "a is full", refusing=A)
     result = CopyResult(failed={0: refusal}, is_abandoned=True, unreadable=[3])

@@ -209,7 +209,7 @@ def test_a_due_ledger_that_cannot_be_locked_is_searched_for_at_intervals(why: st
         here.lose(writer.metadata.last_segment.ensemble[0])
         await here.mark(writer.ledger_id, writer.metadata.last_segment.ensemble[0])
         healer = here.healer().start()
-        await here.until_tried(writer.ledger_id)  # without a spare it waits for its time
+        await here.until_tried(writer.ledger_id)  # without a spare, it is parked until its retry time
         if why == "paused":
             await here.marks.disable()
         else:

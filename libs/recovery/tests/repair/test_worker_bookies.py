@@ -24,7 +24,7 @@ WAIT_S = 30.0
 
 @asynccontextmanager
 async def working(cluster: BookieCluster, name: str = "worker", **settings: Any) -> AsyncIterator[ReplicationWorker]:
-    """A worker with a session and a client of its own, until the block ends."""
+    """Run a worker with a session and a client of its own until the block ends."""
     store = cluster.tree.connect()
     client = await LedgerClient.connect(store, randomness=random.Random(3), settings=QUICK)
     worker = worker_on(store, client, name, **settings)
@@ -102,7 +102,7 @@ async def test_the_copies_of_a_dead_bookie_are_replaced_for_every_kind_of_ledger
         assert len(concerned) >= 3
 
 
-async def test_a_bookie_restarted_before_the_copy_is_copied_nothing(tmp_path: Path) -> None:
+async def test_a_bookie_restarted_before_the_copy_receives_no_copies(tmp_path: Path) -> None:
     async with bookie_cluster(tmp_path, 4) as cluster:
         client = await cluster.client()
         writers = [await write(client, 100) for _ in range(4)]
@@ -167,7 +167,7 @@ async def test_a_ledger_without_a_spare_is_healed_within_seconds_when_a_bookie_j
         assert "bookie-3" in metadata.last_segment.ensemble
 
 
-async def test_a_living_writer_replaces_the_bookie_itself_and_is_not_fenced(tmp_path: Path) -> None:
+async def test_a_running_writer_replaces_the_bookie_itself_and_is_not_fenced(tmp_path: Path) -> None:
     async with bookie_cluster(tmp_path, 4) as cluster:
         client = await cluster.client()
         writer = await write(client, 100, is_closed=False)
@@ -186,7 +186,9 @@ async def test_a_living_writer_replaces_the_bookie_itself_and_is_not_fenced(tmp_
         assert all(lost not in segment.ensemble for segment in metadata.segments)
 
 
-async def test_an_idle_open_ledger_is_closed_after_the_grace_with_all_that_was_acknowledged(tmp_path: Path) -> None:
+async def test_an_idle_open_ledger_is_closed_after_the_grace_period_with_all_acknowledged_entries(
+    tmp_path: Path,
+) -> None:
     async with bookie_cluster(tmp_path, 4) as cluster:
         client = await cluster.client()
         writer = await write(client, 100, is_closed=False)
@@ -205,8 +207,8 @@ async def test_an_idle_open_ledger_is_closed_after_the_grace_with_all_that_was_a
             await writer.add(b"late")
 
 
-async def test_holes_that_only_reading_all_finds_are_filled_in_place(tmp_path: Path) -> None:
-    """A writer continued without an absent bookie, which has none of the entries written meanwhile."""
+async def test_holes_that_only_a_check_of_all_entries_finds_are_filled_in_place(tmp_path: Path) -> None:
+    """A writer continued without an absent bookie, which lacks the entries written in the meantime."""
     async with bookie_cluster(tmp_path, 3) as cluster:
         client = await cluster.client()
         writer = await write(client, 100, is_closed=False)
@@ -227,7 +229,7 @@ async def test_holes_that_only_reading_all_finds_are_filled_in_place(tmp_path: P
         assert (await assert_whole(client, writer.ledger_id, 200)).segments == metadata.segments
 
 
-async def test_a_single_copy_on_an_absent_bookie_is_whole_when_the_bookie_returns(tmp_path: Path) -> None:
+async def test_a_ledger_with_a_single_copy_on_an_absent_bookie_is_whole_when_the_bookie_returns(tmp_path: Path) -> None:
     async with bookie_cluster(tmp_path, 3) as cluster:
         client = await cluster.client()
         writer = await write(client, 50, ensemble_size=1, write_quorum=1, ack_quorum=1)
@@ -243,7 +245,7 @@ async def test_a_single_copy_on_an_absent_bookie_is_whole_when_the_bookie_return
         await assert_whole(client, writer.ledger_id, 50)
 
 
-async def test_a_worker_whose_session_ends_in_the_middle_is_followed_by_another(tmp_path: Path) -> None:
+async def test_another_worker_completes_the_repair_after_the_session_of_the_first_ends(tmp_path: Path) -> None:
     async with bookie_cluster(tmp_path, 4) as cluster:
         client = await cluster.client()
         writer = await write(client, 3_000)

@@ -157,7 +157,7 @@ def record(
         ),
     ],
 )
-def test_a_ledger_that_is_not_marked(facts: dict[str, Any], sentence: str, waits: bool) -> None:
+def test_a_ledger_without_a_mark_has_an_explanation(facts: dict[str, Any], sentence: str, waits: bool) -> None:
     assert said(mark=None, **facts) == (sentence, waits)
 
 
@@ -249,7 +249,9 @@ def test_a_ledger_that_is_not_marked(facts: dict[str, Any], sentence: str, waits
         ),
     ],
 )
-def test_a_ledger_that_has_met_no_obstacle(facts: dict[str, Any], sentence: str, waits: bool) -> None:
+def test_a_marked_ledger_without_an_obstacle_has_an_explanation(
+    facts: dict[str, Any], sentence: str, waits: bool
+) -> None:
     assert said(**facts) == (sentence, waits)
 
 
@@ -423,10 +425,10 @@ def test_every_reason_has_its_words(reason: Reason) -> None:
     ("value", "text"),
     [(0.2, "1 s"), (119, "119 s"), (120, "2 min"), (7200, "2 h"), (200_000, "2 days")],
 )
-def test_spans(value: float, text: str) -> None:
+def test_a_span_is_shown_in_one_unit(value: float, text: str) -> None:
     assert sentences.span(value) == text
 
 
 @pytest.mark.parametrize(("value", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (2**50, "1024.0 TiB")])
-def test_sizes(value: int, text: str) -> None:
+def test_a_size_is_shown_in_one_unit(value: int, text: str) -> None:
     assert sentences.size(value) == text

@@ -52,13 +52,13 @@ def record(ledger_id: int, state: RecoveryState = RecoveryState.WAITING, **chang
     return RecoveryRecord(LedgerId(ledger_id), state, **{**defaults, **changes})
 
 
-def test_nothing_marked_is_done() -> None:
+def test_the_estimate_is_zero_if_nothing_is_marked() -> None:
     progress = summarize(snapshot())
     assert (progress.marked, progress.eta_s, progress.why_no_eta) == (0, 0.0, "")
     assert progress.oldest_mark_age_s is None
 
 
-def test_the_estimate_is_what_is_left_by_the_rate() -> None:
+def test_the_estimate_divides_the_remaining_bytes_by_the_rate() -> None:
     progress = summarize(snapshot(record(1), record(2)))
     assert (progress.bytes_left, progress.entries_left) == (20 * MIB, 200)
     assert (progress.rate_bytes_per_s, progress.eta_s, progress.why_no_eta) == (2 * MIB, 10.0, "")
@@ -86,7 +86,7 @@ def test_blocked_and_unrecoverable_ledgers_are_not_in_the_estimate() -> None:
     assert progress.by_obstacle == {"no_spare": 1, "no_copy_left": 1}
 
 
-def test_a_retry_that_is_far_away_is_waited_for() -> None:
+def test_the_estimate_includes_the_wait_for_a_later_retry() -> None:
     later = record(2, RecoveryState.BACKING_OFF, missing_bytes=0, next_retry_ms=NOW_MS + 200_000)
     assert summarize(snapshot(record(1), later)).eta_s == 200.0
 
@@ -190,7 +190,7 @@ def test_a_drain_is_measured_in_bytes_and_is_complete_only_when_no_ledger_names_
     assert draining.since_ms == 7
 
 
-def test_leases_that_are_valid_are_listed() -> None:
+def test_valid_leases_are_listed() -> None:
     b1, b2 = BookieId("b1"), BookieId("b2")
     given = {
         b1: Membership(b1, Intent.MAINTENANCE, until_ms=NOW_MS + 1, version=0),
@@ -217,7 +217,7 @@ def test_closing_records_that_were_not_checked_are_counted_and_have_an_age() -> 
     simulate(scenario())
 
 
-def test_the_summary_is_json() -> None:
+def test_the_summary_can_be_written_as_json() -> None:
     text = json.dumps(summarize(snapshot(record(1), unrecorded=1)).to_json())
     assert json.loads(text)["marked"] == 2
 
@@ -229,7 +229,7 @@ def reports(**done: int) -> list[WorkerReport]:
     return [WorkerReport(name, NOW_MS, bytes_done_total=total) for name, total in done.items()]
 
 
-def test_the_pace_is_what_was_copied_over_the_last_minute() -> None:
+def test_the_pace_is_the_average_rate_of_the_last_minute() -> None:
     pace = Pace()
     assert pace.bytes_per_s() is None
     pace.note(reports(w1=1_000_000), NOW_MS)
@@ -270,7 +270,7 @@ def test_idle_times_and_times_without_readings_do_not_count() -> None:
 def test_workers_that_start_stop_or_restart_add_what_they_copied_since_the_last_reading() -> None:
     pace = Pace()
     pace.note(reports(w1=500), NOW_MS)
-    pace.note(reports(w1=600, w2=10_000), NOW_MS + 5000)  # w2 copied its 10,000 before we looked
+    pace.note(reports(w1=600, w2=10_000), NOW_MS + 5000)  # w2 copied 10,000 bytes before its first report
     pace.note(reports(w2=10_100), NOW_MS + 10_000)
     pace.note(reports(w1=50, w2=10_100), NOW_MS + 20_000)  # w1 was restarted
     assert pace.bytes_per_s() == pytest.approx((100 + 100 + 50) / 20)
@@ -285,7 +285,7 @@ def collector(world: World) -> ProgressCollector:
     )
 
 
-def test_the_whole_way_from_a_lost_bookie_to_a_healed_cluster() -> None:
+def test_progress_is_reported_from_the_loss_of_a_bookie_to_the_last_repair() -> None:
     async def scenario() -> None:
         world = await World.make(ledgers={n: ledger(("b1", "b2", "b3"), length=MIB) for n in range(100)})
         await world.start_auditor("a1")
@@ -322,7 +322,7 @@ def test_the_whole_way_from_a_lost_bookie_to_a_healed_cluster() -> None:
     simulate(scenario())
 
 
-def test_callers_share_a_reading_and_an_outage_is_raised() -> None:
+def test_callers_share_a_read_and_an_outage_is_raised() -> None:
     async def scenario() -> None:
         world = await World.make(ledgers={})
         progress = collector(world)
