@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Final
 
 CGROUPS: Final = Path("/sys/fs/cgroup")
+"""Directory in which the kernel shows the control groups of this container."""
 _FILES: Final = ("memory.max", "memory/memory.limit_in_bytes")
 """Files of cgroup version 2 and of version 1, in which the largest number means no limit."""
 _NO_LIMIT: Final = 2**60

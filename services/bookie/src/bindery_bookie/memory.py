@@ -32,6 +32,7 @@ KIB: Final = 1024
 MIB: Final = 1024 * KIB
 
 BASE_SIZE: Final = 112 * MIB
+"""Bytes that a bookie uses without load."""
 SIZE_MIN: Final = 160 * MIB
 """Minimum of `memory_size_max` in bytes."""
 PENDING_READ_SIZE: Final = 256

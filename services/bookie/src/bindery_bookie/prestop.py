@@ -54,6 +54,7 @@ SESSION_TIMEOUT_S: Final = 4.0
 ATTEMPTS_MAX: Final = 3
 """Maximum number of attempts to set the membership if other writers change it at the same time."""
 REASON: Final = "stopped in order"
+"""Reason recorded with the maintenance."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

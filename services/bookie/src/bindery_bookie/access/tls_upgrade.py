@@ -41,6 +41,8 @@ from bindery_core.wire.messages import AuthRequest, Request, StartTlsRequest
 
 
 class TlsState(Enum):
+    """The state of one connection, as in the table of the module."""
+
     CLEAR = auto()
     ACCEPTED = auto()
     DRAINING = auto()

@@ -95,6 +95,8 @@ class Shard(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdminContext:
+    """The parts of one bookie, for the handlers of the admin API."""
+
     bookie_id: str
     store: EntryStore
     state: BookieState

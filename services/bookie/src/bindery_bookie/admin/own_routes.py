@@ -39,10 +39,14 @@ SCRUB_RATE_MAX: Final = 100 * 2**30
 
 
 class NoDrills(NotThere):
+    """This bookie was started without fault injection."""
+
     code = "no_drills"
 
 
 class NoScrub(NotThere):
+    """The scrub does not run, for example because the storage is not open yet."""
+
     code = "no_scrub"
 
 

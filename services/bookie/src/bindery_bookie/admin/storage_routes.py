@@ -38,9 +38,12 @@ from bindery_bookie.storage.journal.mark import read_mark
 T = TypeVar("T")
 
 FILE_TYPES: Final = ("journal", "entrylog", "index")
+"""Values of the parameter `file_type`; any other value lists all of them."""
 
 
 class NoGarbageCollection(NotThere):
+    """Garbage collection does not run, for example because the storage is not open yet."""
+
     code = "no_garbage_collection"
 
 

@@ -42,6 +42,7 @@ from bindery_bookie.storage.corruption.limbo import write_marker
 from bindery_bookie.storage.io import reserve
 from bindery_bookie.storage.io.disk import Disk
 
+# Values of `storage.on_lost_storage`.
 REPAIR: Final = "repair"
 REFUSE: Final = "refuse"
 

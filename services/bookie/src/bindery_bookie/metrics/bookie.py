@@ -35,6 +35,7 @@ from bindery_kit.observability.op_stat import Operation, OpStat
 from bindery_bookie.metrics.storage_metrics import ShardMetrics, add_storage
 from bindery_bookie.storage.stats import StorageStats
 
+# Operations with a summary of their own, <OP> in the table above.
 OPERATIONS: Final = (
     "ADD_ENTRY",
     "READ_ENTRY",

@@ -45,10 +45,14 @@ _CONCURRENT_READS_MAX: Final = 50
 
 
 class CannotAdopt(Conflict):
+    """The directories must not be assigned to this bookie; nothing was written."""
+
     code = "cannot_adopt"
 
 
 class CannotRetire(Conflict):
+    """The cookie must not be removed; nothing was removed."""
+
     code = "cannot_retire"
 
 

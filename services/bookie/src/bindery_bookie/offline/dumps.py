@@ -138,6 +138,7 @@ def dump_log(directory: str, log_id: int, disk: Disk, *, ledger_id: int | None =
 
 
 def log_record(record: LogRecord) -> Facts:
+    """Return the facts of one record of an entry log."""
     facts: Facts = {"what": "record", "offset": record.offset, **record_facts(record.body)}
     if not record.is_anchored:
         facts["after_damage"] = True

@@ -19,6 +19,7 @@ from bindery_bookie.storage.journal.journal_format import JournalPosition
 from bindery_bookie.storage.journal.mark import LastLogMark, read_mark
 from bindery_bookie.storage.opening.rebuild import IndexRebuild
 
+# Entry id of a control record -> its `kind` in the output.
 CONTROL_NAMES: Final = {
     control.MASTER_KEY: "master key",
     control.FENCE: "fence",

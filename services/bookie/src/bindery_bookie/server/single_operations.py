@@ -34,7 +34,7 @@ from bindery_bookie.storage.store import EntryStore
 OK: Final = int(Status.OK)
 RequestT = TypeVar("RequestT", bound=Request)
 Work = Callable[[RequestT], Coroutine[Any, Any, Response]]
-"""Returns the response to a request. Raises BinderyError, of which the status of the response is made."""
+"""Returns the response to a request. Raises BinderyError, which determines the status of an error response."""
 
 
 class SingleOperations:

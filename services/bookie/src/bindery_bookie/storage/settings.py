@@ -17,11 +17,15 @@ GIB: Final = 1024 * MIB
 
 
 class LedgerStorageKind(StrEnum):
+    """Values of `ledger_storage`."""
+
     SORTED = "sorted"
     INTERLEAVED = "interleaved"
 
 
 class LostStorage(StrEnum):
+    """Values of `on_lost_storage`."""
+
     REPAIR = "repair"
     REFUSE = "refuse"
 

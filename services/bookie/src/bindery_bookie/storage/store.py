@@ -36,10 +36,14 @@ class LacState:
     """The data for an answer to READ_LAC."""
 
     explicit_packet: bytes | None
+    """The explicit LAC packet as its writer sent it."""
     last_entry: bytes | None
+    """The frame of the last stored entry."""
 
 
 class EntryStore(Protocol):
+    """The ledgers that a bookie, or one of its shards, stores. Event loop only."""
+
     async def open(self, *, on_progress: Callable[[ReplayProgress], None] | None = None) -> None:
         """Open files and index, replay the journal after LastLogMark. Raises DamagedStorage with file and offset."""
         ...

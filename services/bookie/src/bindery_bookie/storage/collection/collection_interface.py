@@ -15,10 +15,14 @@ LEDGERS_SHOWN_MAX: Final = 1000
 
 
 class NoSuchEntryLog(NotThere):
+    """The shard has no entry log with this id."""
+
     code = "no_such_log"
 
 
 class LogState(StrEnum):
+    """The state of an entry log."""
+
     OPEN = "open"
     """Being written by flushes, or left by an unfinished flush."""
     SEALED = "sealed"
@@ -30,6 +34,8 @@ class LogState(StrEnum):
 
 
 class CollectionKind(StrEnum):
+    """A kind of garbage collection."""
+
     REMOVAL = "removal"
     """Removal of logs without live entries."""
     MINOR = "minor"

@@ -36,11 +36,15 @@ FILE_NAME: Final = "LIMBO"
 _TEMPORARY_NAME: Final = "LIMBO.new"
 VERSION: Final = 1
 SIZE_MAX: Final = 16 * 1024
+"""Maximum size of the file in bytes."""
 _REASON_SIZE_MAX: Final = 2000
 PROBLEMS_MAX: Final = 1000
+"""Maximum number of ledgers whose problem is kept."""
 
 
 class LimboPhase(StrEnum):
+    """The phase of a shard in limbo, as in the table of the module."""
+
     LISTING = "listing"
     REPAIRING = "repairing"
 

@@ -85,6 +85,7 @@ class StorageForm:
     encoder: type[Encoder]
 
 
+# Setting `ledger_storage` -> the parts of this form.
 FORMS: Final = {
     LedgerStorageKind.SORTED: StorageForm(WriteCache, Adds, Encoder),
     LedgerStorageKind.INTERLEAVED: StorageForm(InterleavedCache, InterleavedAdds, InterleavedEncoder),

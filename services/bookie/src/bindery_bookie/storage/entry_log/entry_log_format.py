@@ -77,6 +77,7 @@ BODY_SIZE_MAX: Final = 256 * 1024 * 1024
 """Maximum size of a body in bytes, so that a reader allocates no more for a damaged size. Frames are much smaller."""
 
 LOG_ID_MAX: Final = 2**31 - 1
+"""Greatest log id, so that a location fits into 63 bits."""
 OFFSET_BITS: Final = 32
 OFFSET_MASK: Final = 2**OFFSET_BITS - 1
 
@@ -151,6 +152,7 @@ def check_file_header(file: ReadableFile, *, path: str, log_id: int) -> int | No
 
 
 def pack_record(body: bytes) -> bytes:
+    """Return a record: header and body."""
     size = len(body)
     return _RECORD.pack(crc32c(body, size), size) + body
 
@@ -190,6 +192,7 @@ def pack_ledgers_map(sizes: Mapping[int, int], deletions: Container[int] = ()) -
 
 
 def pack_trailer(map_offset: int) -> bytes:
+    """Return a trailer. `map_offset`: offset of the body of the ledgers map in the file."""
     head = _TRAILER.pack(TRAILER_MAGIC, map_offset)
     return head + _DIGEST.pack(crc32c(head))
 

@@ -83,7 +83,9 @@ class Run:
     ledger_id: int
     first_entry_id: int
     location: int
+    """Location of the body of the first entry."""
     sizes: Sequence[int]
+    """Body size per slot in bytes; 0: a hole."""
 
     @property
     def last_entry_id(self) -> int:
@@ -115,6 +117,8 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class LedgerRow:
+    """A ledger row, decoded. The ids are -1 if there is none."""
+
     master_key: bytes
     is_fenced: bool
     lac: int
@@ -125,6 +129,7 @@ class LedgerRow:
 
 
 def run_key(ledger_id: int, first_entry_id: int) -> bytes:
+    """Return the key of the run that begins at `first_entry_id`."""
     return _RUN_KEY.pack(RUN_KEY_START, ledger_id, first_entry_id)
 
 
@@ -133,20 +138,24 @@ def ledger_key(ledger_id: int) -> bytes:
 
 
 def unpack_ledger_key(key: bytes) -> int:
+    """Return the ledger id in the key of a ledger row. Raises DamagedIndex."""
     if len(key) != _LEDGER_KEY.size:
         raise DamagedIndex("ledger key has the wrong size", key=key.hex())
     return int(_LEDGER_KEY.unpack(key)[1])
 
 
 def batch_row_key(number: int) -> bytes:
+    """Return the key of the row of batch `number`."""
     return BATCH_ROW_START + _GENERATION.pack(number)
 
 
 def pack_generation(generation: int) -> bytes:
+    """Return the value of any row with one u64, such as the generation."""
     return _GENERATION.pack(generation)
 
 
 def unpack_generation(value: bytes) -> int:
+    """Return the number in a value of `pack_generation`. Raises DamagedIndex."""
     if len(value) != _GENERATION.size:
         raise DamagedIndex("generation has the wrong size", value=value.hex())
     return int(_GENERATION.unpack(value)[0])
@@ -165,6 +174,7 @@ def relocated(value: bytes, location: int) -> bytes:
 
 
 def pack_run(location: int, sizes: Sequence[int]) -> bytes:
+    """Return the value of a run. `location`: of the first entry; `sizes`: body size per slot, 0 for a hole."""
     assert 0 < len(sizes) <= RUN_SLOTS_MAX
     assert sizes[0]
     assert sizes[-1]
@@ -172,7 +182,7 @@ def pack_run(location: int, sizes: Sequence[int]) -> bytes:
 
 
 def unpack_run(key: bytes, value: bytes) -> Run:
-    """Raises DamagedIndex."""
+    """Return the run in a row of the index. Raises DamagedIndex."""
     count, rest = divmod(len(value) - _LOCATION.size, 4)
     if len(key) != _RUN_KEY.size or rest or not 0 < count <= RUN_SLOTS_MAX:
         raise DamagedIndex("index row is damaged", key=key.hex(), size=len(value))
@@ -191,7 +201,7 @@ def pack_ledger_row(row: LedgerRow) -> bytes:
 
 
 def unpack_ledger_row(value: bytes, *, ledger_id: int) -> LedgerRow:
-    """Raises DamagedIndex."""
+    """Return a ledger row; `ledger_id` is for the error only. Raises DamagedIndex."""
     if len(value) < _ROW.size:
         raise DamagedIndex("ledger row is short", ledger_id=ledger_id, size=len(value))
     version, flags, lac, last_entry_id, key_size = _ROW.unpack_from(value)

@@ -61,6 +61,7 @@ VERSION: Final = 2
 GROUP_MAGIC: Final = b"GRUP"
 GROUP_END: Final = b"DNE!"
 SECTOR_SIZE: Final = 512
+"""Size in bytes of the unit at whose boundaries groups start."""
 HEADER_SIZE: Final = SECTOR_SIZE
 GROUP_HEADER_SIZE: Final = 32
 GROUP_SIZE_MAX: Final = 1024 * 1024 * 1024
@@ -106,11 +107,15 @@ class JournalPosition:
 
 @dataclass(frozen=True, slots=True)
 class Group:
+    """A group that was read from a journal file."""
+
     offset: int
+    """Offset in the file in bytes."""
     size: int
     """Size of the group on disk in bytes, including padding."""
     sequence: int
     records: Sequence[bytes]
+    """Bodies of the records, in order."""
 
 
 def file_name(journal_id: int) -> str:

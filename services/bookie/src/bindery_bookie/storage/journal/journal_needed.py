@@ -14,6 +14,7 @@ from bindery_bookie.storage.io.disk import Disk
 from bindery_bookie.storage.journal import journal_format
 
 SUFFIX: Final = ".needed"
+"""End of the file's name, after the name of the journal."""
 
 
 def parse_needed_name(name: str) -> int | None:

@@ -29,6 +29,7 @@ _TEMPORARY_NAME: Final = "scrub.new"
 _MAGIC: Final = b"BNDS 1 "
 _DIGEST_SIZE: Final = 8
 REGIONS_MAX: Final = 1000
+"""Maximum number of quarantined regions recorded per shard."""
 SIZE_MAX: Final = 4 * 1024 * 1024
 """Maximum size of the file in bytes: much more than REGIONS_MAX regions with long paths."""
 

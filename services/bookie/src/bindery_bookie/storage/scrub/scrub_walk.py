@@ -52,6 +52,8 @@ _BAD_MEDIUM: Final = frozenset((errno.EIO, errno.ENODATA, errno.EILSEQ, errno.EU
 
 
 class ScrubPhase(StrEnum):
+    """A phase of a round, in the order of the table of the module."""
+
     LOGS = "logs"
     LEDGERS = "ledgers"
     ENTRIES = "entries"
