@@ -6,8 +6,8 @@ Names, labels, images, quantities. Every helper takes the root context, or a dic
 {{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
 {{- end }}
 
-{{/* What every object's name begins with. 40 characters leave room for "-bookie-123" and for a hash, within the 63 of a
-label. It is part of each bookie's identity: another name is another cluster. */}}
+{{/* Prefix of every object's name. A maximum of 40 characters leaves room for "-bookie-123" and for a hash within the 63
+characters of a label. It is part of each bookie's identity: a release with another name is another cluster. */}}
 {{- define "bindery.fullname" -}}
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride }}
@@ -25,7 +25,7 @@ label. It is part of each bookie's identity: another name is another cluster. */
 {{- printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
 {{- end }}
 
-{{/* The three labels that never change: selectors are made of nothing else. Takes (dict "root" $ "component" "bookie"). */}}
+{{/* The three labels that never change. Selectors use only these. Takes (dict "root" $ "component" "bookie"). */}}
 {{- define "bindery.selectorLabels" -}}
 app.kubernetes.io/name: {{ include "bindery.name" .root | quote }}
 app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
@@ -43,7 +43,7 @@ app.kubernetes.io/component: {{ .component }}
 {{- end }}
 
 {{/* metadata of an object: name, namespace, labels, annotations.
-Takes (dict "root" $ "component" "bookie" "name" "x-bookie") and, if wanted, "labels" and "annotations". */}}
+Takes (dict "root" $ "component" "bookie" "name" "x-bookie") and optionally "labels" and "annotations". */}}
 {{- define "bindery.metadata" -}}
 name: {{ .name | quote }}
 namespace: {{ .root.Release.Namespace | quote }}
@@ -56,7 +56,7 @@ annotations:
 {{- end }}
 {{- end }}
 
-{{/* The values of one workload: what it sets, over `defaults`. Maps are merged, lists replaced.
+{{/* The values of one workload, merged over `defaults`: maps are merged, lists are replaced.
 Takes (dict "root" $ "component" "bookie"); use with fromYaml. */}}
 {{- define "bindery.workload" -}}
 {{- $block := get (dict "gate" "upgradeGate" "test" "helmTest" "audit-executor" "audit") .component | default .component -}}
@@ -67,8 +67,9 @@ Takes (dict "root" $ "component" "bookie"); use with fromYaml. */}}
 {{- toYaml $workload }}
 {{- end }}
 
-{{/* The toolbox's image, with what a job says of its own in place of each part; a tag of its own, also in place of the
-toolbox's digest; another repository, in place of the toolbox's tag and digest, which are not of that image. Takes (dict "root" $ "own" .Values.init.image); use with fromYaml. */}}
+{{/* The image of a job: the toolbox's image, with each field that the job sets itself replaced. A tag of the job also
+removes the toolbox's digest. Another repository also removes the toolbox's tag and digest, which belong to another image.
+Takes (dict "root" $ "own" .Values.init.image); use with fromYaml. */}}
 {{- define "bindery.toolboxImage" -}}
 {{- $image := mergeOverwrite (deepCopy .root.Values.defaults.image) (deepCopy .root.Values.toolbox.image) -}}
 {{- $own := default dict .own -}}
@@ -81,7 +82,7 @@ toolbox's digest; another repository, in place of the toolbox's tag and digest, 
 {{- toYaml $image }}
 {{- end }}
 
-{{/* The name of an image. Takes (dict "root" $ "image" .Values.bookie.image). A digest wins over a tag. */}}
+{{/* The name of an image. Takes (dict "root" $ "image" .Values.bookie.image). A digest is used instead of the tag. */}}
 {{- define "bindery.image" -}}
 {{- $repository := .image.repository -}}
 {{- with default dict .root.Values.global -}}
@@ -104,7 +105,7 @@ toolbox's digest; another repository, in place of the toolbox's tag and digest, 
 {{- end }}
 {{- end }}
 
-{{/* Where ZooKeeper is: host:port, comma-separated. */}}
+{{/* Addresses of the ZooKeeper servers: host:port, comma-separated. */}}
 {{- define "bindery.zookeeperServers" -}}
 {{- if .Values.zookeeper.enabled -}}
 {{- printf "%s-zookeeper:2181" (include "bindery.fullname" .) }}
@@ -113,12 +114,12 @@ toolbox's digest; another repository, in place of the toolbox's tag and digest, 
 {{- end }}
 {{- end }}
 
-{{/* Where the broker is, from inside the cluster. */}}
+{{/* URL of the broker inside the Kubernetes cluster. */}}
 {{- define "bindery.brokerUrl" -}}
 {{- printf "http://%s-broker:%d" (include "bindery.fullname" .) (int .Values.broker.service.port) }}
 {{- end }}
 
-{{/* Workloads that have a service account, but for the gate, whose account exists only together with its job. */}}
+{{/* Workloads that have a service account, except the gate, whose account exists only together with its job. */}}
 {{- define "bindery.accountComponents" -}}
 {{- $components := list "bookie" "broker" "auditor" }}
 {{- if .Values.zookeeper.enabled }}{{ $components = append $components "zookeeper" }}{{ end }}
@@ -129,13 +130,13 @@ toolbox's digest; another repository, in place of the toolbox's tag and digest, 
 {{- toYaml $components }}
 {{- end }}
 
-{{/* CPUs of a quantity such as 250m, 2 or 1.5. */}}
+{{/* Number of CPUs of a quantity such as 250m, 2 or 1.5. */}}
 {{- define "bindery.cpus" -}}
 {{- $text := toString . -}}
 {{- if hasSuffix "m" $text -}}{{- divf (trimSuffix "m" $text | float64) 1000.0 -}}{{- else -}}{{- float64 $text -}}{{- end -}}
 {{- end }}
 
-{{/* Bytes of a quantity such as 512Mi, 1.5Gi, 2G or 1048576; whole bytes, as decimal digits. */}}
+{{/* Number of bytes of a quantity such as 512Mi, 1.5Gi, 2G or 1048576, as an integer in decimal digits. */}}
 {{- define "bindery.bytes" -}}
 {{- $text := . | toString -}}
 {{- if kindIs "float64" . -}}{{- $text = int64 . | toString -}}{{- end -}}

@@ -1,5 +1,5 @@
-{{/* This release's pods as peers of network policies: `all`, those that read and write entries (`storage`), `zookeeper`,
-and `spark`, the driver and the executors of audits. Use with fromYaml. */}}
+{{/* Groups of this release's pods as peers of network policies: `all`; `storage`, which read and write entries;
+`zookeeper`; and `spark`, the driver and the executors of audits. Use with fromYaml. */}}
 {{- define "bindery.policyPeers" -}}
 {{- $release := dict "app.kubernetes.io/name" (include "bindery.name" .) "app.kubernetes.io/instance" .Release.Name -}}
 {{- $component := "app.kubernetes.io/component" -}}

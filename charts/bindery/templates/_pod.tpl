@@ -1,18 +1,18 @@
 {{/*
-The pod template that all workloads share. A workload's own file says what only it knows: its container's ports,
-command, environment, hooks, probes and mounts, and the volumes behind them. Everything that an operator may turn for
-any workload is added here, once.
+The pod template that all workloads share. The file of a workload has its specific parts: its container's ports, command,
+environment, hooks, probes and mounts, and its volumes. This template adds everything that an operator can configure for
+every workload.
 */}}
 
 {{/* Takes a dict:
   root       the root context
-  token      whether the pod gets a token for the Kubernetes API whatever the values say; may be left out
+  token      whether the pod gets a token for the Kubernetes API regardless of the values; may be omitted
   component  the key of the workload in the values; also the name of its container
-  container  text: the workload's own members of the container, as YAML
+  container  text: the workload's fields of the container, as YAML
   volumes    text: a list of volumes, as YAML; may be empty
-  checksum   text whose change restarts the pods: what a ConfigMap holds; may be empty
+  checksum   text whose change restarts the pods: the content of a ConfigMap; may be empty
   probes     dict of startup, liveness, readiness: each a dict with the handler and the defaults of this workload
-  pod        text: the workload's own members of the pod's spec, as YAML; may be empty
+  pod        text: the workload's fields of the pod's spec, as YAML; may be empty
 */}}
 {{- define "bindery.podTemplate" -}}
 {{- $context := dict "root" .root "component" .component -}}
@@ -31,7 +31,7 @@ any workload is added here, once.
 {{- $context := dict "root" .root "component" .component -}}
 metadata:
   labels:
-    {{- /* Without the versions: they would restart pods whose image did not change. */}}
+    {{- /* The labels with versions are omitted, because they would restart pods whose image did not change. */}}
     {{- $labels := include "bindery.labels" $context | fromYaml }}
     {{- toYaml (mergeOverwrite (deepCopy (default dict $w.podLabels)) (omit $labels "helm.sh/chart" "app.kubernetes.io/version")) | nindent 4 }}
   {{- $annotations := deepCopy (default dict $w.podAnnotations) }}
@@ -45,7 +45,7 @@ metadata:
 spec:
   serviceAccountName: {{ include "bindery.serviceAccountName" $context | quote }}
   automountServiceAccountToken: {{ or .token $w.automountServiceAccountToken | default false }}
-  # The variables that Kubernetes would make of the services' names look like our settings (BINDERY_BROKER_PORT).
+  # The variables that Kubernetes derives from the names of services look like settings of Bindery (BINDERY_BROKER_PORT).
   enableServiceLinks: false
   {{- with $w.shareProcessNamespace }}
   shareProcessNamespace: {{ . }}
@@ -94,7 +94,7 @@ spec:
     - name: {{ .component }}
       image: {{ include "bindery.image" (dict "root" $root "image" $w.image) }}
       imagePullPolicy: {{ $w.image.pullPolicy }}
-      # A process that dies without a last word of its own leaves the end of its log in the pod's status.
+      # If a process ends without a termination message, the pod's status shows the end of its log.
       terminationMessagePolicy: FallbackToLogsOnError
       securityContext:
         {{- toYaml $w.containerSecurityContext | nindent 8 }}
@@ -132,7 +132,8 @@ spec:
     {{- end }}
 {{- end }}
 
-{{/* Environment variables: the operator's replace ours of the same name, in ours' place, where later ones refer to them. */}}
+{{/* Environment variables. A variable of the operator replaces the chart's variable of the same name at the same position,
+because later variables may refer to it. */}}
 {{- define "bindery.mergedEnv" -}}
 {{- $theirs := dict -}}
 {{- range .theirs -}}{{- $_ := set $theirs .name . -}}{{- end -}}
@@ -148,8 +149,8 @@ spec:
 {{- toYaml $result }}
 {{- end }}
 
-{{/* Which nodes two pods of a workload may share. Soft by default: on one node all still start. Hard for production:
-two copies of an entry on one node die together. */}}
+{{/* Anti-affinity of the pods of a workload. It is soft by default, so that all pods start on a single node. Use hard in
+production, because a lost node could otherwise take two replicas of an entry with it. */}}
 {{- define "bindery.affinity" -}}
 {{- $w := .workload -}}
 {{- if $w.affinity -}}
@@ -173,7 +174,7 @@ podAntiAffinity:
 {{- end }}
 {{- end }}
 
-{{/* How the pods of a workload are spread over zones. */}}
+{{/* Distribution of the pods of a workload over zones. */}}
 {{- define "bindery.spread" -}}
 {{- $w := .workload -}}
 {{- if $w.topologySpreadConstraints -}}
@@ -188,8 +189,8 @@ podAntiAffinity:
 {{- end }}
 {{- end }}
 
-{{/* Startup, liveness and readiness: what the workload asks, with the operator's figures over its own; a handler among
-the operator's replaces ours. Takes (dict "workload" $w "probes" (dict "startup" (dict ...) ...)). */}}
+{{/* Startup, liveness and readiness probes: those of the workload, overridden by the fields that the operator sets. A
+handler that the operator sets replaces the workload's. Takes (dict "workload" $w "probes" (dict "startup" (dict ...) ...)). */}}
 {{- define "bindery.probes" -}}
 {{- $handlers := list "httpGet" "tcpSocket" "exec" "grpc" -}}
 {{- $w := .workload -}}
@@ -228,7 +229,7 @@ Quantities with Ki, Mi, Gi or Ti become bytes. Takes (dict "prefix" "BOOKIE_" "c
 {{- end }}
 {{- end }}
 
-{{/* The environment that all our services start with. Takes (dict "root" $ "prefix" "BOOKIE_"). */}}
+{{/* The environment of all of Bindery's services. Takes (dict "root" $ "prefix" "BOOKIE_"). */}}
 {{- define "bindery.serviceEnv" -}}
 - name: POD_NAME
   valueFrom:
@@ -242,7 +243,7 @@ Quantities with Ki, Mi, Gi or Ti become bytes. Takes (dict "prefix" "BOOKIE_" "c
   valueFrom:
     fieldRef:
       fieldPath: status.podIP
-# Why a container ended is shown by `kubectl describe pod`.
+# The service writes the cause of a failure to this file; `kubectl describe pod` shows it.
 - name: BINDERY_TERMINATION_LOG
   value: /dev/termination-log
 - name: {{ .prefix }}ZOOKEEPER
@@ -254,8 +255,9 @@ Quantities with Ki, Mi, Gi or Ti become bytes. Takes (dict "prefix" "BOOKIE_" "c
   value: "true"
 {{- end }}
 
-{{/* Probes of a service without a replay: three minutes to start, and a minute and a half more than it waits for ZooKeeper,
-or it would be killed before it says what it waits for. Takes (dict "root" $ "component" "broker"). */}}
+{{/* Probes of a service without a replay. It has three minutes to start, and at least a minute and a half more than its
+timeout for ZooKeeper: otherwise it would be killed before it reports what it waits for.
+Takes (dict "root" $ "component" "broker"). */}}
 {{- define "bindery.httpProbes" -}}
 {{- $waitS := (get .root.Values .component).config.zookeeperConnectTimeoutS | float64 | ceil | int -}}
 startup:

@@ -1,4 +1,4 @@
-{{/* One volume claim template. It carries only labels that never change: Kubernetes refuses every change of it.
+{{/* One volume claim template. It has only labels that never change, because Kubernetes refuses every change of it.
 Takes (dict "root" $ "component" "bookie" "name" "journal" "claim" .Values.bookie.persistence.journal). */}}
 {{- define "bindery.claimTemplate" -}}
 - metadata:
@@ -20,7 +20,7 @@ Takes (dict "root" $ "component" "bookie" "name" "journal" "claim" .Values.booki
         storage: {{ .claim.size }}
 {{- end }}
 
-{{/* The volume that stands for a claim when persistence is off. Takes (dict "name" "journal" "claim" ...). */}}
+{{/* The volume that replaces a claim if persistence is disabled. Takes (dict "name" "journal" "claim" ...). */}}
 {{- define "bindery.emptyDir" -}}
 - name: {{ .name }}
   emptyDir:

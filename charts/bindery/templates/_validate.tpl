@@ -27,13 +27,13 @@ Combinations of values that cannot work. Each message names the values and the f
 {{- if not (regexMatch "^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$" $name) -}}
 {{- $problems = append $problems (printf "the objects' names would begin with %q; that must be 1 to 40 lower-case letters, digits and '-', first a letter: choose a shorter release name or set fullnameOverride" $name) -}}
 {{- else if and .Values.audit.enabled .Values.audit.persistence.enabled (gt (len $name) 38) -}}
-{{- /* A CronJob's name has 52 characters at most, and the longest is <fullname>-audit-reports, which is for the volume. */ -}}
+{{- /* The maximum length of a CronJob's name is 52. The longest name is <fullname>-audit-reports, which exists only with the volume. */ -}}
 {{- $problems = append $problems (printf "the objects' names would begin with %q; with audit.enabled that must be 38 characters at most, for Kubernetes adds to the names of CronJobs: choose a shorter release name or set fullnameOverride, before the first install; an installed release keeps its name, and takes audit.persistence.enabled false, or audit.enabled false" $name) -}}
 {{- end -}}
 {{- toYaml $problems }}
 {{- end }}
 
-{{/* What would make Kubernetes refuse a pod when half of the release is there already. */}}
+{{/* Values with which Kubernetes would refuse a pod after a part of the release was already installed. */}}
 {{- define "bindery.problems.workloads" -}}
 {{- $problems := list -}}
 {{- $blocks := dict "bookie" "bookie" "broker" "broker" "auditor" "auditor" "zookeeper" "zookeeper" "toolbox" "toolbox" "audit" "audit" "init" "init" "gate" "upgradeGate" "test" "helmTest" -}}
@@ -53,7 +53,8 @@ Combinations of values that cannot work. Each message names the values and the f
 {{- toYaml $problems }}
 {{- end }}
 
-{{/* Accounts that two would make, or that go with the gate's hook while others need them. */}}
+{{/* Service accounts that two workloads would create, or that are deleted with the gate's hook although other workloads
+use them. */}}
 {{- define "bindery.problems.accounts" -}}
 {{- $problems := list -}}
 {{- $components := include "bindery.accountComponents" . | fromYamlArray -}}
@@ -130,7 +131,7 @@ Combinations of values that cannot work. Each message names the values and the f
 {{- toYaml $problems }}
 {{- end }}
 
-{{/* Bytes of the memory limit of a workload, 0 for none. */}}
+{{/* Memory limit of a workload in bytes; empty if there is none. */}}
 {{- define "bindery.memoryLimit" -}}
 {{- with (index . "resources" | default dict).limits -}}{{- with .memory -}}{{- include "bindery.bytes" . }}{{- end -}}{{- end -}}
 {{- end }}
@@ -168,7 +169,7 @@ Combinations of values that cannot work. Each message names the values and the f
 {{- toYaml $problems }}
 {{- end }}
 
-{{/* Bytes that a bookie's volumes in memory may take. */}}
+{{/* Maximum size in bytes of a bookie's volumes in memory. */}}
 {{- define "bindery.bookie.memoryVolumes" -}}
 {{- $sum := 0 -}}
 {{- if not .Values.bookie.persistence.enabled -}}
@@ -179,12 +180,13 @@ Combinations of values that cannot work. Each message names the values and the f
 {{- $sum }}
 {{- end }}
 
-{{/* SIGKILL must not come in the middle of a stop.
+{{/* Termination grace periods that are too short: Kubernetes must not send SIGKILL before an orderly stop has ended.
+Times are in seconds.
 
 | service | preStop | setting, and its default       | margin | for                                           |
 |---------|--------:|--------------------------------|-------:|-----------------------------------------------|
-| bookie  |      10 | config.server.drainTimeoutS, 5 |     15 | the flush of what is in memory                |
-| broker  |       3 | config.stopTimeoutS, 10        |      2 | ends of sessions                              |
+| bookie  |      10 | config.server.drainTimeoutS, 5 |     15 | the flush of the write caches                 |
+| broker  |       3 | config.stopTimeoutS, 10        |      2 | the end of sessions                           |
 | auditor |       3 | config.stopTimeoutS, 10        |      2 | the same                                      |
 */}}
 {{- define "bindery.problems.stopping" -}}
@@ -229,8 +231,8 @@ Combinations of values that cannot work. Each message names the values and the f
 {{- toYaml $problems }}
 {{- end }}
 
-{{/* The names in a workload's `env`, and "*" where `extraEnvFrom` or `podTemplate.merge` may set any: those are not looked
-into. Takes (dict "root" $ "component" "broker"); use with fromYamlArray. */}}
+{{/* The names in a workload's `env`, and "*" if `extraEnvFrom` or `podTemplate.merge` is set, whose variables are not
+examined. Takes (dict "root" $ "component" "broker"); use with fromYamlArray. */}}
 {{- define "bindery.variables" -}}
 {{- $w := include "bindery.workload" . | fromYaml -}}
 {{- $names := list -}}
@@ -239,8 +241,8 @@ into. Takes (dict "root" $ "component" "broker"); use with fromYamlArray. */}}
 {{- toYaml $names }}
 {{- end }}
 
-{{/* Bookies with authentication, and services without credentials. Takes what `config` says, or `env`; a
-workload that may get it from elsewhere is not asked. */}}
+{{/* Services without credentials although the bookies require them. Credentials may be set in `config` or `env`; a workload
+that may get them from `extraEnvFrom` or `podTemplate.merge` is accepted. */}}
 {{- define "bindery.problems.access" -}}
 {{- $problems := list -}}
 {{- $bookie := .Values.bookie.config -}}
@@ -306,7 +308,7 @@ workload that may get it from elsewhere is not asked. */}}
 {{- toYaml $problems }}
 {{- end }}
 
-{{/* What stands in the cluster already and cannot become what the values say. `helm template` sees none of it. */}}
+{{/* Existing objects in the cluster that cannot be changed to what the values require. `helm template` cannot check this. */}}
 {{- define "bindery.problems.installed" -}}
 {{- $problems := list -}}
 {{- $fullname := include "bindery.fullname" . -}}
@@ -349,11 +351,11 @@ workload that may get it from elsewhere is not asked. */}}
 {{- toYaml $problems }}
 {{- end }}
 
-{{/* What would change of a StatefulSet and must not. Takes a dict:
-  existing  the object as it stands in the cluster
-  wanted    its claims by name, as the values have them; none where persistence is off
-  values    the path of those values, for the sentences
-  policy    its podManagementPolicy as the values have it
+{{/* Changes of a StatefulSet that Kubernetes refuses. Takes a dict:
+  existing  the existing object in the cluster
+  wanted    its claims by name, according to the values; empty if persistence is disabled
+  values    the path of those values, for the messages
+  policy    its podManagementPolicy according to the values
 */}}
 {{- define "bindery.problems.claims" -}}
 {{- $problems := list -}}

@@ -1,7 +1,7 @@
-"""Run a bookie's preStop hook as the bookie would, see that the auditors heard it, and take it back.
+"""Run a bookie's preStop hook as the bookie would, check that the bookie is then in maintenance, and end that.
 
-Environment: BOOKIE_BOOKIE_ID, BOOKIE_ZOOKEEPER, BINDERY_ZOOKEEPER. The bookie itself is not touched: it only counts as
-"will be back" for a few seconds. Where an operator has said something about it the test leaves that alone.
+Environment: BOOKIE_BOOKIE_ID, BOOKIE_ZOOKEEPER, BINDERY_ZOOKEEPER. The bookie itself is not affected: it is only in
+maintenance for a few seconds. If an operator set another membership for it, such as draining, the test does nothing.
 """
 
 import json

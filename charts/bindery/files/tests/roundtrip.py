@@ -1,7 +1,8 @@
-"""Send messages through the broker, receive them, compare every copy on every bookie, delete the topic.
+"""Send messages through the broker, receive them, compare every replica on every bookie, and delete the topic.
 
-Environment: BINDERY_URL, BINDERY_ZOOKEEPER, MESSAGES, COPIES (how many each entry must have). Exit code 0: all is well;
-else the last line says what is wrong and where to look. Nothing is left behind.
+Environment: BINDERY_URL, BINDERY_ZOOKEEPER, MESSAGES (number of messages), COPIES (required replicas of each entry).
+Exit code 0: success. Otherwise the last line has the problem and where to find details. The topic is deleted in both
+cases.
 """
 
 import json
@@ -17,15 +18,15 @@ from typing import Any
 TIMEOUT_S = 50.0
 REQUEST_TIMEOUT_S = 30.0
 COPIES_WAIT_S = 20.0
-"""The last copy of an entry may be on its way when the producer is answered."""
+"""Maximum time in seconds to wait for all replicas. The last replica of an entry may be pending after the response."""
 
 
 class Failed(Exception):
-    """What is wrong, and where to look."""
+    """The test failed. The message has the problem and where to find details."""
 
 
 def call(method: str, path: str, body: Any = None) -> Any:
-    """One request to the broker; 503 and 504 are tried again, as topics move."""
+    """Send a request to the broker. After 503 or 504, repeat it unless it is a POST, because topics may be moving."""
     deadline = time.monotonic() + REQUEST_TIMEOUT_S
     data = None if body is None else json.dumps(body).encode()
     while True:
@@ -47,7 +48,7 @@ def call(method: str, path: str, body: Any = None) -> Any:
 
 def produce(topic: str, count: int) -> list[str]:
     sent = [f"message {number} {secrets.token_hex(16)}" for number in range(count)]
-    # In entries of their own, so that several entries are spread over the bookies.
+    # Each message gets an entry of its own, so that several entries are distributed over the bookies.
     answer = call("POST", f"{topic}/messages?batch=false", [{"payload": payload} for payload in sent])
     if len(answer["message_ids"]) != count:
         raise Failed(f"{count} messages were sent, and {len(answer['message_ids'])} ids answered")
@@ -69,7 +70,7 @@ def consume(topic: str, count: int) -> list[str]:
 
 
 def check_copies(topic: str, copies: int) -> str:
-    """What was compared, in words. Raises Failed where a copy is not there or differs."""
+    """Compare all replicas of the topic and return a summary. Raises Failed if a replica is missing or differs."""
     entries = ledgers = 0
     for ledger in call("GET", f"{topic}/internal")["ledgers"]:
         if ledger["entries"]:

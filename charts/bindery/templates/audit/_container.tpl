@@ -6,7 +6,7 @@
 {{- default (printf "%s-audit" (include "bindery.fullname" .)) .Values.audit.persistence.existingClaim }}
 {{- end }}
 
-{{/* The volume of the reports, for driver, executors and readers. */}}
+{{/* The volume with the reports, for the driver, the executors and the pods that show reports. */}}
 {{- define "bindery.audit.volumes" -}}
 {{- if .Values.audit.persistence.enabled -}}
 - name: audits
@@ -17,19 +17,19 @@
 {{- end }}
 {{- end }}
 
-{{/* A heap as Java has it: 640m. */}}
+{{/* The size of a heap in Java's format, such as 640m. */}}
 {{- define "bindery.audit.heap" -}}
 {{- div (include "bindery.bytes" . | int64) 1048576 }}m
 {{- end }}
 
-{{/* Spark's settings as a JSON object. $(POD_IP) and the like are put in by Kubernetes.
+{{/* Spark's settings as a JSON object. Kubernetes replaces $(POD_IP) and similar variables.
 
-| port | of             |                                                                                             |
+| port | of             | purpose                                                                                     |
 |------|----------------|---------------------------------------------------------------------------------------------|
-| 7078 | driver         | executors report here                                                                       |
-| 7079 | both           | blocks that they exchange                                                                   |
+| 7078 | driver         | connections from executors                                                                  |
+| 7079 | both           | exchange of blocks                                                                          |
 
-No Service leads to the driver and no ConfigMap to executors, so that it needs rights over pods and nothing else. */}}
+Spark creates neither a Service for the driver nor a ConfigMap for executors, so the driver needs permissions only for pods. */}}
 {{- define "bindery.audit.sparkConf" -}}
 {{- $audit := .Values.audit -}}
 {{- $conf := dict "spark.driver.memory" (include "bindery.audit.heap" $audit.heapSize) -}}
@@ -94,7 +94,7 @@ env:
     valueFrom:
       fieldRef:
         fieldPath: status.podIP
-  # A Job's next pod goes on with the run that is called after the Job.
+  # The run is named after the Job, so the next pod of the Job resumes it.
   - name: BINDERY_AUDIT_JOB
     valueFrom:
       fieldRef:
@@ -140,7 +140,8 @@ volumeMounts:
   - {name: audits, mountPath: {{ include "bindery.audit.directory" . }}}
 {{- end }}
 
-{{/* What an executor's container takes beside CPU and memory, which Spark adds from its settings: scratch space, say. */}}
+{{/* Resources of an executor's container other than CPU and memory, such as ephemeral storage. Spark adds CPU and memory
+from its settings. */}}
 {{- define "bindery.audit.executorResources" -}}
 {{- $result := dict -}}
 {{- range $kind, $amounts := pick (default dict (include "bindery.workload" (dict "root" . "component" "audit") | fromYaml).resources) "requests" "limits" -}}
@@ -157,7 +158,7 @@ volumeMounts:
   - {name: audits, mountPath: {{ include "bindery.audit.directory" . }}}
 {{- end }}
 
-{{/* Executors write the run's files, too: where the claim is one node's, they run there. */}}
+{{/* Executors write files of the run too. If only one node can mount the claim, they run on the driver's node. */}}
 {{- define "bindery.audit.executorAffinity" -}}
 {{- if not (has "ReadWriteMany" .Values.audit.persistence.accessModes) -}}
 podAffinity:

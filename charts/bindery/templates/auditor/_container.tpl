@@ -3,13 +3,13 @@ ports:
   - {name: http, containerPort: 8090}
 env:
   {{- include "bindery.serviceEnv" (dict "root" . "prefix" "AUDITOR_") | nindent 2 }}
-  # Who this is in the election and in locks; no two are called the same.
+  # Name of this auditor in the election and in locks. It must be unique.
   - name: AUDITOR_NAME
     value: $(POD_NAME)
   {{- include "bindery.configEnv" (dict "prefix" "AUDITOR_" "config" .Values.auditor.config) | nindent 2 }}
 lifecycle:
   preStop:
-    # The service's endpoints lose this pod before it stops listening.
+    # The pod is removed from the endpoints of the service before the process stops listening.
     exec:
       command: [sleep, "3"]
 {{- end }}

@@ -1,4 +1,4 @@
-{{/* The claims of a bookie: the one common, or journal and ledgers apart. Use with fromYaml. */}}
+{{/* The claims of a bookie by name: one common claim, or one for the journal and one for ledgers. Use with fromYaml. */}}
 {{- define "bindery.bookie.claims" -}}
 {{- $persistence := .Values.bookie.persistence -}}
 {{- if $persistence.common.enabled -}}
@@ -15,8 +15,8 @@ ports:
   - {name: http, containerPort: 8000}
 env:
   {{- include "bindery.serviceEnv" (dict "root" . "prefix" "BOOKIE_") | nindent 2 }}
-  # Who this bookie is, for good: its ordinal's name, without an address, the namespace or the cluster's domain, so that
-  # its disks may move to another namespace or cluster.
+  # The permanent identity of this bookie: the name of its pod, without address, namespace or cluster domain, so that its
+  # disks can be moved to another namespace or cluster.
   - name: BOOKIE_BOOKIE_ID
     value: $(POD_NAME).{{ $service }}
   - name: BOOKIE_ADVERTISED_HOST
@@ -28,7 +28,7 @@ env:
   {{- include "bindery.configEnv" (dict "prefix" "BOOKIE_" "config" .Values.bookie.config) | nindent 2 }}
 lifecycle:
   preStop:
-    # Tells the auditors that this bookie will be back, so that nothing is copied for a restart.
+    # Puts the bookie into maintenance, so that the auditors do not copy its entries because of a restart.
     exec:
       command: [bindery-bookie-prestop]
 volumeMounts:
@@ -49,13 +49,13 @@ volumeMounts:
 {{- end }}
 
 {{- define "bindery.bookie.probes" -}}
-# Up to half an hour: a start replays the journal first and reports its progress.
+# A start takes up to half an hour: it replays the journal first and reports its progress.
 startup:
   httpGet: {path: /startupz, port: http}
   periodSeconds: 3
   timeoutSeconds: 3
   failureThreshold: 600
-# Whether the process works at all; never whether ZooKeeper does.
+# The liveness probe depends only on the process, not on ZooKeeper.
 liveness:
   httpGet: {path: /livez, port: http}
   periodSeconds: 10

@@ -3,13 +3,13 @@ ports:
   - {name: http, containerPort: 8080}
 env:
   {{- include "bindery.serviceEnv" (dict "root" . "prefix" "BROKER_") | nindent 2 }}
-  # Where other brokers reach this one: they pass on requests for topics that it owns.
+  # URL of this broker for other brokers, which forward requests for topics that this one owns.
   - name: BROKER_ADVERTISED_URL
     value: http://$(POD_IP):8080
   {{- include "bindery.configEnv" (dict "prefix" "BROKER_" "config" .Values.broker.config) | nindent 2 }}
 lifecycle:
   preStop:
-    # The service's endpoints lose this pod before it stops listening.
+    # The pod is removed from the endpoints of the service before the process stops listening.
     exec:
       command: [sleep, "3"]
 {{- end }}

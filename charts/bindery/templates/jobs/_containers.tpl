@@ -6,9 +6,10 @@ env:
     value: /dev/termination-log
 {{- end }}
 
-{{/* A rollback is the cure of an upgrade that lost a bookie, so it is asked one thing: whether a ledger names those that go
-with it. Its values are those of then, so `upgradeGate.force` among them means nothing, and how many bookies there are now
-it has from the ConfigMap, which is the present revision's until the gate has passed. Takes (dict "root" $ "hook" "pre-upgrade"). */}}
+{{/* The gate before an upgrade or a rollback. A rollback may be the remedy for an upgrade that lost a bookie, so its gate
+checks only whether a ledger names a bookie that would be removed. The values of a rollback are those of the older revision:
+`upgradeGate.force` among them is ignored, and the present number of bookies is read from the ConfigMap, which belongs to the
+present revision until the gate has passed. Takes (dict "root" $ "hook" "pre-upgrade"). */}}
 {{- define "bindery.gate.container" -}}
 {{- $values := .root.Values -}}
 {{- $bookie := printf "%s-bookie" (include "bindery.fullname" .root) -}}

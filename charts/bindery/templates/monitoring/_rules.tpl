@@ -1,15 +1,15 @@
-{{/* Figures that alerts compare with. */}}
+{{/* Values with which alerts compare metrics. */}}
 
 {{- define "bindery.rules.bookies" -}}
 {{- int .Values.bookie.replicas }}
 {{- end }}
 
-{{/* With an autoscaler: what it keeps at least. */}}
+{{/* Expected number of brokers; with an autoscaler, its minimum. */}}
 {{- define "bindery.rules.brokers" -}}
 {{- .Values.broker.autoscaling.enabled | ternary .Values.broker.autoscaling.minReplicas .Values.broker.replicas | int }}
 {{- end }}
 
-{{/* Levels of audits that are as deep as the scheduled ones, for a matcher. */}}
+{{/* Regular expression of the audit levels that are at least as deep as the scheduled one, for a PromQL matcher. */}}
 {{- define "bindery.rules.auditLevels" -}}
 {{- get (dict "quick" "quick|standard|deep" "standard" "standard|deep" "deep" "deep") .Values.audit.level }}
 {{- end }}

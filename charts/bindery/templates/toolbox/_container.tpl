@@ -1,4 +1,4 @@
-{{/* Where the `bindery` command finds the cluster. */}}
+{{/* Environment variables with the addresses of the cluster, for the `bindery` command. */}}
 {{- define "bindery.toolEnv" -}}
 - name: BINDERY_ZOOKEEPER
   value: {{ include "bindery.zookeeperServers" . | quote }}

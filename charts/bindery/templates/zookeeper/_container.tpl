@@ -9,10 +9,10 @@ env:
     valueFrom:
       fieldRef:
         fieldPath: metadata.labels['apps.kubernetes.io/pod-index']
-  # The image's start script asks for a heap of 1000 MiB; the later flag wins.
+  # The image's start script sets a heap of 1000 MiB; the later flag overrides it.
   - name: ZK_SERVER_HEAP
     value: {{ $heap | quote }}
-  # Java keeps a name's address for 30 s: a server that came back with another one would be looked for at the old one.
+  # Java caches the address of a name for 30 s by default. Other servers would use the old address of a restarted pod that long.
   - name: JVMFLAGS
     value: -Xmx{{ $heap }}m -Dsun.net.inetaddr.ttl=2 -Dsun.net.inetaddr.negative.ttl=1 -Dlogback.configurationFile=/conf/logback.xml
 volumeMounts:
@@ -41,13 +41,14 @@ startup:
   periodSeconds: 2
   timeoutSeconds: 2
   failureThreshold: 150
-# Alive is who listens. A server without a majority must not be restarted: it would only look for one again.
+# A server is alive if it listens on its port. A server without a majority must not be restarted, because a restart does not
+# help it to find one.
 liveness:
   tcpSocket: {port: client}
   periodSeconds: 10
   timeoutSeconds: 5
   failureThreshold: 6
-# A rolling update goes on to the next server when this one is back in the majority.
+# A rolling update continues with the next server after this one has joined the majority.
 readiness:
   exec:
     command: [/probe/serving]

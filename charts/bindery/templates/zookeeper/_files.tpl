@@ -1,5 +1,5 @@
-{{/* The files of a ZooKeeper server, the same for all: which server one is it learns from ZOO_MY_ID. The image's entry
-point writes zoo.cfg from variables only where there is none. */}}
+{{/* The files of a ZooKeeper server. They are the same for all servers; ZOO_MY_ID has the id of the server. The image's entry
+point writes zoo.cfg from variables only if the file does not exist. */}}
 {{- define "bindery.zookeeper.files" -}}
 {{- $fullname := include "bindery.fullname" . -}}
 {{- $lines := dict
