@@ -25,6 +25,7 @@ TEST_DIRECTORIES: Final = (
     "tools/tests",
     "e2e/tests",
 )
+"""Patterns of the directories with tests, relative to the root."""
 ONE_SPARK: Final = (
     "spark-jobs/tests/audit/test_run.py",
     "spark-jobs/tests/audit/checks/test_copies.py",
@@ -75,7 +76,7 @@ VERDICTS: Final = (
 
 
 def rank(path: str, patterns: Sequence[str]) -> int:
-    """Index of the first pattern that matches, or the number of patterns. `path` is relative to the root."""
+    """Return the index of the first pattern that matches, or the number of patterns. `path` is relative to the root."""
     return next((index for index, pattern in enumerate(patterns) if fnmatch(path, pattern)), len(patterns))
 
 

@@ -11,7 +11,7 @@ from bindery_bookie.storage.io.disk import RealDisk
 from typer.testing import CliRunner, Result
 
 RECORDS = 116
-"""Records in the entry log: 107 entries, a key for each of 6 ledgers, a fence, 2 deletions."""
+"""Number of records in the entry log: 107 entries, a key for each of 6 ledgers, a fence, 2 deletions."""
 
 
 def run(*arguments: str | Path) -> Result:

@@ -57,8 +57,9 @@ class FakeReplicas:
             )
         self.frames: dict[BookieId, dict[int, bytes]] = {b: {} for s in segments for b in s.ensemble}
         self.statuses: dict[BookieId, Status] = {}
-        """Bookies that respond with an error, and its reason."""
+        """Bookies that respond with another status than the stored frames imply."""
         self.down: dict[BookieId, str] = {}
+        """Bookies whose reads end with an error, and its reason."""
         self.asked: list[tuple[BookieId, tuple[int, ...]]] = []
         self.recoveries = 0
         self.metadata_reads = 0
@@ -148,7 +149,7 @@ class FakeReader:
 
 
 def connecting_to(source: FakeReplicas) -> object:
-    """Replace `operator.connected` by a connection to `source`."""
+    """Return a replacement of `operator.connected` that connects to `source`."""
 
     @asynccontextmanager
     async def connected(zookeeper: str, ledgers_root: str) -> AsyncIterator[Any]:

@@ -9,7 +9,7 @@ from command import bindery
 from typer.testing import CliRunner
 
 
-def test_arguments_and_the_exit_code_go_through(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_and_the_exit_code_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     def jobs(arguments: list[str]) -> int:
         assert arguments == ["run", "--level", "quick", "--help"]
         return 3

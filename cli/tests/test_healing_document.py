@@ -1,4 +1,4 @@
-"""The commands and options in docs/healing.md exist, and it lists all obstacles."""
+"""The commands and options in docs/healing.md exist, and the document lists all obstacles."""
 
 import re
 import shlex

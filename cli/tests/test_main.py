@@ -126,7 +126,7 @@ def test_an_error_is_one_line_of_json_with_json(
     assert error["message"]
 
 
-def test_exit_codes_of_commands_survive_json(
+def test_json_does_not_change_the_exit_code(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["bindery", "standalone", "status", "--json", "--data", str(tmp_path)])
@@ -145,7 +145,7 @@ def test_exit_codes_of_commands_survive_json(
         ("t/n/50%?", "/v1/topics/t/n/50%25%3F"),
     ],
 )
-def test_a_topic_is_named_short_or_long(typed: str, path: str) -> None:
+def test_a_topic_may_have_a_short_or_a_full_name(typed: str, path: str) -> None:
     assert topic_path(typed) == path
 
 

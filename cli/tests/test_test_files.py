@@ -50,5 +50,5 @@ def test_every_pattern_of_the_longest_files_matches_a_file(rules: Any) -> None:
     assert [pattern for pattern in rules.LONGEST if not any(rules.rank(file, (pattern,)) == 0 for file in files)] == []
 
 
-def test_a_traceback_in_a_log_costs_little(rules: Any) -> None:
+def test_tracebacks_in_logs_are_plain(rules: Any) -> None:
     assert structlog.dev.ConsoleRenderer.get_active().exception_formatter is structlog.dev.plain_traceback

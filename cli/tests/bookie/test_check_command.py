@@ -264,7 +264,7 @@ def test_a_damaged_mark_and_a_lost_journal_are_found(bookie: Path, journal: Path
     assert "missing, although there are entry logs" in check(bookie)[0][0]["text"]
 
 
-def test_a_damaged_list_of_logs_is_rebuilt_by_a_start(bookie: Path) -> None:
+def test_a_damaged_list_of_logs_is_found(bookie: Path) -> None:
     write_manifest(RealDisk(), str(bookie / "ledgers" / "current"), LogManifest(absent=((2, 3),)))
     assert check(bookie)[0] == []
     bookie_directory.flip(bookie / "ledgers" / "current" / "entry-logs", 10)

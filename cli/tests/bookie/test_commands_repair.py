@@ -89,7 +89,7 @@ def test_an_index_is_not_rebuilt_from_damaged_logs(bookie: Path, log: Path) -> N
     assert run("index", "dump", bookie).stdout == before, "the old one is still in force"
 
 
-def test_a_rebuild_in_limbo_lists_again(bookie: Path) -> None:
+def test_a_rebuild_in_limbo_repeats_the_listing(bookie: Path) -> None:
     """Only the index records which ledgers are in limbo."""
     current = str(bookie / "ledgers" / "current")
     write_marker(RealDisk(), current, "lost", 1_000)

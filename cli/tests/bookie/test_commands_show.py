@@ -172,7 +172,7 @@ def test_a_truncated_journal_is_reported(journal: Path) -> None:
 
 
 def test_journals_alone_are_checked_as_strictly_as_by_a_start(bookie: Path, journal: Path) -> None:
-    """Allocated size and link count with and without the ledgers' directory; the state after a crash is not damage."""
+    """Truncated and missing journals are found with and without the ledger directory; a crash is not damage."""
     original = journal.read_bytes()
     facts = rows(run("journal", "dump", journal, "--groups", "--json"))
     sequence, end = facts[-2]["sequence"], facts[-1]["offset"]
@@ -244,7 +244,7 @@ def test_an_index_dump_has_rows_and_runs(bookie: Path) -> None:
         ("ledgers", "{bookie}/journal"),
     ],
 )
-def test_wrong_directories_are_named(bookie: Path, log: Path, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+def test_wrong_directories_are_wrong_usage(bookie: Path, log: Path, tmp_path: Path, arguments: tuple[str, ...]) -> None:
     (tmp_path / "empty").mkdir()
     filled = [word.format(empty=tmp_path / "empty", bookie=bookie, log=log) for word in arguments]
     result = run(*filled)

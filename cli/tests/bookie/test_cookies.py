@@ -115,7 +115,7 @@ def facts(result: Result) -> dict[str, Any]:
 # -- show -------------------------------------------------------------------------------------------------------------
 
 
-def test_show_of_a_good_bookie_is_exit_code_0(machine: Machine) -> None:
+def test_show_of_a_good_bookie_exits_with_0(machine: Machine) -> None:
     result = machine.run("show", "--json")
     assert result.exit_code == 0
     assert facts(result)["same"]
@@ -321,7 +321,7 @@ def memberships(machine: Machine) -> MembershipStore:
 @pytest.mark.parametrize("intent", [Intent.DRAINING, Intent.MAINTENANCE])
 def test_a_new_bookie_with_a_retired_id_is_an_ordinary_member(machine: Machine, intent: Intent) -> None:
     asyncio.run(memberships(machine).set(ID, intent))
-    machine.delete_cookie()  # as after a retire that was interrupted behind the removal of the cookie
+    machine.delete_cookie()  # as after a retire that was interrupted after it removed the cookie
     result = machine.run("retire")
     assert f"its state {intent.value} was cleared" in result.stdout
     assert asyncio.run(memberships(machine).all()) == {}

@@ -230,7 +230,7 @@ def test_members_lists_registered_known_and_intended_bookies(cluster: MemoryClus
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("10m", 600), ("1h30m", 5400), ("2d", 172_800)])
-def test_durations(text: str, seconds: float) -> None:
+def test_a_duration_is_parsed_to_seconds(text: str, seconds: float) -> None:
     assert parse_duration(text) == seconds
 
 
@@ -240,7 +240,7 @@ def test_an_invalid_duration_is_refused(text: str) -> None:
         parse_duration(text)
 
 
-def test_times_are_rounded() -> None:
+def test_printed_durations_are_rounded() -> None:
     assert [duration_text(s) for s in (0, 99, 100, 5999, 6000, 260_000)] == [
         "0 s",
         "99 s",
@@ -251,7 +251,7 @@ def test_times_are_rounded() -> None:
     ]
 
 
-def test_the_progress_line() -> None:
+def test_the_progress_line_shows_sizes_ledgers_speed_and_time_left() -> None:
     progress = Progress(3, 9, 2**20, 4 * 2**20, 2**19, 2.0, ())
     assert progress_line(progress) == "75 %: 3.0 MiB of 4.0 MiB moved, 3 of 9 ledgers left, 512.0 KiB/s, about 2 s left"
     progress = Progress(1, 2, 0, 4, 1.0, 0.0, ())  # the remaining ledger is open: its size is unknown

@@ -129,7 +129,7 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["bookie", *arguments])
 
 
-def test_the_state_of_a_healthy_bookie_is_exit_code_0(bookie: Bookie) -> None:
+def test_state_of_a_healthy_bookie_exits_with_0(bookie: Bookie) -> None:
     result = run("state")
     assert result.exit_code == 0, result.output
     first, heading, disk, *rest = result.stdout.splitlines()
@@ -189,13 +189,13 @@ def test_a_scrub_that_is_not_running_shows_no_start(bookie: Bookie) -> None:
 
 
 @pytest.mark.parametrize("part", ["state", "limbo", "damage"])
-def test_each_problem_of_the_state_is_exit_code_1(bookie: Bookie, part: str) -> None:
+def test_state_exits_with_1_for_each_problem(bookie: Bookie, part: str) -> None:
     worse = {"state": {**WELL["state"], "readOnly": True}, "limbo": LIMBO, "damage": {"count": 1, "damage": []}}
     bookie.answers[part] = worse[part]
     assert run("state").exit_code == 1
 
 
-def test_disks_are_listed_and_a_full_one_is_exit_code_1(bookie: Bookie) -> None:
+def test_disks_lists_directories_and_exits_with_1_if_one_is_full(bookie: Bookie) -> None:
     assert run("disks").exit_code == 0
     bookie.answers["disks"] = DISKS
     result = run("disks")
@@ -268,7 +268,7 @@ def test_entry_logs_and_explanations_are_readable_text(bookie: Bookie) -> None:
     assert "2023-11-14 22:13:20Z" in run("gc", "state").stdout
 
 
-def test_unknown_and_unfinished_values_are_reported(bookie: Bookie) -> None:
+def test_logs_not_scanned_yet_and_a_started_verification_are_reported(bookie: Bookie) -> None:
     assert "not been scanned" not in run("gc", "state").stdout
     bookie.answers["gc/state"] = {"shards": [{"shard": 0, **plain(replace(GARBAGE, logs=0))}]}
     assert "have not been scanned yet; `bindery bookie gc logs --look`" in run("gc", "state").stdout

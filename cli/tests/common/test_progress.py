@@ -91,7 +91,7 @@ def test_a_pipe_gets_a_line_at_most_every_few_seconds(monkeypatch: pytest.Monkey
     assert pipe.getvalue() == "5 nodes\n10 nodes\n"
 
 
-def test_quiet_prints_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quiet_progress_prints_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = on_terminal(monkeypatch)
     progress = Progress(SHOWN_FROM, "entries", is_quiet=True)
     progress.update(SHOWN_FROM)

@@ -47,7 +47,7 @@ def damaged() -> FakeReplicas:
 # -- compare ----------------------------------------------------------------------------------------------------------
 
 
-def test_compare_of_a_good_ledger_is_a_row_for_each_entry_and_exit_code_0() -> None:
+def test_compare_of_a_good_ledger_prints_a_row_for_each_entry_and_exits_with_0() -> None:
     result = run(FakeReplicas([b"zero", b"one"]), "compare")
     assert result.exit_code == 0
     heading, first, second, *summary = result.stdout.splitlines()
@@ -58,7 +58,7 @@ def test_compare_of_a_good_ledger_is_a_row_for_each_entry_and_exit_code_0() -> N
     assert summary[1:] == ["  b0: 2 good", "  b1: 2 good", "  b2: 2 good"]
 
 
-def test_compare_shows_every_kind_of_difference_and_is_exit_code_3() -> None:
+def test_compare_shows_every_kind_of_difference_and_exits_with_3() -> None:
     result = run(damaged(), "compare", "--only-bad")
     assert result.exit_code == 3
     rows = [line for line in result.stdout.splitlines() if line.strip()[0].isdigit()]
@@ -72,7 +72,7 @@ def test_compare_shows_every_kind_of_difference_and_is_exit_code_3() -> None:
     )
 
 
-def test_compare_in_json_is_a_line_for_each_entry_then_the_summary() -> None:
+def test_compare_with_json_prints_a_line_for_each_entry_then_the_summary() -> None:
     result = run(damaged(), "compare", "--json")
     assert result.exit_code == 3
     *rows, summary = lines(result)
@@ -86,7 +86,7 @@ def test_compare_in_json_is_a_line_for_each_entry_then_the_summary() -> None:
     assert [row["entry_id"] for row in lines(run(damaged(), "compare", "--json", "--only-bad"))[:-1]] == [1, 2, 3]
 
 
-def test_a_bookie_that_is_down_makes_it_incomplete_and_exit_code_1_unless_something_differs() -> None:
+def test_compare_is_incomplete_if_a_bookie_is_down_unless_copies_differ() -> None:
     source = FakeReplicas([b"zero", b"one"])
     source.down[BookieId("b1")] = "bookie cannot be reached"
     result = run(source, "compare")
@@ -97,7 +97,7 @@ def test_a_bookie_that_is_down_makes_it_incomplete_and_exit_code_1_unless_someth
     assert run(source, "compare").exit_code == 3
 
 
-def test_compare_of_a_range_and_beyond_the_end() -> None:
+def test_compare_reads_a_range_beyond_the_last_confirmed_entry() -> None:
     source = FakeReplicas([b"zero", b"one", b"two"], closed=False)
     source.put("b1", 3, b"in flight")
     result = run(source, "compare", "--first", "2", "--last", "4", "--json")
@@ -126,7 +126,7 @@ def test_an_empty_ledger_agrees() -> None:
     assert (result.exit_code, result.stdout) == (0, "ledger 7 (closed): no confirmed entries\n")
 
 
-def test_columns_follow_the_ensembles_without_bookies_outside_the_write_set() -> None:
+def test_columns_show_each_ensemble_and_no_copy_outside_the_write_set() -> None:
     source = FakeReplicas([b"x"] * 3, ensembles={0: ("b0", "b1", "b2"), 2: ("b0", "b3", "b2")}, write_quorum=2)
     table = run(source, "compare").stdout.splitlines()
     assert [line.split() for line in table if "verdict" in line] == [
@@ -156,7 +156,7 @@ def test_read_that_fails_points_to_compare() -> None:
     assert "`bindery ledger compare 7` shows the state of every copy" in result.stderr
 
 
-def test_raw_shows_header_digest_and_payload_of_every_copy_and_never_hides_damage() -> None:
+def test_raw_shows_header_digest_and_payload_of_every_copy_damaged_or_not() -> None:
     result = run(damaged(), "read", "--raw", "--first", "1", "--last", "1")
     assert result.exit_code == 3
     text = result.stdout
@@ -288,7 +288,7 @@ def test_show_prints_all_metadata() -> None:
     assert [segment["first_entry_id"] for segment in facts["segments"]] == [0, 1]
 
 
-def test_show_of_an_open_ledger_invents_no_length() -> None:
+def test_show_of_an_open_ledger_reports_no_length() -> None:
     source = FakeReplicas([b"zero"], closed=False)
     text = run(source, "show").stdout
     assert "length           unknown until the ledger is closed" in text

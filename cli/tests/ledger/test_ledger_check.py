@@ -57,7 +57,7 @@ def facts(
     return fragments, [line for line in lines if line["kind"] == "entry"], lines[-1]
 
 
-def test_a_good_ledger_is_good_at_its_ends_and_in_depth() -> None:
+def test_a_good_ledger_passes_the_quick_and_the_deep_check() -> None:
     source = Ledger([b"x" * n for n in range(50)])
     result = run(source)
     assert result.exit_code == 0
@@ -149,7 +149,7 @@ def test_an_open_ledger_is_checked_up_to_the_last_confirmed_entry() -> None:
     assert "ledger 7 (open) is good: 3 of 3 entries" in result.stdout
 
 
-def test_an_empty_ledger_is_good_unless_a_bookie_is_gone_that_holds_nothing() -> None:
+def test_an_empty_ledger_is_good_even_if_a_bookie_is_gone() -> None:
     source = Ledger([])
     source.gone = {"b0"}
     result = run(source)

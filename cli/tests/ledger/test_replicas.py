@@ -150,7 +150,7 @@ async def test_the_rate_limit_is_kept() -> None:
     assert pauses == pytest.approx([1.0, 2.0], abs=0.2)
 
 
-async def test_a_bookie_that_never_answers_times_out() -> None:
+async def test_a_bookie_that_never_answers_is_skipped_after_a_few_batches() -> None:
     source = FakeReplicas([b"x"] * 500)
     source.down[BookieId("b1")] = "no answer in time"
     found = await rows(source)
@@ -212,7 +212,7 @@ async def test_a_ledger_deleted_meanwhile_is_reported() -> None:
 
 
 @pytest.mark.parametrize("names", [("b0",), ("b0", "b1", "b2", "b3", "b4")])
-async def test_any_size_of_ensemble(names: Sequence[str]) -> None:
+async def test_ensembles_of_any_size_are_compared(names: Sequence[str]) -> None:
     source = FakeReplicas([b"x"] * 11, ensembles={0: names}, write_quorum=min(2, len(names)))
     assert {row.words for row in await rows(source)} == {"agree"}
 

@@ -236,7 +236,7 @@ def test_a_drain_that_ended_is_shown_before_the_auditor_checks_again(cluster: Me
     assert (drained["finished"], drained["ledgers_left"], drained["bytes_left"]) == (True, 0, 0)
 
 
-def test_pause_and_resume_are_bookkeepers_switch_with_a_reason(cluster: MemoryCluster) -> None:
+def test_pause_and_resume_set_bookkeepers_switch_and_record_the_reason(cluster: MemoryCluster) -> None:
     cluster.elect("a1")
     result = cluster.invoke("recovery", "pause", "--reason", "moving rack 3")
     assert result.exit_code == 0

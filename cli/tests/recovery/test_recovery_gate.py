@@ -47,7 +47,7 @@ def reasons(cluster: MemoryCluster, *, bookies: int | None = None) -> list[tuple
 def mean(
     cluster: MemoryCluster, bookie: str, intent: Intent, until_ms: int | None = None, *, follows: bool = True
 ) -> None:
-    """Drain a bookie. `follows`: the bookie turns read-only, as the bookies of Bindery do."""
+    """Set the intent of a bookie. `follows`: if it is draining, it turns read-only, as the bookies of Bindery do."""
 
     async def work(store: MemoryStore) -> None:
         memberships = MembershipStore(store, clock_ms=lambda: cluster.now_ms)
@@ -78,7 +78,7 @@ def test_a_sound_cluster_passes(cluster: MemoryCluster) -> None:
     assert cluster.invoke("recovery", "gate").stdout == "passed: no ledger is marked and no bookie is lost\n"
 
 
-def test_a_marked_ledger_refuses_with_the_fix(cluster: MemoryCluster) -> None:
+def test_a_marked_ledger_is_refused_with_the_fix(cluster: MemoryCluster) -> None:
     mark(cluster, *map(LedgerId, range(7, 14)))
     code, response = gate(cluster)
     (reason,) = response["reasons"]
@@ -94,6 +94,8 @@ def test_a_marked_ledger_refuses_with_the_fix(cluster: MemoryCluster) -> None:
 
 
 def note(cluster: MemoryCluster, *ledgers: tuple[int, LedgerState]) -> None:
+    """Create ledgers with closing records, and the closing record of a deleted ledger."""
+
     async def work(store: MemoryStore) -> None:
         manager = LedgerManager(store, LAYOUT, randomness=recovery_gate.NoRandomness())
         for number, state in ledgers:
@@ -129,7 +131,7 @@ def test_the_gate_waits_until_a_ledger_that_recovery_closed_is_checked(cluster: 
     assert reasons(cluster) == [("under_replicated", None)], "of a marked one it is known"
 
 
-def test_unprocessed_marks_are_reported_with_the_fix(cluster: MemoryCluster) -> None:
+def test_unchecked_ledgers_are_refused_with_the_fix_while_recovery_is_paused(cluster: MemoryCluster) -> None:
     note(cluster, (4, LedgerState.CLOSED))
     mark(cluster, paused=True)
     assert gate(cluster)[1]["reasons"][0]["fix"].startswith(
@@ -150,7 +152,7 @@ def test_force_passes_and_reports_the_reasons(cluster: MemoryCluster) -> None:
     assert forced.stderr.startswith("passed by force: 1 ledger is under-replicated")
 
 
-def test_an_absent_bookie_without_maintenance_refuses(cluster: MemoryCluster) -> None:
+def test_an_absent_bookie_without_maintenance_is_refused(cluster: MemoryCluster) -> None:
     cluster.stop(B[1])
     assert reasons(cluster) == [("lost", B[1])]
     assert f"`bindery bookie recover {B[1]} --yes --wait`" in gate(cluster)[1]["reasons"][0]["fix"]
@@ -167,7 +169,7 @@ def test_an_absent_bookie_without_maintenance_refuses(cluster: MemoryCluster) ->
         (Intent.DRAINING, None, []),
     ],
 )
-def test_the_intent_of_an_absent_bookie_decides(
+def test_the_intent_decides_whether_an_absent_bookie_is_refused(
     cluster: MemoryCluster, intent: Intent, until_s: int | None, expected: list[tuple[str, str]]
 ) -> None:
     cluster.stop(B[1])
@@ -183,7 +185,7 @@ def test_a_joining_bookie_that_is_registered_must_be_drained_before_it_is_remove
     assert reasons(cluster, bookies=5) == [], "it never served"
 
 
-def test_ledgers_beyond_the_limit_of_one_check_refuse_unread(
+def test_closing_records_beyond_the_limit_of_one_check_are_refused_unread(
     cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     note(cluster, (3, LedgerState.IN_RECOVERY), (4, LedgerState.IN_RECOVERY))
@@ -309,7 +311,7 @@ def test_ordinals_are_numbers_and_other_bookies_are_ignored(cluster: MemoryClust
     assert reasons(cluster, bookies=6) == [("not_drained", B[10])]
 
 
-def test_bookies_of_another_name_do_not_count_as_none(cluster: MemoryCluster) -> None:
+def test_an_id_template_that_matches_no_bookie_is_refused(cluster: MemoryCluster) -> None:
     """With another release name, all existing bookies would be removed together with their data."""
     result = cluster.invoke("recovery", "gate", "--bookies", "6", "--id-template", "other-bookie-{}.other-bookie")
     assert result.exit_code == 1
@@ -330,7 +332,7 @@ def test_a_cluster_that_is_not_initialized_passes(cluster: MemoryCluster) -> Non
     assert "not initialized: there is no data to protect" in result.stdout
 
 
-def test_without_an_auditor_it_passes_with_a_note(cluster: MemoryCluster) -> None:
+def test_a_cluster_without_an_auditor_passes_with_a_note(cluster: MemoryCluster) -> None:
     async def work(store: MemoryStore) -> None:
         for vote in await store.children(LAYOUT.auditor_election):
             await store.delete(f"{LAYOUT.auditor_election}/{vote}", version=None)
@@ -358,7 +360,7 @@ def test_the_gate_waits_for_conditions_that_end_by_themselves(
     assert len(checks) == 4
 
 
-def test_an_unreachable_zookeeper_refuses(cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_zookeeper_is_refused(cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     def connected_store(zookeeper: str) -> Any:
         raise MetadataUnavailable("no zookeeper server responds", hosts=zookeeper)
 

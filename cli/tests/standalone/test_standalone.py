@@ -108,7 +108,7 @@ def test_consume_with_ack_takes_each_message_once(cluster: ThrowawayCluster) -> 
     assert ok("consume", "acked", *at, "--ack", "--subscription", "other", "--max", "1") == "0\n"
 
 
-def test_consume_follows_until_it_has_enough(cluster: ThrowawayCluster) -> None:
+def test_consume_with_follow_ends_after_max_messages(cluster: ThrowawayCluster) -> None:
     at = ("--url", cluster.url)
     ok("produce", "followed", *at, stdin="first\n")
     command = [sys.executable, "-m", "bindery", "consume", "followed", *at, "--follow", "--max", "2"]

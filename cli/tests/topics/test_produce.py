@@ -114,7 +114,7 @@ def test_a_writer_that_never_pauses_does_not_delay_a_line(pipe: tuple[IO[bytes],
         (b"\xff", "payload_base64", "/w=="),
     ],
 )
-def test_a_line_is_sent_as_text_if_it_is_text(line: bytes, field: str, value: str) -> None:
+def test_a_line_is_sent_as_text_if_it_is_utf_8(line: bytes, field: str, value: str) -> None:
     assert json.loads(_message_line(line, {"key": "k"})) == {field: value, "key": "k"}
 
 
@@ -135,7 +135,7 @@ def test_a_bad_line_is_reported_with_its_number_in_the_file_and_how_to_continue(
     assert sum(map(len, (body.splitlines() for body in requests.bodies))) == 1000
 
 
-def test_a_connection_that_breaks_leaves_the_count_of_what_was_sent(
+def test_a_broken_connection_is_reported_with_the_number_of_sent_messages(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     Requests(monkeypatch, fail_from=2)

@@ -207,7 +207,7 @@ def test_a_response_shows_its_status() -> None:
 
 
 @pytest.mark.parametrize("kind", list(DigestType))
-def test_a_digest_is_checked_when_its_type_is_known_and_damage_shows(kind: DigestType) -> None:
+def test_a_digest_is_checked_when_its_type_is_known_and_damage_is_shown(kind: DigestType) -> None:
     digester = Digester(kind, b"pw")
     good = body(digester)
     data = v3.encode_request(AddRequest(1, 7, 5, KEY, good)) + v3.encode_request(
@@ -223,7 +223,7 @@ def test_a_digest_is_checked_when_its_type_is_known_and_damage_shows(kind: Diges
     assert not second.is_damaged  # its digest type or password may be unknown
 
 
-def test_the_protocol_changes_once_from_version_2_to_3_as_in_a_bookie() -> None:
+def test_the_protocol_changes_once_from_version_3_to_2_as_in_a_bookie() -> None:
     data = v3.encode_request(REQUESTS[6]) + v2.encode_request(REQUESTS_V2[1])
     assert [frame.protocol for frame in frames(decoder(), data)] == [3, 2]
     with pytest.raises(StreamEnds, match="no request of version 2") as ended:
@@ -231,7 +231,7 @@ def test_the_protocol_changes_once_from_version_2_to_3_as_in_a_bookie() -> None:
     assert ended.value.offset == len(data)
 
 
-def test_the_first_frame_of_known_direction_decides() -> None:
+def test_the_first_frame_of_known_direction_determines_that_of_the_stream() -> None:
     auth = v2.encode_request(AuthRequest(2, "token", b""))
     found = frames(decoder(), auth + v2.encode_response(RESPONSES_V2[0]))
     assert [frame.direction for frame in found] == ["response", "response"]
@@ -252,7 +252,7 @@ def test_the_first_frame_of_known_direction_decides() -> None:
         (b"\x00\x00\x00\x04\x02\x09\x00\x00", "no request of version 2: unknown opcode"),
     ],
 )
-def test_bytes_that_are_no_frame_are_named(data: bytes, words: str) -> None:
+def test_bytes_that_are_no_frame_are_explained(data: bytes, words: str) -> None:
     before = v3.encode_request(REQUESTS[6])
     with pytest.raises(StreamEnds, match="stopped at offset 0: ") as at_once:
         frames(decoder(), data)
@@ -268,7 +268,7 @@ def test_frames_of_unknown_direction_are_shown_before_the_damage() -> None:
     assert [frame.operation for frame in found] == ["AUTH"]
 
 
-def test_the_limit_of_frames_is_pulsars_by_default() -> None:
+def test_the_default_frame_size_limit_is_pulsars() -> None:
     big = v3.encode_request(AddRequest(1, 7, 5, KEY, body(payload=bytes(5 * 1024 * 1024 + 1000))))
     assert frames(decoder(), big)[0].size == len(big)
     with pytest.raises(StreamEnds, match="exceeds the size limit"):
@@ -282,7 +282,7 @@ def run(*arguments: str, data: bytes = b"") -> Result:
     return CliRunner().invoke(app, ["wire", "decode", *arguments], input=data)
 
 
-def test_a_file_and_stdin_and_hex_give_the_same(tmp_path: Path) -> None:
+def test_a_file_and_stdin_and_hex_give_the_same_output(tmp_path: Path) -> None:
     data = v3.encode_requests(REQUESTS)
     raw, text = tmp_path / "raw", tmp_path / "hex"
     raw.write_bytes(data)
@@ -293,7 +293,7 @@ def test_a_file_and_stdin_and_hex_give_the_same(tmp_path: Path) -> None:
     assert len(results[0].stdout.splitlines()) == len(REQUESTS)
 
 
-def test_json_ends_with_what_was_read_and_where_it_stopped() -> None:
+def test_json_ends_with_the_frame_count_and_the_offset_of_the_error() -> None:
     data = v3.encode_requests(REQUESTS)
     lines = [json.loads(line) for line in run("--json", data=data).stdout.splitlines()]
     assert lines[-1] == {"frames": len(REQUESTS), "damaged": 0}
@@ -304,7 +304,7 @@ def test_json_ends_with_what_was_read_and_where_it_stopped() -> None:
     assert isinstance(result.exception, StreamEnds)
 
 
-def test_a_wrong_digest_is_exit_code_3_after_all_frames_were_printed() -> None:
+def test_a_wrong_digest_exits_with_3_after_all_frames_were_printed() -> None:
     data = v3.encode_request(AddRequest(1, 7, 5, KEY, body()[:-1] + b"?")) + v3.encode_request(REQUESTS[6])
     result = run("--digest", "crc32c", data=data)
     assert (result.exit_code, len(result.stdout.splitlines())) == (3, 2)

@@ -34,7 +34,7 @@ def http() -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://shop")
 
 
-async def test_names_in_a_path(http: httpx.AsyncClient) -> None:
+async def test_names_in_a_path_are_decoded_and_passed_to_the_handler(http: httpx.AsyncClient) -> None:
     assert (await http.get("/things/7/parts/a%20b%2Fc")).status_code == 404, "a name holds no slash"
     found = (await http.get("/things/7/parts/a%20b")).json()
     assert found == {"context": "here", "in_path": {"id": "7", "part": "a b"}}
@@ -45,7 +45,7 @@ async def test_names_in_a_path(http: httpx.AsyncClient) -> None:
     assert (await http.delete("/things/7")).json()["in_path"] == {"id": "7"}
 
 
-async def test_a_plain_path_comes_before_a_name(http: httpx.AsyncClient) -> None:
+async def test_a_fixed_path_takes_precedence_over_a_pattern(http: httpx.AsyncClient) -> None:
     assert (await http.get("/things/special")).json() == {"context": "here", "in_path": {}}
     assert (await http.delete("/things/special")).status_code == 405
 

@@ -23,7 +23,7 @@ class JournalSettings(Settings):
     model_config = SettingsConfigDict(env_prefix="KITTEST_JOURNAL_")
 
     group_wait_ms_max: Annotated[int, Ge(0)] = 0
-    """Longest an entry waits for company. Milliseconds."""
+    """Maximum time in milliseconds that an entry waits for more entries."""
 
 
 class ServiceSettings(Settings):

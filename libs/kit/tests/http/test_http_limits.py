@@ -40,7 +40,7 @@ async def test_endless_headers_are_refused_before_they_fill_the_memory(health, a
                 except ConnectionError:
                     break
                 await asyncio.sleep(0)
-            with contextlib.suppress(ConnectionError):  # a reset may take the answer along
+            with contextlib.suppress(ConnectionError):  # a reset may discard the response
                 assert (await answer).startswith(b"HTTP/1.1 431 ")
         writer.close()
         assert sent < 16 * 2**20
@@ -65,7 +65,7 @@ async def test_pipelined_requests_are_answered_up_to_a_limit(health, app):
             writer.write(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n" + request)
             sent = 0
             with contextlib.suppress(ConnectionError, TimeoutError):
-                while sent < 32 * 2**20:  # more than sockets hold: nothing is read while one waits
+                while sent < 32 * 2**20:  # more than the sockets buffer: the server must not read
                     writer.write(request * 1000)
                     sent += 1000 * len(request)
                     await asyncio.wait_for(writer.drain(), timeout=1)
@@ -89,7 +89,7 @@ async def test_an_incomplete_head_times_out(health, app, monkeypatch):
                 assert b" 200 OK" in await reader.readuntil(b"}\n")
             writer.write(b"GET /livez HTTP/1.1\r\nX-Slow: ")
             answer = asyncio.create_task(reader.read())
-            while not answer.done():  # a byte now and then is no progress
+            while not answer.done():  # single bytes do not extend the timeout
                 with contextlib.suppress(ConnectionError):
                     writer.write(b"s")
                 await asyncio.sleep(0.05)
@@ -141,7 +141,7 @@ async def test_a_new_client_replaces_the_longest_idle_connection_and_no_busy_one
         for writer in (idle_writer, third_writer):
             writer.write(slow)
         await asyncio.sleep(0.2)
-        for path in (b"livez", b"readyz", b"metrics"):  # a process that is fully used is not to be taken for dead
+        for path in (b"livez", b"readyz", b"metrics"):  # probes succeed in a process that is fully used
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
             writer.write(b"GET /%s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % path)
             assert b" 503 Service Unavailable\r\nContent-Type" not in await reader.read()

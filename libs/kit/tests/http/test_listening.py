@@ -12,7 +12,7 @@ def test_only_loopback_is_bound_without_insecure(host: str) -> None:
         bind_tcp(host, 0)
 
 
-def test_loopback_and_with_insecure_other_addresses_are_bound() -> None:
+def test_loopback_is_bound_and_other_addresses_only_with_insecure() -> None:
     bind_tcp("127.0.0.1", 0).close()
     bind_tcp("0.0.0.0", 0, insecure=True).close()
 

@@ -26,7 +26,7 @@ def test_quantiles_are_within_ten_per_cent() -> None:
     assert math.isclose(stat.sum, sum(numbers))
 
 
-def test_a_group_counts_as_its_members() -> None:
+def test_a_group_counts_like_single_observations() -> None:
     stat = OpStat(Clock())
     stat.observe(1.0, 99)
     stat.observe(1000.0)

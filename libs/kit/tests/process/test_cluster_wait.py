@@ -38,7 +38,7 @@ async def never() -> None:
     await asyncio.Event().wait()
 
 
-async def test_each_server_has_its_cause(monkeypatch: pytest.MonkeyPatch, silent: str) -> None:
+async def test_the_cause_is_reported_for_each_server(monkeypatch: pytest.MonkeyPatch, silent: str) -> None:
     monkeypatch.setattr(cluster_wait, "FIRST_REPORT_S", 0.0)
     wait, health = wait_for(f"{SERVERS},{silent}")
     with structlog.testing.capture_logs() as logs:

@@ -98,7 +98,7 @@ def test_a_child_ends_with_a_parent_that_was_killed() -> None:
         deadline = time.monotonic() + 30
         while True:
             with contextlib.suppress(ChildProcessError):
-                os.waitpid(child, os.WNOHANG)  # only where we are the one who inherits orphans
+                os.waitpid(child, os.WNOHANG)  # succeeds only if this process adopts orphans
             try:
                 os.kill(child, 0)
             except ProcessLookupError:
