@@ -65,7 +65,7 @@ async def test_a_full_disk_moves_the_bookie_to_the_read_only_list_and_back(world
 
 
 async def test_a_suspended_session_changes_nothing(world: World) -> None:
-    """Nothing changes when the session is suspended and when it continues, although both are notified."""
+    """Nothing changes when the session is suspended or continues, although the registration is notified of both."""
     changes: list[tuple[bool, bool]] = []
     sessions: list[SessionState] = []
     world.state.on_change(lambda: changes.append((world.state.registered, world.state.read_only)))

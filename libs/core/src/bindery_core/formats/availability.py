@@ -25,8 +25,11 @@ from bindery_core.errors import BadVersion, Corrupt, TooLarge
 _HEADER = struct.Struct(">ii56x")
 _GROUP = struct.Struct(">qqii")
 HEADER_SIZE: Final = 64
+"""Bytes of the header."""
 GROUP_SIZE: Final = 24
+"""Bytes of a group."""
 VERSION: Final = 0
+"""Version of the format, the only one that is supported."""
 RUN_SIZE_MAX: Final = 2**31 - 1
 """Maximum number of entries in a run: the range of the field."""
 RUN_COUNT_MAX: Final = 10_000_000

@@ -1,8 +1,8 @@
 """Service info of a registered bookie: the data of `available/<bookie id>` and `available/readonly/<bookie id>`.
 
-The bytes are BookieServiceInfoFormat (bookie_service_info.proto). The data of a bookie
-from before BookKeeper 4.11 is empty, and its id is its `host:port`. Clients take host and port from the endpoint whose
-protocol is `bookie-rpc`, whatever its id. Source: BookKeeper BookieServiceInfoSerde.
+The bytes are BookieServiceInfoFormat (bookie_service_info.proto). The data of a bookie from before BookKeeper 4.11 is
+empty, and its id is its `host:port`. Clients take host and port from the endpoint whose protocol is `bookie-rpc`,
+whatever its id. Source: BookKeeper BookieServiceInfoSerde.
 
 Encoding is hand-written: every bookie encodes its service info when it starts, and importing protobuf would take a
 sixth of the start time. Decoding uses protobuf.
@@ -21,6 +21,7 @@ BOOKIE_RPC: Final = "bookie-rpc"
 HTTP: Final = "http"
 """Protocol of the endpoint for the admin HTTP server."""
 PORT_MAX: Final = 65535
+"""Greatest port number."""
 
 _VARINT: Final = 0
 _LENGTH_DELIMITED: Final = 2
@@ -29,6 +30,8 @@ _LENGTH_DELIMITED: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
+    """A port on which a bookie serves one protocol."""
+
     id: str
     """`bookie` for the ledger protocol, `httpserver` for the admin HTTP server."""
     port: int
@@ -43,6 +46,8 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class BookieServiceInfo:
+    """The endpoints and properties that a registered bookie publishes."""
+
     endpoints: tuple[Endpoint, ...] = ()
     properties: Mapping[str, str] = field(default_factory=dict)
 

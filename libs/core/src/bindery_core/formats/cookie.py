@@ -41,6 +41,8 @@ _ESCAPES: Final = {letter: byte for byte, letter in _ESCAPED.items()}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cookie:
+    """The identity of a bookie: its id, its directories and its cluster."""
+
     bookie_id: str
     journal_dirs: tuple[str, ...]
     ledger_dirs: tuple[str, ...]

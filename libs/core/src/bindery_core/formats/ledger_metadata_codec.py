@@ -9,6 +9,7 @@
 
 BookKeeper has written version 3 since 4.9, and we write it for new ledgers. An update keeps the version that a ledger
 has, so that the clients that wrote it can still read it.
+
 Bytes after the message of version 3 are ignored. These fields are written, in the order of their numbers:
 - quorumSize, ensembleSize, length, lastEntryId, state, segments and ackQuorumSize always; unless CLOSED, length is 0
   and lastEntryId is -1, and readers ignore both;

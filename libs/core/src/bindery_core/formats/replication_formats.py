@@ -58,6 +58,7 @@ def decode_mark(data: bytes) -> MarkText:
 
 
 def encode_lock(worker: str) -> bytes:
+    """Encode the content of a lock. `worker`: name of its holder."""
     return _text(pb.LockDataFormat(bookieId=worker))
 
 
@@ -67,6 +68,7 @@ def decode_lock(data: bytes) -> str:
 
 
 def encode_vote(candidate: str) -> bytes:
+    """Encode the content of a vote. `candidate`: id of the process that stands for election."""
     return _text(pb.AuditorVoteFormat(bookieId=candidate))
 
 
@@ -76,6 +78,7 @@ def decode_vote(data: bytes) -> str:
 
 
 def encode_layout() -> bytes:
+    """Return the content of LAYOUT."""
     return _text(pb.LedgerRereplicationLayoutFormat(type=LAYOUT_TYPE, version=LAYOUT_VERSION))
 
 
@@ -94,6 +97,7 @@ def check_layout(data: bytes) -> None:
 
 
 def encode_check_time(at_ms: int) -> bytes:
+    """Encode the time of a check. `at_ms`: milliseconds since 1970."""
     return pb.CheckTimeFormat(ctime=at_ms).SerializeToString()
 
 

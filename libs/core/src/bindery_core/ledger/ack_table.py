@@ -132,7 +132,7 @@ class AckTable:
         return hole
 
     def discard(self, bit: int, first: int, end: int) -> None:
-        """Forget all acks and losses of the member for first..end-1, because another bookie replaces it."""
+        """Remove the member from `acks` and `lost` for first..end-1, because another bookie replaces it."""
         for entry_id in range(first, end):
             self.acks[entry_id - self.base] &= ~bit
             lost = self.lost.pop(entry_id, 0) & ~bit

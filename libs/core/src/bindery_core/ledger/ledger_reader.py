@@ -4,7 +4,8 @@ Each entry is read from the members of its write set in their order (bookies to 
 - after an error, the next member is read at once;
 - after `speculative_s` without a response, the next member is read as well, and the first good response counts;
 - `read_timeout_s` without a response is an error of that bookie.
-If all of them fail, the error with the highest rank is reported, and the first of several with that rank.
+
+If all members fail, the error with the highest rank is reported, and the first of several with that rank.
 BookieUnavailable ranks above NoSuchEntry, and all other errors rank above both. An entry is therefore reported as
 absent only if every replica denies it. Source: BookKeeper PendingReadOp, ReadLastConfirmedOp.
 """

@@ -13,6 +13,7 @@ When a member of the ensemble fails:
 4. Without a spare bookie (NotEnoughBookies), the member is left out, and Degraded reports it. If an entry can then no
    longer reach its ack quorum, the handle breaks. After `replacement_retry_s` the writer requests a replacement again.
    If there is still no spare, entries are sent to the member again, because it may have been restarted.
+
 If a member fails after an entry was confirmed, no ensemble change repairs the missing copy; Degraded reports it.
 
 A handle that broke (`error` is set) never confirms an entry again.

@@ -1,12 +1,12 @@
 """Plan re-replication: which entries to copy to which bookie, and the metadata change that makes the copies count.
 
-A *fragment* is the part of one segment that one ensemble index holds. It may be copied once it is closed: this holds
-for every fragment of a CLOSED ledger, and otherwise for those below the last segment. (An open last segment must be
-recovered first, because its writer would not detect a replacement.)
+A *fragment* is the part of one segment that one ensemble index holds. Only closed fragments may be copied: all
+fragments of a CLOSED ledger, and in other ledgers those below the last segment. (An open last segment must be recovered
+first, because its writer would not detect a replacement.)
 
 The order is essential: copy all entries of the fragment to the replacement -> compare-and-set the ensemble -> check the
-whole ledger again -> remove the mark. After a failure
-in between, the mark remains, and there may be copies on a bookie that no ensemble contains.
+whole ledger again -> remove the mark. After a failure in between, the mark remains, and there may be copies on a bookie
+that no ensemble contains.
 Source: BookKeeper LedgerChecker, LedgerFragmentReplicator.
 """
 

@@ -48,12 +48,16 @@ class Operation(IntEnum):
 
 
 class ReadFlag(IntEnum):
+    """Flag of a read; a read has at most one."""
+
     NONE = 0
     FENCE_LEDGER = 1
     ENTRY_PIGGYBACK = 2
 
 
 class WriteFlag(IntFlag):
+    """Flags of an add, as bits."""
+
     NONE = 0
     DEFERRED_SYNC = 1
 
@@ -70,8 +74,11 @@ class AddRequest(msgspec.Struct, gc=False):
     body: bytes
     """The whole entry frame. Storage uses the ids inside it."""
     recovery: bool = False
+    """The RECOVERY_ADD flag: a fenced ledger accepts the add."""
     write_flags: int = 0
+    """WriteFlag bits."""
     priority: int = 0
+    """Above 0: high."""
 
 
 class ReadRequest(msgspec.Struct, gc=False):
@@ -81,8 +88,11 @@ class ReadRequest(msgspec.Struct, gc=False):
     flag: int = 0
     """A ReadFlag; one value, not a bit set. Unknown numbers count as NONE."""
     master_key: bytes | None = None
+    """Needed to fence."""
     previous_lac: int | None = None
+    """If set, the read is a long poll: it waits until the LAC is above this value."""
     timeout_ms: int | None = None
+    """Maximum time of a long poll in milliseconds; None: do not wait."""
     priority: int = 0
 
 
@@ -183,9 +193,12 @@ class ReadResponse(msgspec.Struct, gc=False):
     status: int
     ledger_id: int
     entry_id: int
+    """As in the request, so -1 stays -1."""
     body: bytes | None = None
     max_lac: int | None = None
+    """LAC of the ledger as known to the bookie; None: not sent."""
     lac_update_timestamp_ms: int | None = None
+    """Time of the last advance of the LAC in milliseconds since 1970; None: not sent."""
 
 
 class BatchReadResponse(msgspec.Struct, gc=False):
@@ -208,7 +221,9 @@ class ReadLacResponse(msgspec.Struct, gc=False):
     status: int
     ledger_id: int
     lac_body: bytes | None = None
+    """The explicit LAC packet; None: no explicit LAC was written."""
     last_entry_body: bytes | None = None
+    """The frame of the last entry; None: the bookie has no entry."""
 
 
 class BookieInfoResponse(msgspec.Struct, gc=False):
@@ -231,6 +246,7 @@ class ListEntriesResponse(msgspec.Struct, gc=False):
     status: int
     ledger_id: int
     availability: bytes | None = None
+    """The entries of the ledger (`formats.availability`)."""
 
 
 class StartTlsResponse(msgspec.Struct, gc=False):

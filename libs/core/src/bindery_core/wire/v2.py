@@ -28,6 +28,7 @@ How a bookie decodes requests that it cannot serve (source: BookKeeper's decoder
 - a version outside 0 .. 2: OtherRequest; the response is BAD_VERSION and repeats that version byte;
 - another opcode, including 4 .. 6, or a packet too short for its opcode: BadRequest, and the connection is closed;
 - bytes after a packet and unknown flags are ignored.
+
 There are no transaction ids: a response is matched by opcode and ids (`key_of`), a batch read by its request_id.
 Source: BookieProtocol, BookieProtoEncoding.
 """

@@ -9,6 +9,7 @@ How a bookie decodes requests that it cannot serve (source: BookKeeper's decoder
   the connection must be closed. (A server that also supports version 2 first decodes the frame as version 2.)
 - version 1 or 2, an operation that is not served, or one whose sub-message is missing: OtherRequest.
 - unknown fields, and unknown numbers in a flag, are ignored.
+
 A response has two statuses. The outer one counts unless it is OK, as in BookKeeper's client; both are written.
 """
 

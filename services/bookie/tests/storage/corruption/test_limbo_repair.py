@@ -130,7 +130,7 @@ class Setting:
         self.progress: list[int] = []
         self.connected = 0
         self.doubts: list[Exception] = []
-        """Errors. Each is raised by one check whether a ledger is gone."""
+        """Errors. Each is raised by one check of whether a ledger was deleted."""
 
     async def ledger(self, count: int, *, write_quorum: int = 3, is_closed: bool = True, ensemble: int = 3) -> int:
         writer = await self.peers.create(ensemble_size=ensemble, write_quorum=write_quorum, password=b"pw")
