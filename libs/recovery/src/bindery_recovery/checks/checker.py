@@ -39,7 +39,7 @@ T = TypeVar("T")
 BATCH_ENTRIES_MAX: Final = 100
 """Maximum number of entries in a batch."""
 FIRST_BATCH_ENTRIES: Final = 8
-"""Number of entries in the first batch, when their size is unknown."""
+"""Number of entries in the first batch, whose sizes are unknown."""
 BATCH_SIZE: Final = 2**20
 """Target size of a batch in bytes, estimated from the largest entry of the previous batch."""
 SILENT_BATCHES_MAX: Final = 2

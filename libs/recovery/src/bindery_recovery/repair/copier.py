@@ -42,7 +42,7 @@ from bindery_recovery.checks.checker import timed_read
 BATCH_ENTRIES_MAX: Final = 100
 """Maximum number of entries in a batch."""
 FIRST_BATCH_ENTRIES: Final = 8
-"""Number of entries in the first batch, when their size is unknown."""
+"""Number of entries in the first batch, whose sizes are unknown."""
 BATCH_SIZE_MAX: Final = 512 * 1024
 """Maximum target size of a batch in bytes."""
 BATCH_SIZE_MIN: Final = 64 * 1024
