@@ -49,7 +49,9 @@ seen."""
 POD_OPTIONS: Final = ("--apply", "--yes", "--cores=", "--json")
 """Options that a run does not store, so each pod passes them again when it resumes the run."""
 RUN_NAME: Final = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}")
+"""Pattern of run ids: time at which the run began, and a tag."""
 EXECUTOR_CLASS: Final = "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend"
+"""Main class of Spark's executors on Kubernetes."""
 EXECUTOR_ARGUMENTS: Final = {
     "--driver-url": "SPARK_DRIVER_URL",
     "--executor-id": "SPARK_EXECUTOR_ID",

@@ -82,6 +82,7 @@ async def read_facts(store: MetadataStore, layout: LedgersLayout) -> Facts:
 
 
 async def read_verified(store: MetadataStore) -> list[Verified]:
+    """Return the records of verified ledgers."""
     return [record async for record in VerifiedRecords(store).list()]
 
 

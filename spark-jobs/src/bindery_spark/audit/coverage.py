@@ -32,7 +32,9 @@ COVERAGE_ARROW: Final = pa.schema(
 )
 """COVERAGE as an Arrow schema."""
 NOT_REGISTERED: Final = "unreachable: bookie is not registered"
+"""Why orphaned data of an absent bookie was not checked."""
 CAME_BACK: Final = "unread: the bookie counted as gone for good when the run began"
+"""Why copies of a bookie were not read in the first pass."""
 
 
 def write_coverage(context: RunContext, second: SecondPass) -> None:

@@ -56,6 +56,8 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
+    """The groups of a run, in ascending order of ledger ids."""
+
     groups: tuple[Group, ...]
 
     @property

@@ -22,6 +22,8 @@ from bindery_spark.sources.options import LedgersOptions, MetadataOptions, parse
 
 
 class Source(Protocol):
+    """Reads a cluster and records the results of a run in it."""
+
     def keep_table(self, name: str, directory: Path) -> None:
         """Read a table of `schemas.TABLES` and write it below `directory` as Parquet, replacing earlier files."""
         ...

@@ -54,6 +54,7 @@ _DAMAGE_WORDS: Final = f"{DAMAGE}: the bookie could not read it"
 
 _FACT: Final = struct.Struct(">IIq")
 FACT_SIZE: Final = 16
+"""Size of a fact in bytes."""
 _CRC32C_FRAME: Final = struct.Struct(">qqqqI")
 _FRAME: Final = struct.Struct(">qqqq")
 assert _FACT.size == FACT_SIZE
@@ -191,6 +192,7 @@ def block_row(
 def unexpected_row(
     *, ledger_id: int, segment: int, bookie: str, first: int, last: int, copies: int, reason: str | None = None
 ) -> Row:
+    """Return a row of SCHEMA for orphaned data or, with `reason`, for data that the bookie could not list."""
     return {
         "ledger_id": ledger_id,
         "segment": segment,

@@ -79,6 +79,8 @@ _UNANSWERED: Final = "unanswered: the bookie answered for other entries"
 
 
 class MetadataReader(Protocol):
+    """Reads the current metadata of a ledger."""
+
     async def read(self, ledger_id: LedgerId) -> LedgerMetadata:
         """Raises NoSuchLedger, MetadataUnavailable, or Corrupt if the metadata cannot be decoded."""
         ...

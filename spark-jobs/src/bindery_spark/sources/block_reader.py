@@ -47,6 +47,8 @@ def read_blocks(
 def plan_blocks(
     options: LedgersOptions, ids: Sequence[LedgerId], unexpected_in: tuple[int, int] | None
 ) -> Sequence[Task]:
+    """Return the tasks that read the ledgers `ids` as blocks. Arguments: see `read_blocks`."""
+
     async def planned() -> Sequence[Task]:
         async with connected_to(options) as here:
             wanted = Wanted() if unexpected_in is None else Wanted(*unexpected_in)
@@ -65,6 +67,7 @@ def _tuples(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
 
 
 async def read_one(options: LedgersOptions, task: Task) -> AsyncGenerator[pa.RecordBatch, None]:
+    """Yield the blocks of one task over connections of its own."""
     async with connected_to(options) as here:
         blocks = Blocks(task.bookie_id, ends_only=options.entries == "ends")
         async for batch in read_task(here, options, task, blocks):

@@ -22,7 +22,9 @@ from bindery_spark.sources.topic.options import TOPIC_FORMAT, TopicOptions
 from bindery_spark.sources.topic.source import TopicReader
 
 FACTS: Final = "_export.json"
+"""Name of the file that describes an export."""
 UNFINISHED: Final = ".bindery-export-"
+"""Prefix of the hidden directory of an unfinished export."""
 
 
 def check_target(out: Path, *, overwrite: bool) -> None:

@@ -30,6 +30,8 @@ register again. BookKeeper's clients keep such connections forever."""
 
 
 class BookiePool:
+    """See the module. Belongs to one client; used from one event loop."""
+
     def __init__(
         self,
         directory: BookieDirectory,

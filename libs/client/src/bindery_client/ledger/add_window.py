@@ -39,6 +39,8 @@ class _Call:
 
 
 class AddWindow:
+    """See the module. Belongs to one writer."""
+
     def __init__(self, budget: InFlightBudget, settings: ClientSettings, *, on_admitted: Callable[[], None]) -> None:
         """`on_admitted` is called in the next turn of the loop after calls were admitted, once for all of them."""
         self.next_entry_id = 0

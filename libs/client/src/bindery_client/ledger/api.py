@@ -45,6 +45,8 @@ class Entry(NamedTuple):
 
 
 class ReadHandle(Protocol):
+    """Reads one ledger."""
+
     ledger_id: LedgerId
 
     @property
@@ -136,6 +138,8 @@ class WriteHandle(Protocol):
 
 
 class LedgerClient(Protocol):
+    """Creates, opens and deletes ledgers, and accesses their replicas and metadata."""
+
     async def create(self, **options: Unpack[LedgerOptions]) -> WriteHandle:
         """Create a ledger; `NewLedger` has the options and their defaults.
 

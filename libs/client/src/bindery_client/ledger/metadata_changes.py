@@ -38,6 +38,8 @@ register."""
 
 
 class MetadataChanges:
+    """See the module. Belongs to one writer."""
+
     def __init__(
         self,
         created: Versioned[LedgerMetadata],

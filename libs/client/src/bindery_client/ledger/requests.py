@@ -56,6 +56,7 @@ class IgnoreResponses:
 
 
 IGNORE_RESPONSES: Final = IgnoreResponses()
+"""The instance that all such requests share."""
 
 
 class LedgerRequests:

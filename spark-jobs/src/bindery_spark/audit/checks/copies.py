@@ -50,6 +50,7 @@ SEVERITIES: Final[Mapping[Kind, Severity]] = {
     Kind.LENGTH_MISMATCH: Severity.CORRUPT,
     Kind.ENTRY_LOST: Severity.UNREADABLE,
 }
+"""Severity by kind of fault."""
 FAULT: Final = StructType(
     [
         StructField("kind", StringType(), False),

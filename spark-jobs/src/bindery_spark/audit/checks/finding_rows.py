@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 PLACE = ("ledger_id", "segment", "first_entry", "last_entry", "bookie")
 """Columns of a finding that locate it. Each is null if the frame does not have it."""
 TEXTS = ("expected", "found")
+"""Columns of a finding that describe it."""
 
 
 @dataclass(frozen=True, slots=True)

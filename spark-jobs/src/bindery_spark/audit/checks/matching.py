@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 from bindery_spark.schemas import FINDINGS
 
 SUBJECT: Final = ("kind", "ledger_id", "segment", "bookie")
+"""Columns that are equal in two findings with the same subject."""
 _RANGE: Final = ("first_entry", "last_entry")
 
 

@@ -29,6 +29,8 @@ from typing import Final
 
 
 class Kind(StrEnum):
+    """Kinds of findings, see the module."""
+
     MISSING_REPLICA = "MISSING_REPLICA"
     DIGEST_MISMATCH = "DIGEST_MISMATCH"
     REPLICA_DIVERGENCE = "REPLICA_DIVERGENCE"
@@ -79,6 +81,8 @@ class Exit(IntEnum):
 
 
 class Verdict(StrEnum):
+    """Result of a run. Each verdict has an exit code."""
+
     HEALTHY = "HEALTHY"
     UNDER_REPLICATED = "UNDER-REPLICATED"
     CORRUPT = "CORRUPT"

@@ -49,6 +49,8 @@ class MergeRule(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Selection:
+    """Result of `select`."""
+
     ids: tuple[int, ...]
     """Ledgers to read again, ascending."""
     broken: Mapping[int, str]
