@@ -21,7 +21,7 @@ BookieId = NewType("BookieId", str)
 ID_MAX: Final = 2**63 - 1
 """Greatest ledger id and entry id."""
 INVALID_ENTRY_ID: Final = EntryId(-1)
-"""On the wire: "the last entry" in a request, "none" in a response. In metadata: the ledger has no last entry."""
+"""On the wire: "the last entry" in a request, "none" in a response. In metadata: no last entry is recorded."""
 
 BOOKIE_ID_SIZE_MAX: Final = 255
 """Maximum characters of a bookie id."""

@@ -156,7 +156,10 @@ class AuthRequest(msgspec.Struct, gc=False):
 
 
 class OtherRequest(msgspec.Struct, gc=False):
-    """A request that can be decoded but is not served: an unknown operation, or an unsupported version."""
+    """A request that can be decoded but is not served.
+
+    Its version is not supported, its operation is not served, or the message of its operation is missing.
+    """
 
     txn_id: int
     operation: int

@@ -89,7 +89,8 @@ BODY_OFFSET: Final = 24
 BATCH_OVERHEAD: Final = 24 + 8 + 4
 """Bytes of a batch beside its entries, as the size limit of a batch counts them.
 
-As in BookKeeper, this is 4 bytes more than the packet has: a 24-byte response, the request id, and the frame length.
+24 bytes of a response without request id, 8 of the request id, and 4 of the frame length, which BookKeeper counts too
+although the packet does not contain it.
 """
 BATCH_ENTRY_OVERHEAD: Final = 4
 """Bytes of the size word of each entry in a batch."""
