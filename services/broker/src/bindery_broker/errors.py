@@ -5,7 +5,7 @@
 | NotSupported             | not_supported              |    400 | a feature of Pulsar that is not supported         |
 | ConsumerBusy             | consumer_busy              |    409 | another consumer holds the exclusive subscription |
 | SubscriptionTypeConflict | subscription_type_conflict |    409 | consumers use the subscription as another type    |
-| UnknownMessages          | unknown_messages           |    400 | an id in the request names no message of the topi |
+| UnknownMessages          | unknown_messages           |    400 | an id in the request names no message of a topic  |
 | TopicInUse               | topic_in_use               |    409 | a topic is deleted while consumers are connected  |
 | NotOwner                 | not_owner                  |    503 | the topic's owner is changing; retry              |
 | NoSuchMessage            | no_such_message            |    404 | no such entry, or no such index in its batch      |

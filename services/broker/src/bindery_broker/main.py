@@ -45,20 +45,22 @@ from bindery_broker.settings import BrokerSettings
 PROGRAM = "bindery-broker"
 DESCRIPTION = "The broker: topics over HTTP, stored in replicated ledgers."
 GC_THRESHOLD = 50_000
-"""Allocations between two collections of the youngest generation. The default of 700 causes thousands of collections a
-second here that free nothing."""
+"""Number of allocations between two collections of the youngest generation. The default of 700 causes thousands of
+collections per second here that free nothing."""
 
 log = get_logger(__name__)
 
 
 def wall_clock_ms() -> int:
-    """Milliseconds since 1970."""
+    """Return the wall time in milliseconds since 1970."""
     return time.time_ns() // 1_000_000
 
 
 class BrokerProcess:
-    """One broker. The constructor binds the port; it raises BindRefused, and BadRequest for certificate files that
-    cannot be used."""
+    """One broker. The constructor binds the port.
+
+    The constructor raises BindRefused, and BadRequest for certificate files that cannot be used.
+    """
 
     def __init__(self, settings: BrokerSettings, shutdown: Shutdown) -> None:
         self._settings = settings
@@ -83,7 +85,8 @@ class BrokerProcess:
         await self._server.start()
         url = settings.advertised_url or _own_url(self._server)
         health.progress("loading the HTTP API")
-        # Importing FastAPI takes long: after the port is bound, and before there is a session that could expire.
+        # Importing FastAPI takes long, so it happens after the port is bound and before a session exists that could
+        # expire.
         from bindery_broker.http.app import BrokerApp
 
         layout = LedgersLayout(settings.ledgers_root)
@@ -158,7 +161,7 @@ async def _cancel(task: "asyncio.Task[None]") -> None:
 
 
 async def serve(settings: BrokerSettings, shutdown: Shutdown) -> int:
-    """Run the broker until `shutdown`; the exit code."""
+    """Run the broker until `shutdown`. Returns the exit code."""
     return await run_life(
         lambda: BrokerProcess(settings, shutdown),
         shutdown,
@@ -168,7 +171,7 @@ async def serve(settings: BrokerSettings, shutdown: Shutdown) -> int:
 
 
 def _own_url(server: HttpServer) -> str:
-    """Where other brokers reach us: the address, or this machine's name when we listen on all of them."""
+    """Return the URL at which other brokers reach this one; with the host name if it listens on all addresses."""
     if server.host not in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
         return server.url
     name = socket.getfqdn()
@@ -177,7 +180,7 @@ def _own_url(server: HttpServer) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The console script."""
+    """Run the console script. Returns the exit code."""
     return run_program(PROGRAM, BrokerSettings, serve, argv, service="broker", description=DESCRIPTION)
 
 

@@ -17,7 +17,9 @@ from bindery_broker.topics.topic import Topic
 from bindery_broker.topics.topics import Topics
 
 CLUSTER: Final = "bindery"
+"""Value of the `cluster` label."""
 TOPICS_SHOWN_MAX: Final = 1_000
+"""Maximum number of topics with metrics of their own."""
 
 
 class BrokerMetrics:
@@ -37,7 +39,7 @@ class BrokerMetrics:
         metrics.registry.register(_TopicCollector(topics, ownership))
 
     def answered(self, operation: str, status: int, seconds: float) -> None:
-        """One request is over."""
+        """Count a finished request. `status`: HTTP status of the answer; `seconds`: duration."""
         found = self._by_outcome.get((operation, status))
         if found is None:  # operations and statuses are few
             found = (self.requests.labels(operation, str(status)), self.request_seconds.labels(operation))

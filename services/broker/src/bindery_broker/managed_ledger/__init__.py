@@ -1,4 +1,4 @@
-"""Topics as series of ledgers, and the cursors that remember what each subscription has consumed."""
+"""Topics as series of ledgers, and the cursors that store what each subscription has acknowledged."""
 
 from bindery_broker.managed_ledger.cursors.ack_state import BatchAck
 from bindery_broker.managed_ledger.cursors.cursor import ManagedCursor, UnackedEntry, UnackedRead

@@ -17,7 +17,7 @@ class EntryCache:
     """Payloads by (ledger id, entry id); ledger ids are unique in a cluster, so topics share one cache."""
 
     def __init__(self, *, size_max: int) -> None:
-        """`size_max`: payload bytes with overhead; 0 keeps nothing."""
+        """`size_max`: maximum bytes of payloads and overhead; 0: cache nothing."""
         self._size_max = size_max
         self._entries: OrderedDict[tuple[int, int], bytes] = OrderedDict()
         self.size = 0

@@ -54,13 +54,13 @@ ADD_ENTRIES_MAX: Final = 100_000
 OPEN_ATTEMPTS_MAX: Final = 3
 """Maximum number of attempts to open a topic while another broker writes to it."""
 WallClock = Callable[[], int]
-"""Milliseconds since 1970."""
+"""Returns the wall time in milliseconds since 1970."""
 
 log = structlog.get_logger()
 
 
 class Environment(NamedTuple):
-    """What a managed ledger works with."""
+    """Dependencies and settings of a managed ledger."""
 
     client: LedgerClient
     clock: WallClock
@@ -70,7 +70,7 @@ class Environment(NamedTuple):
 
 
 class ManagedLedger:
-    """The entries of one (partition of a) topic and its cursors, owned by this broker. Created by `open`."""
+    """The entries and cursors of one topic, or of one partition, that this broker owns. Created by `open`."""
 
     def __init__(
         self,
@@ -215,7 +215,7 @@ class ManagedLedger:
         )
 
     async def _store_ledgers(self, records_of: Callable[[], Sequence[LedgerRecord]]) -> None:
-        """Called by the writer while it does not send: nothing else changes the end of the list."""
+        """Store the list of ledgers. Called by the writer, which alone changes the end of the list."""
         async with self._ledgers_lock:
             records = records_of()
             LedgerList(records)  # asserts the invariants
@@ -231,12 +231,12 @@ class ManagedLedger:
 
     @property
     def is_open(self) -> bool:
-        """False once closed, fenced or deleted; then it must be opened again."""
+        """False once the topic is closed, fenced or deleted. It must then be opened again."""
         return self._end is None
 
     @property
     def is_terminated(self) -> bool:
-        """Whether it accepts no more entries, permanently. Reading and acknowledging continue."""
+        """Whether the topic permanently accepts no more entries. Reading and acknowledging continue."""
         return self._terminated is not None
 
     @property
@@ -248,7 +248,10 @@ class ManagedLedger:
         return self._cache
 
     def on_fenced(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call `listener` in the loop, once, when the topic is lost to another broker. Returns its removal."""
+        """Call `listener` in the loop, once, when the topic is lost to another broker.
+
+        Returns a function that removes the listener.
+        """
         return self._fenced_listeners.add(listener)
 
     def _raise_if_ended(self) -> None:
@@ -275,9 +278,9 @@ class ManagedLedger:
         """Store the entries in order; return their positions once all are durable (Qa fsyncs each).
 
         Calls overlap, are pipelined and complete in the order they were made. `payloads` must not change afterwards.
-        Errors: TopicFenced (what was in flight may be stored), TooManyRequests and other TryAgain (nothing was stored),
-        AddTimeout (unknown), TooLarge (nothing stored), Conflict (the topic is terminated). Cancelling takes back only
-        what was not sent.
+        Errors: TopicFenced (entries in flight may be stored), TooManyRequests and other TryAgain (nothing was stored),
+        AddTimeout (unknown), TooLarge (nothing was stored), Conflict (the topic is terminated). A cancelled call may
+        still store the entries that were already sent.
         """
         if not payloads:
             self._raise_if_ended()
@@ -285,8 +288,11 @@ class ManagedLedger:
         return await self.submit_many(payloads)
 
     def submit_many(self, payloads: Sequence[bytes]) -> "asyncio.Future[list[Position]]":
-        """Like `add_many` for at least one entry, but raises at once the error that refuses the call (nothing was
-        stored), and returns a future for the rest. For callers that must not send more after a refusal."""
+        """Like `add_many` for at least one entry, but raise the error at once if the call is refused.
+
+        Nothing is stored by a refused call. Otherwise returns a future for the result. For callers that must not send
+        more after a refusal.
+        """
         self._raise_if_ended()
         if self._writer is None:
             raise Conflict("the topic is terminated", topic=self.name)
@@ -318,29 +324,31 @@ class ManagedLedger:
         return self._ledgers.size
 
     def next_position(self, position: Position) -> Position:
-        """The entry after `position`, without trimmed ones; after the last one: the position of the next add."""
+        """Return the first existing entry after `position`; after the last entry, the position of the next add."""
         return self._ledgers.next(position)
 
     def contains(self, position: Position) -> bool:
-        """Whether `position` is an acknowledged entry that still exists."""
+        """Return whether `position` is an acknowledged entry that still exists."""
         return self._ledgers.contains(position)
 
     def clamp(self, position: Position) -> Position:
-        """The first existing entry >= `position`, or the position of the next add. Accepts EARLIEST and LATEST."""
+        """Return the first existing entry >= `position`, or the position of the next add.
+
+        EARLIEST and LATEST are accepted.
+        """
         return self._ledgers.clamp(position)
 
     def entries_between(self, *, after: Position, upto: Position) -> int:
-        """Entries in (after, upto]."""
+        """Return the number of entries in (after, upto]."""
         return self._ledgers.entries_between(after=after, upto=upto)
 
     # --- reading
 
     async def read(self, position: Position, *, entries_max: int, size_max: int) -> list[tuple[Position, bytes]]:
-        """Acknowledged entries from `position` (inclusive, clamped) on, in order, across ledgers.
+        """Return acknowledged entries from `position` (inclusive, clamped) on, in order, across ledgers.
 
-        At most `entries_max`; stops before `size_max` payload bytes are exceeded, but gives at least one entry when
-        there is one. Empty: nothing to read yet. Errors: NoSuchEntry, NoSuchLedger (lost), Corrupt, TryAgain,
-        TopicFenced.
+        Returns at most `entries_max` entries and `size_max` payload bytes, but at least one entry if there is one; an
+        empty list if there is none yet. Errors: NoSuchEntry, NoSuchLedger (lost), Corrupt, TryAgain, TopicFenced.
         """
         self._raise_if_ended()
         return await self._reader.read(position, entries_max=entries_max, size_max=size_max)
@@ -354,11 +362,17 @@ class ManagedLedger:
         return await self._reader.find_first(predicate, check_open=self._raise_if_ended)
 
     def on_new_entries(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call `listener` in the loop each time last_confirmed advances; it must not raise. Returns its removal."""
+        """Call `listener` in the loop each time `last_confirmed` advances. The listener must not raise.
+
+        Returns a function that removes the listener.
+        """
         return self._new_entries.listeners.add(listener)
 
     async def wait_for_entry(self, position: Position, *, timeout_s: float) -> bool:
-        """True once last_confirmed >= position, False at the timeout. Raises TopicFenced when the topic is lost."""
+        """Return True once `last_confirmed` >= `position`, False at the timeout.
+
+        Raises TopicFenced if the topic is lost.
+        """
 
         def is_there() -> bool:
             self._raise_if_ended()
@@ -370,12 +384,12 @@ class ManagedLedger:
 
     @property
     def cursors(self) -> Mapping[str, ManagedCursor]:
-        """By subscription name. Do not change it."""
+        """Cursors by subscription name. The caller must not change the mapping."""
         return self._cursors.cursors
 
     @property
     def damaged_cursors(self) -> Mapping[str, Corrupt]:
-        """Why the stored state of a cursor cannot be read, by subscription name. See `CursorTable`."""
+        """Errors of the cursors whose stored state cannot be read, by subscription name. See `CursorTable`."""
         return self._cursors.damaged
 
     async def open_cursor(
@@ -415,7 +429,7 @@ class ManagedLedger:
             await self._writer.roll()
 
     async def trim(self) -> int:
-        """Delete the oldest ledgers that are not needed any more. Returns how many were taken off the list.
+        """Delete the oldest ledgers that are no longer needed. Returns the number of ledgers removed from the list.
 
         Call it from a timer; it also runs when a cursor moves to another ledger. A ledger that cannot be deleted now is
         deleted by a later call.
@@ -424,7 +438,7 @@ class ManagedLedger:
         return await self._trimmer.trim()
 
     async def close(self) -> None:
-        """Complete adds in flight, store the cursors, seal the ledger, so that the next open is quick. Idempotent."""
+        """Complete adds in flight, store the cursors, close the ledger, so that the next open is quick. Idempotent."""
         if self._end is None:
             closed = TryAgain("the topic is closed here", topic=self.name)
             if self._writer is not None:
@@ -456,7 +470,10 @@ class ManagedLedger:
                 await self._release()
 
     async def crash(self) -> None:
-        """Release everything without a write, like the end of the process. For tests and failed closes."""
+        """Release everything without a write, like the end of the process.
+
+        For tests, for a failed open or close, and for a topic that was lost.
+        """
         if self._end is None:
             self._finish(TryAgain("the topic was given up", topic=self.name))
         if self._writer is not None:
@@ -471,7 +488,7 @@ class ManagedLedger:
         await self._handles.release()
 
     def internal_stats(self) -> dict[str, Any]:
-        """Pulsar's `internalStats` JSON, without the ensembles."""
+        """Return Pulsar's `internalStats` JSON, without the ensembles."""
         return internal_stats(
             writer=self._writer, ledgers=self._ledgers, cursors=self._cursors.cursors, properties=self._properties
         )

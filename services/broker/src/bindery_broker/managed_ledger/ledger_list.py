@@ -80,7 +80,7 @@ class LedgerList:
         return record is not None and 0 <= position.entry_id < record.entries
 
     def clamp(self, position: Position) -> Position:
-        """The first entry >= `position`, else the end."""
+        """Return the first entry >= `position`, else the end."""
         ledger_id, entry_id = position
         index = bisect_left(self._ids, ledger_id)
         if index == len(self._ids):
@@ -97,7 +97,7 @@ class LedgerList:
         return self.clamp(Position(position.ledger_id, position.entry_id + 1))
 
     def previous(self, position: Position) -> Position:
-        """The last entry < `position`; entry -1 of the first ledger when there is none."""
+        """Return the last entry < `position`; entry -1 of the first ledger if there is none."""
         ledger_id, entry_id = position
         index = bisect_left(self._ids, ledger_id)
         if index < len(self._ids) and self._ids[index] == ledger_id:
@@ -110,7 +110,7 @@ class LedgerList:
         return Position(self._ids[0], -1)
 
     def entries_between(self, *, after: Position, upto: Position) -> int:
-        """Entries in (after, upto]."""
+        """Return the number of entries in (after, upto]."""
         if upto <= after:
             return 0
         count = 0
@@ -124,7 +124,7 @@ class LedgerList:
         return count
 
     def nth(self, index: int) -> Position:
-        """The entry with `index` entries before it, counted from the oldest; the end if there are fewer."""
+        """Return the entry that has `index` existing entries before it; the end if there are fewer entries."""
         for record in self._records:
             if index < record.entries:
                 return Position(record.ledger_id, index)

@@ -11,7 +11,7 @@ class Listeners:
         self._listeners: list[Callable[[], None]] = []
 
     def add(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Returns a function that removes the listener."""
+        """Add a listener. Returns a function that removes it."""
         self._listeners.append(listener)
 
         def remove() -> None:

@@ -19,15 +19,18 @@ class RecoveredLedgers(NamedTuple):
     records: list[LedgerRecord]
     """The ledgers to keep, all closed."""
     handle: ReadHandle | None
-    """Of the last one of them; None: there are no ledgers, or the last one was dropped."""
+    """Handle of the last ledger; None: there are no ledgers, or the last one was dropped."""
     empty_ledger_id: int | None
-    """A ledger that is removed from the list and can be deleted."""
+    """Ledger that was dropped from the list and can be deleted."""
 
 
 async def recover_ledgers(
     name: str, info: TopicInfo, *, client: LedgerClient, timeout_s: float, clock: Callable[[], int]
 ) -> RecoveredLedgers:
-    """Fence and close the last ledger of the topic. Drop it if it is missing, or empty and the topic not terminated."""
+    """Fence and close the last ledger of the topic.
+
+    The ledger is dropped from the list if it is missing, or if it is empty and the topic is not terminated.
+    """
     records = list(info.ledgers)
     if not records:
         return RecoveredLedgers(records, None, None)

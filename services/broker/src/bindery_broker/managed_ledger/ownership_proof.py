@@ -1,9 +1,9 @@
 """Determine whether a ledger of this topic was fenced or closed by the topic's next owner or by recovery.
 
 Recovery closes the open ledger of an idle topic if one of its bookies is lost or drained; the owner stays the same. The
-metadata store distinguishes the two cases. Its answer may be outdated when it arrives, so safety does not depend on it:
-it leads to a compare-and-set of the topic's znode, which fails for a stale owner. It prevents that a replaced owner
-disturbs its successor.
+metadata store distinguishes the two cases. Its answer may be outdated when it arrives, so safety does not depend on the
+answer: the caller then changes the topic's znode with a compare-and-set, which fails for a stale owner. The check
+prevents a replaced owner from disturbing its successor.
 """
 
 from collections.abc import Awaitable, Callable
@@ -15,10 +15,10 @@ OwnershipCheck = Callable[[], Awaitable[bool]]
 
 
 class OwnershipProof:
-    """Of one open topic."""
+    """Checks the ownership of one open topic."""
 
     def __init__(self, check: OwnershipCheck | None, *, timeout_s: float) -> None:
-        """`check=None`: the process that fences a ledger is the new owner."""
+        """`check=None`: any process that fences a ledger counts as the new owner."""
         self._check = check
         self._timeout_s = timeout_s
 

@@ -20,7 +20,10 @@ class ReadHandles:
         self._opening = asyncio.Lock()
 
     async def get(self, ledger_id: int) -> ReadHandle:
-        """Open without recovery: the ledger is closed, or this broker writes it. Raises NoSuchLedger, TryAgain."""
+        """Return the handle of a ledger. Raises NoSuchLedger, TryAgain.
+
+        The ledger is opened without recovery, because it is closed or this broker writes it.
+        """
         handle = self._handles.get(ledger_id)
         if handle is not None:
             self._handles.move_to_end(ledger_id)

@@ -21,8 +21,8 @@ def trimmable(
 ) -> int:
     """Return how many of the oldest ledgers may be deleted; never the last one.
 
-    `mark_deletes`: the durable positions of all cursors. Without any, `retention_unsubscribed_s` counts from the
-    close of a ledger, else `retention_acked_s`.
+    `mark_deletes`: the durable positions of all cursors. A ledger is kept for `retention_unsubscribed_s` after its
+    close if there are no cursors, else for `retention_acked_s`.
     """
     slowest = min(mark_deletes, default=None)
     retention_s = retention_unsubscribed_s if slowest is None else retention_acked_s

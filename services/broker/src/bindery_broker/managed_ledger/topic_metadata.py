@@ -1,8 +1,8 @@
 """Write a topic's znode and the znodes of its cursors. Each write proves that this broker still owns the topic.
 
 A broker that opens a topic writes its znode, which changes the version, and remembers the version of its last write.
-The topic's znode is written with that version, a cursor's znode in one transaction with a check of it. Every write of a
-stale owner therefore fails with TopicFenced, permanently.
+The topic's znode is written only at that version. A cursor's znode is written in one transaction with a check of that
+version. Every write of a stale owner therefore fails with TopicFenced, permanently.
 
 If the outcome of a write is unknown, the znode is read, and the write is repeated if it was not applied. If that cannot
 be determined in time, the caller gets MetadataOutcomeUnknown, and the next write to that znode determines it first.
@@ -31,7 +31,7 @@ from bindery_pulsar import znode_layout
 
 @asynccontextmanager
 async def limited(timeout_s: float, what: str) -> AsyncIterator[None]:
-    """A time limit whose expiry raises TryAgain with `what` could not be done."""
+    """Limit the time of the context. Raises TryAgain at the limit. `what`: the operation, for the message."""
     try:
         async with asyncio.timeout(timeout_s):
             yield
@@ -40,7 +40,7 @@ async def limited(timeout_s: float, what: str) -> AsyncIterator[None]:
 
 
 PAUSE_S_MAX: Final = 1.0
-"""Longest pause between two attempts at one write."""
+"""Maximum pause in seconds between two attempts of one write."""
 
 
 class OwnedNode:
@@ -51,11 +51,11 @@ class OwnedNode:
     def __init__(self, path: str, version: int | None) -> None:
         self.path = path
         self.version = version
-        """As last read or written by us; None: it does not exist."""
+        """Version that this broker last read or wrote; None: the znode does not exist."""
         self.attempted: bytes | None = None
-        """What a write of unknown outcome wanted to store."""
+        """Value of a write whose outcome is unknown; None: there is no such write."""
         self.removing = False
-        """Whether a deletion of it has an unknown outcome."""
+        """Whether a deletion of the znode has an unknown outcome."""
 
     @property
     def is_absent(self) -> bool:
@@ -67,8 +67,7 @@ class TopicMetadata:
     """The znodes of one topic. Once another broker has written them, every write raises TopicFenced."""
 
     def __init__(self, store: MetadataStore, name: str, *, timeout_s: float, pause_s: float) -> None:
-        """`name`: of the managed ledger. `timeout_s`: limit of a write with all its retries. `pause_s`: pause before
-        the first retry."""
+        """`name`: of the managed ledger. `timeout_s`: limit of a write with its retries. `pause_s`: the first pause."""
         self._store = store
         self._pause_s = pause_s
         self._timeout_s = timeout_s
@@ -80,7 +79,7 @@ class TopicMetadata:
         return f"{self.node.path}/{znode_layout.encode_name(cursor)}"
 
     async def load(self, *, create: bool) -> bytes:
-        """Return the topic's znode. If it is missing: create an empty one if `create`, else raise NoSuchTopic."""
+        """Return the value of the topic's znode. A missing znode is created empty if `create`, else NoSuchTopic."""
         async with limited(self._timeout_s, "read the topic's metadata"):
             while True:
                 try:
@@ -181,7 +180,7 @@ class TopicMetadata:
         node.version = result.version if isinstance(result, Stat) else 0
 
     async def _settle(self, node: OwnedNode) -> bytes | None:
-        """Determine whether the last write to `node`, of unknown outcome, was applied. Returns its value if so."""
+        """Determine whether a write to `node` of unknown outcome was applied. Returns the value if it was."""
         if node.removing and await self._is_removed(node):
             if node is self.node:
                 raise TopicFenced("the topic was removed", topic=self.name, path=node.path)
@@ -207,7 +206,7 @@ class TopicMetadata:
         return None
 
     async def _is_removed(self, node: OwnedNode) -> bool:
-        """Determine whether the deletion of `node`, of unknown outcome, was applied."""
+        """Return whether a deletion of `node` of unknown outcome was applied."""
         await self._store.sync(node.path)
         stat = await self._store.exists(node.path)
         if stat is not None and stat.version != node.version:

@@ -1,7 +1,7 @@
 """Delete the oldest ledgers of a topic once no cursor and no retention setting needs them.
 
-The metadata is written first and the ledgers are deleted after it. A ledger that cannot be deleted then is remembered
-and deleted by a later call; when the topic closes, those that are left are named in the log.
+The metadata is written first, and the ledgers are deleted after it. A ledger that cannot be deleted is remembered and
+deleted by a later call. When the topic closes, the log names the ledgers that are still not deleted.
 """
 
 import asyncio
@@ -93,7 +93,7 @@ class Trimmer:
             return count
 
     async def delete_remaining(self) -> None:
-        """Try once more to delete `deletable`: no other process has the list. Logs the ledgers that are left."""
+        """Try once more to delete `deletable`, because no other process has the list. Logs the remaining ledgers."""
         try:
             async with limited(self._settings.operation_timeout_s, "delete trimmed ledgers"), self._cursors.trim_lock:
                 while self.deletable and await self.delete_ledger(self.deletable[0]):

@@ -21,7 +21,9 @@ from bindery_pulsar import znode_layout
 from bindery_pulsar.topic_name import TopicName
 
 BUNDLE_COUNT: Final = 4
+"""Number of bundles in a namespace."""
 RING_SIZE: Final = 2**32
+"""Number of hash values."""
 _WIDTH: Final = RING_SIZE // BUNDLE_COUNT
 
 assert RING_SIZE % BUNDLE_COUNT == 0
@@ -31,7 +33,7 @@ class Bundle(NamedTuple):
     tenant: str
     namespace: str
     number: int
-    """0 .. BUNDLE_COUNT - 1."""
+    """Index in the namespace, from 0 to BUNDLE_COUNT - 1."""
 
     @classmethod
     def of(cls, topic: TopicName) -> "Bundle":

@@ -44,14 +44,14 @@ class OwnerRecord(msgspec.Struct, rename="camel", frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class RemoteOwner:
-    """Another broker serves the bundle."""
+    """Another broker that serves a bundle."""
 
     http_url: str
 
 
 class Ownership:
     def __init__(self, leases: Leases, *, record: OwnerRecord, on_lost: Callable[[Bundle], None]) -> None:
-        """`on_lost` is called in the loop when a bundle is no longer ours, except by `release`."""
+        """`on_lost` is called in the loop when this broker loses a bundle, but not when it releases the bundle."""
         self._leases = leases
         self._record = msgspec.json.encode(record)
         self._http_url = record.http_url
@@ -66,14 +66,16 @@ class Ownership:
         return [bundle for bundle, lease in self._held.items() if lease.is_held]
 
     def is_mine(self, bundle: Bundle) -> bool:
-        """Return True if this broker owns the bundle, according to its own state. The state may be outdated; see
-        `proof`."""
+        """Return whether this broker owns the bundle, as far as it knows. Its state may be outdated; see `proof`."""
         lease = self._held.get(bundle)
         return lease is not None and lease.is_held
 
     def proof(self, bundle: Bundle) -> Callable[[], Awaitable[bool]] | None:
-        """Return a check whether this broker has owned the bundle without interruption since now; None: it does not own
-        it. The check reads the metadata store and raises MetadataUnavailable if the store does not answer."""
+        """Return a function that checks whether this broker has owned the bundle without interruption since this call.
+
+        Returns None if this broker does not own the bundle. The function reads the metadata store and raises
+        MetadataUnavailable if the store does not answer.
+        """
         lease = self._held.get(bundle)
         return lease.verify if lease is not None and lease.is_held else None
 
@@ -93,24 +95,26 @@ class Ownership:
             return self._remote.get(bundle) or await self._acquire(bundle)
 
     def forget_remote(self, bundle: Bundle) -> None:
-        """Discard the cached owner, which did not answer or no longer owns the bundle. The next `locate` reads it
-        again."""
+        """Discard the cached owner, which did not answer or no longer owns the bundle.
+
+        The next `locate` reads the owner again.
+        """
         self._remote.pop(bundle, None)
 
     async def release(self, bundle: Bundle) -> None:
-        """Give a bundle up. Its topics are closed already."""
+        """Release a bundle. Its topics must be closed already."""
         lease = self._held.pop(bundle, None)
         if lease is not None:
             await lease.release()
             log.info("bundle_released", bundle=str(bundle))
 
     async def close(self) -> None:
-        """Give everything up, take nothing any more."""
+        """Release all bundles, and take no more."""
         self._closing = True
         for bundle in list(self._held):
             try:
                 await self.release(bundle)
-            except BinderyError as error:  # the session's end will do it
+            except BinderyError as error:  # the end of the session releases the bundle
                 log.warning("bundle_not_released", bundle=str(bundle), **error_fields(error))
 
     async def _acquire(self, bundle: Bundle) -> RemoteOwner | None:
@@ -126,7 +130,7 @@ class Ownership:
             owner = await self._leases.owner(bundle.owner_path, on_change=on_change)
             if owner is not None and not owner.mine:
                 remote = _decode_owner(bundle, owner.value)
-                if remote.http_url == self._http_url:  # killed, not stopped: to proxy there would be to ask ourselves
+                if remote.http_url == self._http_url:  # an earlier process at this address, which was killed
                     await self._predecessor_gone(bundle, changed)
                     continue
                 if len(self._remote) >= REMOTE_REMEMBERED_MAX:

@@ -7,7 +7,7 @@
 | subscription  | the consumers' sessions and the counters; composes the others                |
 | redelivery    | calls in progress by request id; returned messages                           |
 | acknowledging | nothing; translates message ids and keeps cursor and dispatcher consistent   |
-| dispatch_loop | the dispatcher, the queue of waiting calls, the time                         |
+| dispatch_loop | the dispatcher, the queue of waiting calls, the clock                        |
 | reading       | the read position and the sizes of unfinished batches                        |
 | consumer      | nothing; one call's limits, the subscription's tag filter                    |
 """

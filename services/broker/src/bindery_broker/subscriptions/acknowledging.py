@@ -1,7 +1,7 @@
-"""Acknowledge messages: translate message ids to what a cursor takes, store them durably, then tell the dispatcher.
+"""Acknowledge messages: translate message ids for the cursor, store them durably, then update the dispatcher.
 
-While the cursor is written, the dispatcher keeps the messages from being delivered again (`begin_ack`). Afterwards they
-are removed (`finish_ack`), or delivered again if the write failed (`fail_ack`).
+While the cursor is written, the dispatcher does not deliver the messages again (`begin_ack`). Afterwards it removes
+them (`finish_ack`), or delivers them again if the write failed (`fail_ack`).
 """
 
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ class Acknowledger:
             raise
         present = self._loop.dispatcher
         present.finish_ack(keys)
-        if dispatcher is not present or generation != dispatcher.generation:  # they may have been read again
+        if dispatcher is not present or generation != dispatcher.generation:  # the messages may have been read again
             present.finish_ack(present.begin_ack([key_of(message_id) for message_id in ids]))
         self._batch_sizes.forget(finished)
         # A repeated acknowledgement finishes no entry, but `resolve` looked up the size of its batch again.
@@ -85,7 +85,10 @@ class Acknowledger:
             raise BadRequest("cumulative acknowledgement needs an exclusive consumer", subscription=self._cursor.name)
 
     async def resolve(self, ids: Sequence[MessageId]) -> tuple[list[Position], list[BatchAck]]:
-        """Return `ids` as a cursor takes them. Raises UnknownMessages with those that name no message of this topic."""
+        """Return `ids` as positions of whole entries and parts of batches, which a cursor accepts.
+
+        Raises UnknownMessages with the ids that name no message of this topic.
+        """
         unknown = [message_id for message_id in ids if not self._may_exist(message_id)]
         indexed: dict[Position, set[int]] = {}
         positions: dict[Position, None] = {}
@@ -94,7 +97,7 @@ class Acknowledger:
                 positions[message_id.position] = None
             else:
                 indexed.setdefault(message_id.position, set()).add(message_id.batch_index)
-        sizes: dict[Position, int | None] = {}  # a copy: `batch_sizes` may be cleared while the next one is read
+        sizes: dict[Position, int | None] = {}  # a copy: `batch_sizes` may be cleared while the next size is read
         if not unknown:
             for position, indexes in indexed.items():
                 size = sizes[position] = await self._batch_sizes.look_up(position)

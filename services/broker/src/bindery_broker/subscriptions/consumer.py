@@ -36,9 +36,9 @@ class ReceiveCall:
     request: ReceiveRequest
     session: Session
     deadline: float
-    """Monotonic seconds."""
+    """Time until which the call waits for messages, in monotonic seconds."""
     is_gone: Callable[[], bool] | None
-    """Whether the client has disconnected: it is then given no messages."""
+    """Returns whether the client has disconnected. No messages are leased to it then."""
 
 
 class TagFilter:
@@ -46,7 +46,7 @@ class TagFilter:
 
     def __init__(self, properties: Mapping[str, str]) -> None:
         self.tags = frozenset(name for name, value in properties.items() if value == TAG_VERSION)
-        """Empty, or with `*` among them: no message is filtered."""
+        """Tags to deliver. If there are none, or if `*` is one of them, all messages are delivered."""
         self._required = self.tags if "*" not in self.tags else frozenset()
 
     def matching(self, items: list[Item[Message]]) -> list[Item[Message]]:

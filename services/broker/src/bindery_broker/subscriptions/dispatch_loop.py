@@ -1,8 +1,9 @@
 """Run the dispatcher of a subscription: read for it, hand its messages to waiting calls, pass the time to it.
 
-A call takes what is ready; otherwise it reads (returned messages first, then the next entries); otherwise it waits
-until an entry arrives, a message is returned, or its time is over. No task runs in the background: each call first
-passes the current time to the dispatcher and the sessions, and a waiting call wakes itself for the next deadline.
+A call takes ready messages. If there are too few, it reads first (returned messages, then the next entries). If there
+is nothing to read, it waits until an entry arrives, a message is returned, or its time is over. No task runs in the
+background: each call first passes the current time to the dispatcher and the sessions, and a waiting call wakes itself
+for the next deadline.
 
 Invariants: at most one read is in progress; a call joins the queue before it reads, so that it misses no wake-up; the
 dispatcher that is replaced is reset, so that reads and acknowledgements in progress recognize it by its generation.
@@ -37,7 +38,7 @@ class DispatchLoop:
         now: MonotonicClock,
     ) -> None:
         self.type: SubscriptionType | None = None
-        """None: no consumer has connected since the topic was loaded."""
+        """Type of the subscription; None: no consumer has connected since the topic was loaded."""
         self.read_lock = asyncio.Lock()
         """Held during a read, and while the cursor is moved."""
         self._reader = reader
@@ -157,7 +158,10 @@ class DispatchLoop:
                 self._read_ahead.change(-reserved)
 
     async def _read_next(self, dispatcher: Dispatcher[Message], request: ReceiveRequest, *, ahead: bool) -> bool:
-        """`ahead`: more than `request` requires may be read."""
+        """Read the messages to deliver next. `ahead`: more than `request` requires may be read.
+
+        Returns True if the caller should check again for ready messages.
+        """
         keys = dispatcher.replay(READ_ENTRIES_MAX, entries_max=None if ahead else 1)
         if keys:
             await self._reader.read_again(dispatcher, keys)
@@ -185,7 +189,7 @@ class DispatchLoop:
         self.put_down_if_idle()
 
     def put_down_if_idle(self) -> None:
-        """While no consumer is connected, keep no message bodies in memory: they are read again for the next one."""
+        """If no consumer is connected, drop the message bodies in memory. They are read again for the next consumer."""
         if len(self._sessions) or self.read_lock.locked():
             return
         first = self._dispatcher.put_down()
@@ -193,7 +197,7 @@ class DispatchLoop:
             self._reader.step_back(first)
 
     def drain(self) -> None:
-        """End every wait: the broker stops."""
+        """End every wait, because the broker stops."""
         self._is_draining = True
         self.wake()
 

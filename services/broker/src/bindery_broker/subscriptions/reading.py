@@ -15,7 +15,7 @@ from bindery_broker.managed_ledger import BatchAck, ManagedCursor, ManagedLedger
 from bindery_broker.subscriptions.consumer import TagFilter
 
 MESSAGE_OVERHEAD = 200
-"""Bytes that a message counts in addition to its payload."""
+"""Bytes that are counted for each message in addition to its payload."""
 READ_BYTES_MAX = 4 * 2**20
 """Maximum bytes of one read from the managed ledger."""
 READ_ENTRIES_MAX = 100
@@ -37,7 +37,7 @@ class BatchSizes:
         return self._sizes[position]
 
     def remember(self, position: Position, messages: Sequence[Message]) -> int:
-        """Return the number of messages if the entry at `position` is a batch, else 0."""
+        """Remember the size of the batch at `position`. Returns its number of messages; 0: the entry is no batch."""
         if not messages or messages[0].batch_index == NOT_IN_BATCH:
             return 0
         self._sizes[position] = messages[0].batch_size
@@ -72,7 +72,7 @@ class MessageReader:
         self.filter = TagFilter(cursor.properties)
         self.batch_sizes = BatchSizes(cursor, ledger)
         self.stuck: str | None = None
-        """Why the entry at the read position cannot be decoded; None: it can."""
+        """Reason why the entry at the read position cannot be decoded; None: it can be decoded."""
         self._cursor = cursor
         self._ledger = ledger
         self._partition = partition
@@ -96,7 +96,8 @@ class MessageReader:
         """Offer the next messages. Returns whether anything was read.
 
         Messages that do not match the filter are acknowledged. If the dispatcher is reset meanwhile, the result is
-        dropped. If an entry cannot be decoded, the read stops before it; a read that begins with it raises the error.
+        dropped. If an entry cannot be decoded, the read stops before it; a read that begins with such an entry raises
+        the error.
         """
         if self._position > self._ledger.last_confirmed:
             return False
@@ -142,7 +143,7 @@ class MessageReader:
             dispatcher.finish_ack(dispatcher.begin_ack(missing))
 
     async def load(self, keys: Iterable[MessageKey]) -> list[Item[Message]]:
-        """Return those of `keys` that still exist and are not acknowledged, in order."""
+        """Return the messages of those `keys` that still exist and are not acknowledged, in order."""
         indexes_of: dict[Position, set[int]] = {}
         for ledger_id, entry_id, batch_index in sorted(keys):
             indexes_of.setdefault(Position(ledger_id, entry_id), set()).add(batch_index)

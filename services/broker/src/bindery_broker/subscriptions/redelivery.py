@@ -1,6 +1,6 @@
-"""Deliver messages again: a repeated request gets the messages of the first answer, a returned message goes out again.
+"""Deliver messages again: to a repeated request the messages of its first answer, and returned messages.
 
-Expired leases are returned by the dispatch loop, which owns the time.
+The dispatch loop returns the messages of expired leases.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ class Redelivery:
             done.set_result(None)
 
     async def _repeat(self, request: ReceiveRequest, keys: Sequence[MessageKey]) -> list[Delivery[Message]]:
-        """Return those of `keys` that the consumer still holds, and restart their leases."""
+        """Return the messages of those `keys` that the consumer still holds, and restart their leases."""
         items = {item.key: item for item in await self._reader.load(keys)}
         dispatcher = self._loop.dispatcher
         lease, held = dispatcher.renew(

@@ -64,7 +64,7 @@ class Subscription:
 
     @property
     def type(self) -> SubscriptionType | None:
-        """None: no consumer has connected since the topic was loaded."""
+        """Type of the subscription; None: no consumer has connected since the topic was loaded."""
         return self._loop.type
 
     @property
@@ -81,7 +81,7 @@ class Subscription:
 
     @property
     def stuck(self) -> str | None:
-        """Why the entry at the read position cannot be decoded; None: it can."""
+        """Reason why the entry at the read position cannot be decoded; None: it can be decoded."""
         return self._reader.stuck
 
     # -- consuming -----------------------------------------------------------------------------------------------
@@ -89,7 +89,7 @@ class Subscription:
     def join(self, consumer: str, kind: SubscriptionType) -> None:
         """Check that `consumer` may consume as `kind`, and change the type if no other consumer is connected.
 
-        Raises ConsumerBusy (naming the consumer that is connected) or SubscriptionTypeConflict.
+        Raises ConsumerBusy with the name of the connected consumer, or SubscriptionTypeConflict.
         """
         self._loop.tick()
         others = [session.consumer for session in self.sessions if session.consumer != consumer]
@@ -110,7 +110,7 @@ class Subscription:
     ) -> tuple[list[Delivery[Message]], Session]:
         """Return messages, leased to the consumer; none if none arrive in time.
 
-        `gone`: whether the client has disconnected; it is then given no messages (see `wake_all`).
+        `gone`: returns whether the client has disconnected; no messages are leased to it then (see `wake_all`).
         """
         self._loop.check_open()
         self.join(request.consumer, kind)
@@ -133,7 +133,7 @@ class Subscription:
         return deliveries, session
 
     def leave(self, consumer: str) -> bool:
-        """End a consumer's session and return the messages it holds. False: there was no session."""
+        """End a consumer's session, so that its messages are delivered again. Returns False if there was no session."""
         self._loop.check_open()
         self._loop.tick()
         is_known = self.sessions.remove(consumer) is not None
@@ -202,7 +202,7 @@ class Subscription:
             self._loop.close(reason)
 
     def drain(self) -> None:
-        """End every wait: the broker stops."""
+        """End every wait, because the broker stops."""
         self._loop.drain()
 
     def wake_all(self) -> None:

@@ -14,7 +14,7 @@ from bindery_pulsar.message_id import MessageId, Position
 BATCH_MESSAGES_MAX: Final = 1_000
 """Maximum number of messages in one entry. Source: the default of Pulsar's Java client."""
 BATCH_SIZE_MAX: Final = 128 * 2**10
-"""Approximate maximum bytes of one batch; a larger message gets an entry of its own. Source: as above."""
+"""Approximate maximum bytes of one batch; a larger message gets an entry of its own. Source: Pulsar's Java client."""
 _SINGLE_OVERHEAD: Final = 32
 """Maximum bytes that a message needs in a batch in addition to key, properties and payload."""
 
@@ -98,7 +98,7 @@ def _first_that_fails(messages: Sequence[OutgoingMessage], sequence_ids: Sequenc
 
 
 def message_ids(plan: Sequence[EntryPlan], positions: Sequence[Position], *, partition: int = -1) -> list[MessageId]:
-    """Return the message ids in the order of the request. `positions`: of the entries, in the order of the plan."""
+    """Return the message ids in the order of the request. `positions`: one per entry, in the order of the plan."""
     ids: dict[int, MessageId] = {}
     for (indexes,), (ledger_id, entry_id) in zip(plan, positions, strict=True):
         if len(indexes) == 1:

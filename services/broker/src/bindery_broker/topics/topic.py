@@ -82,7 +82,7 @@ class Topic:
         self._closed = False
         self.closed_because = ""
         self.is_abandoned = False
-        """Whether it was closed without calls to bookies and metadata; its handles are not released yet."""
+        """Whether the topic was closed without calls to bookies and metadata; its handles are not released yet."""
         self._remove_listener = ledger.on_fenced(self._fenced)
         for cursor_name in ledger.cursors:
             self._attach(cursor_name)
@@ -132,7 +132,7 @@ class Topic:
     async def _publish_in_parts(
         self, plan: Sequence[EntryPlan], entries: Sequence[bytes], *, count: int
     ) -> list[MessageId | BinderyError]:
-        """Store in several pipelined calls. After a refused part no later part is submitted, to keep the order."""
+        """Store the entries in several pipelined calls. To keep the order, no part is submitted after a refused one."""
         results: list[MessageId | BinderyError | None] = [None] * count
         parts = _parts(entries, ADD_CALL_SIZE_MAX)
         submitted: list[asyncio.Future[list[Position]]] = []
@@ -243,7 +243,7 @@ class Topic:
     # -- subscriptions -------------------------------------------------------------------------------------------
 
     def subscription(self, name: str) -> Subscription:
-        """Raises NoSuchSubscription, or Corrupt if the state of the subscription cannot be read."""
+        """Return a subscription. Raises NoSuchSubscription, or Corrupt if its stored state cannot be read."""
         found = self._subscriptions.get(name)
         if found is None:
             self.ledger.check_cursor(name)
@@ -300,7 +300,7 @@ class Topic:
     async def unsubscribe(self, name: str, *, force: bool = False) -> None:
         """Delete a subscription, durably. Raises Conflict while it has consumers, unless `force`.
 
-        It waits for a creation or reset in progress, which would otherwise attach the subscription to a deleted cursor.
+        Waits for a creation or reset in progress, which would otherwise attach the subscription to a deleted cursor.
         """
         async with self._subscribing.hold(name):
             subscription = self._subscriptions.get(name)
@@ -331,7 +331,7 @@ class Topic:
     # -- life ----------------------------------------------------------------------------------------------------
 
     def drain(self) -> None:
-        """End every wait: the broker stops."""
+        """End every wait, because the broker stops."""
         self._draining = True
         now = asyncio.get_running_loop().time()
         for waiting in self._waiting:
@@ -341,11 +341,12 @@ class Topic:
             subscription.drain()
 
     async def close(self, why: str = "the topic is moving to another broker; retry") -> None:
-        """Stop consumers, flush cursors, seal the ledger."""
+        """End the consumers' calls, store the cursors, close the ledger. `why`: reason for later calls."""
         self._shut(NotOwner(why, topic=self.name.short))
         await self.ledger.close()
 
     async def delete(self) -> None:
+        """Delete the topic with its subscriptions and ledgers."""
         await self.ledger.delete()
         self._shut(NoSuchTopic("the topic was deleted", topic=self.name.short))
 
@@ -392,7 +393,7 @@ def _end(subscription: Subscription, reason: BinderyError) -> None:
 
 
 def _fenced_while_writing(name: TopicName) -> OutcomeUnknown:
-    """The entries in flight may be stored, so this broker must not store them again."""
+    """Return OutcomeUnknown: the entries in flight may be stored, so this broker must not store them again."""
     return OutcomeUnknown("the topic was taken over while this was written; it may be stored", topic=name.short)
 
 

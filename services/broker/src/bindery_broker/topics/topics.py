@@ -1,11 +1,11 @@
-"""The topics of a broker: loaded on demand by the owner of their bundle, and closed when the ownership ends.
+"""The topics of a broker. They are loaded on demand by the owner of their bundle, and closed when the ownership ends.
 
 Invariants: a topic is opened by one task at a time; this broker owned the bundle of a loaded topic when it was opened,
 and losing the bundle closes it; an idle topic is closed only while no request and no consumer uses it.
 
 An idle topic is closed under its lock: a request that arrives during the close waits for its end and opens the topic
-again. Ledgers are trimmed only while their topic is open: a topic with entries that are kept by retention stays open
-until they are trimmed or another topic needs its place.
+again. Ledgers are trimmed only while their topic is open. A topic that has entries therefore stays open until they are
+trimmed, or until the limit of loaded topics is reached.
 """
 
 import asyncio
@@ -30,9 +30,9 @@ from bindery_broker.ownership.ownership import Ownership
 from bindery_broker.topics.topic import Topic
 
 CLOSES_MAX = 32
-"""Maximum number of idle topics that are closed in parallel: a close waits for slow bookies."""
+"""Maximum number of idle topics that are closed in parallel, because a close may have to wait for slow bookies."""
 LOOK_FOR_IDLE_S_MIN = 1.0
-"""Minimum seconds between two searches for an idle topic after one found none."""
+"""Minimum seconds between two searches for an idle topic if the first found none."""
 
 log = get_logger(__name__)
 
@@ -40,13 +40,15 @@ log = get_logger(__name__)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicLimits:
     topics_max: int = 10_000
-    """Maximum number of loaded topics. At the limit the topic that is idle longest is closed, or the load fails."""
+    """Maximum number of loaded topics. At the limit the topic that is idle longest is closed, else the load fails."""
     idle_s_max: float = 300
     """Seconds after which an empty, unused topic is closed. Not at once, because opening it again creates a ledger."""
     loads_max: int = 32
     """Maximum number of topics that are opened in parallel."""
     subscriptions_max: int = 1_000
+    """Maximum number of subscriptions of one topic."""
     consumers_max: int = 1_000
+    """Maximum number of consumer sessions of one subscription."""
     read_ahead_bytes_max: int = 64 * 2**20
     """Maximum bytes of messages that all subscriptions together have read and not delivered. Above it, each call reads
     only what it requires. Small compared with a container of 512 MiB; enough for sixteen parallel reads of 4 MiB."""
@@ -66,7 +68,7 @@ class Topics:
         limits: TopicLimits | None = None,
         producer_name: str = "bindery-http",
     ) -> None:
-        """`clock`: wall time in ms; `now`: monotonic seconds; `producer_name`: of messages whose sender gave none."""
+        """`clock`: wall time in ms; `now`: monotonic seconds; `producer_name`: default name of a message's producer."""
         self.limits = limits or TopicLimits()
         self.cache = EntryCache(size_max=ledger_settings.cache_size_max)
         self.read_ahead = ReadAhead(self.limits.read_ahead_bytes_max)
@@ -106,15 +108,16 @@ class Topics:
         return len(self._loaded)
 
     def loaded(self, name: TopicName) -> Topic | None:
-        """The topic if it is open here: no waiting, the hot path's way."""
+        """Return the topic if it is open here, else None. Never waits, for use on the hot path."""
         topic = self._loaded.get(name)
         return topic if topic is not None and topic.is_open else None
 
     def begin_use(self, name: TopicName) -> None:
-        """A request for the topic begins: until `end_use` it is not closed for being idle."""
+        """Record that a request for the topic begins. The topic is not closed as idle until `end_use`."""
         self._users[name] = self._users.get(name, 0) + 1
 
     def end_use(self, name: TopicName) -> None:
+        """Record that a request for the topic ends."""
         left = self._users[name] - 1
         if left:
             self._users[name] = left
@@ -131,9 +134,10 @@ class Topics:
         return await self._store.exists(path) is not None
 
     async def get(self, name: TopicName, *, create: bool = False) -> Topic:
-        """The topic, opened if need be and made if it may be. Its bundle must be ours.
+        """Return the topic; open it if it is not loaded. This broker must own its bundle.
 
-        Raises NoSuchTopic, NotOwner, TopicFenced, TryAgain.
+        A missing topic is created if `create` and if `auto_create` allows it. Raises NoSuchTopic, NotOwner,
+        TopicFenced, TryAgain.
         """
         topic = self.loaded(name)
         if topic is not None:
@@ -142,26 +146,26 @@ class Topics:
             return self.loaded(name) or await self._open(name, create=create)
 
     async def delete(self, name: TopicName, *, force: bool) -> None:
-        """Remove a topic with its subscriptions and ledgers. Raises TopicInUse while consumers are connected."""
+        """Delete a topic with its subscriptions and ledgers. Raises TopicInUse if it has consumers, unless `force`."""
         topic = await self.get(name)
         if topic.has_consumers and not force:
             raise TopicInUse("the topic has consumers; force=true deletes it all the same", topic=name.short)
         await topic.delete()
 
     def abandon(self, bundle: Bundle) -> None:
-        """The bundle is no longer ours: stop serving its topics at once."""
+        """Stop serving the topics of a lost bundle at once."""
         for topic in self:
             if Bundle.of(topic.name) == bundle:
                 topic.abandon("the broker lost the topic's bundle")
 
     async def close(self) -> None:
-        """Close every topic cleanly and open none any more."""
+        """Close every topic cleanly, and open no more."""
         self._closing = True
         await self._close_all(list(self))
         await asyncio.gather(*self._cleanups, return_exceptions=True)
 
     async def list_names(self, *, namespace: tuple[str, str] | None = None) -> list[TopicName]:
-        """The topics that exist in the cluster, or in (tenant, namespace), sorted by name."""
+        """Return the topics that exist in the cluster, or in (tenant, namespace), sorted by name."""
         if namespace is not None:
             return sorted(await self._names_in(*namespace), key=lambda name: name.short)
         names: list[TopicName] = []
@@ -172,7 +176,7 @@ class Topics:
         return sorted(names, key=lambda name: name.short)
 
     async def maintain(self) -> None:
-        """One round of maintenance of the loaded topics: end sessions, delete unneeded ledgers, close idle topics."""
+        """Run one round of maintenance of the loaded topics: end sessions, delete ledgers, close idle topics."""
         idle: list[Topic] = []
         for topic in self:
             if not topic.is_open:
@@ -184,7 +188,7 @@ class Topics:
             except BinderyError as error:
                 if topic.is_open:
                     log.warning("topic_maintenance_failed", topic=topic.name.short, **error_fields(error))
-            is_kept = topic.ledger.entries_count > 0  # only what is loaded is trimmed, and has metrics of its backlog
+            is_kept = topic.ledger.entries_count > 0  # only loaded topics are trimmed and have backlog metrics
             if not is_kept and self._now() - topic.used_at >= self.limits.idle_s_max and self._is_idle(topic):
                 idle.append(topic)
         for first in range(0, len(idle), CLOSES_MAX):

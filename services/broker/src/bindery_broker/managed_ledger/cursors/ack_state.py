@@ -22,9 +22,9 @@ class BatchAck(NamedTuple):
 
     position: Position
     batch_size: int
-    """Messages in the entry, acknowledged or not."""
+    """Number of messages in the entry, acknowledged or not."""
     indexes: Sequence[int]
-    """0 .. batch_size - 1."""
+    """Indexes of the acknowledged messages, each from 0 to batch_size - 1."""
 
 
 class AckState:
@@ -43,7 +43,7 @@ class AckState:
         return AckState(self._ledgers, self.stored())
 
     def stored(self) -> CursorState:
-        """The state to store. It shares the collections of this object, so encode it before the next change."""
+        """Return the state to store. It shares the collections of this object, so encode it before the next change."""
         return CursorState(
             mark_delete=self.mark_delete, acked=self.acked, batches=self.batches, properties=self.properties
         )
@@ -54,10 +54,11 @@ class AckState:
         return position <= self.mark_delete or self.acked.contains(*position)
 
     def remaining(self, position: Position) -> int | None:
+        """See `ManagedCursor.remaining`."""
         return self.batches.get(position)
 
     def next_unacked(self, position: Position) -> Position:
-        """The first position >= `position` that is not acknowledged: an entry, or the position of the next add."""
+        """Return the first position >= `position` that is not acknowledged, possibly the position of the next add."""
         position = self._ledgers.clamp(max(position, self._ledgers.next(self.mark_delete)))
         while (end := self.acked.end_of_range(*position)) is not None:
             position = self._ledgers.next(Position(position.ledger_id, end))
@@ -77,13 +78,17 @@ class AckState:
 
     @staticmethod
     def check_batch(batch: BatchAck) -> None:
+        """Raise BadRequest unless the batch size and the indexes are valid."""
         if batch.batch_size < 1 or any(not 0 <= index < batch.batch_size for index in batch.indexes):
             raise BadRequest("no such message in this batch", position=str(batch.position), size=batch.batch_size)
 
     # --- changes
 
     def ack(self, positions: Sequence[Position], batches: Sequence[BatchAck]) -> tuple[bool, list[Position]]:
-        """Return whether anything changed, and the entries that became completely acknowledged. All must be checked."""
+        """Acknowledge entries and messages of batches, which the caller must have checked.
+
+        Returns whether anything changed, and the entries that became completely acknowledged.
+        """
         changed = False
         finished: list[Position] = []
         first = self._ledgers.first_position

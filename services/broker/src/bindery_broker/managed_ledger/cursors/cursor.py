@@ -81,10 +81,10 @@ class ManagedCursor:
         self._committer: asyncio.Task[None] | None = None
         self._end: BinderyError | None = None
         self._is_free = asyncio.Event()
-        """Cleared while a change is stored that may have to be undone; other changes wait for its end."""
+        """Cleared while a change is stored that may have to be undone. Other changes wait until it is set."""
         self._is_free.set()
         self.commits = 0
-        """Number of records written; compared with the number of acknowledgements it shows how many share a record."""
+        """Number of records written. Together with the number of acknowledgements it shows how many share a record."""
 
     # --- questions
 
@@ -95,7 +95,7 @@ class ManagedCursor:
 
     @property
     def durable_mark_delete(self) -> Position:
-        """The lower one of the present and the stored `mark_delete`."""
+        """The lower of the present and the stored `mark_delete`."""
         return min(self._durable_mark_delete, self._state.mark_delete)
 
     @property
@@ -122,17 +122,18 @@ class ManagedCursor:
         return self._state.is_acked(position)
 
     def remaining(self, position: Position) -> int | None:
-        """Unacknowledged indexes of a partly acknowledged batch, as bits; None: none of it is, or all is."""
+        """Return the unacknowledged indexes, as bits; None: the entry is no partly acknowledged batch."""
         return self._state.remaining(position)
 
     def next_unacked(self, position: Position) -> Position:
-        """The first position >= `position` that is not acknowledged; possibly the position of the next add."""
+        """Return the first position >= `position` that is not acknowledged, possibly the position of the next add."""
         return self._state.next_unacked(position)
 
     async def read_unacked(self, start: Position, *, entries_max: int, size_max: int) -> UnackedRead:
-        """Up to `entries_max` unacknowledged entries from `start` on; sizes and errors as `ManagedLedger.read`.
+        """Return up to `entries_max` unacknowledged entries from `start` on; sizes and errors as `ManagedLedger.read`.
 
-        None of them is acknowledged when the call returns."""
+        None of the entries is acknowledged when the call returns.
+        """
         version = self._version
         entries: list[UnackedEntry] = []
         position = self.next_unacked(start)
@@ -163,7 +164,7 @@ class ManagedCursor:
         ]
 
     def individually_acked(self) -> str:
-        """The ranges beyond mark_delete, as Pulsar prints them."""
+        """Return the acknowledged ranges after `mark_delete`, in the format of Pulsar."""
         return str(self._state.acked)
 
     @property
@@ -173,11 +174,12 @@ class ManagedCursor:
     # --- changes
 
     async def ack_many(self, positions: Sequence[Position], *, batches: Sequence[BatchAck] = ()) -> list[Position]:
-        """Acknowledge entries and parts of batches; returns when that is durable (many calls share one record).
+        """Acknowledge entries and parts of batches. Returns when that is durable; many calls share one record.
 
-        Returns the entries that this call completed, a batch by its last index included. Repeating
-        is harmless and waits for durability as well. BadRequest (nothing applied) when one of them is not an entry of
-        this topic. On any other error the acks may or may not be durable: repeat, or let them be delivered again.
+        Returns the entries that this call completed, including a batch whose last index it acknowledged. A repeated
+        call is harmless and waits for durability as well. Raises BadRequest, and changes nothing, if one of the
+        positions is not an entry of this topic. After any other error the acknowledgements may or may not be durable:
+        repeat the call, or deliver the messages again.
         """
         await self._turn()
         for position in positions:
@@ -192,8 +194,8 @@ class ManagedCursor:
     async def ack_cumulative(self, position: Position, *, batch: BatchAck | None = None) -> None:
         """Acknowledge everything up to and including `position`, durably.
 
-        `batch`: the id points into that batch (its position is `position`), so it is everything up to the entry before,
-        and of the batch the given indexes. Errors as `ack_many`.
+        `batch`: indexes of the batch at `position`. If it is given, the entries before `position` and these indexes are
+        acknowledged, instead of the whole entry. Errors as `ack_many`.
         """
         await self._turn()
         self._state.check(position)
@@ -209,9 +211,11 @@ class ManagedCursor:
     async def seek(self, position: Position, *, passed: BatchAck | None = None) -> Position:
         """Forget all acknowledgements and continue with `position` (clamped; EARLIEST, LATEST), durably.
 
-        `passed`: messages of the batch at `position` that count as acknowledged, if that entry is still there.
+        `passed`: messages of the batch at `position` that count as acknowledged, if the entry still exists.
         Returns the position that comes next. After an error the cursor keeps its former position in memory. After
-        TryAgain the stored position is unchanged too; after other errors it may have moved, until the next record."""
+        TryAgain the stored position is unchanged too. After other errors the stored position may have moved; the next
+        record corrects it.
+        """
         if passed is not None:
             assert passed.position == position
             self._state.check_batch(passed)
@@ -257,7 +261,7 @@ class ManagedCursor:
 
     @asynccontextmanager
     async def _alone(self) -> AsyncIterator[None]:
-        """Within this context no other call changes the state."""
+        """Prevent other calls from changing the state while the context is open."""
         await self._turn()
         self._is_free.clear()
         try:

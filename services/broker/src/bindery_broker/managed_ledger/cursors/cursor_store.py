@@ -88,7 +88,7 @@ class CursorStore:
         """Ledgers to delete with the next switch: the outcome of the write that named them is unknown."""
         self._retry_at = 0.0
         self.may_be_stored = False
-        """Whether an attempt of the last `write` had an unknown outcome: the next open may find what it wrote."""
+        """Whether an attempt of the last `write` had an unknown outcome. The next open may find the state it wrote."""
         self.cursor_properties: Mapping[str, str] = {}
 
     @property
@@ -110,15 +110,16 @@ class CursorStore:
         await self._metadata.write_cursor(self._node, encode_cursor(self._info(NO_LEDGER, state)))
 
     async def replace(self, state: CursorState) -> None:
-        """Store `state` in the znode instead of what it held or referred to, and delete the former cursor ledger."""
+        """Store `state` in the znode instead of the state there or in the cursor ledger, and delete that ledger."""
         await self._metadata.write_cursor(self._node, encode_cursor(self._info(NO_LEDGER, state)))
         await self._retire_ledger(NO_LEDGER)
 
     async def load(self, data: bytes) -> CursorState | None:
-        """Return the newest durable state. `data`: the value of the znode. None: no state was ever stored (by Pulsar).
+        """Return the newest durable state. `data`: the value of the znode.
 
-        Fences the writer of the cursor ledger. Raises Corrupt if the state was stored and cannot be read, also if the
-        cursor ledger is missing: the older state in the znode must not replace it. Raises TryAgain if no answer came.
+        Returns None if no state was ever stored, which only a cursor created by Pulsar can cause. Fences the writer of
+        the cursor ledger. Raises Corrupt if the state was stored and cannot be read, also if the cursor ledger is
+        missing: the older state in the znode must not replace it. Raises TryAgain if it cannot be read now.
         """
         info = decode_cursor(data)
         self.cursor_properties = info.cursor_properties
@@ -201,8 +202,8 @@ class CursorStore:
     async def delete(self) -> None:
         """Delete the znode, then the ledger. After an error the cursor stays in use.
 
-        After OutcomeUnknown the next record goes into a new cursor ledger, whose znode is created again if it is
-        missing: perhaps no znode names the old ledger any more.
+        After OutcomeUnknown the next record goes into a new cursor ledger, because the znode that named the old one may
+        be deleted. The znode is created again if it is missing.
         """
         try:
             await self._metadata.delete_cursor(self._node)
@@ -231,8 +232,11 @@ class CursorStore:
         return self._records >= self._settings.cursor_entries_max or age_s >= self._settings.cursor_age_s_max
 
     async def _append(self, handle: WriteHandle, record: bytes) -> bool:
-        """Returns False if the cursor ledger failed; it is abandoned. If another process fenced it: raises TopicFenced,
-        or TryAgain while the owner of the topic cannot be determined."""
+        """Add a record. Returns False if the cursor ledger failed; the ledger is then abandoned.
+
+        If another process has fenced the ledger, raises TopicFenced if this broker no longer owns the topic, TryAgain
+        if the owner cannot be determined.
+        """
         try:
             async with limited(self._settings.operation_timeout_s, "write a cursor record"):
                 await handle.add(record)

@@ -54,7 +54,7 @@ class CursorTable:
         """`check_open` raises once the topic is closed, fenced or deleted."""
         self.cursors: dict[str, ManagedCursor] = {}
         self.trim_lock = asyncio.Lock()
-        """Held while entries are trimmed and while a cursor is created: its entries must not be trimmed meanwhile."""
+        """Held while entries are trimmed. Also held while a cursor is created or reset, so that its entries are kept."""
         self.lock = asyncio.Lock()
         """Held while a cursor is created, reset or deleted."""
         self._source = source
@@ -71,7 +71,7 @@ class CursorTable:
         self._unsettled: dict[str, OwnedNode] = {}
         """The znodes of unsettled cursors."""
         self._unsettled_at = 0.0
-        """Loop time at which the last of them was added."""
+        """Loop time at which the last unsettled cursor was added, in seconds."""
 
     @property
     def damaged(self) -> Mapping[str, Corrupt]:

@@ -2,13 +2,14 @@
 
     queue -> (grouped) -> in flight in the current ledger -> confirmed, in order
 
-| event                                | answer to an add                                                            |
-|--------------------------------------|-----------------------------------------------------------------------------|
-| its group and all before are stored  | the positions                                                               |
-| the ledger failed and was recovered  | positions of what recovery found; the rest goes back to the head of the queue |
-| its deadline passes in flight        | AddTimeout: unknown whether it is stored                                    |
-| its deadline passes in the queue     | AddTimeout if part of it was stored or may be, else a TryAgain: not stored  |
-| the topic ends                       | OutcomeUnknown or the reason, see `fail_all`                                |
+| event                               | answer to an add                                                               |
+|-------------------------------------|--------------------------------------------------------------------------------|
+| its group and all before are stored | the positions                                                                  |
+| the ledger failed and was recovered | the positions if recovery found all its entries, else none yet: the missing    |
+|                                     | entries return to the head of the queue                                        |
+| its deadline passes in flight       | AddTimeout: unknown whether it is stored                                       |
+| its deadline passes in the queue    | AddTimeout if part of it is stored or may be stored, else a TryAgain           |
+| the topic ends                      | AddTimeout or the reason, see `fail_all`                                       |
 """
 
 import asyncio
@@ -45,12 +46,12 @@ class _Add:
         self.future = future
         self.deadline = deadline
         self.positions: list[Position] = []
-        """Of the part that is stored."""
+        """Positions of the part that is stored."""
         self.sent = False
         """Whether part of it is stored, or may be in a ledger that has not been recovered yet."""
 
     def take_stored(self, first: Position, count: int) -> StoredEntries:
-        """The first `count` entries are stored from `first` on. Answers the call if these are the last ones."""
+        """Record that the first `count` entries are stored, from `first` on. Answers the call if no entry is left."""
         ledger_id, entry_id = first
         positions = [Position(ledger_id, i) for i in range(entry_id, entry_id + count)]
         payloads, self.payloads = self.payloads[:count], self.payloads[count:]
@@ -107,7 +108,7 @@ class PendingAdds:
         self._queue.append(add)
 
     def next_group(self, first: int) -> Group | None:
-        """Move queued adds in flight, as entries from `first` on. None: the queue is empty."""
+        """Put the next queued adds in flight, with entry ids from `first` on. None: the queue is empty."""
         adds: list[_Add] = []
         size = count = 0
         while self._queue and (not adds or size + self._queue[0].size <= GROUP_SIZE_MAX):
@@ -173,9 +174,9 @@ class PendingAdds:
         return min(deadlines, default=None)
 
     def expire(self, error: BinderyError, *, now: float, ledger_has_failed: bool) -> None:
-        """Fail the adds whose deadline has passed; `error` is what they wait for.
+        """Fail the adds whose deadline has passed. `error`: the error that delayed them.
 
-        Adds in flight in a working ledger are left to the time limits of the ledger itself.
+        Adds in flight in a working ledger do not fail here: the ledger has time limits of its own.
         """
         for group in self._in_flight if ledger_has_failed else ():
             for add in group.adds:
@@ -188,8 +189,11 @@ class PendingAdds:
                 add.future.set_exception(_unknown(error) if add.sent else _not_stored(error))
 
     def fail_all(self, error: BinderyError) -> None:
-        """The topic ends because of `error`. Adds that may be stored fail with AddTimeout, all others with `error`.
-        TopicFenced, which itself means an unknown outcome, is kept."""
+        """Fail all adds because the topic ends with `error`.
+
+        Adds that may be stored fail with AddTimeout, all others with `error`. If `error` is TopicFenced, which itself
+        means an unknown outcome, all adds fail with it.
+        """
         adds = [add for group in self._in_flight for add in group.adds] + list(self._queue)
         self._in_flight.clear()
         self._queue.clear()
@@ -201,7 +205,7 @@ class PendingAdds:
 
 
 def copy_error(error: BinderyError) -> BinderyError:
-    """Return the same error for another caller: a raised one collects the tracebacks of all."""
+    """Return a copy of `error` for another caller. One object raised for all would collect all their tracebacks."""
     return type(error)(error.message, **error.facts)
 
 

@@ -11,6 +11,7 @@ CHECK_PAUSE_S_MIN = 0.01
 
 
 def roll_due(record: LedgerRecord, settings: ManagedLedgerSettings, *, age_s: float) -> bool:
+    """Return whether the ledger is due to be rolled. `age_s`: seconds since it was opened."""
     if not record.entries:
         return False
     is_full = record.entries >= settings.entries_max or record.size >= settings.size_max
@@ -18,6 +19,6 @@ def roll_due(record: LedgerRecord, settings: ManagedLedgerSettings, *, age_s: fl
 
 
 def next_check_s(settings: ManagedLedgerSettings, *, age_s: float) -> float:
-    """Seconds until the age reaches the next limit; after the last one, another `age_s_max`."""
+    """Return the seconds until the age reaches the next limit; `age_s_max` if it has passed the last limit."""
     rest = [limit - age_s for limit in (settings.age_s_min, settings.age_s_max) if limit > age_s]
     return max(min(rest, default=settings.age_s_max), CHECK_PAUSE_S_MIN)

@@ -2,9 +2,10 @@
 
 - Rolled (full or old): the next ledger is created while adds continue. Then sending pauses, the adds in flight
   complete, the ledger is closed, the topic's znode is written with both ledgers, and sending continues.
-- Failed: sending pauses, the writer is abandoned and the ledger recovered, which finally decides how many entries it
-  has. Adds in flight below that number are confirmed; the others are certainly not stored and return to the head of the
-  queue. Then as above. Until a ledger can be created, adds wait in the queue, each at most `add_timeout_s`.
+- Failed: sending pauses, the writer is abandoned, and the ledger is recovered, which finally decides how many entries
+  it has. Adds in flight below that number are confirmed; the others are certainly not stored and return to the head of
+  the queue. Then the znode is written and sending continues as above. Until a ledger can be created, adds wait in the
+  queue, each at most `add_timeout_s`.
 
 A ledger that another process fenced or closed is treated as failed if the topic certainly belongs to this broker:
 recovery also closes the open ledgers of idle topics. If the topic does not, or if another process has written the
@@ -26,11 +27,11 @@ from bindery_broker.managed_ledger.settings import ManagedLedgerSettings
 from bindery_broker.managed_ledger.writing.ledger_operations import LedgerOperations
 
 FENCES_MAX: Final = 5
-"""Maximum number of consecutive ledgers, none with a stored entry, that other processes may fence before the topic is
-given up."""
+"""Maximum number of consecutive ledgers without a stored entry that other processes may fence. After that the topic
+counts as lost."""
 
 StoreLedgers = Callable[[Callable[[], Sequence[LedgerRecord]]], Coroutine[Any, Any, None]]
-"""Stores the result of its argument as the topic's ledgers, in the znode, then in the list of ledgers."""
+"""Calls its argument and stores the result as the topic's ledgers, first in the znode, then in the list of ledgers."""
 
 log = structlog.get_logger()
 
@@ -40,7 +41,7 @@ class Sender(Protocol):
 
     @property
     def failure(self) -> BinderyError | None:
-        """Why the current ledger accepts no more entries."""
+        """The reason why the current ledger accepts no more entries; None: it accepts them."""
         ...
 
     def fail(self, error: BinderyError) -> None:
@@ -56,11 +57,17 @@ class Sender(Protocol):
         ...
 
     def settle(self, entries: int) -> None:
-        """The current ledger is closed and has so many entries: confirm or queue again what is in flight."""
+        """Confirm the adds in flight that the closed ledger stores, and queue the others again.
+
+        `entries`: number of entries of the ledger.
+        """
         ...
 
     def expire(self, error: BinderyError) -> None:
-        """Fail the adds whose time is over; they waited for `error`. Raises TopicFenced if the topic is lost."""
+        """Fail the adds whose deadline has passed. `error`: the error that delayed them.
+
+        Raises TopicFenced if the topic is lost.
+        """
         ...
 
 
@@ -97,13 +104,14 @@ class LedgerSwitch:
         """New ledgers of switches that ended without them, and whether the topic's znode may name them."""
 
     def entry_stored(self) -> None:
+        """Record that an entry was stored: start counting fenced ledgers again."""
         self._fences = 0
 
     async def run(self) -> tuple[LedgerRecord, WriteHandle] | None:
-        """Return the closed ledger and the handle of the next one. None: the next ledger could not be created, and the
-        current one still works.
+        """Switch to the next ledger. Returns the closed ledger and the handle of the next one.
 
-        Raises TopicFenced or NoSuchLedger if the topic is lost.
+        Returns None if the next ledger could not be created and the current one still works. Raises TopicFenced or
+        NoSuchLedger if the topic is lost.
         """
         prepared: WriteHandle | None = None
         if self._sender.failure is None:
@@ -125,13 +133,13 @@ class LedgerSwitch:
         return closed, successor
 
     async def discard_unused(self, *, delete: bool) -> None:
-        """Release the ledgers of switches that ended without them. `delete`: and delete those that no znode names."""
+        """Release the new ledgers of switches that failed. `delete`: also delete the ledgers that no znode names."""
         while self._unused:
             handle, is_named = self._unused.pop()
             await self._operations.discard(handle, delete=delete and not is_named)
 
     async def _seal(self, handle: WriteHandle) -> LedgerRecord:
-        """Close the current ledger and settle what was in flight. Returns its final record."""
+        """Close the current ledger and settle the adds in flight. Returns the ledger's final record."""
         await self._sender.drained()
         entries = size = 0
         if self._sender.failure is None:
@@ -161,7 +169,7 @@ class LedgerSwitch:
             raise taken_over(self._topic) from lost
 
     async def _recover(self, handle: WriteHandle) -> tuple[int, int]:
-        """Let recovery decide what the failed ledger holds. Returns its entries and payload bytes."""
+        """Recover the failed ledger. Returns the number of its entries and its payload bytes."""
         await handle.abandon()
         pause_s = self._settings.retry_pause_s
         while True:
@@ -179,7 +187,7 @@ class LedgerSwitch:
         return entries, reader.metadata.length
 
     async def _start_next(self, closed: LedgerRecord, prepared: WriteHandle | None) -> WriteHandle:
-        """Store the list of ledgers with `closed` and the next one (`prepared`, else a new one)."""
+        """Store the list of ledgers with `closed` and the next one (`prepared`, else a new one). Returns its handle."""
         assert closed.entries >= self._ledgers.current.entries, "acknowledged entries never vanish"
         kept = [closed] if closed.entries else []
         handle = prepared
@@ -212,7 +220,7 @@ class LedgerSwitch:
             raise
 
     async def _wait_to_retry(self, error: BinderyError, pause_s: float) -> float:
-        """Sleep, then fail the adds whose time is over. Returns the next pause."""
+        """Sleep, then fail the adds whose deadline has passed. Returns the next pause."""
         log.warning("topic_writer_waits", topic=self._topic, pause_s=pause_s, error=str(error))
         self.obstacle = error
         await asyncio.sleep(pause_s)

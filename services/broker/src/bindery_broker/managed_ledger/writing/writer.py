@@ -95,9 +95,9 @@ class TopicWriter:
         self._paused = True
         self._closing = False
         self._failure: BinderyError | None = None
-        """Why the current ledger accepts no more entries."""
+        """The reason why the current ledger accepts no more entries; None: it accepts them."""
         self._end: BinderyError | None = None
-        """Why this writer accepts no more adds."""
+        """The reason why this writer accepts no more adds; None: it accepts them."""
         self._switch_task: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
@@ -155,7 +155,7 @@ class TopicWriter:
     # --- adding
 
     def submit_many(self, payloads: Sequence[bytes]) -> "asyncio.Future[list[Position]]":
-        """Queue at least one entry. Raises the error that refuses it; the future has the result."""
+        """Queue at least one entry. Returns a future for the positions. Raises an error if the add is refused."""
         if self._end is not None:
             raise copy_error(self._end)
         if self._closing:
@@ -177,7 +177,7 @@ class TopicWriter:
             self._loop.call_soon(self._pump)
 
     def _pump(self) -> None:
-        """Send what is queued."""
+        """Send the queued adds."""
         self._pump_scheduled = False
         if self._paused or self._failure is not None or self._end is not None:
             return
@@ -349,14 +349,14 @@ class TopicWriter:
     # --- ending
 
     def fence(self, error: TopicFenced) -> None:
-        """The topic is lost for good: fail everything. Adds in flight may be stored."""
+        """End the writer because the topic is lost: fail all adds. Adds in flight may be stored."""
         if self._end is None:
             log.warning("topic_fenced", topic=self._topic, error=str(error))
             self._stop(error)
             self._on_fenced(error)
 
     def stop(self, error: BinderyError) -> None:
-        """Fail everything with `error`, as a crash would: the ledger stays open for a recovery."""
+        """End the writer like a crash: fail all adds with `error`. The ledger stays open for a recovery."""
         if self._end is None:
             self._stop(error)
 
@@ -371,8 +371,10 @@ class TopicWriter:
             self._spawn(self._operations.abandon(self._handle))
 
     async def close(self) -> None:
-        """Complete what is pending (within `add_timeout_s`), then close the ledger, so that the next open need not
-        recover it. Later adds fail with TryAgain."""
+        """Complete the pending adds within `add_timeout_s`, then close the ledger. Later adds fail with TryAgain.
+
+        The next open then need not recover the ledger.
+        """
         closed = TryAgain("the topic is closed here", topic=self._topic)
         self._closing = True
         try:
@@ -420,7 +422,7 @@ class TopicWriter:
             await asyncio.wait(self._tasks, timeout=self._settings.operation_timeout_s)
 
     async def _discard_unused(self) -> None:
-        """Release the ledgers of switches that ended without them. Delete them too, unless `stop` ended this writer."""
+        """Release the new ledgers of switches that failed. Delete them too, unless the writer ended like a crash."""
         has_crashed = (
             self._end is not None and not self._closing and not isinstance(self._end, (TopicFenced, NoSuchTopic))
         )
