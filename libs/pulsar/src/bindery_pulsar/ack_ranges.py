@@ -1,7 +1,7 @@
-"""AckRanges: sets of entries as ranges, per ledger. Their size depends on the number of gaps, not of entries. Pure.
+"""AckRanges: a set of entries, stored as ranges per ledger. Its size depends on the gaps, not on the entries. Pure.
 
-Invariants: the ranges of a ledger ascend, neither overlap nor touch; no ledger is kept without a range; `entries_count`
-is the number of entries in all ranges.
+Invariants: the ranges of a ledger are in ascending order, and neither overlap nor touch; no ledger is kept without a
+range; `entries_count` is the number of entries in all ranges.
 """
 
 from bisect import bisect_left, bisect_right
@@ -29,14 +29,14 @@ class AckRanges:
         self.entries_count = 0
 
     def add_range(self, ledger_id: int, first: int, last: int) -> int:
-        """Add first..last (inclusive); return how many were new. O(log n) plus the number of ranges it joins."""
+        """Add first..last (inclusive). Returns the number of new entries. Takes O(log n + number of joined ranges)."""
         assert 0 <= first <= last
         ranges = self._ledgers.get(ledger_id)
         if ranges is None:
             ranges = self._ledgers[ledger_id] = _Ranges()
         starts, ends = ranges.starts, ranges.ends
         low = bisect_left(ends, first - 1)  # first range that overlaps or touches from the left
-        high = bisect_right(starts, last + 1)  # past the last one that does from the right
+        high = bisect_right(starts, last + 1)  # after the last range that overlaps or touches from the right
         known = sum(ends[i] - starts[i] + 1 for i in range(low, high))
         if low < high:
             first = min(first, starts[low])
@@ -48,11 +48,11 @@ class AckRanges:
         return added
 
     def add(self, ledger_id: int, entry_id: int) -> bool:
-        """Add an entry; return whether it was new."""
+        """Add an entry. Returns whether it was new."""
         return self.add_range(ledger_id, entry_id, entry_id) == 1
 
     def add_bits(self, ledger_id: int, bits: int) -> None:
-        """Add each entry whose bit is set."""
+        """Add each entry whose bit is set; bit i is entry i."""
         entry_id = 0
         while bits:
             zeros = (bits & -bits).bit_length() - 1
@@ -66,7 +66,7 @@ class AckRanges:
         return self.end_of_range(ledger_id, entry_id) is not None
 
     def end_of_range(self, ledger_id: int, entry_id: int) -> int | None:
-        """The last entry of the range that holds this one; None when none does."""
+        """Return the last entry of the range that contains this entry; None: no range contains it."""
         ranges = self._ledgers.get(ledger_id)
         if ranges is None:
             return None
@@ -113,7 +113,7 @@ class AckRanges:
         return sorted(self._ledgers)
 
     def last_entries(self) -> Iterator[int]:
-        """The highest entry of each ledger."""
+        """Return the highest entry of each ledger."""
         return (ranges.ends[-1] for ranges in self._ledgers.values())
 
     def bits(self, ledger_id: int) -> int:
@@ -131,7 +131,7 @@ class AckRanges:
         return int.from_bytes(octets, "little")
 
     def __iter__(self) -> Iterator[tuple[int, int, int]]:
-        """(ledger id, first, last), ascending."""
+        """Iterate over the ranges (ledger id, first, last) in ascending order."""
         for ledger_id in sorted(self._ledgers):
             ranges = self._ledgers[ledger_id]
             for first, last in zip(ranges.starts, ranges.ends, strict=True):
@@ -146,5 +146,5 @@ class AckRanges:
     __hash__ = None  # type: ignore[assignment]
 
     def __str__(self) -> str:
-        """The form that Pulsar prints: lower end open, upper end closed."""
+        """Return the ranges as Pulsar prints them: lower end open, upper end closed."""
         return "[" + ",".join(f"({ledger}:{first - 1}..{ledger}:{last}]" for ledger, first, last in self) + "]"

@@ -39,11 +39,12 @@ from bindery_pulsar.managed_ledger_records import LedgerRecord, Position
 NO_LEDGER: Final = -1
 """`cursorsLedgerId` of a cursor whose znode holds its whole state."""
 UNCOMPRESSED_SIZE_MAX: Final = 64 * 2**20
+"""Maximum bytes of a decompressed znode value."""
 _COMPRESSED: Final = struct.Struct(">HI")
 _MAGIC: Final = 0x4778
 _COMPRESSION_NONE, _COMPRESSION_ZLIB = 0, 2
 _RANGE_SIZE: Final = 28
-"""Approximate bytes of one stored range: two positions of some 11 bytes with their tags."""
+"""Approximate bytes of one stored range: two positions of about 11 bytes each, with their tags."""
 _WORD_SIZE: Final = 10
 """Maximum bytes of one stored bit set word."""
 _WORD_BITS: Final = 64
@@ -51,11 +52,11 @@ _WORD_BITS: Final = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicInfo:
-    """A topic's znode."""
+    """The content of a topic's znode."""
 
     ledgers: tuple[LedgerRecord, ...] = ()
     terminated: Position | None = None
-    """The last entry of a topic that accepts no more."""
+    """Last entry of a topic that accepts no more entries; None: the topic accepts entries."""
     properties: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -67,18 +68,18 @@ class CursorState:
     acked: AckRanges = field(default_factory=AckRanges)
     """Acknowledged entries after `mark_delete`."""
     batches: Mapping[Position, int] = field(default_factory=dict)
-    """Partly acknowledged batches: bit i set: message i is not acknowledged yet."""
+    """Partly acknowledged batches by position. Bit i is set if message i is not acknowledged yet."""
     properties: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CursorInfo:
-    """A cursor's znode."""
+    """The content of a cursor's znode."""
 
     ledger_id: int
     """Id of the cursor ledger, whose last entry is newer than `state`; NO_LEDGER: `state` is complete."""
     state: CursorState | None
-    """None: only in znodes of Pulsar, which stores no state there while a cursor ledger is in use."""
+    """State in the znode; None only in znodes of Pulsar, which stores none there while a cursor ledger is in use."""
     cursor_properties: Mapping[str, str] = field(default_factory=dict)
     last_active_ms: int = 0
 
@@ -103,7 +104,7 @@ def encode_topic(info: TopicInfo) -> bytes:
 
 
 def decode_topic(data: bytes) -> TopicInfo:
-    """Raises Corrupt. Sorts the ledgers in ascending order, as Pulsar does."""
+    """Decode a topic's znode. Sorts the ledgers in ascending order, as Pulsar does. Raises Corrupt."""
     try:
         message = ManagedLedgerInfo.FromString(_plain(data))
     except DecodeError as error:
@@ -146,7 +147,7 @@ def encode_cursor(info: CursorInfo) -> bytes:
 
 
 def decode_cursor(data: bytes) -> CursorInfo:
-    """Raises Corrupt."""
+    """Decode a cursor's znode. Raises Corrupt."""
     try:
         message = ManagedCursorInfo.FromString(_plain(data))
     except DecodeError as error:
@@ -184,7 +185,7 @@ def encode_position(state: CursorState) -> bytes:
 
 
 def decode_position(data: bytes) -> CursorState:
-    """Raises Corrupt."""
+    """Decode a record of a cursor ledger. Raises Corrupt."""
     try:
         message = PositionInfo.FromString(data)
     except DecodeError as error:
@@ -235,8 +236,11 @@ def _ranges(acked: AckRanges) -> Iterable[MessageRange]:
 
 
 def _read_acked(ranges: Iterable[MessageRange], maps: Iterable[LongListMap]) -> AckRanges:
-    """Pulsar's ranges may begin in one ledger and end in another. Only the part in the last one can be known here; the
-    rest is delivered again."""
+    """Decode acknowledged ranges and bit sets.
+
+    Pulsar's ranges may begin in one ledger and end in another. Only the part in the last ledger can be decoded here;
+    the messages of the other part are delivered again.
+    """
     acked = AckRanges()
     for item in ranges:
         first = item.lowerEndpoint.entryId + 1 if item.lowerEndpoint.ledgerId == item.upperEndpoint.ledgerId else 0
@@ -259,7 +263,7 @@ def _read_batches(items: Iterable[BatchedEntryDeletionIndexInfo]) -> dict[Positi
 
 
 def _words(bits: int) -> Sequence[int]:
-    """Return a set given as an integer as 64-bit words, signed, least significant first."""
+    """Return a bit set as signed 64-bit words, least significant first."""
     count = (bits.bit_length() + _WORD_BITS - 1) // _WORD_BITS
     return struct.unpack(f"<{count}q", bits.to_bytes(8 * count, "little"))
 

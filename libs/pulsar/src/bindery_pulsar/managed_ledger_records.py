@@ -24,6 +24,6 @@ class LedgerRecord:
     size: int = 0
     """Payload bytes."""
     closed_ms: int = 0
-    """Time of its closing, ms since 1970; 0: not known to be closed."""
+    """Time at which the ledger was closed, ms since 1970; 0: not known to be closed."""
     extension: bytes = b""
-    """Fields of its metadata that are not interpreted here (offload, properties), as protobuf; kept unchanged."""
+    """Metadata fields that are not interpreted here (offload, properties), as protobuf; they are kept unchanged."""

@@ -2,23 +2,23 @@
 
 Integers are big-endian. Sizes are in bytes.
 
-| part                  | size | present                                 | meaning                                    |
-|-----------------------|-----:|-----------------------------------------|--------------------------------------------|
-| magic 0x0e02          |    2 | if a broker added metadata; never ours  |                                            |
-| broker metadata size  |    4 | with it                                 | u32                                        |
-| BrokerEntryMetadata   |    n | with it                                 | protobuf                                   |
-| magic 0x0e01          |    2 | always in ours; optional in Pulsar's    |                                            |
-| checksum              |    4 | with it                                 | CRC32C over all that follows, u32          |
-| metadata size         |    4 | always                                  | u32                                        |
-| MessageMetadata       |    n | always                                  | protobuf                                   |
-| payload               |    n | always                                  | to the end of the entry                    |
+| part                  | size | present                                       | meaning                              |
+|-----------------------|-----:|-----------------------------------------------|--------------------------------------|
+| magic 0x0e02          |    2 | if a broker added metadata; Bindery does not  |                                      |
+| broker metadata size  |    4 | with magic 0x0e02                             | u32                                  |
+| BrokerEntryMetadata   |    n | with magic 0x0e02                             | protobuf                             |
+| magic 0x0e01          |    2 | always in Bindery, optional in Pulsar         |                                      |
+| checksum              |    4 | with magic 0x0e01                             | CRC32C over all that follows, u32    |
+| metadata size         |    4 | always                                        | u32                                  |
+| MessageMetadata       |    n | always                                        | protobuf                             |
+| payload               |    n | always                                        | to the end of the entry              |
 
 The payload of a batch (`num_messages_in_batch` present) is, after decompression, for each message: u32 size,
-SingleMessageMetadata, `payload_size` bytes. Without either magic the first bytes are the metadata's size, which is
-below 0x0e010000, as are the sizes of entries.
+SingleMessageMetadata, `payload_size` bytes. If an entry has neither magic, its first bytes are the metadata's size. The
+size cannot be mistaken for a magic, because it is below 0x0e010000, as are the sizes of entries.
 
-The metadata of a batch repeats its first message's key and, in our batches, the tags of its messages as properties, so
-that dispatch need not decode the batch; Pulsar's clients ignore the latter.
+The metadata of a batch repeats the key of its first message. In batches of Bindery it also has the tags of the messages
+as properties, so that dispatch need not decode the batch; Pulsar's clients ignore these properties.
 Source: Pulsar Commands, PulsarApi.proto; tags as in TDMQ: a property with the value `TAGS`.
 """
 
@@ -57,6 +57,7 @@ UNCOMPRESSED_SIZE_MAX: Final = 128 * 2**20
 BATCH_COUNT_MAX: Final = 1_000_000
 """Maximum number of messages in a batch that is read. Each takes at least six bytes."""
 TAG_VALUE: Final = "TAGS"
+"""Value of a property whose name is a tag."""
 
 _MAGIC_BROKER_METADATA: Final = 0x0E02
 _MAGIC_CHECKSUM: Final = 0x0E01
@@ -69,13 +70,13 @@ assert _MAGIC_AND_U32.size == 6
 
 
 class CorruptMessage(Corrupt):
-    """An entry whose bytes contradict their checksum or format. Its ledger digest matched: it was stored like this."""
+    """An entry contradicts its checksum or format. Its ledger digest matched, so it was stored with these bytes."""
 
     code = "corrupt_message"
 
 
 class UnreadableMessage(BinderyError):
-    """A valid entry that cannot be decoded here: encrypted, chunked, or compressed with an unsupported codec."""
+    """A valid entry cannot be decoded here: it is encrypted, chunked, or compressed with an unsupported codec."""
 
     status = 422
     code = "unreadable_message"
@@ -90,12 +91,12 @@ class OutgoingMessage:
     ordering_key: bytes | None = None
     properties: Mapping[str, str] = field(default_factory=dict)
     event_time_ms: int = 0
-    """0: not set."""
+    """Event time in ms since 1970; 0: not set."""
     sequence_id: int | None = None
-    """None: the encoder's caller assigns it."""
+    """Sequence id; None: the caller of the encoder assigns one."""
     deliver_at_ms: int | None = None
     null_value: bool = False
-    """A tombstone: `payload` is empty."""
+    """Whether the message is a tombstone; its `payload` is empty."""
 
     @property
     def tags(self) -> frozenset[str]:
@@ -108,9 +109,9 @@ class Message:
 
     payload: bytes
     batch_index: int
-    """-1: the only message of its entry, not a batch."""
+    """Index in the batch; -1: the entry is not a batch."""
     batch_size: int
-    """Messages in the entry, including those removed by compaction; 1 if it is not a batch."""
+    """Number of messages in the entry, including those removed by compaction; 1 if the entry is not a batch."""
     producer_name: str
     sequence_id: int
     publish_time_ms: int
@@ -134,30 +135,33 @@ class EntryHead:
     messages_count: int
     is_batch: bool
     is_marker: bool
-    """Written by a broker for brokers: never delivered."""
+    """Whether a broker wrote the entry for brokers; such entries are never delivered."""
     producer_name: str
     sequence_id: int
-    """Of the first message."""
+    """Sequence id of the first message."""
     publish_time_ms: int
-    """As `publish_time_ms()`."""
+    """Time as returned by `publish_time_ms`."""
     key: str | bytes | None
-    """Of the first message; batches made here hold messages of one key."""
+    """Key of the first message. All messages of a batch created by Bindery have the same key."""
     ordering_key: bytes | None
     deliver_at_ms: int | None
     tags: frozenset[str]
-    """Tags of all its messages, in our batches; tags inside another producer's batch are found only when it is
-    decoded."""
+    """Tags of all messages, if the entry is a single message or a batch created by Bindery. The tags in other batches
+    are known only after decoding."""
 
 
 def tags_of(properties: Mapping[str, str]) -> frozenset[str]:
-    """Return the tags among properties: the keys whose value is TAG_VALUE."""
+    """Return the tags among properties: the names whose value is TAG_VALUE."""
     if TAG_VALUE not in properties.values():
         return frozenset()
     return frozenset(name for name, value in properties.items() if value == TAG_VALUE)
 
 
 def encode_message(message: OutgoingMessage, *, producer_name: str, publish_time_ms: int, sequence_id: int) -> bytes:
-    """Encode one entry with one message. Raises TooLarge over PAYLOAD_SIZE_MAX, METADATA_SIZE_MAX or ENTRY_SIZE_MAX."""
+    """Encode one entry with one message.
+
+    Raises TooLarge if the message exceeds PAYLOAD_SIZE_MAX or METADATA_SIZE_MAX, or the entry ENTRY_SIZE_MAX.
+    """
     check_size(message)
     metadata = MessageMetadata(
         producer_name=producer_name,
@@ -182,9 +186,9 @@ def encode_batch(
     publish_time_ms: int,
     sequence_ids: Sequence[int],
 ) -> bytes:
-    """Encode one batch entry of at least one message; they should have equal key, delivery time and tags (`batching`).
+    """Encode at least one message as one batch entry. All messages should have the same key, delivery time and tags.
 
-    `sequence_ids`: one per message. Raises TooLarge like `encode_message`.
+    `sequence_ids`: one per message. Raises TooLarge if the entry exceeds ENTRY_SIZE_MAX.
     """
     assert len(messages) == len(sequence_ids) >= 1
     parts: list[bytes] = []
@@ -224,7 +228,7 @@ def encode_batch(
 
 
 def check_size(message: OutgoingMessage) -> None:
-    """Raises TooLarge if no entry can hold the message."""
+    """Raise TooLarge if no entry can hold the message."""
     if len(message.payload) > PAYLOAD_SIZE_MAX:
         raise TooLarge("message is too large", size=len(message.payload), size_max=PAYLOAD_SIZE_MAX)
     if not (message.properties or message.key or message.ordering_key):
@@ -235,7 +239,7 @@ def check_size(message: OutgoingMessage) -> None:
 
 
 def metadata_size(message: OutgoingMessage) -> int:
-    """Return the approximate bytes of key and properties; never less than the exact size."""
+    """Return an upper estimate of the bytes of key and properties."""
     size = 16 + 4 * len(message.key or b"") + 2 * len(message.ordering_key or b"")
     for name, value in message.properties.items():
         size += 16 + 4 * (len(name) + len(value))
@@ -301,7 +305,10 @@ def read_head(entry: bytes) -> EntryHead:
 
 
 def publish_time_ms(entry: bytes) -> int:
-    """Return when a broker stored it, if recorded, else when it was published. Raises CorruptMessage."""
+    """Return the time at which a broker stored the entry, if recorded, else its publish time. In ms since 1970.
+
+    Raises CorruptMessage.
+    """
     metadata, _, broker_time_ms = _split(entry, verify=False)
     return broker_time_ms or int(metadata.publish_time)
 

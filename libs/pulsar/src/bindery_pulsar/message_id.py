@@ -5,9 +5,9 @@
 | `Position`   | `ledgerId:entryId`                          | `5:0`         |
 | `MessageId`  | `ledgerId:entryId:partition:batchIndex`     | `5:0:-1:2`    |
 
-A position identifies an entry of a topic, a message id a message, which in a batch is one of several of its entry. -1
-means "not partitioned" and "not in a batch". Order: ledger, entry, batch index, partition. An id is unique within its
-partition. Entry -1 of a ledger is the position before its first entry; it is not the id of a message.
+A position identifies an entry of a topic. A message id identifies a message, which may be one of several in the batch
+of its entry. -1 means "not partitioned" and "not in a batch". Order: ledger, entry, batch index, partition. An id is
+unique within its partition. Entry -1 of a ledger is the position before its first entry; it is not the id of a message.
 Source: Pulsar MessageIdData; the text form with all four parts is the admin API's.
 """
 
@@ -24,20 +24,20 @@ __all__ = ["EARLIEST", "LATEST", "MessageId", "Position"]
 PARTITION_MAX: Final = 2**31 - 1
 BATCH_INDEX_MAX: Final = 2**31 - 1
 MESSAGE_ID_TEXT_SIZE_MAX: Final = 64
-"""Two 19-digit and two 10-digit numbers with three colons take 61 characters."""
+"""Maximum characters of a message id. Two 19-digit and two 10-digit numbers with three colons take 61 characters."""
 
 _NUMBER = r"(-1|0|[1-9][0-9]{0,18})"
 _MESSAGE_ID = re.compile(rf"{_NUMBER}:{_NUMBER}(?::{_NUMBER})?(?::{_NUMBER})?", re.ASCII)
 
 
 EARLIEST: Final = Position(-1, -1)
-"""Before every entry."""
+"""Position before every entry."""
 LATEST: Final = Position(ID_MAX, ID_MAX)
-"""After every entry, including future ones."""
+"""Position after every entry, including future ones."""
 
 
 class MessageId(NamedTuple):
-    """A message. Compares by ledger, entry, batch index, partition."""
+    """The id of a message. Compares by ledger, entry, batch index, partition."""
 
     ledger_id: int
     entry_id: int
@@ -47,9 +47,9 @@ class MessageId(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse `ledger:entry`, optionally `:partition`, optionally `:batchIndex`.
+        """Parse `ledger:entry`, optionally with `:partition` or `:partition:batchIndex` after it.
 
-        Raises BadRequest with the text (truncated) for anything else or a number out of range.
+        Raises BadRequest with the text (truncated) for anything else and for a number out of range.
         """
         found = _MESSAGE_ID.fullmatch(text) if len(text) <= MESSAGE_ID_TEXT_SIZE_MAX else None
         if found is None:

@@ -7,8 +7,9 @@
 | `persistent://t/n/x`        | itself                                   |
 | `non-persistent://...`      | refused: all topics are persistent       |
 
-Tenant and namespace: 1 to 128 of `-=:.` and ASCII letters, digits, `_`. Local name: any characters but `/` and control
-characters, 1 to 255 bytes when encoded for ZooKeeper. Partition N is decimal without leading zeros.
+Tenant and namespace: 1 to 128 characters, each an ASCII letter, a digit or one of `-=:._`. Local name: any characters
+except `/` and control characters, 1 to 255 bytes when encoded for ZooKeeper. Partition N is decimal without leading
+zeros.
 Source: Pulsar TopicName, NamedEntity, NamespaceBundles.
 """
 
@@ -30,6 +31,7 @@ LOCAL_NAME_SIZE_MAX: Final = 255
 SUBSCRIPTION_SIZE_MAX: Final = 255
 """Maximum bytes of the encoded subscription name."""
 TOPIC_TEXT_SIZE_MAX: Final = 2_048
+"""Maximum characters of a topic name in full or short form."""
 
 _NAME = re.compile(r"[-=:.\w]+", re.ASCII)
 _PARTITION = re.compile(r"(?P<base>.+)-partition-(?P<index>0|[1-9][0-9]{0,9})", re.ASCII | re.DOTALL)
@@ -45,11 +47,11 @@ class TopicName:
     tenant: str
     namespace: str
     local: str
-    """With the `-partition-N` suffix, if it has one."""
+    """Local name, including the `-partition-N` suffix if there is one."""
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse a topic name in full or short form. Raises BadRequest (TooLarge for lengths)."""
+        """Parse a topic name in full or short form. Raises BadRequest, or TooLarge if a part is too long."""
         if len(text) > TOPIC_TEXT_SIZE_MAX:
             raise TooLarge("topic name is too long", size=len(text), size_max=TOPIC_TEXT_SIZE_MAX)
         if text.startswith(_NON_PERSISTENT):
@@ -66,7 +68,7 @@ class TopicName:
 
     @classmethod
     def of(cls, *, tenant: str, namespace: str, local: str) -> Self:
-        """Raises BadRequest or TooLarge like `parse`. `local` is plain text, not encoded."""
+        """Create a topic name from its parts. `local` is plain text, not encoded. Raises the errors of `parse`."""
         for kind, name in (("tenant", tenant), ("namespace", namespace)):
             if not _NAME.fullmatch(name) or name in (".", ".."):
                 raise BadRequest(f"not a {kind} name: letters, digits and -=:._ only", name=name[:NAME_SIZE_MAX])
@@ -79,7 +81,10 @@ class TopicName:
 
     @classmethod
     def from_managed_ledger_name(cls, name: str) -> Self:
-        """Inverse of `managed_ledger_name`."""
+        """Return the topic name of a `managed_ledger_name`.
+
+        Raises BadRequest, or UnicodeDecodeError if the encoded part is not UTF-8.
+        """
         parts = name.split("/")
         if len(parts) != 4 or parts[2] != "persistent":
             raise BadRequest("not a managed ledger name", name=name)
@@ -96,25 +101,26 @@ class TopicName:
 
     @property
     def partition(self) -> int:
-        """N of `-partition-N`; -1: not a partition."""
+        """Partition index N of `-partition-N`; -1: not a partition."""
         found = _PARTITION.fullmatch(self.local)
         index = int(found["index"]) if found else -1
         return index if index <= _PARTITION_MAX else -1
 
     @property
     def partitioned_topic(self) -> "TopicName":
-        """The topic without its partition suffix; itself if it has none."""
+        """Topic name without the partition suffix; the name itself if it has none."""
         if self.partition < 0:
             return self
         return TopicName(self.tenant, self.namespace, self.local.rpartition("-partition-")[0])
 
     def with_partition(self, index: int) -> "TopicName":
+        """Return the name of partition `index`. This name must not be a partition."""
         assert self.partition < 0 <= index <= _PARTITION_MAX
         return TopicName.of(tenant=self.tenant, namespace=self.namespace, local=f"{self.local}-partition-{index}")
 
     @property
     def encoded_local(self) -> str:
-        """`encTopic` of the metadata paths."""
+        """Local name in the encoding of metadata paths (`encTopic`)."""
         return znode_layout.encode_name(self.local)
 
     @property
@@ -124,7 +130,7 @@ class TopicName:
 
     @property
     def bundle_position(self) -> int:
-        """Position on the namespace's ring of 2^32: CRC32 of the full name."""
+        """CRC32 of the full name: the position on the namespace's ring of 2^32 values."""
         return zlib.crc32(self.full.encode())
 
     def __str__(self) -> str:

@@ -1,15 +1,15 @@
 """Znode paths of Pulsar's trees that a broker uses.
 
 T, N: tenant and namespace; <enc>: URL form encoding of a topic's local name, or of a subscription's name; owner: the
-broker that owns the topic's bundle; set(v), delete(v): with the version that was read.
+broker that owns the topic's bundle; set(v), delete(v): a write or deletion at the version that was read.
 
 | key                                   | value             | written by, how          | removed by, how            |
 |---------------------------------------|-------------------|--------------------------|----------------------------|
 | /managed-ledgers/T/N/persistent/<enc> | ManagedLedgerInfo | owner: create, set(v)    | owner: delete(v)           |
 | <its topic's node>/<enc>              | ManagedCursorInfo | owner: create, set(v)    | owner: delete(v)           |
-| /namespace/T/N/0xAAAAAAAA_0xBBBBBBBB  | owner, JSON       | owner: ephemeral         | its session; it: delete(v) |
-| /loadbalance/brokers/<host:port>      | broker, JSON      | broker: ephemeral        | its session; it: delete(v) |
-| /loadbalance/leader                   | leader, JSON      | leader: ephemeral        | its session; it: delete(v) |
+| /namespace/T/N/0xAAAAAAAA_0xBBBBBBBB  | owner, JSON       | owner: ephemeral         | session end; delete(v)     |
+| /loadbalance/brokers/<host:port>      | broker, JSON      | broker: ephemeral        | session end; delete(v)     |
+| /loadbalance/leader                   | leader, JSON      | leader: ephemeral        | session end; delete(v)     |
 | /admin/clusters/<c>                   | ClusterData JSON  | operator: create, set(v) | operator: delete(v)        |
 | /admin/policies/T                     | TenantInfo JSON   | operator: create, set(v) | operator: delete(v)        |
 | /admin/policies/T/N                   | Policies JSON     | operator: create, set(v) | operator: delete(v)        |
@@ -18,7 +18,8 @@ broker that owns the topic's bundle; set(v), delete(v): with the version that wa
 | /counters/producer-name               | (its version)     | broker: set(any)         | never                      |
 
 The managed ledger's node exists exactly while the topic does.
-The encoding is that of HTML forms: UTF-8; letters, digits, `.`, `-`, `*` and `_` are unchanged, space is `+`.
+The encoding is that of HTML forms: UTF-8, in which letters, digits, `.`, `-`, `*` and `_` are unchanged, a space is
+`+`, and all other bytes are percent-encoded.
 Source: Pulsar 4.x, broker resources and ZooKeeper layout.
 """
 
@@ -42,7 +43,10 @@ _NAME = re.compile(r"[-=:.\w]+", re.ASCII)
 
 
 def encode_name(name: str) -> str:
-    """Encode a topic's local name or a subscription as one path part. Raises BadRequest if empty or not encodable."""
+    """Encode a local topic name or a subscription name as one part of a path.
+
+    Raises BadRequest if the name is empty, `.` or `..`, or cannot be encoded as UTF-8.
+    """
     if not name or name in (".", ".."):
         raise BadRequest("not a name that a path can hold", name=name)
     try:
@@ -52,7 +56,7 @@ def encode_name(name: str) -> str:
 
 
 def decode_name(part: str) -> str:
-    """Inverse of `encode_name`."""
+    """Return the name that `encode_name` encoded. Raises UnicodeDecodeError if it is not UTF-8."""
     return unquote_plus(part, errors="strict")
 
 
@@ -79,12 +83,12 @@ def local_policies(*, tenant: str, namespace: str) -> str:
 
 
 def managed_ledgers(*, tenant: str, namespace: str) -> str:
-    """Parent of the namespace's persistent topics."""
+    """Return the path of the parent of the namespace's persistent topics."""
     return f"{MANAGED_LEDGERS_ROOT}/{_namespace_part(tenant, namespace)}/persistent"
 
 
 def managed_ledger(*, tenant: str, namespace: str, topic: str) -> str:
-    """`topic`: the local name, as users write it."""
+    """Return the path of a topic's znode. `topic`: the local name, as users write it."""
     return f"{managed_ledgers(tenant=tenant, namespace=namespace)}/{encode_name(topic)}"
 
 
@@ -97,7 +101,7 @@ def partitioned_topic(*, tenant: str, namespace: str, topic: str) -> str:
 
 
 def bundle_name(*, lower: int, upper: int) -> str:
-    """Return the name of the ring range lower..upper (32 bits each)."""
+    """Return the name of a bundle. `lower`, `upper`: the ends of its range of hashes, 32 bits each."""
     assert 0 <= lower < upper <= 0xFFFFFFFF
     return f"0x{lower:08x}_0x{upper:08x}"
 

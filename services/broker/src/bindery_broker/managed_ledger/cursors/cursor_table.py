@@ -54,7 +54,7 @@ class CursorTable:
         """`check_open` raises once the topic is closed, fenced or deleted."""
         self.cursors: dict[str, ManagedCursor] = {}
         self.trim_lock = asyncio.Lock()
-        """Held while entries are trimmed. Also held while a cursor is created or reset, to keep the entries it needs."""
+        """Held while entries are trimmed. Also held while a cursor is created or reset, to keep its entries."""
         self.lock = asyncio.Lock()
         """Held while a cursor is created, reset or deleted."""
         self._source = source
