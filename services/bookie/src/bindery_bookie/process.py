@@ -4,8 +4,7 @@ Start: bind the port, so that a port in use is reported first -> wait for ZooKee
 identity, and that no operator removed this bookie -> open storage, replaying its journal -> if storage was lost, list
 the ledgers that were here (limbo) -> serve the ledger port -> register -> start repair and garbage collection in the
 background, and recovery of the cluster if it is enabled. The HTTP stack is imported only after that, or after
-HTTP_EARLY_S if the start takes longer: /startupz then reports what the start waits for, and the progress of a long
-replay.
+HTTP_EARLY_S if the start takes longer: /startupz then reports the current step, and the progress of a long replay.
 Stop: stop recovery -> unregister -> finish the requests in progress and close the connections -> flush and close
 storage -> stop HTTP -> close the clients of the admin API -> close the ZooKeeper session.
 """

@@ -16,7 +16,7 @@
 | DRAINING  | frames: only AUTH                  | DRAINING  | AUTH is held                                         |
 | DRAINING  | frames: anything else              | DRAINING  | the connection is refused                            |
 | DRAINING  | `shake`                            | HANDSHAKE | the handshake begins                                 |
-| DRAINING, | response to send                   | same      | it is held: it goes out encrypted                    |
+| DRAINING, | response to send                   | same      | it is held, and sent encrypted later                 |
 | HANDSHAKE | decrypted bytes                    | same      | they are held: the handshake may not be reported yet |
 | HANDSHAKE | `secured`                          | SECURE    | what was held is released: responses, AUTH, bytes    |
 | SECURE    | `accept`                           | SECURE    | BAD_REQUEST                                          |

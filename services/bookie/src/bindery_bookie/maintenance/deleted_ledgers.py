@@ -152,8 +152,10 @@ class GarbageCollector:
                     shard.compactor.request(minor=True, major=True)
 
     async def collect(self) -> int:
-        """Make one run and return the number of ledgers deleted. Raises BinderyError or OSError; unless the deletion
-        itself failed, nothing was deleted then."""
+        """Make one run and return the number of ledgers deleted.
+
+        Raises BinderyError or OSError. Nothing was deleted then, unless the deletion itself failed.
+        """
         state = self.state
         state.running = True
         state.last_run_ms = self._wall_clock_ms()

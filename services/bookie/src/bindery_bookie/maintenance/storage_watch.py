@@ -184,7 +184,7 @@ class StorageWatch:
         return max((one.usage for one in self.directories() if "ledgers" in one.holds), default=0.0)
 
     def directories(self) -> Sequence[DirectoryState]:
-        """Return all directories by the last check, those of ledgers first. The first call checks them."""
+        """Return the state of all directories at the last check, ledger directories first. The first call checks."""
         if any(watched.state is None for watched in self._watched.values()):
             self._judge_all(self._check_all(restores=False))
         states = [watched.state for watched in self._watched.values() if watched.state is not None]

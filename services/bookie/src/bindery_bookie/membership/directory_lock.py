@@ -36,7 +36,7 @@ class DirectoryLock:
         self._fds: list[int] = []
 
     def take(self, directories: Iterable[str]) -> None:
-        """Lock `current` of each directory; it must exist. Raises DirectoryInUse, OSError; then none is locked."""
+        """Lock `current` of each directory; it must exist. Raises DirectoryInUse, OSError; none is locked then."""
         try:
             for directory in directories:
                 self._take(directory)

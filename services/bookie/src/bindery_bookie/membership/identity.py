@@ -6,12 +6,12 @@ cookie follows from the settings and the cluster's INSTANCEID.
 | in ZooKeeper | in the directories           | result                                                                 |
 |--------------|------------------------------|------------------------------------------------------------------------|
 | another one, or another one in a directory  | refused, with expected and found values side by side                   |
-| yes          | in all                       | good; a shard whose journal or ledgers are missing nevertheless goes   |
-|              |                              | into limbo, if the cluster has any ledger                              |
+| yes          | in all                       | good; but if the cluster has any ledger, a shard whose journal or      |
+|              |                              | ledgers are missing goes into limbo                                    |
 | yes          | missing in some, these empty | their content is lost: the shards that use them go into limbo, then    |
 |              |                              | get their VERSION; with on_lost_storage=refuse: refused                |
 | yes          | missing in some, with data   | refused: the owner of the data is unknown                              |
-| no           | none, or all others empty    | a new bookie, or one whose first start was interrupted: the cookie is  |
+| no           | none has other files         | a new bookie, or one whose first start was interrupted: the cookie is  |
 |              |                              | written, to the directories first                                      |
 | no           | some have other files        | refused: the bookie was decommissioned, or this is another ZooKeeper   |
 

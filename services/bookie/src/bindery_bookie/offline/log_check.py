@@ -200,7 +200,7 @@ class LogCheck:
                 cached = self._record(record, index, cached)
 
     def _judged_regions(self, index: Index | None) -> Iterator[Finding]:
-        """Report the damaged regions; those in which the index places no entry as dead bytes."""
+        """Report each damaged region: as dead bytes if the index places no entry in it, otherwise as damage."""
         live = set(self._regions) if index is None or not self._regions else self._regions_with_entries(index)
         # In limbo, the index may miss entries of a region. Entries after a region that the index lost are not reported
         # one by one. In both cases the index proves nothing about the region.

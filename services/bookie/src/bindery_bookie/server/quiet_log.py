@@ -1,4 +1,7 @@
-"""QuietLog: rate-limit warnings that any client can cause: one per second and event, with a count of those left out."""
+"""QuietLog: rate-limit warnings that any client can cause.
+
+Each event is logged at most once per second, with the number of warnings that were left out.
+"""
 
 from collections.abc import Callable
 from typing import Any, Final

@@ -46,7 +46,7 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class Healed:
-    """What is no longer damaged: an entry; a whole ledger, because it was deleted; or a file from an offset on."""
+    """Data that is no longer damaged: an entry; a whole ledger, because it was deleted; or a file from an offset on."""
 
     ledger_id: int | None = None
     entry_id: int | None = None

@@ -43,7 +43,7 @@ class ShardedStorage:
     async def open(self, *, on_progress: Callable[[ReplayProgress], None] | None = None) -> None:
         """See EntryStore. Opens all shards concurrently and reports the sum of their progress.
 
-        After an error or a cancellation it waits for all shards, closes those that opened, and raises the error.
+        After an error or a cancellation, `open` waits for all shards, closes the open ones, and raises the error.
         """
         seen: dict[int, ReplayProgress] = {}
 

@@ -179,7 +179,7 @@ class ColdReader:
         return Status.NO_ENTRY
 
     def _window(self, run: Run, entry_id: int, result: ColdRead) -> list[Located]:
-        """Return the entry and those to read ahead, ascending."""
+        """Return the entry and the entries to read ahead, ascending."""
         ledger_id = run.ledger_id
         entries_count = self._window_before(ledger_id, entry_id)
         is_sequential = entries_count > 0
