@@ -391,7 +391,7 @@ class BookieProcess:
 
     async def _start_admin(self, sock: socket.socket) -> None:
         def import_admin() -> "type[AdminServer]":
-            import bindery_core.wire.v3_generated  # noqa: F401 - not at the first request that needs it: it is slow
+            import bindery_core.wire.v3_generated  # noqa: F401 - here, so that no request waits for this import
 
             from bindery_bookie.admin.server import AdminServer
 

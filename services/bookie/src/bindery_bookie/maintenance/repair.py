@@ -49,7 +49,7 @@ RETRY_MAX_S: Final = 300.0
 _BACKOFF: Final = Backoff(RETRY_MIN_S, RETRY_MAX_S)
 _NEVER_FAILED: Final = (0, -math.inf)
 BUSY_PAUSE_S: Final = 0.2
-"""Pause in seconds before entries are stored again that this bookie refused because it was busy or read-only."""
+"""Pause in seconds before a retry of entries that this bookie refused because it was busy or read-only."""
 PROBLEMS_MAX: Final = 1000
 """Maximum number of damaged entries whose reason is kept."""
 _PLACE_ENTRIES: Final = 1000

@@ -470,7 +470,7 @@ class BookieConnection(asyncio.Protocol):
         self._unsent_timer = asyncio.get_running_loop().call_later(seconds, self._check_unsent)
 
     def _check_unsent(self) -> None:
-        """Disconnect the client if it read almost nothing since the last check and others wait for its bytes."""
+        """Disconnect the client if it read almost nothing since the last check and others wait for bytes it holds."""
         self._unsent_timer = None
         if not self._unsent or self._transport is None:
             return

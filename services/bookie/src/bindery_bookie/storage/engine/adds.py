@@ -59,7 +59,7 @@ class Adds:
         self._stats = stats
         self._loop = asyncio.get_running_loop()
         self.copies_seen = CopiesSeen(self._loop.time())
-        """Times are of the loop's clock."""
+        """Ledgers that recently received copies. Times are seconds of the loop's clock."""
         self._waiting: deque[_Waiting] = deque()
         self._waiting_timer: asyncio.TimerHandle | None = None
 
