@@ -115,7 +115,7 @@ class LedgerMarker:
         only_new: bool = False,
     ) -> bool:
         """Mark the ledger. Return True if the mark is new or extended. With `only_new`, a mark that lists these bookies
-        is left alone, unless `reason` requires a deeper check than the recorded reason and replaces it.
+        is left alone, unless `reason` requires a deeper check than the recorded reason: `reason` then replaces it.
 
         The record is written before the mark: a mark without a record is repaired too, but its reason is unknown.
         Raises NotLeader, MetadataUnavailable, MetadataOutcomeUnknown.

@@ -4,8 +4,8 @@
 |-----------|-------------------------------------------------------------------------|---------------------------|
 | WHOLE     | the bookie returned all requested entries                               | none                      |
 | MISSING   | it lacks some, or returned data with a wrong digest: `bad_entry_ids`    | restore, or replace it    |
-| LOST      | it is not registered, so it is not read; it may store no entry of the   | replace it                |
-|           | fragment                                                                |                           |
+| LOST      | it is not registered, so it is not read. This includes a bookie that    | replace it                |
+|           | should store no entry of the fragment                                   |                           |
 | LEAVING   | it is to be emptied, so it is not read                                  | replace it                |
 | REFILLING | it lost its storage and is copying its entries back; until then it      | wait                      |
 |           | neither lacks them permanently nor can serve them                       |                           |

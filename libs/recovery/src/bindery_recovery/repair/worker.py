@@ -61,7 +61,7 @@ CLUSTER_POLL_S: Final = 2.0
 RETRY_REQUEST_POLL_S: Final = 10.0
 """Interval in seconds at which the records of parked ledgers are read, because an operator may request a retry."""
 RETRY_REQUEST_READS_MAX: Final = 200
-"""Maximum number of records read for this in one pass."""
+"""Maximum number of these records read in one pass."""
 SWEEP_S: Final = 600.0
 """Interval in seconds at which records without a mark are searched for."""
 SEARCH_S: Final = 30.0
