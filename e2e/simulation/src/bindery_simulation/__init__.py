@@ -1,1 +1,1 @@
-"""Crashable and faulty stand-ins for disks and networks, for tests."""
+"""Simulated disks, networks and event loops with faults, and searches for failures that use them."""

@@ -1,6 +1,6 @@
-"""`python -m bindery_simulation`: see `command`.
+"""Run `python -m bindery_simulation` (see `command`).
 
-The process replaces itself unless PYTHONHASHSEED is 0, so that a seed determines the order of sets too.
+Unless PYTHONHASHSEED is 0, the process sets it and starts again, so that a seed also determines the order of sets.
 """
 
 import os

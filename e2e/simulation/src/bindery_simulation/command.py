@@ -37,9 +37,9 @@ TABLES: Final[dict[Kind, MutantTable[Any]]] = {
         storage_mutants.DAMAGE_MUTANTS,
     )
 }
-"""All mutants."""
+"""The mutants of each search."""
 COST_MAX: Final = {Kind.PROTOCOL: 8_000, Kind.SERVICE: 150, Kind.CRASH: 5_000, Kind.DAMAGE: 5_000}
-"""Maximum cost of the hunt for a mutant: histories, seeds, crash points, damaged files."""
+"""Maximum cost of the hunt for a mutant by kind, in histories, seeds, crash points and damaged files."""
 
 
 class _Tally(runner.Tally, Protocol):
@@ -48,7 +48,7 @@ class _Tally(runner.Tally, Protocol):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a command line. Returns the exit code."""
+    """Run the command with these arguments and return its exit code."""
     arguments = _parse(argv)
     handler: Callable[[argparse.Namespace], int] = arguments.handler
     return handler(arguments)

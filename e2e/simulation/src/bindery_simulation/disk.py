@@ -1,7 +1,7 @@
-"""Disks in memory for tests: one that loses power, and one that skips syncs.
+"""Simulate disks in memory for tests: one that loses power, and one that skips syncs.
 
-Disks that fail or are slow: `bindery_bookie.storage.io.fault_injection`. `CrashableDisk` records which bytes were
-synced; `after_power_cut(seed)` is the disk of the next start. The fault model, which a store must survive:
+`bindery_bookie.storage.io.fault_injection` simulates disks that fail or are slow. `CrashableDisk` records which bytes
+were synced; `after_power_cut(seed)` returns the disk of the next start. A store must survive these faults:
 
 | data                                   | after the power cut                                                      |
 |----------------------------------------|--------------------------------------------------------------------------|
@@ -13,9 +13,9 @@ synced; `after_power_cut(seed)` is the disk of the next start. The fault model, 
 | a rename or removal, not synced        | done or not: the changes of a directory are kept in order up to a point  |
 | directories                            | present (`make_directories` syncs)                                       |
 
-A write or an allocation that needs more than `capacity` bytes fails with ENOSPC and changes nothing; a write within
-allocated space never does. Failed syncs make nothing durable. Allocated space reads as zeros. `CrashableKV` is a `KV`
-on the same disk.
+A write or an allocation that needs more than `capacity` bytes fails with ENOSPC and changes nothing. A write within
+allocated space never fails with ENOSPC. Failed syncs make nothing durable. Allocated space reads as zeros.
+`CrashableKV` is a `KV` on the same disk.
 """
 
 import errno
@@ -28,6 +28,7 @@ from typing import Any, Final
 from bindery_bookie.storage.io.disk import DiskUsage
 
 SECTOR_SIZE: Final = 512
+"""Size in bytes of the unit that a power cut keeps, loses or tears."""
 
 
 @dataclass(slots=True)
@@ -36,7 +37,7 @@ class _Inode:
     synced: bytes = b""
     """The content as of the last sync."""
     dirty: set[int] = field(default_factory=set)
-    """Sectors written since."""
+    """Numbers of the sectors written since the last sync."""
     was_synced: bool = False
 
     def sync(self) -> None:
@@ -47,25 +48,25 @@ class _Inode:
 
 
 class CrashableDisk:
-    """A Disk in memory that can lose power. It counts its operations; after `cut_after` they fail."""
+    """A Disk in memory that can lose power. It counts its operations; after a power cut they fail."""
 
     def __init__(self, *, capacity: int = 1 << 30) -> None:
         self.capacity = capacity
         self.taken = 0
-        """Bytes that other programs use. May be set at any time."""
+        """Number of bytes that other programs use. May be set at any time."""
         self.kv_size = 0
-        """Bytes that a CrashableKV on this disk uses."""
+        """Number of bytes that a CrashableKV on this disk uses."""
         self.operations = 0
-        """Number of operations that changed something."""
+        """Number of changing operations so far."""
         self.log: list[str] = []
-        """These operations as `name path`, so that tests can check the order of creations, syncs and renames."""
+        """The changing operations as `name path`, so that tests can check the order of creations, syncs and renames."""
         self.before_change: Callable[[str, str], None] | None = None
         """Called with (name, path) before each changing operation, unless power is lost."""
         self._cut_after: int | None = None
         self._files: dict[str, _Inode] = {}
         self._durable: dict[str, _Inode] = {}
         self._pending: list[tuple[str, str, str | None, _Inode | None]] = []
-        """Directory changes not synced yet, in order: (directory, kind, path, inode)."""
+        """Directory changes that are not synced yet, in order: (directory, kind, path, inode)."""
 
     def cut_after(self, operations: int | None) -> None:
         """Lose power after this number of changing operations: all later operations fail."""
@@ -81,7 +82,7 @@ class CrashableDisk:
         return self._cut_after is not None
 
     def after_power_cut(self, seed: int) -> "CrashableDisk":
-        """Return the disk of the next start. Equal seeds give equal disks; this disk does not change."""
+        """Return the disk of the next start. Equal seeds give equal disks. This disk is not changed."""
         rng = random.Random(seed)
         found = dict(self._durable)
         cut_at: dict[str, int] = {}
@@ -105,7 +106,7 @@ class CrashableDisk:
         return survivor
 
     def corrupt(self, path: str, offset: int, mask: int = 0xFF) -> None:
-        """Flip bits of one byte."""
+        """Flip the bits `mask` of one byte, as if the disk had stored the damaged byte."""
         inode = self._files[path]
         inode.data[offset] ^= mask
         inode.synced = bytes(inode.data)
@@ -116,7 +117,7 @@ class CrashableDisk:
     def paths(self) -> list[str]:
         return sorted(self._files)
 
-    # --- the Disk protocol
+    # --- the Disk protocol (`bindery_bookie.storage.io.disk`)
 
     def create(self, path: str, *, allocate: int = 0) -> "_File":
         self._change("create", path)
@@ -179,7 +180,7 @@ class CrashableDisk:
 
     @property
     def used(self) -> int:
-        """Bytes in use."""
+        """Number of bytes in use."""
         return self.taken + self.kv_size + sum(len(inode.data) for inode in self._files.values())
 
     def fill(self) -> None:
@@ -252,7 +253,7 @@ def _directory(path: str) -> str:
 
 
 def _crashed(inode: _Inode, rng: random.Random) -> bytes:
-    """Return the content after a power cut: synced sectors are kept, the others are drawn at random."""
+    """Return the content after a power cut: synced sectors are kept, the others are kept, lost or torn at random."""
     low, high = sorted((len(inode.synced), len(inode.data)))
     size = rng.choice((low, high, rng.randint(low, high)))
     if len(inode.data) < len(inode.synced):
@@ -282,7 +283,7 @@ def _changes_size(changes: Iterable[tuple[bytes, bytes | None]]) -> int:
 class CrashableKV:
     """An ordered store whose synced batches survive a power cut. Later batches may be lost, the last one first.
 
-    After a power cut of `disk` every call fails.
+    After a power cut of `disk`, reads and writes fail.
     """
 
     def __init__(
@@ -298,6 +299,7 @@ class CrashableKV:
             disk.kv_size += _changes_size(changes)
 
     def after_power_cut(self, seed: int, disk: CrashableDisk) -> "CrashableKV":
+        """Return the store of the next start on `disk`. This store is not changed."""
         rng = random.Random(seed)
         last_synced = max((number for number, batch in enumerate(self._batches) if batch[1]), default=-1)
         kept = rng.randint(last_synced + 1, len(self._batches))
@@ -366,7 +368,7 @@ class CrashableKV:
 
 
 class LyingDisk:
-    """Skips chosen syncs of another disk and reports success, which crash tests must detect."""
+    """A disk that skips chosen syncs of another disk and reports success. Crash tests must detect the loss."""
 
     def __init__(self, disk: Any, is_skipped: Callable[[str, str], bool]) -> None:
         self._disk = disk

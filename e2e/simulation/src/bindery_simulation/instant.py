@@ -1,8 +1,8 @@
-"""The event loop of asyncio with a simulated clock, for tests of code without sockets, processes or threads.
+"""Run asyncio's event loop with a simulated clock, for tests of code without sockets, processes or threads.
 
-When no callback is ready, time jumps to the next timer. A test that sleeps takes no time, and `sleep(0.01)` ends when
-every task is blocked, however slow the machine is. The clock does not wait for sockets, processes or threads; `SimLoop`
-simulates them too.
+When no callback is ready, time jumps to the next timer. A test that sleeps takes no time, and `sleep(0.01)` ends only
+after every task is blocked, even on a slow machine. The clock does not wait for sockets, processes or threads.
+`SimLoop` simulates connections and processes too.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 BEGINNING_S: Final = 1000.0
+"""Time of the simulated clock at the start, in seconds."""
 
 
 class _JumpingSelector(selectors.SelectSelector):
@@ -21,7 +22,7 @@ class _JumpingSelector(selectors.SelectSelector):
         self._jump = jump
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """`timeout` None: no timer is left, and only a file can wake the loop."""
+        """Return ready files, or advance the clock by `timeout`. None: no timer is left; wait for a file."""
         if timeout is None:
             return super().select(None)
         ready = super().select(0)
@@ -31,6 +32,8 @@ class _JumpingSelector(selectors.SelectSelector):
 
 
 class InstantLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock jumps to the next timer."""
+
     def __init__(self) -> None:
         self._now = BEGINNING_S
         super().__init__(_JumpingSelector(self._pass))

@@ -1,11 +1,11 @@
 """An asyncio event loop with simulated time, which advances only when no callback is ready.
 
-Callbacks run in the order of (time, number of the call that scheduled them); the clock jumps to the next one. Sockets,
-threads and signals raise NotImplementedError; the `Network` provides connections.
+Timers run in the order of their time, and timers of equal time in the order in which they were scheduled. The clock
+jumps to the next timer. Sockets, threads and signals raise NotImplementedError; the `Network` provides connections.
 
-Each callback belongs to the `Process` that scheduled it. Its context carries the process, so that tasks and futures
-keep their process, whichever process wakes them. A process that is killed loses all its callbacks at once, and no
-finally block runs. A paused process gets all its callbacks, in order, when it resumes.
+Each callback belongs to the `Process` that scheduled it. The callback's context contains the process, so that tasks and
+futures keep their process even if another process wakes them. A killed process loses all its callbacks at once, and no
+finally block runs. The callbacks of a paused process run, in order, when it resumes.
 
 Invariants: time never decreases; a callback of a killed process never runs; tasks are kept until `dispose`, so that
 garbage collection does not determine when a finally block runs.
@@ -122,7 +122,10 @@ class SimLoop(asyncio.AbstractEventLoop):
     # --- running ----------------------------------------------------------------------------------------------------
 
     def run_until(self, is_done: Callable[[], bool], *, time_max: float, callbacks_max: int) -> None:
-        """Run until `is_done()`. Raises Stuck when no callback is left before that, or a limit is exceeded."""
+        """Run until `is_done()`. Raises Stuck if no callback is left or a limit is exceeded before.
+
+        `time_max`: simulated seconds. `callbacks_max`: number of callbacks since the loop was created.
+        """
         ready, timers = self._ready, self._timers
         events._set_running_loop(self)
         try:
@@ -176,12 +179,13 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._ready.extend(handles)
 
     def dispose(self) -> None:
-        """Close unfinished coroutines and drop everything. What they schedule while they close does not run."""
+        """Close unfinished coroutines and drop all callbacks. Callbacks that are scheduled meanwhile do not run."""
         self._is_disposed = True
         self._ready.clear()
         self._timers.clear()
         events._set_running_loop(self)
-        before, sys.unraisablehook = sys.unraisablehook, lambda _: None  # from generators that continue to wait
+        # A coroutine that waits again while it is closed would report an unraisable error.
+        before, sys.unraisablehook = sys.unraisablehook, lambda _: None
         try:
             for task in self._tasks:
                 if not task.done():
@@ -198,7 +202,7 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     @property
     def tasks(self) -> list[SimTask]:
-        """All tasks that were created."""
+        """All tasks created so far, including finished ones."""
         return self._tasks
 
     # --- asyncio.AbstractEventLoop ----------------------------------------------------------------------------------
@@ -246,7 +250,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         return task
 
     def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> "asyncio.Future[T]":  # type: ignore[override]
-        """Run late imports (`bindery_kit.process.late_imports`) at once. Other functions would need threads."""
+        """Run late imports (`bindery_kit.process.late_imports`) at once. Raises NotImplementedError for the rest."""
         if not getattr(func, "__name__", "").startswith("import_"):
             raise NotImplementedError
         done: asyncio.Future[T] = asyncio.Future(loop=self)

@@ -1,8 +1,8 @@
 """Mutants: the product, or a model of it, with one defect injected. A search must report each of them.
 
-A search that reports no violation proves as much as the defects that it would detect. A mutant is a list of attributes
-to replace, the invariants that may report it, the conditions under which few seeds are needed, and the first seed that
-reports it under these conditions. Each search has one `MutantTable`; `command` lists and hunts all of them.
+A search without violations proves only that the defects are absent which the search can detect. A mutant is a list of
+attributes to replace, the invariants that may report it, the conditions under which few seeds are needed, and the first
+seed that reports it under these conditions. Each search has one `MutantTable`; `command` lists and hunts all of them.
 """
 
 import contextlib
@@ -19,6 +19,7 @@ C = TypeVar("C")
 Replacement = tuple[Any, str, Any]
 """Owner, name and new value of an attribute."""
 Defect = Callable[[], list[Replacement]]
+"""Returns the replacements that inject a defect."""
 
 
 class Kind(StrEnum):
@@ -39,9 +40,9 @@ class Mutant(Generic[C]):
     breaks: str
     """What the defect does, as a sentence."""
     caught_by: tuple[str, ...]
-    """Invariants that may report it; which one does depends on what happens first."""
+    """Names of the invariants that may report the defect. The first one that is violated reports it."""
     seed: int
-    """The first seed that reports it."""
+    """The first seed that reports the defect under `conditions`."""
     conditions: C
     """Conditions of the search, such as a profile or a set of faults."""
     defect: Defect
@@ -66,11 +67,11 @@ class Trial:
 
     seed: int
     cost: int
-    """What the run counts against a limit: one, or its number of crash points."""
+    """Cost of the run in the unit of its search: 1, or its number of crash points."""
     invariant: str | None
-    """The invariant that reported the mutant; None: no invariant did."""
+    """Name of the invariant that reported the mutant; None: not reported."""
     text: str = ""
-    """The violation."""
+    """Description of the violation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ Row = tuple[str, str, Sequence[str], int, C, Defect]
 
 
 class MutantTable(dict[str, Mutant[C]]):
-    """The mutants of one search, by name. `unit`: what the cost of its trials counts."""
+    """The mutants of one search by name. `unit`: unit of the cost of a trial, in the plural."""
 
     def __init__(self, kind: Kind, trials: Trials[C], rows: Iterable[Row[C]] = (), *, unit: str) -> None:
         super().__init__()
@@ -106,9 +107,9 @@ class MutantTable(dict[str, Mutant[C]]):
     def hunt(
         self, name: str, *, cost_max: int, seconds_max: float = float("inf"), seeds: Iterable[int] | None = None
     ) -> Catch | None:
-        """Run seeds with the mutant until an invariant reports it. None: none did within the limits.
+        """Run seeds with the mutant until an invariant reports it. Return None if that exceeds a limit.
 
-        `seconds_max` counts processor time. `seeds`: by default the known seed first, then all others.
+        `seconds_max`: processor time. `seeds`: by default the known seed first, then all others.
         """
         mutant = self[name]
         began, cost = time.process_time(), 0
@@ -123,5 +124,5 @@ class MutantTable(dict[str, Mutant[C]]):
 
 
 def no_replacement() -> list[Replacement]:
-    """The defect of a mutant that its conditions alone describe, such as a disk that skips syncs."""
+    """Return no replacements: the conditions of the mutant inject its defect, such as a disk that skips syncs."""
     return []

@@ -1,7 +1,7 @@
 """Simulate hosts and TCP connections between them, with faults.
 
 A connection guarantees that the bytes of a direction arrive in order and once, or that the connection breaks. The seed
-determines how long they take, and in how many pieces they are received.
+determines their delay and the number of pieces in which they are received.
 
 | event                            | effect on the two ends |
 |----------------------------------|-----------------------|
@@ -10,10 +10,11 @@ determines how long they take, and in how many pieces they are received.
 | a host loses power               | no answers; after the host returns, it resets old connections at their next bytes |
 | a connection is reset at random  | both ends get ConnectionResetError; the last bytes of each direction are lost |
 | a connect to no listener         | ConnectionRefusedError |
-| a connect to a host that is off  | no answer until the timeout of the caller; the same behind a partition |
-| the receiver does not read       | beyond a window the protocol of the sender must pause writing |
+| a connect to a host that is off  | no answer until the timeout of the caller; likewise during a partition |
+| the receiver does not read       | when the buffers are full, the protocol of the sender must pause writing |
 
-The work of the kernel (arrival, acknowledgement) belongs to no process; callbacks of a protocol run in its process.
+Callbacks that simulate a kernel (arrival, acknowledgement) belong to no process. Callbacks of a protocol run in its
+process.
 """
 
 import asyncio
@@ -28,8 +29,9 @@ from bindery_simulation.trace import Trace
 from bindery_simulation.transport import SimConnection, SimTransport
 
 JITTERS_S: Final = (0.001, 0.001, 0.02, 0.1)
-"""Maximum jitter in seconds. A run draws one value."""
+"""Values for the maximum jitter in seconds. Each run uses one of them at random."""
 SYN_RETRY_S: Final = 1.0
+"""Time in seconds after which a connect request that was lost is repeated."""
 
 
 @dataclass(slots=True)
@@ -38,7 +40,7 @@ class LinkQuality:
 
     delay_s: float = 0.0005
     jitter_s: float = 0.001
-    """Maximum random addition to the delay."""
+    """Maximum random addition to the delay, in seconds."""
     is_blocked: bool = False
 
 
@@ -57,7 +59,7 @@ class ListeningSocket:
 
 
 class SimServer:
-    """What create_server gives: a listener until it is closed or its process is dead."""
+    """The result of create_server: a listener until it is closed or its process is killed."""
 
     def __init__(self, network: "Network", sock: ListeningSocket, factory: Callable[[], Any], process: Process) -> None:
         self._network = network
@@ -76,7 +78,7 @@ class SimServer:
 
 
 class Network:
-    """Made once for a run. `rng`: the only source of randomness."""
+    """The hosts, links and connections of one run. `rng`: the only source of randomness."""
 
     def __init__(self, loop: SimLoop, rng: random.Random, trace: Trace) -> None:
         self.loop = loop
@@ -84,14 +86,14 @@ class Network:
         self.trace = trace
         self.quality = LinkQuality(jitter_s=rng.choice(JITTERS_S))
         self.reset_chance = 0.0
-        """Of each write: its connection breaks then and there."""
+        """Probability that a write breaks its connection."""
         self._links: dict[tuple[str, str], LinkQuality] = {}
         self._servers: dict[tuple[str, int], SimServer] = {}
         self._off: set[str] = set()
         self.connections: list[SimConnection] = []
         self._connection_count = 0
         self._context = Context()
-        """Context without a process."""
+        """Context of callbacks that belong to no process."""
 
     # --- hosts and links --------------------------------------------------------------------------------------------
 
@@ -120,6 +122,7 @@ class Network:
             self.unblock(source, target)
 
     def calm(self) -> None:
+        """Stop breaking connections at random."""
         self.reset_chance = 0.0
 
     def is_blocked(self, source: str, target: str) -> bool:
@@ -131,12 +134,13 @@ class Network:
         return quality.delay_s + quality.jitter_s * self.rng.random()
 
     def power_off(self, host: str) -> None:
-        """Stop the kernel of a host: it does not answer, and it loses its connections."""
+        """Turn off a host: it does not answer, and its ends of connections are lost."""
         self._off.add(host)
         for connection in list(self.connections):
             connection.host_lost(host)
 
     def power_on(self, host: str) -> None:
+        """Turn on a host again. It resets old connections at their next bytes."""
         self._off.discard(host)
         for connection in list(self.connections):
             connection.host_back(host)
@@ -152,7 +156,7 @@ class Network:
             connection.process_killed(process)
 
     def reset_some(self, chance: float) -> int:
-        """Reset each connection with a probability of `chance`. Returns their number."""
+        """Reset each connection with probability `chance`. Return the number of reset connections."""
         broken = [connection for connection in list(self.connections) if self.rng.random() < chance]
         for connection in broken:
             connection.reset()

@@ -1,7 +1,7 @@
-"""Run a search: numbered pieces of work in several processes, within a budget, with its progress on standard error.
+"""Run a search: numbered pieces of work in several processes, within a budget, with progress on standard error.
 
-Processes are forked, so that they have the mutants of their parent. A piece that hangs, in native code too, ends its
-process with a traceback of every thread, and the search with an error.
+Processes are forked, so that a mutant of the parent applies in them. If a piece hangs, even in native code, its process
+ends with a traceback of every thread, and the search ends with an error.
 """
 
 import contextlib
@@ -22,9 +22,9 @@ import structlog
 T = TypeVar("T")
 
 PIECE_S_MAX: Final = 300
-"""Maximum seconds of one piece on a busy machine. Most take less than five."""
+"""Maximum time in seconds of one piece on a busy machine. Most pieces take less than five seconds."""
 PROGRESS_S: Final = 10.0
-"""Seconds between two lines of progress."""
+"""Time in seconds between two lines of progress."""
 
 _clock = time.monotonic
 
@@ -33,7 +33,7 @@ class Tally(Protocol):
     """Sums over the pieces of a search."""
 
     unit: ClassVar[str]
-    """What is counted, in the plural."""
+    """Unit of `count`, in the plural."""
 
     @property
     def count(self) -> int: ...
@@ -44,17 +44,18 @@ class Tally(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """When a search ends. Pieces in progress are finished and counted."""
+    """Limits at which a search ends. Pieces in progress are finished and counted."""
 
     seconds: float | None = None
     count_max: int = sys.maxsize
+    """Limit of the tally's count."""
     failures_max: int = 5
     jobs: int = 1
     """Number of processes."""
 
 
 def search(work: Callable[[int], Any], pieces: Iterable[int], tally: Tally, budget: Budget) -> float:
-    """Add the results of the pieces to `tally` until they or the budget are used up. Returns the seconds it took."""
+    """Run pieces and add their results to `tally` until no piece or no budget is left. Return the time in seconds."""
     began = reported = _clock()
     end = began + (float("inf") if budget.seconds is None else budget.seconds)
 
@@ -72,7 +73,7 @@ def search(work: Callable[[int], Any], pieces: Iterable[int], tally: Tally, budg
 def run_pieces(
     work: Callable[[int], T], pieces: Iterable[int], *, jobs: int, goes_on: Callable[[], bool]
 ) -> Iterator[T]:
-    """Yield the results in the order of completion. Raises BrokenProcessPool when a process ended."""
+    """Yield the results in the order of completion. Raises BrokenProcessPool if a process has ended."""
     remaining = iter(pieces)
     if jobs == 1:
         for piece in remaining:

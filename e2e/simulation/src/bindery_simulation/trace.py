@@ -1,4 +1,4 @@
-"""Record the events of a simulated run with time and place. Equal seeds give equal traces.
+"""Record the events of a simulated run with their time and place. Equal seeds give equal traces.
 
 Events are converted to text only when they are read, so that recording costs little.
 """
@@ -13,7 +13,7 @@ class Trace:
     def __init__(self, *, is_on: bool = True) -> None:
         self.is_on = is_on
         self.now = 0.0
-        """Simulated seconds, updated by the loop."""
+        """Simulated time in seconds, updated by the loop."""
         self.events: list[tuple[float, str, str, dict[str, Any]]] = []
 
     def add(self, where: str, what: str, /, **facts: Any) -> None:
@@ -24,7 +24,7 @@ class Trace:
         return [_line(event) for event in self.events]
 
     def digest(self) -> str:
-        """Return the SHA-256 of the text. Equal digests mean equal runs."""
+        """Return the SHA-256 of all lines. Equal digests mean equal runs."""
         found = hashlib.sha256()
         for event in self.events:
             found.update(_line(event).encode())

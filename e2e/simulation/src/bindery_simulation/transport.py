@@ -1,4 +1,4 @@
-"""The two ends of a simulated connection, as transports of asyncio. `network` has their faults."""
+"""Simulate the two ends of a connection as transports of asyncio. `network` describes the faults."""
 
 import asyncio
 from collections import deque
@@ -10,9 +10,9 @@ from bindery_simulation.loop import Process, SimLoop
 from bindery_simulation.trace import Trace
 
 WINDOW_SIZE: Final = 64 * 1024
-"""Bytes that the two kernels buffer between a writer and a reader that does not read."""
+"""Number of bytes that the two kernels buffer if the receiver does not read."""
 RETRANSMIT_S_MAX: Final = 1.0
-"""Maximum seconds from the end of a partition until waiting bytes are sent."""
+"""Maximum time in seconds from the end of a partition until waiting bytes are sent."""
 
 
 class Links(Protocol):
@@ -81,8 +81,8 @@ class SimConnection:
 class SimTransport(asyncio.Transport):
     """One end of a connection.
 
-    Invariants: the protocol gets no call after connection_lost; the received bytes are a prefix of those that the peer
-    wrote.
+    Invariants: the protocol is not called after connection_lost; the received bytes are a prefix of the bytes that the
+    peer wrote.
     """
 
     def __init__(self, connection: SimConnection, process: Process, *, port: int) -> None:
@@ -94,7 +94,7 @@ class SimTransport(asyncio.Transport):
         self._port = port
         self._protocol: Any = None
         self.is_gone = False
-        """connection_lost was called, or the process has ended."""
+        """Whether connection_lost was called or the process has ended."""
         self._is_closing = False
         self._is_failing = False
         self._sent: deque[bytes | None] = deque()
@@ -104,11 +104,11 @@ class SimTransport(asyncio.Transport):
         self._last_arrival = 0.0
         self._inbox: list[bytes] = []
         self._has_ended = False
-        """The end of the stream has arrived, after the inbox."""
+        """Whether the end of the stream has arrived, after the bytes in the inbox."""
         self._is_delivering = False
         self._is_reading = True
         self._unread = 0
-        """Bytes written that the protocol of the peer has not received yet."""
+        """Number of written bytes that the protocol of the peer has not received yet."""
         self._is_paused = False
         self._high = WINDOW_SIZE
         self._low = WINDOW_SIZE // 4
@@ -117,7 +117,7 @@ class SimTransport(asyncio.Transport):
     # --- beginning and end ------------------------------------------------------------------------------------------
 
     def start(self, factory: Callable[[], Any], established: "asyncio.Future[SimTransport] | None" = None) -> None:
-        """Make the protocol and call connection_made, in its process."""
+        """Create the protocol and call connection_made in its process."""
         self.process.call_soon(self._start, factory, established)
 
     def _start(self, factory: Callable[[], Any], established: "asyncio.Future[SimTransport] | None") -> None:
@@ -146,14 +146,14 @@ class SimTransport(asyncio.Transport):
         self._held.clear()
 
     def fail_later(self, error: Exception) -> None:
-        """Fail with `error` after a delay, like a kernel that gets a reset or times out."""
+        """Fail with `error` after a delay, like a kernel that receives a reset or times out."""
         if not self.is_gone and not self._is_failing:
             self._is_failing = True
             delay_s = self._network.delay_s(self._peer_name, self.process.host)
             self._network.at(delay_s, self.process.call_soon, self._lose, error)
 
     def reset_peer(self) -> None:
-        """Reset the peer. Behind a partition, the peer times out instead."""
+        """Reset the peer. During a partition, the peer times out instead."""
         network = self._network
         if network.is_blocked(self.process.host, self._peer_name):
             network.at(network.rng.uniform(5, 60), self.peer.fail_later, TimeoutError(110, "Connection timed out"))
@@ -246,7 +246,7 @@ class SimTransport(asyncio.Transport):
     def _arrive(self) -> None:
         """Deliver the next write to the kernel of the peer."""
         if not self._sent:
-            return  # cut off by a reset
+            return  # a reset removed the write
         data = self._sent.popleft()
         peer = self.peer
         if peer.is_gone:
@@ -292,7 +292,7 @@ class SimTransport(asyncio.Transport):
             self.process.call_soon(self._deliver)
 
     def _deliver(self) -> None:
-        """Pass received bytes to the protocol: usually all of them, sometimes a part that ends anywhere."""
+        """Pass received bytes to the protocol: usually all of them, sometimes only the first part."""
         self._is_delivering = False
         if self.is_gone or not self._is_reading or self._is_closing:
             return

@@ -1,11 +1,11 @@
 """Plan malicious clients of the ledger port by seed: the frames of each connection, and the pieces of its writes.
 
-A plan is a function of (seed, number) alone, so that one connection can be repeated alone. The share of damaged frames
-differs by connection: from none, so that deep states are reached, to all. Frames are
+A plan depends only on (seed, number), so that one connection can be repeated alone. The share of damaged frames differs
+by connection, from none, so that later states of the protocol are reached, to all. Frames are
 
 - valid requests of version 3 or 2, for a few ledgers, keys and ids, including boundary values (-1, 0, 2^63 - 1);
 - such requests with flipped bits, or with removed, inserted or repeated bytes;
-- valid requests with a wrong length, and random bytes with a right length, a wrong length, or none.
+- valid requests with a wrong length, and random bytes with a correct length, a wrong length, or none.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,11 +21,13 @@ from bindery_core.wire import v2, v3
 from bindery_core.wire.framing import FRAME_SIZE_MAX
 
 LEDGERS: Final = 40
-"""Valid requests use the ledger ids 0 .. LEDGERS - 1; flipped bits lead to others."""
+"""Number of ledgers. Most valid requests use the ledger ids 0 .. LEDGERS - 1."""
 PASSWORDS: Final = (b"", b"fuzz")
+"""Passwords of the digests. Most requests use the first."""
 DAMAGED_SHARES: Final = (0.0, 0.0, 0.01, 0.05, 0.2, 0.6, 1.0)
-"""Shares of damaged frames. A connection draws one."""
+"""Values for the share of damaged frames. Each connection uses one of them at random."""
 FRAMES_MAX: Final = 60
+"""Maximum number of frames of a connection with damaged frames. Other connections have up to four times as many."""
 BOUNDARY_VALUES: Final = (-1, 0, 1, 2**31 - 1, 2**31, 2**63 - 1, -(2**63))
 
 _DIGESTERS = [Digester(kind, password) for kind in DigestType for password in PASSWORDS]
@@ -38,12 +40,15 @@ class Plan:
     number: int
     tls: bool
     token: bool
-    """Authenticate first, if the bookie requires it."""
+    """Whether the client authenticates first, if the bookie requires authentication."""
     frames: tuple[bytes, ...]
     damaged_share: float
 
     def pieces(self, seed: int) -> Iterator[tuple[bytes, int]]:
-        """Yield (bytes of one write, number of frames that it completes). Writes end anywhere, or send everything."""
+        """Yield (bytes of one write, number of frames that the write completes).
+
+        By seed, a connection sends all frames in one write, one frame per write, or frames in pieces of random size.
+        """
         random = Random(f"{seed}:{self.number}:pieces")
         style = random.random()
         if style < 0.4:
@@ -76,7 +81,7 @@ def plan(seed: int, number: int) -> Plan:
 
 
 def valid_frame(random: Random, *, in_v2: bool) -> bytes:
-    """Make a valid request with its length."""
+    """Return a valid request with its length."""
     if in_v2:
         return v2.encode_request(random.choice(_V2)(random))
     return v3.encode_request(random.choice(_V3)(random))

@@ -5,9 +5,9 @@
 | `history`        | one history of one seed: profile, faults, their end, liveness, verdict  |
 | `profiles`       | the events of a history, and the probabilities of its faults            |
 | `world`          | messages in flight, time, crashes, partitions                           |
-| `endpoint`       | what a client is to the world                                           |
+| `endpoint`       | the interface of a client to the world                                  |
 | `bookie`         | the model of a bookie                                                   |
-| `ledger`         | the ledger as it is, and the checks                                     |
+| `ledger`         | the state of the ledger, and the checks                                 |
 | `invariants`     | the names of the checks                                                 |
 | `clients`        | writers and recoveries                                                  |
 | `readers`        | readers of open and closed ledgers                                      |
@@ -17,5 +17,5 @@
 | `scenarios`      | known defects of BookKeeper as scripts                                  |
 | `search`         | counts over many seeds                                                  |
 
-A history has a few dozen messages; a core plays one to two thousand histories per second.
+A history has a few dozen messages. One processor core plays one to two thousand histories per second.
 """

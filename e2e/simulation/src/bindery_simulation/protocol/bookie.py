@@ -1,4 +1,4 @@
-"""Model one ledger on one bookie: what the protocol may rely on, and the effects of crashes and lost disks.
+"""Model one ledger on one bookie: the guarantees that the protocol requires, and the effects of crashes and lost disks.
 
 Adds, fences and explicit LACs are durable before they are acknowledged, so that a crash loses only unacknowledged
 requests. If the disk of a bookie is lost and the metadata places the ledger on it, the bookie is in *limbo* and fenced:
@@ -14,7 +14,7 @@ UNKNOWN = int(Status.UNKNOWN_LEDGER_STATE)
 
 
 class Bookie:
-    """A bookie with its copy of the ledger."""
+    """A bookie with its replicas of the ledger's entries."""
 
     __slots__ = (
         "bookie_id",
@@ -44,12 +44,12 @@ class Bookie:
         self.is_lost = False
         self.has_answered_fence = False
         self.removed: set[int] = set()
-        """Entries that it stored and that a fault removed."""
+        """Entries that the bookie stored and that a fault removed."""
         self.rotten: set[int] = set()
         """Entries that are stored with flipped bits."""
 
     def add(self, entry_id: int, frame: bytes, *, recovery: bool) -> int:
-        """Store an entry durably. Returns the status."""
+        """Store an entry durably. Return the status."""
         if self.is_fenced and not recovery:
             return FENCED
         self.entries[entry_id] = frame
@@ -61,7 +61,7 @@ class Bookie:
         return OK
 
     def read(self, entry_id: int) -> tuple[int, bytes | None]:
-        """Return status and frame of an entry; -1: of the last entry."""
+        """Return the status and the frame of an entry. `entry_id` -1: the last entry."""
         if entry_id < 0:
             if self.is_limbo:
                 return UNKNOWN, None
@@ -87,7 +87,7 @@ class Bookie:
         self.lac = max(self.explicit_lac, -1 if last is None else peek_lac(last))
 
     def lose_storage(self, *, is_listed: bool) -> None:
-        """Start with an empty disk. `is_listed`: the metadata places the ledger here; the bookie enters limbo."""
+        """Start with an empty disk. `is_listed`: the metadata places the ledger on the bookie, so it enters limbo."""
         self.removed.update(self.entries)
         self.entries.clear()
         self.rotten.clear()
@@ -97,7 +97,7 @@ class Bookie:
         self.is_up = True
 
     def rot(self, entry_id: int) -> None:
-        """Flip a bit of the payload, or of the digest if the payload is empty."""
+        """Corrupt an entry: flip a bit of the payload, or of the digest if the payload is empty."""
         frame = self.entries[entry_id]
         self.entries[entry_id] = frame[:-1] + bytes([frame[-1] ^ 1])
         self.rotten.add(entry_id)

@@ -1,4 +1,4 @@
-"""Clients: state machines of the core, whose actions are executed in the simulated world. Writers and recoveries."""
+"""Writers and recoveries: clients that execute the actions of the core's state machines in the simulated world."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -32,7 +32,7 @@ from bindery_simulation.protocol.world import DIGESTER, World
 
 
 class Client:
-    """An `Endpoint` of a world. Clients override the methods for the answers that they receive."""
+    """An `Endpoint` of a world. Subclasses override the methods for the answers that they receive."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world = world
@@ -72,7 +72,7 @@ class Client:
 
 
 class Writer(Client):
-    """The ledger's writer, and the application that pushes entries through it."""
+    """The writer of the ledger, and the application that adds entries with it."""
 
     def __init__(self, world: World, *, settings: WriterSettings | None = None) -> None:
         super().__init__(world, "writer")
@@ -254,7 +254,7 @@ class Recoverer(Client):
         self.act(self.machine.metadata_failed(error, now=self.world.now))
 
     def meta_plan(self, message: tuple[Any, ...]) -> None:
-        """Change ensembles in memory, as recovery does. Other messages may arrive before."""
+        """Change ensembles in memory, as recovery does. Other messages may be delivered before this change."""
         failed: Mapping[int, BookieId] = message[3]
         if self.is_gone or self.machine.is_finished:
             return

@@ -1,4 +1,4 @@
-"""What a client is to the world: the receiver of answers, failures and timeouts."""
+"""The interface of a client to the world: it receives answers, failures and timeouts."""
 
 from typing import Any, Protocol
 
@@ -6,7 +6,7 @@ from bindery_core.ids import BookieId
 from bindery_core.wire.messages import AddResponse, ReadLacResponse, ReadResponse
 
 Message = tuple[Any, ...]
-"""(method that delivers it, client, bookie id or None, argument, argument): a tuple, because histories are many."""
+"""(method that delivers the message, client, bookie id or None, argument, argument). A tuple, because it is fast."""
 
 
 class Endpoint(Protocol):
@@ -14,15 +14,15 @@ class Endpoint(Protocol):
 
     name: str
     is_gone: bool
-    """Its process has ended."""
+    """Whether the client's process has ended."""
     is_cut_off: bool
-    """It has no connection to the metadata."""
+    """Whether the client has no connection to the metadata."""
     epoch: int
-    """Number of the current round of requests. Answers carry the round of their request."""
+    """Number of the current round of requests. Answers contain the round of their request."""
     slow: set[BookieId]
-    """Bookies to which its links are slow."""
+    """Bookies with slow links to the client."""
     cuts: set[tuple[bool, BookieId]]
-    """(towards the bookie?, bookie): messages in this direction are lost."""
+    """(whether towards the bookie, bookie) of each direction in which messages are lost."""
 
     def next_deadline(self) -> float | None: ...
     def tick(self) -> None: ...

@@ -1,6 +1,6 @@
 """Play one history: opening, random events of a profile, end of all faults, liveness, verdict.
 
-The seed determines a history.
+The seed determines the history.
 """
 
 from dataclasses import dataclass
@@ -22,16 +22,20 @@ from bindery_simulation.protocol.sequence_chart import SequenceChart
 from bindery_simulation.protocol.world import DIGESTER, World
 
 ENTRIES_MAX = 12
+"""Number of entries after which no more entries are added."""
 RECOVERIES_MAX = 4
+"""Maximum number of recoveries before the end of all faults."""
 READERS_MAX = 3
+"""Maximum number of readers."""
 SETTLE_STEPS_MAX = 20_000
+"""Maximum number of steps until all messages are delivered and all timeouts have ended."""
 ATTEMPTS_MAX = 8
-"""Maximum number of final recoveries, and of final replications, until recovery counts as not ending."""
+"""Maximum number of final recoveries, and of final replications. If none succeeds, the history is a violation."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a history. `violation` None: every invariant held."""
+    """The result of a history. `violation` is None if every invariant held."""
 
     seed: int
     profile: str
@@ -42,7 +46,10 @@ class Outcome:
 
 
 def play(seed: int, *, profile: str | None = None, trace: bool = False) -> Outcome:
-    """Play the history of `seed`. `profile`: its kind; None: drawn. Equal arguments give equal histories."""
+    """Play the history of `seed`. Equal arguments give equal histories.
+
+    `profile`: name of the profile; None: a random profile.
+    """
     history = History(Random(seed), profile=profile, chart=SequenceChart() if trace else None)
     violation = None
     try:
@@ -88,7 +95,7 @@ class History:
         names = list(world.names)
         rng.shuffle(names)
         self.damageable = names[: ack_quorum - 1]
-        """Bookies that may lose disks, be corrupted, or be lost: one good copy of each acknowledged entry remains."""
+        """Bookies that may be lost or lose data: fewer than Qa, so that an intact replica of each entry remains."""
         self.has_lost_a_bookie = False
         self.recoverers: list[Recoverer] = []
         self.readers: list[Reader] = []
@@ -124,7 +131,7 @@ class History:
         }
 
     def run(self) -> None:
-        """Raises Violation."""
+        """Play the history. Raises Violation."""
         plan, world, events, draw = self.profile, self.world, self._events, self.draw
         for name in plan.opening:
             events[name]()
@@ -273,7 +280,7 @@ class History:
         self.world.note(f"{client.name} {'loses' if client.is_cut_off else 'has'} its connection to metadata")
 
     def _rest(self) -> None:
-        """Deliver everything, without faults."""
+        """Deliver all messages without loss, refusals or unknown outcomes."""
         world = self.world
         kept = world.loss, world.refusal, world.unknown
         world.loss = world.refusal = world.unknown = 0.0
@@ -293,7 +300,7 @@ class History:
                 world.restart(name)
 
     def _finish(self) -> None:
-        """Check liveness: operations end, the ledger is closed, the mark is removed. Then read all entries."""
+        """Check that operations end, the ledger is closed, and the mark is removed. Then read all entries."""
         world, ledger = self.world, self.world.ledger
         if self.draw() < 0.3:
             self._kill_writer()
@@ -328,18 +335,18 @@ class History:
             world.count("kept unacknowledged entries")
 
     def _can_repair(self) -> bool:
-        """Whether there are enough bookies for Qw copies in each ensemble."""
+        """Return whether enough bookies remain to fill an ensemble."""
         there = sum(not bookie.is_lost for bookie in self.world.bookies.values())
         return there >= self.world.ledger.metadata.ensemble_size
 
     def _add_late(self) -> None:
-        """Let the writer, if it runs, add one more entry, which must not be confirmed."""
+        """Add one more entry if the writer still runs. The entry must not be confirmed."""
         self.writer.add((b"late",))
         if not self.world.settle(steps=SETTLE_STEPS_MAX):
             raise Violation(Invariant.TERMINATES, "a late add does not end")
 
     def _verdict(self) -> None:
-        """Check that every entry of the closed ledger reads back."""
+        """Check that every entry of the closed ledger can be read and is correct."""
         ledger = self.world.ledger
         last = ledger.metadata.last_entry_id
         if last < 0:

@@ -1,31 +1,33 @@
-"""Name what must hold in every history of the ledger protocol.
+"""Name the invariants of every history of the ledger protocol.
 
-The checks are in `ledger`, outside of all state machines. They use what was pushed, confirmed and published, and what
-the bookies store.
+The checks are in `ledger`, outside of all state machines. They use the entries that were pushed (passed to the writer)
+and confirmed, the published metadata, and the entries that the bookies store.
 
 | invariant                            | meaning                                                                     |
 |--------------------------------------|-----------------------------------------------------------------------------|
-| acknowledged-entries-readable        | a confirmed entry is never cut off, keeps its copies where the metadata     |
-|                                      | points, and reads back at the end                                           |
+| acknowledged-entries-readable        | a confirmed entry is never cut off, keeps its copies on the bookies that    |
+|                                      | the metadata names, and can be read at the end                              |
 | no-divergence-of-writer-and-metadata | an entry is confirmed only when an ack quorum of the write set in the       |
 |                                      | *published* metadata stores it                                              |
 | no-ack-after-fence                   | a bookie that answered a fence accepts no ordinary add; no entry is         |
-|                                      | confirmed that a close left out, or that was pushed after a delete fenced   |
+|                                      | confirmed that a close left out, or that was pushed after a deletion that   |
+|                                      | had fenced all bookies                                                      |
 | lac-never-beyond-safe                | no reader sees a LAC above the last entry that is confirmed or closed       |
-| covered-lac-reads-are-recent         | a LAC read that covered an open ensemble finds at least the LAC in the      |
-|                                      | entries that were confirmed before it began                                  |
+| covered-lac-reads-are-recent         | a LAC read that covered an open ensemble finds at least the LAC that the    |
+|                                      | last entry contains that was confirmed before the read began                |
 | ids-dense                            | confirmations follow one another without gap, and end when the handle       |
 |                                      | breaks; a closed ledger has no holes                                        |
 | metadata-segments-valid              | segments ascend, members are distinct, history is not rewritten, states     |
-|                                      | only go forward                                                             |
+|                                      | never go back                                                               |
 | closed-is-final                      | CLOSED metadata keeps its last entry and length, and the length is right    |
 | copies-agree                         | an entry that is stored or read is the one that its writer pushed           |
 | mark-removed-means-whole             | when the under-replication mark is removed, every entry has all Qw copies   |
 | recovery-terminates                  | after all faults, a recovery closes the ledger, and repair ends             |
 | machine-assertions                   | no assertion inside a state machine fails                                   |
 
-A copy that a fault removed (lost disk, corruption) counts as a copy: the model damages fewer than Qa bookies, so that
-one good copy always remains, and readability is checked on the good copies.
+A copy is the replica of an entry on one bookie. For these invariants, a copy that a fault removed (lost disk,
+corruption) still counts: the model damages fewer than Qa bookies, so that one intact copy always remains. Whether
+entries can be read is checked on the intact copies.
 """
 
 from enum import Enum

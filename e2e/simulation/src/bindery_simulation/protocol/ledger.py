@@ -1,4 +1,4 @@
-"""Record what happened to the one ledger of a history, and check the invariants."""
+"""Record the state of the ledger of a history, and check the invariants."""
 
 from collections.abc import Mapping
 from itertools import pairwise
@@ -11,8 +11,9 @@ from bindery_simulation.protocol.bookie import Bookie
 from bindery_simulation.protocol.invariants import Invariant, Violation
 
 LEDGER_ID = LedgerId(7)
+"""Id of the ledger of every history."""
 PAYLOAD_OFFSET = 36
-"""Bytes before the payload in a CRC32C frame: 32 of header, 4 of digest."""
+"""Number of bytes before the payload in a CRC32C frame: 32 bytes of header and 4 bytes of digest."""
 
 
 class Ledger:
@@ -29,10 +30,10 @@ class Ledger:
         self.payloads: list[bytes] = []
         self.lengths: list[int] = []
         self.carried: list[int] = []
-        """LAC in the frame of each entry."""
+        """LAC that the frame of each entry contains."""
         self.confirmed = -1
         self.pushed_when_deleted: int | None = None
-        """Number of entries pushed before a delete that had fenced all bookies; None: there was no such delete."""
+        """Number of entries pushed before a deletion that had fenced all bookies; None: there was no such deletion."""
 
     # -- metadata writes of clients --------------------------------------------------------------------------------
 
@@ -56,7 +57,7 @@ class Ledger:
         return True
 
     def set_mark(self) -> None:
-        """Set the mark with a new version, so that a repair that began before does not remove it."""
+        """Set the mark with a new version, so that a repair that began earlier does not remove it."""
         if not self.is_deleted:
             self.mark_count += 1
             self.mark = self.mark_count
@@ -92,7 +93,7 @@ class Ledger:
         return [ensemble[(entry_id + place) % size] for place in range(metadata.write_quorum)]
 
     def copies(self, entry_id: int) -> int:
-        """Count the members of the write set that stored the entry, including copies that a fault removed since."""
+        """Return the number of members of the write set that stored the entry, even if a fault removed it since."""
         count = 0
         for holder in self.holders(entry_id):
             bookie = self.bookies[holder]
@@ -190,11 +191,14 @@ class Ledger:
         self.check_entry(entry.entry_id, entry.payload, entry.length, f"read by {reader}")
 
     def lac_to_be_found(self) -> int:
-        """Return the lowest LAC that a LAC read may find that begins now and covers the ensemble."""
+        """Return the lowest permitted result of a LAC read that begins now and covers the ensemble."""
         return self.carried[self.confirmed] if self.confirmed >= 0 else -1
 
     def covered_lac(self, lac: int, reader: str, *, version: int, at_least: int) -> None:
-        """Check a LAC read that ended with a quorum of answers. `version` and `at_least` are those of its start."""
+        """Check a LAC read that covered the ensemble.
+
+        `version` and `at_least`: metadata version and `lac_to_be_found` when the read began.
+        """
         if version == self.version and self.metadata.state is LedgerState.OPEN and lac < at_least:
             raise Violation(
                 Invariant.LAC_RECENT, f"{reader} found lac {lac}, but entries confirmed before carry {at_least}"

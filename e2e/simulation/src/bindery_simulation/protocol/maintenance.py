@@ -1,4 +1,4 @@
-"""Maintain ledgers: delete one after fencing it, and restore the write quorum of an under-replicated one."""
+"""Maintain the ledger: fence and delete it, and restore its write quorum if it is under-replicated."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -20,13 +20,16 @@ from bindery_simulation.protocol.ledger import LEDGER_ID
 from bindery_simulation.protocol.world import DIGESTER, World
 
 FENCE_TIMEOUT_S = 3.0
+"""Maximum time in seconds that a deletion waits for answers to its fences."""
 STEP_TIMEOUT_S = 8.0
+"""Maximum time in seconds of one step of a replication."""
 
 
 class Deleter(Client):
     """A client that deletes the ledger.
 
-    It tries to fence all bookies that may accept adds, then removes the node with the version that it read.
+    The client tries to fence all bookies that may accept adds. It then removes the metadata node if the node still has
+    the version that was read.
     """
 
     def __init__(self, world: World, name: str) -> None:
@@ -97,10 +100,11 @@ class Deleter(Client):
 
 
 class Replicator(Client):
-    """A client that restores the write quorum. It reads the version of the mark, surveys all closed fragments, repairs
-    one fragment per round, starts the recovery of an open ledger, and removes the mark when no entry is missing.
+    """A client that restores the write quorum.
 
-    A bookie that answers gets copies of its missing entries; a bookie that does not answer is replaced.
+    In each round it reads the version of the mark, surveys all closed fragments, and repairs one fragment. If no entry
+    is missing, it starts the recovery of an open ledger, or removes the mark of a closed ledger.
+    If a bookie answers, its missing entries are copied to it. If a bookie does not answer, it is replaced.
     """
 
     def __init__(self, world: World, name: str) -> None:
@@ -112,9 +116,9 @@ class Replicator(Client):
         self._metadata: LedgerMetadata | None = None
         self._fragments: list[Fragment] = []
         self._unseen: set[tuple[BookieId, int]] = set()  # (bookie, entry): survey answers awaited
-        self._bad: dict[BookieId, bool] = {}  # bookie -> whether it answers at all
+        self._bad: dict[BookieId, bool] = {}  # bookie with missing entries -> whether it answers
         self._missing: set[tuple[BookieId, int]] = set()
-        self._fragment: Fragment | None = None  # being mended
+        self._fragment: Fragment | None = None  # being repaired
         self._target: BookieId | None = None
         self._read: LedgerRead | None = None
         self._to_store: set[int] = set()
@@ -227,7 +231,7 @@ class Replicator(Client):
         self.world.in_flight.append((self.meta_remove_mark, self, None, self.epoch, None))
 
     def _recover(self) -> None:
-        """Recover the open ledger, whose closed fragments are complete, so that its last fragments can be surveyed."""
+        """Recover the open ledger, so that a later replication can survey its last fragments."""
         self.recoverer = Recoverer(self.world, f"{self.name}'s", entries_in_flight_max=4)
         self.recoverer.start()
         self._end(TryAgain("the ledger is open: it is recovered first"))
@@ -240,7 +244,7 @@ class Replicator(Client):
             self.world.note(f"{self.name} removes the mark")
             for bookie in self.world.bookies.values():
                 if self._metadata is not None and any(bookie.bookie_id in s.ensemble for s in self._metadata.segments):
-                    bookie.is_limbo = False  # it has all its entries again, and the ledger is closed
+                    bookie.is_limbo = False  # the bookie has all its entries again, and the ledger is closed
             self._end()
         else:
             self.start()

@@ -1,6 +1,6 @@
-"""Mutants of the protocol: each must be reported by an invariant of `invariants` in some history.
+"""Mutants of the protocol. An invariant of `invariants` must report each of them in some history.
 
-The names are sentences. `profile` is the kind of history that needs the fewest seeds; None: any.
+The names are sentences. `profile` names the profile that needs the fewest seeds; None: any profile.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -137,8 +137,7 @@ def _recovery_adds_are_refused() -> list[Replacement]:
 
 @mutant("coverage is off by one", Invariant.LAC_RECENT, seed=82, profile="tail")
 def _coverage_off_by_one() -> list[Replacement]:
-    """In recoveries alone it is harmless, because their reads fence too and need their own denials. It makes LAC reads
-    stale."""
+    """LAC reads become stale. Recoveries are not affected, because their reads also fence and need enough denials."""
     original = quorum.is_covered
 
     def covered(answered: Any, *, ensemble_size: int, write_quorum: int, ack_quorum: int) -> bool:

@@ -1,7 +1,7 @@
-"""Draw the profile of a history: the weights of its events and the probabilities of its faults.
+"""Choose the profile of a history at random: the weights of its events and the probabilities of its faults.
 
-Profiles lead random histories to the states where protocols fail: races with a fence, ensemble changes without a spare
-bookie, concurrent recoveries, lost disks, tailing readers.
+Profiles lead random histories to states in which protocols often fail: races with a fence, ensemble changes without a
+spare bookie, concurrent recoveries, lost disks, tailing readers.
 """
 
 from collections.abc import Callable
@@ -12,16 +12,16 @@ QUORUMS = (
     (3, 3, 2), (3, 3, 2), (3, 3, 2), (3, 2, 2), (4, 3, 2), (5, 3, 2), (3, 3, 3), (2, 2, 1), (2, 2, 2), (1, 1, 1),
     (4, 4, 3), (4, 2, 2), (5, 4, 2), (3, 2, 1),
 )  # fmt: skip
-"""Ensemble size, write quorum, ack quorum. The default of the product is the most frequent."""
+"""(ensemble size, write quorum, ack quorum) of a history. The default of the product is the most frequent."""
 
 
 @dataclass(slots=True)
 class Profile:
-    """Probabilities apply to a step or to a message."""
+    """Weights and probabilities of one history. A probability applies to each step or to each message."""
 
     name: str
     events: dict[str, int]
-    """Event -> weight."""
+    """Weights of the events."""
     steps: int = 40
     event_rate: float = 0.15
     loss: float = 0.0
@@ -37,6 +37,7 @@ class Profile:
     opening: tuple[str, ...] = ("add",)
     """Events before the first step."""
     bag: tuple[str, ...] = field(default=())
+    """Each event as many times as its weight."""
 
     def __post_init__(self) -> None:
         self.bag = tuple(name for name, weight in self.events.items() for _ in range(weight))
@@ -113,7 +114,7 @@ def _rivals(rng: Random) -> Profile:
 
 
 def _lost_disks(rng: Random) -> Profile:
-    """Disks are replaced by empty ones and entries are corrupted, as far as the quorums tolerate it."""
+    """Disks are replaced by empty disks and entries are corrupted, as far as the quorums tolerate it."""
     return Profile(
         "lost disks",
         {"add": 4, "lose storage": 2, "rot": 2, "recover": 2, "crash": 1, "restart": 1, "read": 1, "replicate": 1},
@@ -233,5 +234,5 @@ _WEIGHTED = (
 
 
 def draw_profile(rng: Random, name: str | None = None) -> Profile:
-    """Draw a profile at random, or the one of that name."""
+    """Return the profile `name`, or a random profile if None."""
     return PROFILES[name or _WEIGHTED[int(rng.random() * len(_WEIGHTED))]](rng)

@@ -1,4 +1,4 @@
-"""Read the ledger without recovery: confirmed entries, then new ones by long polls, with changes of the metadata."""
+"""Read the ledger without recovery: confirmed entries, then new entries by long polls, with metadata changes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,13 +17,15 @@ from bindery_simulation.protocol.ledger import LEDGER_ID
 from bindery_simulation.protocol.world import DIGESTER, World
 
 LAC_TIMEOUT_S = 5.0
+"""Maximum time in seconds of one LAC read."""
 POLL_TIMEOUT_S = 5.0
+"""Maximum time in seconds of one long poll."""
 
 
 class Reader(Client):
-    """A client that reads in rounds: metadata, LAC, entries not read yet, one long poll.
+    """A client that reads in rounds: the metadata, the LAC, the entries not read yet, then long polls.
 
-    It ends when it has read a closed ledger, or after `rounds`.
+    It ends after it has read a closed ledger, or after `rounds` rounds.
     """
 
     def __init__(self, world: World, name: str, *, rounds: int) -> None:

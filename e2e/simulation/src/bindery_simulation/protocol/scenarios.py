@@ -1,4 +1,4 @@
-"""Play known defects of BookKeeper as scripts that deliver messages in the order that matters.
+"""Play known defects of BookKeeper as scripts that deliver messages in the order that reveals the defect.
 
 | scenario | defect                                                                                                  |
 |----------|---------------------------------------------------------------------------------------------------------|
@@ -6,8 +6,8 @@
 | bk2615   | recovery from -1: bookies of a new last ensemble have no LAC, and a change below it cannot be published |
 | bk4651   | acks during an ensemble change confirm entries on bookies that the metadata no longer names             |
 
-Each script is played without the defect, where every invariant holds, and with it, where one is violated. Their traces
-are golden files.
+Each script is played twice: without the defect, every invariant holds; with the defect, one invariant is violated. The
+traces are golden files.
 """
 
 import re
@@ -26,6 +26,7 @@ from bindery_simulation.protocol.sequence_chart import SequenceChart, describe
 from bindery_simulation.protocol.world import World
 
 STEPS_MAX = 2_000
+"""Maximum number of steps of `Stage.rest`."""
 
 
 class Stage:
@@ -56,9 +57,9 @@ class Stage:
         return recoverer
 
     def deliver(self, pattern: str) -> int:
-        """Deliver all messages that match `pattern`, a regular expression for `from -> to what`. Returns their number.
+        """Deliver all messages that match `pattern`, a regular expression for `from -> to what`.
 
-        At least one message must match.
+        Return the number of messages. At least one message must match.
         """
         taken = self._taken(pattern)
         for message in taken:
@@ -188,13 +189,13 @@ def bk4651(stage: Stage) -> None:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A script, the size of its world, and its defect."""
+    """A script, the number of bookies and the quorums of its world, and its defect."""
 
     name: str
     title: str
     script: Callable[[Stage], None]
     defect: str
-    """Name of the mutant."""
+    """Name of the mutant in `mutants`."""
     violates: Invariant
     """The invariant that the defect violates."""
     bookies: int

@@ -1,4 +1,4 @@
-"""Search histories of the protocol by seed, and count what they reached."""
+"""Search histories of the protocol by seed, and count the events that they reached."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -8,14 +8,14 @@ from typing import ClassVar, Final
 from bindery_simulation.protocol.history import Outcome, play
 
 CHUNK_SIZE: Final = 200
-"""Histories per piece of work. A search checks its budget between pieces."""
+"""Number of histories per piece of work. A search checks its budget between pieces."""
 FAILURES_MAX: Final = 5
 """Maximum number of failures in one piece of work; the remaining histories of the piece are not played."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """Sums over histories. `profile`: the kind of history that was searched; None: all."""
+    """Sums over histories. `profile`: name of the profile that was searched; None: all profiles."""
 
     unit: ClassVar[str] = "protocol histories"
 
@@ -24,7 +24,7 @@ class Tally:
     first: int | None = None
     last: int = -1
     reach: Counter[str] = field(default_factory=Counter)
-    """Number of histories that reached a state."""
+    """Number of histories in which each event occurred."""
     failed: list[int] = field(default_factory=list)
 
     def add(self, other: "Tally") -> None:
@@ -51,7 +51,7 @@ class Tally:
 
 
 def run_chunk(first: int, *, end: int | None, profile: str | None) -> Tally:
-    """Play a chunk of seeds from `first` on, below `end`."""
+    """Play up to CHUNK_SIZE seeds from `first` on, below `end`."""
     tally = Tally(profile, first=first)
     for seed in range(first, first + CHUNK_SIZE if end is None else min(first + CHUNK_SIZE, end)):
         outcome = play(seed, profile=profile)
@@ -72,7 +72,7 @@ def replay_command(seed: int, profile: str | None = None) -> str:
 
 
 def report(outcome: Outcome, profile: str | None = None, *, trace: bool) -> str:
-    """Describe how a history ended and how to play it again, with `trace` also its sequence chart."""
+    """Return a description of the result and the command to play the history again; with `trace` also its chart."""
     lines = [f"seed {outcome.seed} ({outcome.title})"]
     if trace and outcome.chart is not None:
         lines += outcome.chart.lines

@@ -1,8 +1,10 @@
-"""Print a history as a sequence chart: time, sender -> receiver, message, and the state after it.
+"""Print a history as a sequence chart: time, sender -> receiver, message, and the state after the message.
 
-0.000 writer   -> b1        add 0                                    b1:{0}
-0.000 b1       -> writer    stored 0                                 lac=-1 pending=1
-0.000 recovery -> b2        read 0, fence                            b2:{} FENCED
+For example:
+
+    0.000 writer   -> b1        add 0                                    b1:{0}
+    0.000 b1       -> writer    stored 0                                 lac=-1 pending=1
+    0.000 recovery -> b2        read 0, fence                            b2:{} FENCED
 """
 
 import hashlib
@@ -17,6 +19,7 @@ from bindery_simulation.protocol.endpoint import Message
 from bindery_simulation.protocol.ledger import Ledger
 
 MESSAGE_WIDTH = 46
+"""Width of the message column in characters."""
 
 
 class Scene(Protocol):
@@ -41,7 +44,7 @@ class SequenceChart:
         return hashlib.sha256("\n".join(self.lines).encode()).hexdigest()
 
     def play(self, scene: Scene, message: Message) -> None:
-        """Deliver `message` and draw it."""
+        """Deliver `message` and add its line."""
         source, target, text = describe(message)
         place = len(self.lines)
         try:

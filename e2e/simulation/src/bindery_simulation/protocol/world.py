@@ -1,11 +1,12 @@
 """Deliver the messages between clients, bookies and the metadata node, and advance time.
 
-Each step delivers one message in flight, chosen at random: messages keep no order, which is more than a network may
-do. Messages are lost (the sender gets an error, or its timeout ends), duplicated, or delayed on slow links; links are
-cut and healed, bookies crash and restart. Time advances only when nothing is in flight, or when a step requires it.
+Each step delivers one message in flight, chosen at random. Messages therefore arrive in any order, unlike on a real
+connection. Messages are lost (the sender gets an error, or its timeout ends), duplicated, or delayed on slow links.
+Links are cut and healed; bookies crash and restart. Time advances only if nothing is in flight, or if a step lets a
+timeout end.
 
-A metadata write may have an unknown outcome: it is executed or not. Its client reads again *after* the write took
-effect, because the metadata store syncs first.
+If the outcome of a metadata write is unknown, the write was executed or not. Its client reads again *after* an executed
+write took effect, because the metadata store syncs first.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,8 +28,9 @@ from bindery_simulation.protocol.ledger import LEDGER_ID, Ledger
 from bindery_simulation.protocol.sequence_chart import SequenceChart
 
 Plan = Callable[[LedgerMetadata], LedgerMetadata | None]
+"""Returns the changed metadata; None: nothing to change."""
 Job = tuple[Plan, Callable[[LedgerMetadata], None], Callable[[BinderyError], None]]
-"""A metadata update loop in progress: plan, callback when it is done, callback when it failed."""
+"""A metadata update loop in progress: plan, callback after success, callback after failure."""
 
 REFUSALS = tuple(
     int(status) for status in (Status.IO_ERROR, Status.READ_ONLY, Status.TOO_MANY_REQUESTS, Status.UNKNOWN_LEDGER_STATE)
@@ -37,10 +39,10 @@ DIGESTER = Digester(DigestType.CRC32C)
 
 
 class World:
-    """Messages, bookies, the ledger and time. Every decision uses `rng`, so that a seed determines the history, with
-    or without a trace.
+    """Messages, bookies, the ledger and time.
 
-    Attributes that are probabilities apply to each message of their kind.
+    Every random decision uses `rng`, so that a seed determines the history, with or without a trace.
+    An attribute that is a probability applies to each message of its kind.
     """
 
     def __init__(
@@ -88,7 +90,7 @@ class World:
     # -- in flight -------------------------------------------------------------------------------------------------
 
     def post(self, message: Message) -> None:
-        """Send a request to a bookie, or its answer."""
+        """Send a request to a bookie, or the answer to a request."""
         client, bookie_id = message[1], message[2]
         if client.cuts and (message[0].__name__.startswith("to_"), bookie_id) in client.cuts:
             self._lose(message, "cut off")
@@ -107,7 +109,7 @@ class World:
             self.in_flight.append((self.lost, message[1], message[2], None, None))
 
     def step(self, early_timeout: float = 0.0) -> None:
-        """Deliver one message. With probability `early_timeout`, or when nothing is in flight, let a timeout end."""
+        """Deliver one message. With probability `early_timeout`, or if none is in flight, let a timeout end instead."""
         in_flight = self.in_flight
         count = len(in_flight)
         if not count or (early_timeout and self.draw() < early_timeout):
@@ -147,7 +149,7 @@ class World:
                     client.tick()
 
     def settle(self, *, steps: int) -> bool:
-        """Deliver all messages and let all timeouts end. False: not done after `steps` steps."""
+        """Deliver all messages and let all timeouts end. Return False if not done after `steps` steps."""
         for _ in range(steps):
             if not self.in_flight and all(client.is_gone or client.next_deadline() is None for client in self.clients):
                 return True
@@ -259,7 +261,7 @@ class World:
             client.receive_reads(message[2], [message[3]])
 
     def to_poll(self, message: Message) -> None:
-        """Answer a long poll, whose first argument is the previous LAC, or let it wait while the LAC is unchanged."""
+        """Answer a long poll, or let it wait while the LAC is unchanged. Its first argument is the previous LAC."""
         _, client, bookie_id, previous, epoch = message
         bookie = self.bookies[bookie_id]
         if not bookie.is_up:
@@ -316,7 +318,7 @@ class World:
         self.in_flight.append((self.meta_read, client, None, job, None))
 
     def _is_held_back(self, message: Message) -> bool:
-        """Whether the client has no connection to the metadata. Its request is then repeated until it has."""
+        """Return whether the client has no connection to the metadata. If so, put its request back in flight."""
         client = message[1]
         if client.is_cut_off and not client.is_gone:
             self.in_flight.append(message)
@@ -344,7 +346,7 @@ class World:
             self.in_flight.append((self.meta_write, client, None, message[3], (planned, version)))
 
     def meta_write(self, message: Message) -> None:
-        """Execute a write, also of a client that has ended since: its request was in flight."""
+        """Execute a write, even if its client has ended since: the request was in flight."""
         _, client, _, job, (planned, version) = message
         if self._is_held_back(message):
             return
@@ -367,7 +369,7 @@ class World:
             message[3][1](message[4])
 
     def choose(self, ensemble: Sequence[BookieId], failed: Any) -> dict[int, BookieId]:
-        """Choose replacements among the bookies that seem to be available, by a view that may be outdated."""
+        """Choose replacements among the bookies that seem to be available. A crashed bookie may seem available."""
         candidates = [
             Candidate(name, refusal=None if bookie.is_up or self.draw() < 0.1 else "not there")
             for name, bookie in self.bookies.items()

@@ -4,10 +4,10 @@
 |------------------|------------------------------------------------------------------------|
 | `world`          | one run: start, traffic, faults, their end, liveness, verdict          |
 | `cluster`        | the machines, and the operator                                         |
-| `site`           | what all machines share: time, network, metadata, trace, verdict       |
+| `site`           | the objects that all machines share: time, network, metadata, trace    |
 | `machine`        | a host and its process; clients                                        |
 | `bookie_machine` | a host that runs a bookie                                              |
-| `metadata_tree`  | ZooKeeper: sessions that end, are cut, and have unknown outcomes       |
+| `metadata_tree`  | ZooKeeper: sessions that expire or are disconnected, unknown outcomes  |
 | `worker`         | workers of the storage engine without threads                          |
 | `settings`       | settings of all programs                                               |
 | `faults`         | faults of machines, disks, network and sessions                        |

@@ -1,6 +1,6 @@
-"""A machine that runs a bookie as `bindery_bookie.process` composes it, over a simulated disk, network and session.
+"""A machine that runs a bookie like `bindery_bookie.process`, with a simulated disk, network and metadata session.
 
-The bookie has identity, storage engine, server, presence and storage watch; only the HTTP port is left out.
+The bookie has its identity, storage engine, server, presence and storage watch, but no HTTP port.
 """
 
 import asyncio
@@ -50,15 +50,18 @@ from bindery_simulation.service.site import Site
 from bindery_simulation.service.worker import PowerLost, SimWorker, job_times
 
 BOOKIE_PORT: Final = 3181
+"""TCP port of every bookie."""
 DISK_SIZE: Final = 64 * 1024 * KIB
+"""Capacity of a disk in bytes."""
 REPAIR_RATES: Final = (2 * KIB, 16 * KIB, 256 * KIB)
-"""Bytes per second at which a bookie that lost its disk copies its entries back: slow enough for others to find it in
-limbo."""
+"""Rates in bytes per second at which a bookie that lost its disk copies its entries back. They are so low that clients
+and auditors contact the bookie while it is in limbo."""
 INSPECT_STEP: Final = 200
+"""Number of entries per read of an inspection."""
 REST_S_MAX: Final = 60.0
-"""Maximum seconds until requests that began on a stalled disk end after it was mended."""
+"""Maximum time in seconds until requests that began on a stalled disk end after the disk was repaired."""
 INTRUDER_ID: Final = 1_000_000
-"""Entry id of adds that a bookie accepts only if it forgot a fence."""
+"""Entry id of an add that a bookie accepts only if it has lost a fence."""
 
 
 class BookieMachine(Machine):
@@ -72,13 +75,13 @@ class BookieMachine(Machine):
         self.disk_fault: Callable[[str, str], OSError | None] = lambda operation, path: None
         self.slowness = 1.0
         self.rot = 0.0
-        """Probability that a body read here has a flipped bit."""
+        """Probability that a body that this bookie reads has a flipped bit."""
         self.is_serving = False
         self.wiped_at = 0.0
         self.is_lost = False
-        """It lost its disk and never comes back."""
+        """Whether the bookie lost its disk and never starts again."""
         self.was_wiped = False
-        """Its disk was replaced by an empty one."""
+        """Whether the disk was replaced by an empty one."""
         self._repair_rate = REPAIR_RATES[-1]
 
     def start(self) -> None:
@@ -104,14 +107,14 @@ class BookieMachine(Machine):
         self.site.on_disk_lost(self.name)
 
     def is_in_limbo(self, ledger_id: int) -> bool:
-        """Whether it answers UNKNOWN_LEDGER_STATE for missing entries of this ledger."""
+        """Return whether the bookie answers UNKNOWN_LEDGER_STATE for missing entries of this ledger."""
         if not self.was_wiped or not self.is_serving or self.engine.limbo is None:
             return False
         state = self.engine.parts.ledgers.find(ledger_id)
         return state is None or state.is_limbo or self.engine.limbo.is_listing
 
     async def read_here(self, keys: Sequence[tuple[int, int]]) -> Sequence[bytes | int]:
-        """Return the answers of its store. Must run in the process of the bookie."""
+        """Return the answers of the bookie's store. Must run in the process of the bookie."""
         read: asyncio.Future[Sequence[bytes | int]] = self.site.loop.create_future()
         self.engine.read_many(keys, read.set_result)
         return await read
@@ -121,7 +124,7 @@ class BookieMachine(Machine):
         self.disk.cut_after(operations)
 
     def finish_power_cut(self) -> None:
-        """Lose power now if the disk had fewer operations since `cut_power_within`."""
+        """Lose power now if the disk has executed fewer operations than `cut_power_within` requires."""
         if self.process is not None and self.disk.is_cutting:
             self.kill(power=True)
         self.disk.cut_after(None)
@@ -142,7 +145,7 @@ class BookieMachine(Machine):
         return self.disk_fault(operation, path)
 
     def fail_disk(self, *, operations: Sequence[str], chance: float, full: bool) -> None:
-        """Let each of these operations fail with a probability of `chance`."""
+        """Let each of these operations fail with probability `chance`. `full`: with ENOSPC instead of EIO."""
 
         def fault(operation: str, path: str) -> OSError | None:
             if operation in operations and self.rng.random() < chance:
@@ -153,6 +156,7 @@ class BookieMachine(Machine):
         self.disk_fault = fault
 
     def mend_disk(self) -> None:
+        """Undo all faults of the disk."""
         self.disk_fault = lambda operation, path: None
         self.slowness = 1.0
         self.rot = 0.0
@@ -277,7 +281,7 @@ class BookieMachine(Machine):
         self.ended(process, why)
 
     async def inspect(self) -> None:
-        """Check entries, fences and budgets. Must run in the process of the bookie."""
+        """Check entries, fences and request budgets. Must run in the process of the bookie."""
         verdict = self.site.verdict
         keys = verdict.kept_at(self.name)
         for at in range(0, len(keys), INSPECT_STEP):
@@ -301,7 +305,7 @@ class BookieMachine(Machine):
             verdict.check(budget.used == 0, "liveness", complaint)
 
     def stop(self) -> None:
-        """Send SIGTERM; the machine then starts the bookie again."""
+        """Send SIGTERM. The machine then starts the bookie again."""
         if self.is_serving and self.process is not None:
             self.process.call_soon(self._stop, self.stop_wanted)
 
@@ -312,7 +316,7 @@ class BookieMachine(Machine):
 
 
 class PoweredKV:
-    """The index, which fails without power like the files."""
+    """The index. Like the files, it fails without power."""
 
     def __init__(self, kv: CrashableKV, before: Callable[[str, str], OSError | None]) -> None:
         self._kv = kv
@@ -331,7 +335,7 @@ class PoweredKV:
 
 
 class WatchedEngine(StorageEngine):
-    """The storage engine; the verdict and the trace get its answers in their order."""
+    """The storage engine. It reports its answers, in order, to the verdict and the trace."""
 
     def __init__(self, machine: BookieMachine, disk: Any, stats: StorageStats) -> None:
         self._machine = machine

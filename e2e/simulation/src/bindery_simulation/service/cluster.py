@@ -1,4 +1,4 @@
-"""The machines of a simulated cluster, and what an operator does to them."""
+"""The machines of a simulated cluster, and the actions of its operator."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -20,7 +20,7 @@ from bindery_simulation.trace import Trace
 
 
 class Cluster(Site):
-    """Three to six bookies, one to three clients, and auditors if there is a plan for them."""
+    """A cluster of three to six bookies, one to three clients, and auditors if `healing` is given."""
 
     def __init__(self, seed: int, *, trace: Trace, healing: HealingPlan | None) -> None:
         super().__init__(seed, trace=trace, healing=healing)
@@ -45,14 +45,14 @@ class Cluster(Site):
         self.is_disk_lost = False
         self.drained: set[BookieId] = set()
         self.reserved: set[BookieId] = set()
-        """Bookies that an operator drains or maintains."""
+        """Bookies that the operator drains or maintains."""
         self.is_healing = False
-        """All faults are undone, and no new ones are injected."""
+        """Whether all faults are undone and no new faults are injected."""
         self._operator: tuple[Process, SimStore] | None = None
         self._kept: list[Any] = []
 
     async def client_work(self, client: LedgerClient, machine: ClientMachine) -> None:
-        """Do the work of a client process from its start."""
+        """Do the work of a new client process."""
         raise NotImplementedError
 
     @property
@@ -78,11 +78,11 @@ class Cluster(Site):
         return self.rng.choice(self.machines)
 
     def keep(self, thing: Any) -> None:
-        """Keep a reference to an object that a client dropped, so that its collection does not influence the run."""
+        """Keep a reference to an object that a client dropped, so that its deletion does not influence the run."""
         self._kept.append(thing)
 
     def heal(self) -> None:
-        """Undo every fault. The cluster must repair the consequences itself."""
+        """Undo every fault. The cluster must repair the consequences without help."""
         self.is_healing = True
         self.trace.add("HEAL", "all faults are undone")
         self.network.heal()

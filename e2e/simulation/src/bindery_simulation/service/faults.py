@@ -1,6 +1,6 @@
-"""Faults of a simulated cluster, by name. They are drawn at random.
+"""Faults of a simulated cluster. A run injects some of them at random.
 
-Each fault ends after a time, or when `Cluster.heal` undoes all of them at the end of the run.
+Each fault ends after some time, or when `Cluster.heal` undoes all faults at the end of the run.
 """
 
 from collections.abc import Callable
@@ -10,6 +10,7 @@ from bindery_simulation.service.cluster import Cluster
 from bindery_simulation.service.machine import Machine
 
 Fault = Callable[[Cluster], None]
+"""Injects a fault. Its name identifies the fault."""
 
 
 def kill_bookie(cluster: Cluster) -> None:
@@ -28,7 +29,7 @@ def cut_power_everywhere(cluster: Cluster) -> None:
 
 
 def _cut_power(cluster: Cluster, bookie: BookieMachine) -> None:
-    """Cut the power between two disk operations, or after a while if there are too few."""
+    """Cut the power between two disk operations, or after 0.3 s if the disk has too few operations until then."""
     if bookie.is_running:
         bookie.cut_power_within(cluster.rng.choice((0, 1, 2, 3, 5, 8, 20)))
     down_s = cluster.rng.choice((0.5, 2.0, 5.0))
@@ -103,7 +104,7 @@ def flaky_connections(cluster: Cluster) -> None:
 
 
 def slow_and_flaky(cluster: Cluster) -> None:
-    """Slow down one bookie, so that entries wait for it, and let connections of other bookies break meanwhile."""
+    """Slow down the links of one bookie, so that entries wait for it, and let connections break meanwhile."""
     _slow_down(cluster, cluster.rng.choice((0.02, 0.05, 0.1)))
     cluster.network.reset_chance = 0.1
     cluster.later(2.0, cluster.network.calm)
@@ -131,7 +132,7 @@ def slow_disk(cluster: Cluster) -> None:
 
 
 def bit_rot(cluster: Cluster) -> None:
-    """Let the first bookie return bodies with a flipped bit. It is always the same one, so that good copies remain."""
+    """Let the first bookie return bodies with a flipped bit. Other bookies do not, so that intact replicas remain."""
     cluster.bookies[0].rot = cluster.rng.choice((0.3, 1.0))
 
 

@@ -1,7 +1,7 @@
 """A host of a simulated cluster, and the process that runs on it.
 
-A process can be killed, paused, lose power, and be started again. After a kill the kernel keeps what the process did
-not sync; after a power cut it keeps a random part of it.
+A process can be killed, paused, lose power, and be started again. After a kill, all written data is kept, even if it
+was not synced. After a power cut, a random part of the unsynced data is kept.
 """
 
 import random
@@ -17,12 +17,13 @@ from bindery_simulation.service.settings import SESSION_TIMEOUT_S
 from bindery_simulation.service.site import Site
 
 RESTART_S: Final = 1.0
-"""Seconds until the machine restarts a process that ended by itself."""
+"""Time in seconds after which the machine restarts a process that ended by itself."""
 WALL_CLOCK_START_MS: Final = 1_800_000_000_000
+"""Time of an exact wall clock at the start of a run, in ms since 1970."""
 
 
 class Machine:
-    """A host. Invariants: at most one process; none while the power is off."""
+    """A host. Invariants: it has at most one process, and none while the power is off."""
 
     def __init__(self, site: Site, name: str) -> None:
         self.site = site
@@ -31,8 +32,9 @@ class Machine:
         self.process: Process | None = None
         self.session: SimStore | None = None
         self.is_wanted = True
-        """Whether to start again after the process ended by itself."""
+        """Whether the machine restarts a process that ended by itself."""
         self.clock_ahead_ms = self.rng.randint(-60_000, 60_000)
+        """Error of the machine's wall clock in ms."""
 
     @property
     def is_running(self) -> bool:
@@ -47,7 +49,7 @@ class Machine:
         self.process.spawn(self._life(self.process))
 
     def kill(self, *, power: bool = False) -> None:
-        """SIGKILL, or a power cut."""
+        """Kill the process with SIGKILL, or by a power cut if `power`."""
         if self.process is None:
             return
         self.site.trace.add(self.name, "loses power" if power else "is killed")
@@ -96,7 +98,7 @@ class Machine:
 
 
 class ClientMachine(Machine):
-    """A machine whose processes run `work(client, machine)`. Each process starts new work."""
+    """A machine whose processes run `work(client, machine)`. Each process starts the work again."""
 
     def __init__(self, site: Site, name: str, work: Callable[[LedgerClient, "ClientMachine"], Any]) -> None:
         super().__init__(site, name)

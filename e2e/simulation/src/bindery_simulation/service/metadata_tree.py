@@ -1,7 +1,7 @@
-"""Simulate the metadata store of a cluster. Sessions fail; ZooKeeper as a whole does not.
+"""Simulate the metadata store of a cluster. Sessions fail, but ZooKeeper as a whole does not fail.
 
 Requests are executed outside all processes, so that a request of a killed process may still arrive. Answers and watches
-run in the process of their session. `on_ledger` is called with every change of the metadata of a ledger.
+run in the process of their session. `on_ledger` is called with every change of a ledger's metadata.
 """
 
 import random
@@ -20,12 +20,14 @@ from bindery_metadata.stores.store import Op, SessionState
 from bindery_simulation.loop import Process
 
 LATENCIES_S = ((0.001, 0.006), (0.001, 0.006), (0.02, 0.2))
-"""Minimum and maximum seconds of a request and its answer. A run draws one pair."""
+"""(minimum, maximum) time in seconds of a request and its answer. Each run uses one pair at random."""
 OPERATION_TIMEOUT_S = 4.0
+"""Maximum time in seconds that a request waits for a connection."""
 OnLedger = Callable[[int, LedgerMetadata | None], None]
+"""Called with the ledger id and the new metadata; None: the ledger was deleted."""
 Sees = Callable[[Sequence[Op], int], Sequence[Callable[[], None]]]
-"""Called before a transaction with its operations and its session. The functions that it returns are called after a
-successful one."""
+"""Called before a transaction with its operations and the id of its session. The returned functions are called if the
+transaction succeeds."""
 
 
 class SimStore(MemoryStore):
@@ -67,6 +69,8 @@ class WatchedZnodes(Znodes):
 
 
 class SimTree(MemoryTree):
+    """The simulated ZooKeeper."""
+
     def __init__(self, layout: LedgersLayout, rng: random.Random, on_ledger: OnLedger) -> None:
         super().__init__()
         self.znodes = self._watched = WatchedZnodes()
@@ -111,12 +115,12 @@ class SimTree(MemoryTree):
             self._end_session(store)
 
     def end(self, process: Process) -> None:
-        """Let the sessions of a process that ended time out."""
+        """Time out the sessions of a process that has ended."""
         for store in [s for s in self._sessions if isinstance(s, SimStore) and s.process is process]:
             self._forget(store)
 
     def catch_up(self, store: SimStore) -> None:
-        """Lose a session that timed out while its process was paused. Must run in that process."""
+        """Report the loss of a session that timed out while its process was paused. Must run in that process."""
         if store._server_session == 0 and store.session_state is SessionState.CONNECTED:
             self.suspend(store)
             self.resume(store)

@@ -1,4 +1,4 @@
-"""Mutants of whole clusters: an invariant of `verdict` or `healing.verdict` must report each in some seed.
+"""Mutants of whole clusters. An invariant of `verdict` or `healing.verdict` must report each of them for some seed.
 
 The conditions name the faults and the kind of cluster that need the fewest seeds.
 """
@@ -31,9 +31,9 @@ class Conditions:
     """The faults and the kind of cluster that need the fewest seeds."""
 
     faults: tuple[Fault, ...] | None
-    """None: those of the kind of cluster."""
+    """Faults to choose from; None: the faults of the kind of cluster."""
     healing: HealingKind | None
-    """None: a cluster without auditors."""
+    """Kind of cluster with auditors; None: a cluster without auditors."""
 
 
 def _trials(seeds: Iterable[int], conditions: Conditions) -> Iterator[Trial]:

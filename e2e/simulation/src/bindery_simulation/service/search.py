@@ -14,20 +14,20 @@ Healing = HealingKind | bool | None
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a search keeps of one seed."""
+    """The result of one seed, without its trace."""
 
     seed: int
     faults: list[str]
     violation: str | None
     kind: str | None
-    """Kind of cluster with auditors; None: without."""
+    """Kind of cluster with auditors; None: no auditors."""
     marks_removed: int
     copies: int
 
 
 @dataclass(slots=True)
 class Tally:
-    """Sums over seeds. `healing`: the clusters that were searched."""
+    """Sums over seeds. `healing`: the kind of clusters that were searched."""
 
     unit: ClassVar[str] = "service seeds"
 
@@ -85,7 +85,7 @@ def run_one(seed: int, *, healing: Healing) -> Result:
 
 
 def healing_options(healing: Healing) -> list[str]:
-    """Return the options of the command line that select these clusters."""
+    """Return the command-line options that select this kind of clusters."""
     if healing is None:
         return []
     return ["--healing", "any" if healing is True else str(healing or "none")]
@@ -97,7 +97,10 @@ def replay_command(seed: int, *options: str) -> str:
 
 
 def report(outcome: Outcome, *options: str, trace: bool) -> str:
-    """Describe how a run ended and how to run it again, with `trace` or a violation also its events."""
+    """Return a description of the result and the command to run the seed again.
+
+    With `trace`, or if an invariant was violated, the description includes all events.
+    """
     text = "".join(outcome.trace.lines()) if trace or outcome.violation is not None else ""
     text += (
         f"seed {outcome.seed}: {outcome.ledgers} ledgers, {outcome.acknowledged} entries acknowledged, "

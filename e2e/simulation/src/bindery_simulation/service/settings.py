@@ -1,4 +1,4 @@
-"""Settings of the programs in a simulated cluster: small, so that a run of seconds reaches every limit."""
+"""Settings of the programs in a simulated cluster. They are so small that a run of seconds reaches every limit."""
 
 import random
 from typing import Final
@@ -8,6 +8,7 @@ from bindery_bookie.storage.settings import KIB, StorageSettings
 from bindery_client.settings import ClientSettings
 
 SESSION_TIMEOUT_S: Final = 4.0
+"""Session timeout of the metadata store in seconds."""
 
 STORAGE_SETTINGS: Final = StorageSettings(
     journal_directory="/journal",
@@ -25,17 +26,17 @@ STORAGE_SETTINGS: Final = StorageSettings(
     waiting_time_max_s=2.0,
     reserve_size=0,
 )
-"""Sizes at which files roll, caches fill and flushes overlap within a second."""
+"""Sizes so small that files roll, caches fill and flushes overlap within a second."""
 
 SERVER_SETTINGS: Final = ServerSettings(drain_timeout_s=1.0, adds_size_max=64 * KIB, reads_size_max=64 * KIB)
-"""Budgets at which connections are paused now and then."""
+"""Budgets so small that connections are sometimes paused."""
 BOOKIE_SETTINGS: Final = BookieSettings(
     journal_dir="/journal", ledger_dir="/ledgers", disk_check_interval_s=2.0, high_priority_free_size_min=0
 )
 
 
 def client_settings(rng: random.Random) -> ClientSettings:
-    """Draw timeouts with which a run needs seconds instead of minutes."""
+    """Return random settings with timeouts so short that a run needs seconds instead of minutes."""
     add_timeout_s = rng.choice((0.5, 2.0))
     return ClientSettings(
         connect_timeout_s=1.0,

@@ -1,4 +1,4 @@
-"""The surroundings that all machines of a simulated cluster share: time, network, metadata, trace and verdict."""
+"""The objects that all machines of a simulated cluster share: time, network, metadata, trace and verdict."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from bindery_simulation.trace import Trace
 
 
 class Site:
-    """`healing`: the plan of a cluster with auditors; None: a cluster without."""
+    """The shared objects of one run. `healing`: plan of a cluster with auditors; None: no auditors."""
 
     def __init__(self, seed: int, *, trace: Trace, healing: HealingPlan | None) -> None:
         self.trace = trace

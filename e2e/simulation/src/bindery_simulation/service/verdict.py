@@ -1,6 +1,6 @@
-"""Check the invariants of a cluster from outside, whatever faults it had.
+"""Check the invariants of a cluster from outside. They hold under all injected faults.
 
-The verdict uses the answers of the stores of bookies, every committed version of ledger metadata, and the results of
+The verdict uses the answers of the bookies' stores, every committed version of ledger metadata, and the results of
 writers and readers. A payload contains its ledger and entry id, so that wrong bytes are always detected.
 
 | invariant              | meaning |
@@ -10,16 +10,16 @@ writers and readers. A payload contains its ledger and entry id, so that wrong b
 | quorum-in-metadata     | an acknowledged entry was stored by Qa bookies of the write set in the metadata |
 | metadata-valid         | quorums, digest and password never change, no ensemble has a bookie twice, CLOSED is final |
 | no-ack-after-fence     | a bookie that answered a fence acknowledges no ordinary add to that ledger |
-| lac-safe               | a LAC that a reader saw is an entry with its quorum, and the LAC never decreases |
-| ids-dense              | entry ids have no gaps and the order of the calls; reads return the requested entries |
+| lac-safe               | every entry up to a LAC that a reader saw has its quorum, and the LAC never decreases |
+| ids-dense              | entry ids have no gaps and the order of the calls; reads return the entries requested |
 | right-bytes            | an entry that is read is the one that was written |
 | bookie-keeps           | a bookie keeps every entry that it acknowledged |
-| bookie-starts          | a bookie starts on its disk, and reports no missing data|
+| bookie-starts          | a bookie starts on its disk, and reports no missing data |
 | no-crash               | no unexpected exception |
 | liveness               | after all faults, ledgers can be closed and read, bookies serve, and writes succeed |
 
-`healing.verdict` has the invariants of recovery. In clusters with auditors the ensembles of closed segments change;
-`healing.verdict` checks these changes.
+`healing.verdict` has the invariants of recovery. In clusters with auditors, the ensembles of closed segments change.
+`healing.verdict` also checks these changes.
 """
 
 from collections.abc import Callable, Sequence
@@ -71,7 +71,7 @@ class Violation(AssertionError):
 
 @lru_cache(maxsize=4096)
 def payload_of(ledger_id: int, entry_id: int) -> bytes:
-    """Return the payload of an entry: unique, with a size that depends on the ids."""
+    """Return the payload of an entry. It is unique, and its size depends on the ids."""
     number = (ledger_id * 2654435761 + entry_id * 40503) & 0xFFFFFFFF
     size = _SIZES[number % 97 % len(_SIZES)]
     name = b"%d/%d;" % (ledger_id, entry_id)
@@ -93,18 +93,18 @@ class LedgerHistory:
     delete_tried: bool = False
     deleted: bool = False
     stored: dict[int, set[str]] = field(default_factory=dict)
-    """Entry id -> bookies that acknowledged it."""
+    """Names of the bookies that acknowledged each entry."""
     held: dict[int, set[str]] = field(default_factory=dict)
-    """As `stored`, without bookies that lost their disk since."""
+    """Like `stored`, but without bookies that have lost their disk since."""
 
 
 class Verdict:
-    """Collect observations and check them. Nothing is raised: the first `violation` ends the run."""
+    """Collects observations and checks them. A violation is recorded, not raised. The first one ends the run."""
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
         self.heals = False
-        """Whether workers replace bookies of closed segments."""
+        """Whether replication workers replace bookies of closed segments."""
         self.on_change: Callable[[int, LedgerMetadata, LedgerMetadata], None] = lambda ledger_id, before, after: None
         self.on_close: Callable[[int, LedgerMetadata], None] = lambda ledger_id, metadata: None
         self.violation: Violation | None = None
@@ -115,6 +115,7 @@ class Verdict:
         self.acknowledged_count = 0
 
     def broken(self, invariant: str, message: str) -> None:
+        """Record the violation of an invariant, unless another violation was recorded before."""
         if self.violation is None:
             self.violation = Violation(invariant, message)
             self._trace.add("VERDICT", str(self.violation))
@@ -152,16 +153,16 @@ class Verdict:
         self._fenced.add((bookie, ledger_id))
 
     def fenced_at(self, bookie: str) -> list[int]:
-        """Return the ledgers whose fence a bookie must still observe."""
+        """Return the ledgers whose fence a bookie must still honor."""
         return sorted(
             ledger_id for name, ledger_id in self._fenced if name == bookie and self._is_bound(bookie, ledger_id)
         )
 
     def _is_bound(self, bookie: str, ledger_id: int) -> bool:
-        """Whether a fence that it answered binds a bookie.
+        """Return whether a bookie answered a fence and must still honor it.
 
-        A bookie that lost its disk reads its ledgers from the metadata. A ledger that no longer names the bookie was
-        repaired and is closed, so that it needs no fence there.
+        A bookie that lost its disk fences the ledgers that name it in the metadata. If a ledger no longer names the
+        bookie, the ledger was repaired and is closed, so that it needs no fence on this bookie.
         """
         if (bookie, ledger_id) not in self._fenced:
             return False
@@ -290,7 +291,7 @@ class Verdict:
     # --- results of readers -----------------------------------------------------------------------------------------
 
     def saw_lac(self, ledger_id: int, lac: int, *, before: int) -> None:
-        """Check the LAC of a handle whose LAC was `before`."""
+        """Check the LAC of a read handle. `before`: its previous LAC."""
         history = self.ledger(ledger_id)
         self.check(
             lac >= before, "lac-safe", f"ledger {ledger_id}: last add confirmed went back from {before} to {lac}"
@@ -310,7 +311,7 @@ class Verdict:
                 self.broken("right-bytes", f"ledger {ledger_id}: entry {expected} reads {what}")
 
     def final(self, ledger_id: int, metadata: LedgerMetadata) -> None:
-        """Check a ledger at the end of the run, when it is closed and was read."""
+        """Check the metadata of a ledger at the end of the run, when the ledger must be closed."""
         history = self.ledger(ledger_id)
         last = metadata.last_entry_id
         name = f"ledger {ledger_id}"
@@ -329,7 +330,7 @@ class Verdict:
             self._check_quorum(history, metadata, entry_id, "quorum-in-metadata", "part of the closed ledger")
 
     def unreadable(self, ledger_id: int, why: str) -> None:
-        """Report a closed ledger that does not read back."""
+        """Record that a closed ledger cannot be read."""
         self.broken("acknowledged-readable", f"ledger {ledger_id} is closed and does not read back: {why}")
 
 
@@ -353,6 +354,6 @@ def _same(one: LedgerMetadata, other: LedgerMetadata) -> bool:
 
 
 def _end(metadata: LedgerMetadata) -> tuple[object, ...]:
-    """Return what a worker never changes in a closed ledger."""
+    """Return the properties of a closed ledger that replication workers never change."""
     starts = [segment.first_entry_id for segment in metadata.segments]
     return metadata.state, metadata.last_entry_id, metadata.length, starts

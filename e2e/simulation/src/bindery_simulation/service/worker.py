@@ -1,4 +1,5 @@
-"""Run the jobs of a storage engine in the event loop, without threads. Each job runs at once, after a random time."""
+"""Run the jobs of a storage engine in the event loop, without threads. Each job runs without interruption, after a
+random time."""
 
 import random
 from collections import deque
@@ -13,7 +14,7 @@ class PowerLost(BaseException):
 
 
 class SimWorker:
-    """A `bindery_bookie.storage.io.worker.Worker`. `job_s` draws the seconds that the next job takes."""
+    """A `bindery_bookie.storage.io.worker.Worker`. `job_s` returns the random time in seconds of the next job."""
 
     def __init__(self, loop: SimLoop, job_s: Callable[[], float]) -> None:
         self._loop = loop
@@ -29,7 +30,7 @@ class SimWorker:
         self._loop.call_soon(callback, *args)
 
     def close(self) -> None:
-        """Check that no job is left. The loop cannot wait for jobs."""
+        """Check that no job is left, because this call cannot wait for jobs."""
         assert not self._jobs
 
     def _run(self) -> None:
@@ -47,7 +48,10 @@ class SimWorker:
 
 
 def job_times(rng: random.Random, *, slow: Callable[[], float]) -> Callable[[], float]:
-    """Draw about half a millisecond, sometimes ten, times `slow()` for a stalled disk."""
+    """Return a function that returns the random time of a job in seconds.
+
+    The time is about 0.5 ms, or sometimes 10 ms, multiplied by `slow()`, which is above 1 for a slow disk.
+    """
 
     def draw() -> float:
         base_s = 0.010 if rng.random() < 0.05 else 0.0005

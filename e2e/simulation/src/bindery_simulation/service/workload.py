@@ -1,8 +1,8 @@
-"""Run the clients of a simulated cluster and report their results to the verdict. It does not depend on faults.
+"""Run the clients of a simulated cluster and report their results to the verdict.
 
-Writers create ledgers, add entries in overlapping calls, and close, abandon or drop the ledgers. Other clients tail,
-read, recover or delete them meanwhile. A ledger client may raise any of its errors; a result is ok, failed or unknown,
-and unknown never counts as failed.
+The workload does not depend on the injected faults. Writers create ledgers, add entries in overlapping calls, and
+close, abandon or drop the ledgers. Other clients tail, read, recover or delete the ledgers meanwhile. A ledger client
+may raise any of its errors. A result is ok, failed or unknown; unknown never counts as failed.
 """
 
 import asyncio
@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from bindery_client.ledger.writer import WriteHandle
 
 DIGESTS = (DigestType.CRC32C, DigestType.CRC32C, DigestType.CRC32, DigestType.MAC)
+"""Digest types. Each ledger uses one of them at random."""
 READ_STEP = 50
+"""Maximum number of entries per read."""
 PACES_S = ((0.0, 0.002, 0.05, 0.3, 0.8), (0.001, 0.005, 0.02), (0.01, 0.05, 0.1))
-"""Seconds between two calls of a writer. A writer draws one of these tuples."""
+"""Pauses in seconds between two calls of a writer. Each writer uses one of these tuples at random."""
 
 
 class Workload:
@@ -61,7 +63,7 @@ class Workload:
     # --- writing ----------------------------------------------------------------------------------------------------
 
     async def _write_ledger(self, number: int) -> None:
-        """Create a ledger, write to it, and end it in a way chosen at random."""
+        """Create a ledger, write to it, and then close, abandon or drop it at random."""
         rng = self._rng
         await asyncio.sleep(rng.uniform(0, 1.5) * (1 + number))
         bookies = self._cluster.bookie_count
@@ -113,7 +115,7 @@ class Workload:
             self._verdict.acknowledged(handle.ledger_id, found, count, expected=first)
 
     async def _read_back(self, handle: "WriteHandle") -> None:
-        """Read entries back as their writer."""
+        """Read confirmed entries with the handle of their writer."""
         last = handle.last_add_confirmed
         if last >= 0:
             first = self._rng.randint(max(0, last - READ_STEP), last)
@@ -183,7 +185,7 @@ class Workload:
         self._trace("tailed", ledger_id=ledger_id, to=next_entry_id - 1)
 
     async def read_confirmed(self, ledger_id: LedgerId) -> None:
-        """Read the LAC a few times, and the entries up to it."""
+        """Read the LAC and the entries up to it, a few times."""
         reader = await self._open(ledger_id, recover=False)
         seen = -1
         try:
@@ -230,7 +232,7 @@ class Workload:
     # --- the end of the run -----------------------------------------------------------------------------------------
 
     async def audit(self, ledger_id: LedgerId) -> bool:
-        """Close a ledger if necessary and read all of it. False: it must be tried again."""
+        """Close a ledger if it is open, and read all its entries. Return False if the caller must try again."""
         history = self._verdict.ledger(ledger_id)
         try:
             reader = await self._open(ledger_id, recover=True)
@@ -259,7 +261,7 @@ class Workload:
         return True
 
     async def prove_writable(self) -> bool:
-        """Write, close and read a new ledger. False: it must be tried again."""
+        """Write, close and read a new ledger. Return False if the caller must try again."""
         size = min(3, self._cluster.bookie_count)
         try:
             handle = await self._client.create(ensemble_size=size, write_quorum=size, ack_quorum=min(2, size))

@@ -1,8 +1,8 @@
 """Run one simulated cluster from its first start to the verdict. The seed determines every decision.
 
 Bookies and clients start, and clients work while faults are injected. Then all faults are undone. Every operation in
-progress must end; every ledger is closed, read and checked, sometimes again after a power cut of all bookies; new
-writes must succeed.
+progress must end, and new writes must succeed. Every ledger is closed, read and checked, sometimes again after a power
+cut of all bookies.
 """
 
 import asyncio
@@ -37,20 +37,29 @@ from bindery_simulation.service.workload import Workload
 from bindery_simulation.trace import Trace
 
 TIME_MAX_S: Final = 600.0
+"""Maximum simulated time of a run in seconds."""
 CALLBACKS_MAX: Final = 3_000_000
+"""Maximum number of callbacks of a run."""
 TIME_WITH_HEALING_MAX_S: Final = 6_000.0
+"""Maximum simulated time in seconds of a run with auditors."""
 CALLBACKS_WITH_HEALING_MAX: Final = 10_000_000
+"""Maximum number of callbacks of a run with auditors."""
 START_S_MAX: Final = 30.0
-"""Maximum seconds from the start of a bookie until it serves, including the timeout of its former session."""
+"""Maximum time in seconds from the start of a bookie until it serves, including the timeout of its former session."""
 TRAFFIC_S: Final = 10.0
+"""Maximum time in seconds of traffic and faults in a cluster without auditors."""
 FINISH_S_MAX: Final = 60.0
-"""Maximum seconds from the end of all faults to the end of all operations of clients: more than their timeouts."""
+"""Maximum time in seconds from the end of all faults to the end of all operations of clients: more than their
+timeouts."""
 AUDIT_S_MAX: Final = 60.0
+"""Maximum time in seconds until a ledger is closed and read, or a new ledger is written, after all faults."""
 HEALED_S_MAX: Final = 400.0
-"""Maximum seconds from the closing of all ledgers until none is under-replicated, in addition to the time that reading
-all copies takes at the lowest rate: the longest back-off of a worker, and the time that copies take."""
+"""Maximum time in seconds from the closing of all ledgers until none is under-replicated: the longest back-off of a
+worker, and the time that copies take. The time to read all copies at the lowest rate is added."""
 LEDGERS_MAX: Final = 12
+"""Number of ledgers after which other clients no longer open new ledgers."""
 COPIES_PER_READ: Final = 30
+"""Number of entries per read of a bookie's replicas."""
 EXPECTED: Final = (BinderyError, OSError, PowerLost)
 """Exceptions with which a task may end. OSError includes TimeoutError."""
 
@@ -69,12 +78,12 @@ class Outcome:
     callbacks: int = 0
     healing: HealingPlan | None = None
     entries_healed: int = 0
-    """Number of copies that workers made."""
+    """Number of replicas of entries that workers created."""
     marks_removed: int = 0
 
 
 class World(Cluster):
-    """`faults`: the kinds to draw from; None: those of the kind of cluster."""
+    """One run of a cluster. `faults`: the faults to choose from; None: the faults of the kind of cluster."""
 
     def __init__(
         self,
@@ -85,7 +94,7 @@ class World(Cluster):
         healing: HealingPlan | None = None,
         caught: Sequence[str] = (),
     ) -> None:
-        """`caught`: exceptions that the product logs."""
+        """`caught`: list to which exceptions that the product logs are added, see `quiet`."""
         super().__init__(seed, trace=trace, healing=healing)
         self.seed = seed
         self.loop.on_exception = self._unexpected
@@ -95,7 +104,7 @@ class World(Cluster):
         self.ledgers: list[LedgerId] = []
         self._visits: list[tuple[Process, asyncio.Task[None]]] = []
         self._workloads: dict[str, tuple[Process, Workload]] = {}
-        """Client machine -> its newest process, and the workload of that."""
+        """Newest process of each client machine, and the workload of this process."""
 
     # --- the run ----------------------------------------------------------------------------------------------------
 
@@ -168,7 +177,7 @@ class World(Cluster):
         await self._inspect()
 
     async def _await_healed(self, client: LedgerClient) -> None:
-        """Wait until every copy of every closed ledger is correct, read from its bookie."""
+        """Wait until every replica of every closed ledger is correct. The replicas are read from the bookies."""
         assert self.healing is not None
         size = sum(found.length * found.write_quorum for found in self.healing_verdict.unread.values())
         limit_s = HEALED_S_MAX + size / self.healing.settings.bytes_per_s_min
@@ -184,8 +193,11 @@ class World(Cluster):
         self.trace.add("HEALED", "nothing is missing", copied=copied, marks=self.healing_verdict.marks_removed)
 
     async def _missing_copy(self, client: LedgerClient) -> str:
-        """Describe a copy that differs from what its writer wrote; empty: there is none. In clusters without full
-        checks, closing records lead to the entries that writers did not store on every bookie."""
+        """Return a description of a replica that is missing or wrong; empty: there is none.
+
+        In clusters without full checks, closing records name the ledgers whose writers did not store every entry on
+        every bookie.
+        """
         for ledger_id, metadata in self.healing_verdict.unread.items():
             try:
                 missing = await self._missing_copy_of(client, LedgerId(ledger_id), metadata)
@@ -214,7 +226,7 @@ class World(Cluster):
         return ""
 
     async def _inspect(self) -> None:
-        """Check the bookies themselves. A bookie may still end because of an error that its disk reported late."""
+        """Check the state of each bookie. A bookie may restart meanwhile because its disk reported an error late."""
         for bookie in self.bookies:
             if bookie.is_lost:
                 continue
@@ -228,7 +240,7 @@ class World(Cluster):
                     is_done = inspection.done()
 
     async def client_work(self, client: LedgerClient, machine: ClientMachine) -> None:
-        """Do the work of a client process from its start."""
+        """Do the work of a new client process."""
         assert machine.process is not None
         workload = Workload(self, client, machine.name, machine.rng, self._ledger_created)
         self._workloads[machine.name] = machine.process, workload
@@ -236,7 +248,7 @@ class World(Cluster):
             await workload.run(ledgers=machine.rng.choice((1, 2, 3)))
 
     def _ledger_created(self, ledger_id: LedgerId) -> None:
-        """Let clients open the new ledger."""
+        """Let up to two random clients open the new ledger."""
         self.ledgers.append(ledger_id)
         for _ in range(self.rng.choice((0, 1, 1, 2))):
             visitor = self.some_client()
@@ -311,8 +323,10 @@ class World(Cluster):
 
 @contextlib.contextmanager
 def quiet(trace: Trace) -> Iterator[list[str]]:
-    """Add the log lines of the product to the trace, if it is on. Yields the list of exceptions that the product
-    logged: those that it handled but did not expect."""
+    """Add the log lines of the product to the trace, if the trace is on.
+
+    Yield the list of exceptions that the product logged: it handled them, but did not expect them.
+    """
     caught: list[str] = []
 
     def keep(_logger: Any, method: str, event: MutableMapping[str, Any]) -> Any:
@@ -347,8 +361,8 @@ def run_seed(
 ) -> Outcome:
     """Run one cluster from beginning to end, without garbage collection.
 
-    `healing`: whether there are auditors, and the kind of cluster; None: determined by the seed, and without auditors
-    if `faults` are given.
+    `healing`: the kind of cluster with auditors, True for any kind, or False for no auditors. None: determined by the
+    seed, or no auditors if `faults` are given.
     """
     if healing is None:
         plan = draw_plan(seed) if faults is None else None

@@ -1,4 +1,4 @@
-"""Call an EntryStore with coroutines instead of callbacks, and make frames."""
+"""Call an EntryStore with coroutines instead of callbacks, and create entry frames."""
 
 import asyncio
 import struct
@@ -8,12 +8,13 @@ from typing import Any, Final
 from bindery_core.wire.messages import AddRequest
 
 MASTER_KEY: Final = b"k" * 20
+"""Master key of all ledgers."""
 _HEADER: Final = struct.Struct(">qqqq")
 _LAC_PACKET: Final = struct.Struct(">qqI")
 
 
 def entry(ledger_id: int, entry_id: int, payload: bytes, *, lac: int = -1) -> bytes:
-    """Make an entry frame, as far as the storage reads it."""
+    """Return an entry frame with only the fields that the storage reads."""
     return _HEADER.pack(ledger_id, entry_id, lac, len(payload)) + payload
 
 
@@ -31,14 +32,14 @@ def lac_packet(ledger_id: int, lac: int) -> bytes:
 
 
 async def add(store: Any, adds: Sequence[AddRequest]) -> list[int]:
-    """Add entries. Returns statuses in the order of the adds."""
+    """Add entries. Return their statuses in the order of `adds`."""
     answered: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
     store.add_many(adds, lambda statuses: answered.set_result(list(statuses)))
     return await answered
 
 
 async def read(store: Any, keys: Sequence[tuple[int, int]]) -> list[bytes | int]:
-    """Entries or statuses, in the order of the keys."""
+    """Read entries. Return entries or statuses in the order of `keys`."""
     answered: asyncio.Future[list[bytes | int]] = asyncio.get_running_loop().create_future()
     store.read_many(keys, lambda answers: answered.set_result(list(answers)))
     return await answered

@@ -1,12 +1,13 @@
-"""Cut the power before each operation of disk and index, from one run of a seeded workload.
+"""Simulate power cuts before the operations of disk and index in one run of a seeded workload.
 
 The workload starts one bookie several times, with traffic, clean stops and power cuts. A *snapshot* can be taken before
-an operation that changes disk or index: the state that a power cut at this moment leaves (unsynced bytes are kept,
-partly written or lost at random), and what was acknowledged until then. A snapshot does not influence the run, so that
-one run gives as many crash points as it has operations. The engine is started on each snapshot and checked. Some lose
-power again while they replay; some are stopped cleanly and started again, with or without their index.
+an operation that changes disk or index. It contains the state that a power cut at this moment leaves (unsynced bytes
+are kept, partly written or lost at random), and the acknowledgements until then. A snapshot does not influence the run,
+so that one run gives as many crash points as it has operations. The engine is started on each snapshot and checked.
+Some engines lose power again during the replay. Others are stopped cleanly and started again, with or without their
+index.
 
-A point is (seed, number of the operation). Equal points give equal snapshots and equal answers.
+A crash point is (seed, number of the operation). Equal points give equal snapshots and equal answers.
 """
 
 import random
@@ -29,8 +30,9 @@ from bindery_simulation.storage.workload import Note, Workload
 SNAPSHOT_SHARE: Final = 0.3
 """Share of the operations of a seed before which a snapshot is taken by default."""
 CRASHES_IN_REPLAY_MAX: Final = 3
+"""Maximum number of further power cuts during the replay of one snapshot."""
 DELETED_SIZE_MAX: Final = 4096
-"""Maximum bytes of entry logs after all ledgers are deleted: headers and deletion records."""
+"""Maximum size of all entry logs in bytes after all ledgers are deleted: headers and deletion records."""
 
 
 @dataclass(slots=True)
@@ -50,7 +52,7 @@ class Broken:
     """A promise that was broken at a crash point."""
 
     operation: int
-    """-1: found while the power was on."""
+    """Number of the operation before which power was cut; -1: found in the workload itself."""
     about: str
     """The operation that was not executed."""
     problem: Problem
@@ -66,15 +68,15 @@ class Outcome:
     seed: int
     operations: int = 0
     kinds: Counter[str] = field(default_factory=Counter)
-    """Number of operations by what they change."""
+    """Number of operations by kind (`operation_kind`)."""
     points: int = 0
     problems: list[Broken] = field(default_factory=list)
     reached: Counter[str] = field(default_factory=Counter)
-    """Number of events in the workload and in the points."""
+    """Number of rare events in the workload and at the crash points, by name."""
 
 
 class CrashWorld:
-    """Disk and index of one bookie over several starts. Snapshots share nothing that changes."""
+    """Disk and index of one bookie over several starts. Later operations do not affect snapshots."""
 
     def __init__(self, seed: int, *, wanted: Callable[[int], bool], note: Note, wrap: Callable[[Any], Any]) -> None:
         self.seed = seed
@@ -124,7 +126,7 @@ def hash_of(seed: int, operation: int) -> int:
 
 
 def operation_kind(name: str, path: str) -> str:
-    """Name what an operation changes, without numbers of files."""
+    """Return the kind of an operation: the kind of file and the operation, without numbers of files."""
     what = path.split(" ")[0].rpartition("/")[2]
     if name == "kv":
         return "index batch"
@@ -159,7 +161,7 @@ async def live(world: CrashWorld) -> None:
 
 
 def _judge(engine: StorageEngine, finding: Finding) -> None:
-    """Raise Violation unless everything is right. A power cut is no damage and justifies no refusal."""
+    """Raise Violation for any problem. A power cut is not damage, so no read may be refused."""
     if finding.problems:
         raise Violation(finding.problems[0])
     if finding.refused:
@@ -230,7 +232,7 @@ async def _check_engine(engine: StorageEngine, history: History, reached: Counte
 
 
 def _problem_of(error: Exception) -> Problem:
-    """Describe any exception of the product, including failed assertions."""
+    """Return the problem that an exception of the product, such as a failed assertion, reveals."""
     return (
         error.problem if isinstance(error, Violation) else Problem("starts", None, f"{type(error).__name__}: {error}")
     )
@@ -244,7 +246,7 @@ def play(
     wrap: Callable[[Any], Any] = lambda disk: disk,
     problems_max: int = 1,
 ) -> Outcome:
-    """Run the workload of one seed, and the crash points that are `wanted` (a random sample if None).
+    """Run the workload of one seed and its `wanted` crash points (None: a random sample).
 
     Ends after `problems_max` problems. `wrap`: replaces the disk of the engine, for mutants.
     """

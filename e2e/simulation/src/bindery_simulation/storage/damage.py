@@ -1,13 +1,13 @@
 """Damage one file of a copied bookie directory, start the engine on it, and read everything.
 
-Some cases damage two files, where each damage alone would be detected with the other file (`double_fault`).
+Some cases damage two files so that neither file reveals the damage of the other (`double_fault`).
 
-Allowed: right bytes, an answer without a result, or a refused start whose message names a file. Forbidden: wrong bytes,
-"no such entry" for an acknowledged entry, a forgotten fence, any other exception, a hang, memory beyond a limit.
+Allowed: correct bytes, an answer without a result, or a refused start whose message names a file. Forbidden: wrong
+bytes, "no such entry" for an acknowledged entry, a lost fence, any other exception, a hang, or memory beyond a limit.
 
-No store can detect that the end of a journal was overwritten with zeros: the journal looks like one that ends there. A
-killed bookie then loses what only that end has. `journal_format` documents this for the last group; such cases are
-counted separately, as tears (the last group) and as wiped ends (several last groups).
+No store can detect that the end of a journal was overwritten with zeros, because the journal then seems to end earlier.
+A killed bookie loses the records that are stored only there. `journal_format` documents this for the last group. Such
+cases are counted separately, as tears (the last group) and as wiped ends (several last groups).
 """
 
 import os
@@ -40,8 +40,9 @@ from bindery_simulation.storage.templates import (
 from bindery_simulation.storage.verdict import Finding, Problem, check_engine
 
 CASES_PER_TEMPLATE: Final = 50
+"""Number of consecutive seeds whose cases damage copies of the same template."""
 MEMORY_KIB_MAX: Final = 400 * 1024
-"""Maximum growth of the peak resident memory by a case. A template and its copy are smaller than 2 MiB."""
+"""Maximum growth in KiB of the peak resident memory by a case. A template and its copy are smaller than 2 MiB."""
 
 DOUBLE_SHARE: Final = 0.08
 """Share of cases with a double fault, if the template has a suitable entry log."""
@@ -58,7 +59,7 @@ class Outcome:
     harm: Harm
     file_kind: str
     ended: str
-    """served, limbo, refused, tear, wiped or violated."""
+    """Result of the case: served, limbo, refused, tear, wiped or violated."""
     problems: list[Problem] = field(default_factory=list)
     refusals: int = 0
     is_limbo: bool = False
@@ -102,7 +103,7 @@ def file_kind(path: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The damage to draw from; empty: all."""
+    """The damage that is possible; an empty tuple permits all kinds."""
 
     files: tuple[str, ...] = ()
     """Kinds of files, as named by `file_kind`."""
@@ -111,10 +112,11 @@ class Choice:
 
 
 ALL: Final = Choice()
+"""All damage."""
 
 
 def run_case(template: Template, seed: int, directory: str, choice: Choice = ALL) -> Outcome:
-    """Damage a copy of `template` in `directory`, which must not exist and is removed afterwards."""
+    """Damage a copy of `template` and check it. The copy is in `directory`, which must not exist and is removed."""
     rng = random.Random(f"damage {seed}")
     shutil.copytree(template.directory, directory)
     before_kib = _most_resident_kib()  # the process may have run other work before
@@ -147,7 +149,7 @@ def _run_copy(template: Template, seed: int, directory: str, rng: random.Random,
         _check_version(directory, path, outcome)
         return outcome
     starts = 2 if rng.random() < 0.25 else 1
-    """A second start shows whether the first one did further damage."""
+    """Number of starts. The second start shows whether the first one did further damage."""
     for _ in range(starts):
         finding = _start_and_check(template, directory, rng, outcome)
         if finding is None:
@@ -164,7 +166,7 @@ def _run_copy(template: Template, seed: int, directory: str, rng: random.Random,
 
 
 def _double_fault(directory: str, seed: int, choice: Choice) -> Harm | None:
-    """Damage two files, or none. Uses its own random generator, so that other cases do not depend on it."""
+    """Damage two files if the case is a double fault. Has its own random generator, so that no other case changes."""
     rng = random.Random(f"double {seed}")
     if choice.harms:
         is_wanted = CUT_AND_INDEX_LOST in choice.harms
@@ -174,7 +176,7 @@ def _double_fault(directory: str, seed: int, choice: Choice) -> Harm | None:
 
 
 def _check_version(directory: str, path: str, outcome: Outcome) -> None:
-    """Check VERSION, which the bookie reads to establish its identity. The engine never reads it."""
+    """Check the file VERSION, from which the bookie reads its identity. The engine never reads this file."""
     text = identity.read_version(RealDisk(), os.path.join(directory, os.path.dirname(os.path.dirname(path))))
     try:
         if text is None or differences(COOKIE, parse(text)):
@@ -187,7 +189,7 @@ def _check_version(directory: str, path: str, outcome: Outcome) -> None:
 
 
 def _start_and_check(template: Template, directory: str, rng: random.Random, outcome: Outcome) -> Finding | None:
-    """Start the engine and read everything. None: it did not start, for the reason in `outcome`."""
+    """Start the engine and read everything. Return None if it failed, with the reason in `outcome`."""
 
     async def start_and_check() -> Finding | None:
         engine = real_engine(directory, rng)
@@ -220,7 +222,7 @@ def _start_and_check(template: Template, directory: str, rng: random.Random, out
 def _excuse(
     problems: list[Problem], template: Template, directory: str, harm: Harm
 ) -> tuple[list[Problem], str | None]:
-    """Return the problems that remain, and "tear" or "wiped" if the damaged end of the journal explains all of them."""
+    """Return the problems, or none and "tear" or "wiped" if the damaged end of the journal explains all of them."""
     if not problems:
         return [], None
     lost = lost_groups(template, harm)
@@ -237,8 +239,8 @@ def _excuse(
 def lost_groups(template: Template, harm: Harm) -> list[GroupPlace]:
     """Return the last groups of the journal that the damage removed undetectably.
 
-    The damage reaches from the first of them to the end of the records, or over the header of the last group. The rest
-    then looks like one large group whose write was incomplete.
+    The damage covers the range from the first of these groups to the end of the records, or the header of the last
+    group. The rest then seems to be one large group whose write was incomplete.
     """
     if not template.groups or harm.path != template.groups[-1].path or harm.kind not in ("zeros", "truncated"):
         return [group for group in template.groups[-1:] if _overlaps(harm, group)]

@@ -1,7 +1,8 @@
 """Cut an entry log exactly between two records, and remove the index.
 
-Each fault alone is detected: the index points beyond the cut, and the logs have the content of the index. Together they
-are detected only by the recorded end of the log. The entries beyond the cut are promised like all others.
+Each fault alone is detected or repaired: the index points beyond the cut, and a lost index is rebuilt from the logs.
+Both together are detected only because the end of each log is recorded. Acknowledged entries beyond the cut are checked
+like all others.
 """
 
 import os
@@ -15,10 +16,11 @@ from bindery_bookie.storage.io.disk import RealDisk
 from bindery_simulation.storage.harm import Harm
 
 CUT_AND_INDEX_LOST: Final = "cut between records, index lost"
+"""Kind of this damage."""
 
 
 def cut_and_lose_index(directory: str, rng: random.Random) -> Harm | None:
-    """Damage one log of the bookie in `directory`. None: no log has a record, and nothing was changed."""
+    """Cut one log of the bookie in `directory` and remove the index. None: no log has a record; nothing was changed."""
     current = "ledgers/current"
     scanner = EntryLogScanner(RealDisk(), os.path.join(directory, current))
     for log_id in rng.sample(scanner.log_ids(), len(scanner.log_ids())):

@@ -1,4 +1,4 @@
-"""Make storage engines on simulated or real disks, with files and caches that fill quickly."""
+"""Create storage engines on simulated or real disks, with small files and caches that fill quickly."""
 
 import random
 from collections.abc import Callable
@@ -26,7 +26,7 @@ SMALL: Final[dict[str, Any]] = {
 """Settings with which a workload of a few hundred entries reaches every function of an engine."""
 
 _KINDS: Final = tuple(LedgerStorageKind)
-"""A bookie may use another kind at each start, so engines draw one."""
+"""Kinds of ledger storage. A bookie may use another kind at each start, so each engine uses a random one."""
 
 
 def small_settings(directory: str, kind: LedgerStorageKind = LedgerStorageKind.SORTED) -> StorageSettings:
@@ -41,12 +41,12 @@ def small_settings(directory: str, kind: LedgerStorageKind = LedgerStorageKind.S
 def crashable_engine(
     disk: Any, kv: CrashableKV, rng: random.Random, *, worker: type[TurnWorker] = TurnWorker
 ) -> StorageEngine:
-    """Make an engine on a disk that can lose power, with an index on it."""
+    """Return an engine on a disk that can lose power, with its index on the same disk."""
     return _engine("", disk, lambda path: kv, lambda path: kv.clear(), rng, worker)
 
 
 def real_engine(directory: str, rng: random.Random, *, write_buffer_size: int = 8 * 1024 * KIB) -> StorageEngine:
-    """Make an engine on real files and LevelDB. A small `write_buffer_size` makes LevelDB write and merge tables."""
+    """Return an engine on real files and LevelDB. A small `write_buffer_size` makes LevelDB write and merge tables."""
 
     def open_kv(path: str) -> LevelDbKV:
         return LevelDbKV(path, write_buffer_size=write_buffer_size)

@@ -1,4 +1,4 @@
-"""Damage one file: its bytes, its size, or all of it."""
+"""Damage one file: change its bytes or its size, or remove it."""
 
 import os
 import random
@@ -11,18 +11,19 @@ _BLOCKS: Final = (512, 4096)
 
 @dataclass(frozen=True, slots=True)
 class Harm:
-    """The damage, and the bytes of the old file that it changed."""
+    """The damage of a file and the range of the file that it changed."""
 
     kind: str
     path: str
     start: int
-    """The first byte that may be changed."""
+    """Offset of the first byte that may be changed."""
     stop: int
+    """Offset after the last byte that may be changed."""
     text: str
 
 
 Change = Callable[[bytearray, random.Random], tuple[bytearray, int, int, str]]
-"""Returns new bytes, first changed byte, end of changed bytes, description."""
+"""Returns (new content, offset of the first changed byte, offset after the last changed byte, description)."""
 
 
 def _flip_bit(data: bytearray, rng: random.Random) -> tuple[bytearray, int, int, str]:
@@ -96,14 +97,16 @@ CHANGES: Final[dict[str, Change]] = {
     "duplicated block": _duplicate,
     "appended": _append,
 }
+"""Changes by kind of damage."""
 REMOVED: Final = "removed"
+"""Kind of damage: the file is removed."""
 _REMOVED_SHARE: Final = 0.08
 
 
 def do_harm(directory: str, path: str, rng: random.Random, *, kinds: Sequence[str] = ()) -> Harm:
-    """Damage the file `path` in `directory` in one of these ways, or in any if `kinds` is empty.
+    """Damage the file `path` in `directory` by one of `kinds`, or by any kind if `kinds` is empty.
 
-    Equal random numbers and bytes give equal damage.
+    Equal random numbers and contents give equal damage.
     """
     whole = os.path.join(directory, path)
     with open(whole, "rb") as file:

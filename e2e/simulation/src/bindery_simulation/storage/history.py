@@ -1,7 +1,7 @@
 """Record what a client sent to one bookie, and what the bookie acknowledged.
 
-Bodies are unique, so that the stored one of two adds of an entry can be identified. `sent` has the order of the adds:
-an acknowledged body may be replaced by a later one, never by an earlier one.
+Bodies are unique, so that the one that is stored can be identified if an entry was added several times. `sent` keeps
+the order of the adds: a later body may replace an acknowledged body, an earlier body never does.
 """
 
 from dataclasses import dataclass, field
@@ -15,26 +15,26 @@ class History:
     """Adds, fences, explicit LACs and deletions. Acknowledgements do not apply to a later ledger with the same id."""
 
     sent: dict[Key, list[bytes]] = field(default_factory=dict)
-    """Bodies in the order of sending. It only grows, so that snapshots share it."""
+    """Bodies of each entry in the order of sending. Bodies are only added, so that snapshots share them."""
     acknowledged: dict[Key, int] = field(default_factory=dict)
     """Index into `sent` of the last acknowledged body."""
     fenced: set[int] = field(default_factory=set)
     keyed: set[int] = field(default_factory=set)
-    """Ledgers whose master key the bookie must have, because it acknowledged a request."""
+    """Ledgers whose master key the bookie must have stored, because it acknowledged a request."""
     lac_packets: dict[int, list[bytes]] = field(default_factory=dict)
     lac_acknowledged: dict[int, int] = field(default_factory=dict)
     deletions: dict[int, int] = field(default_factory=dict)
-    """Ledger -> number of deletions. Requests that began before the last deletion are not promised."""
+    """Number of deletions by ledger. No promise holds for requests that began before the last deletion."""
     hidden: dict[Key, int] = field(default_factory=dict)
-    """Entry -> number of its first bodies that were deleted. They do not return before a crash."""
+    """Number of the first bodies of each entry that were deleted. They must not be read before a crash."""
     erased: dict[Key, int] = field(default_factory=dict)
-    """Entry -> number of its first bodies whose deletion was flushed. They never return."""
+    """Number of the first bodies of each entry whose deletion was flushed. They must never be read again."""
     next_id: dict[int, int] = field(default_factory=dict)
     unanswered: set[tuple[Key, int]] = field(default_factory=set)
-    """(key, number) of adds in progress. An add that waits for space may be stored after a deletion."""
+    """(key, number of the body) of adds in progress. An add that waits for space may be stored after a deletion."""
 
     def snapshot(self) -> "History":
-        """Copy the current state. Data that only grows is shared."""
+        """Return a copy of the current state. Data to which items are only added is shared."""
         return History(
             self.sent,
             dict(self.acknowledged),

@@ -1,5 +1,7 @@
-"""Mutants of the storage engine: a broken guarantee of durability, which `crash` must report, or a check that is left
-out, which `damage` must report.
+"""Mutants of the storage engine.
+
+`crash` must report each mutant that breaks a guarantee of durability. `damage` must report each mutant that leaves out
+a check.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -29,10 +31,10 @@ from bindery_simulation.storage.damage import Choice, each_case
 from bindery_simulation.storage.double_fault import CUT_AND_INDEX_LOST
 
 SkippedSyncs = Callable[[str, str], bool]
-"""(operation, path) of syncs that the disk reports as done without doing them."""
+"""Returns whether the disk reports the sync (operation, path) as done without doing it."""
 
 _LOST: Final = ("entries-readable", "right-bytes")
-"""An acknowledged entry that is lost is absent, or there is an older one in its place."""
+"""Invariants that report the loss of an acknowledged entry: it is absent, or an older body is read in its place."""
 
 
 def _crash_trials(seeds: Iterable[int], skipped: SkippedSyncs | None) -> Iterator[Trial]:
@@ -161,7 +163,7 @@ def _index_rebuild_left_out() -> list[Replacement]:
 
 
 def _keys_not_logged() -> list[Replacement]:
-    """A ledger without its key is fenced and in limbo, and accepts the first key that is presented."""
+    """Leave out the keys. A ledger without its key is fenced and in limbo, and accepts the first key it receives."""
     return [(ledgers.LedgerState, "take_control_records", lambda self: [])]
 
 
@@ -205,7 +207,7 @@ def _unfinished_flush_kept() -> list[Replacement]:
 
 
 def _report_nothing(*args: Any, **others: Any) -> None:
-    """Replace a check."""
+    """Do nothing, as the replacement of a check."""
 
 
 def _digests_unchecked() -> list[Replacement]:

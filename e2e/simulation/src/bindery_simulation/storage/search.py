@@ -10,7 +10,7 @@ from bindery_simulation.storage import crash, damage
 
 @dataclass(slots=True)
 class CrashTally:
-    """Sums over seeds from `first` on."""
+    """Sums over the seeds from `first` on."""
 
     unit: ClassVar[str] = "crash points"
 
@@ -89,13 +89,13 @@ def run_crash(seed: int, *, every: bool) -> crash.Outcome:
 
 
 def run_damage(first: int, *, end: int | None) -> damage.Tally:
-    """Run the cases of one template, from `first` on, below `end`."""
+    """Run the cases of one template from seed `first` on, below `end`."""
     count = damage.CASES_PER_TEMPLATE
     return damage.run_cases(first, count if end is None else min(count, end - first))
 
 
 def replay_point(seed: int, operation: int, note: Callable[[str], None]) -> bool:
-    """Run one crash point with its history; operation -1: what was found while the power was on."""
+    """Run one crash point with a trace. Return whether every promise held. Operation -1: only the workload."""
     outcome = crash.play(seed, wanted=lambda found: found == operation, note=note)
     for broken in outcome.problems:
         note(f"seed {seed} operation {broken.operation}: VIOLATED {broken}")
@@ -105,7 +105,7 @@ def replay_point(seed: int, operation: int, note: Callable[[str], None]) -> bool
 
 
 def replay_case(seed: int, note: Callable[[str], None]) -> bool:
-    """Damage one file and describe the result."""
+    """Run one damage case and describe the result. Return whether every promise held."""
     outcome = damage.replay(seed)
     note(f"seed {seed}: {outcome.harm.kind}: {outcome.harm.text}\nended: {outcome.ended} {outcome.text}")
     note(f"answers that could not tell: {outcome.refusals}")

@@ -1,7 +1,7 @@
-"""Make real directories of a bookie with their History. `damage` damages copies of them.
+"""Create real directories of a bookie with their History. `damage` damages copies of them.
 
-The bookie of a template was started several times, and closed or killed. The directory of a killed bookie has a journal
-to replay and a log of LevelDB.
+The bookie of a template was started several times and then closed or killed. The directory of a killed bookie has a
+journal to replay and a log of LevelDB.
 """
 
 import asyncio
@@ -33,8 +33,9 @@ from bindery_simulation.storage.workload import Workload
 COOKIE: Final = Cookie(bookie_id="b-1:3181", journal_dirs=("/j",), ledger_dirs=("/l",), instance_id="a-b-c")
 """Cookie in the directories."""
 SCRUB_RATE: Final = 1 << 30
-"""Bytes per simulated second."""
+"""Rate of the scrub in bytes per simulated second."""
 FAST_DIRECTORY: Final = "/dev/shm"
+"""Directory in memory, for the files of a search."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +43,11 @@ class GroupPlace:
     """A journal group that a start replays."""
 
     path: str
-    """Relative to the template's directory."""
+    """Path of the journal relative to the template's directory."""
     offset: int
     size: int
     keys: frozenset[Key]
-    """Entries in the group."""
+    """Keys of the entries in the group."""
     ledgers: frozenset[int]
     """Ledgers with entries or control records in the group."""
 
@@ -61,12 +62,12 @@ class Template:
     groups: tuple[GroupPlace, ...]
     """Groups to replay, in order; none after a clean stop."""
     files: tuple[tuple[str, int], ...]
-    """(relative path, bytes), sorted."""
+    """(relative path, size in bytes) of each file, sorted."""
 
 
 @contextlib.contextmanager
 def scratch_directory(parent: str | None = None) -> Iterator[str]:
-    """Make a directory that is removed after the block; in memory, if FAST_DIRECTORY exists."""
+    """Create a directory that is removed after the block, in FAST_DIRECTORY if that exists and `parent` is None."""
     if parent is None and os.path.isdir(FAST_DIRECTORY):
         parent = FAST_DIRECTORY
     with tempfile.TemporaryDirectory(prefix="bindery-damage-", dir=parent) as directory:
@@ -117,7 +118,7 @@ def make_template(seed: int, directory: str) -> Template:
 
 
 async def list_ledgers(engine: StorageEngine, history: History) -> None:
-    """Enter the ledgers of a bookie in limbo, which it reads from the metadata before it serves."""
+    """Give a bookie in limbo the list of its ledgers, which it otherwise reads from the metadata before it serves."""
     assert engine.limbo is not None
     if engine.limbo.is_listing:
         ledgers = sorted(history.keyed)

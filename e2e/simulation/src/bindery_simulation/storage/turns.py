@@ -1,8 +1,8 @@
 """Run an engine in simulated time. Jobs of its workers run in the loop, after a random number of turns of the loop.
 
-Many defects of a store need two overlapping operations. The seed determines how they overlap. A `TurnWorker` runs a job
-without interruption; a `SteppingWorker` sometimes pauses it before an operation of its disk, and lets the loop and the
-other workers continue.
+Many defects of a store appear only if two operations overlap. The seed determines how they overlap. A `TurnWorker` runs
+a job without interruption. A `SteppingWorker` sometimes pauses a job before an operation of its disk, so that the loop
+and the other workers continue.
 """
 
 import asyncio
@@ -18,20 +18,23 @@ from bindery_simulation.loop import SimLoop
 T = TypeVar("T")
 
 TIME_S_MAX: Final = 600.0
+"""Maximum simulated time of one run in seconds."""
 CALLBACKS_MAX: Final = 2_000_000
+"""Maximum number of callbacks of one run."""
 _TURNS: Final = (0, 0, 1, 5)
 _STEPPED_SHARE: Final = 0.5
 _PAUSES_SHARE: Final = 0.3
 _PAUSE_TURNS: Final = (0, 1, 5, 20)
 
 Done = Callable[[Any, BaseException | None], None]
+"""Called with the result and the error of a job."""
 
 
 class TurnWorker:
     """A `bindery_bookie.storage.io.worker.Worker` without a thread."""
 
     def __init__(self, rng: random.Random) -> None:
-        """Must be called in the event loop."""
+        """Create the worker. Must be called in the event loop."""
         self._rng = rng
         self._loop = asyncio.get_running_loop()
         self._jobs: deque[tuple[Callable[[], Any], Done]] = deque()
@@ -75,9 +78,9 @@ def _outcome(job: Callable[[], Any]) -> tuple[Any, Exception | None]:
 
 
 class SteppingWorker(TurnWorker):
-    """Runs some jobs in steps: between two operations of a `SteppingDisk` the loop runs for some turns.
+    """Runs some jobs in steps: between two operations of a `SteppingDisk`, the loop runs for some turns.
 
-    Such a job has a thread, but job and loop never run at the same time.
+    A job that runs in steps has a thread, but the job and the loop never run at the same time.
     """
 
     def _run(self) -> None:
@@ -115,7 +118,7 @@ class _Steps:
         self._thread.start()
 
     def run(self) -> int | None:
-        """Run to the next pause. Returns its length in turns of the loop; None: the job is done."""
+        """Run to the next pause. Return the length of the pause in turns of the loop; None: the job is done."""
         self._go.release()
         self._back.acquire()
         if self.outcome is None:
@@ -124,7 +127,7 @@ class _Steps:
         return None
 
     def pause(self) -> None:
-        """Pause the job, sometimes. Must be called in its thread."""
+        """Pause the job with probability _PAUSES_SHARE. Must be called in its thread."""
         if self._rng.random() < _PAUSES_SHARE:
             self._turns = self._rng.choice(_PAUSE_TURNS)
             self._back.release()
@@ -151,7 +154,7 @@ class SteppingDisk(CrashableDisk):
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run `work` in a new loop. Raises its exception, that of a callback, or Stuck."""
+    """Run `work` in a new loop. Raises the exception of `work`, the first exception of a callback, or Stuck."""
     loop = SimLoop()  # type: ignore[abstract]
     raised: list[BaseException] = []
 

@@ -3,7 +3,7 @@
 | name             | promise                                                                              |
 |------------------|--------------------------------------------------------------------------------------|
 | entries-readable | an acknowledged entry has the acknowledged bytes or those of a later add              |
-| right-bytes      | what is read was sent for that entry, and is not older than what was acknowledged     |
+| right-bytes      | the bytes read were sent for that entry, and are not older than those acknowledged    |
 | nothing-invented | an entry that was never sent does not exist                                          |
 | last-entry       | the last entry is at least the greatest that was acknowledged                        |
 | entries-listed   | every acknowledged entry is in the ledger's list                                     |
@@ -15,8 +15,8 @@
 | space-returns    | the entry logs of deleted ledgers are removed                                         |
 | answers          | every operation is answered                                                          |
 
-A power cut justifies no exception. Damage justifies refusals: `Finding.refused` counts answers without a result
-(IO_ERROR, UNKNOWN_LEDGER_STATE, or an error), which are no problems by themselves.
+After a power cut, all promises hold. After damage, the engine may refuse requests: `Finding.refused` counts answers
+without a result (IO_ERROR, UNKNOWN_LEDGER_STATE, or an error), which are not problems.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ _FAR: Final = 50
 """Distance from the last entry id to an entry that was never sent."""
 _BATCH: Final = 256
 _OTHERS: Final = 100
-"""Approximate number of entries to read that are not promised."""
+"""Approximate number of entries to read that were sent but not acknowledged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Problem:
 
     name: str
     key: Key | None
-    """(ledger id, entry id); entry id -1: the ledger as a whole; None: the engine."""
+    """(ledger id, entry id). Entry id -1: the ledger as a whole; None: the engine."""
     text: str
 
     def __str__(self) -> str:
@@ -94,10 +94,10 @@ def check_entry(sent: Sequence[bytes], key: Key, floor: int, is_promised: bool, 
 
 
 async def check_engine(engine: Any, history: History, *, may_be_old: bool = False) -> Finding:
-    """Read and check everything. The engine must reject every add that this makes.
+    """Read and check everything. The checks also send adds, which the engine must reject.
 
-    `may_be_old`: permit any body of an entry that was written several times. A store that lost one part serves what the
-    other part has; clients write an entry again only with the same bytes.
+    `may_be_old`: permit any body of an entry that was written several times. A store that lost one part serves the
+    older bodies of the other part. This is harmless, because clients write an entry again only with the same bytes.
     """
     finding = Finding()
     keys = [key for key in history.sent if key in history.acknowledged]

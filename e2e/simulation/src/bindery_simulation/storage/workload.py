@@ -1,8 +1,8 @@
 """Run seeded traffic on one engine and record it in a History.
 
-The traffic has adds of every kind (ordinary, recovery, deferred sync and force, again with other bytes, with gaps),
-fences, explicit LACs, deletions, flushes, compactions and reads, several at a time. An operation that fails because of
-a power cut has an unknown outcome.
+The traffic has adds of every kind (ordinary adds, recovery adds, adds with deferred sync followed by a force, repeated
+adds with other bytes, adds with gaps), fences, explicit LACs, deletions, flushes, compactions and reads. Several
+operations run at a time. An operation that fails because of a power cut has an unknown outcome.
 """
 
 import asyncio
@@ -20,12 +20,13 @@ from bindery_simulation.storage.history import History, Key
 from bindery_simulation.storage.verdict import Problem, Violation, check_entry
 
 ANSWER_S_MAX: Final = 60.0
-"""Maximum simulated seconds of one operation."""
+"""Maximum simulated time of one operation in seconds."""
 
 _READS: Final = 10
+"""Maximum number of entries in one read."""
 
 Note = Callable[[str], None]
-"""Gets a line for each operation, for a trace."""
+"""Called with one line for each operation, for a trace."""
 
 
 @dataclass(slots=True)
@@ -41,12 +42,12 @@ class Workload:
     serial: int = 0
     """Number that makes the next body unique."""
     rewritten: int = 0
-    """Entry logs that compaction replaced."""
+    """Number of entry logs that compaction replaced."""
     removed: int = 0
-    """Entry logs without live entries that compaction removed."""
+    """Number of entry logs without live entries that compaction removed."""
 
     async def work(self, engine: StorageEngine, steps: int) -> None:
-        """Run steps until all operations are answered. Raises Violation for an answer that breaks a promise."""
+        """Run `steps` operations and wait for all answers. Raises Violation for an answer that breaks a promise."""
         waiting: set[asyncio.Task[None]] = set()
         for _ in range(steps):
             waiting.add(asyncio.ensure_future(self._step(engine)))
@@ -150,7 +151,7 @@ class Workload:
         self.history.erased.update(hidden)
 
     async def _delete(self, engine: StorageEngine, ledger_id: int) -> None:
-        """Delete a ledger. Most writers then use another id; late writers create the old one again."""
+        """Delete a ledger. Most later adds use another id; some create the deleted ledger again."""
         if self.rng.random() < 0.8 and ledger_id in self.ledger_ids:
             self.ledger_ids[self.ledger_ids.index(ledger_id)] = max(self.ledger_ids) + 1
         self.history.delete(ledger_id)
@@ -158,14 +159,14 @@ class Workload:
         self.note(f"delete ledger {ledger_id}: done")
 
     async def _compact(self, engine: StorageEngine) -> None:
-        """Compact. Only its effects on other operations are checked."""
+        """Run a compaction. Only its effects on other operations are checked."""
         result = await engine.compactor.run(minor=True, major=True, force=self.rng.random() < 0.5)
         self.rewritten += len(result.rewritten)
         self.removed += len(result.removed)
         self.note(f"compact: rewritten {result.rewritten} removed {result.removed} left {result.left}")
 
     async def _read(self, engine: StorageEngine, ledger_id: int) -> None:
-        """Read entries. They may be replaced during the read, but not by older ones than those acknowledged before."""
+        """Read entries and check that no body is older than the one acknowledged before the read."""
         history = self.history
         keys = [key for key in history.sent if key[0] == ledger_id]
         keys = self.rng.sample(keys, min(len(keys), _READS))

@@ -1,6 +1,6 @@
 """A machine that runs `RecoveryService` like the process of an auditor.
 
-One metadata session and one ledger client serve election, auditor and replication worker; only HTTP is left out.
+Election, auditor and replication worker share one metadata session and one ledger client. There is no HTTP port.
 """
 
 import asyncio
@@ -20,11 +20,11 @@ from bindery_simulation.service.machine import Machine
 from bindery_simulation.service.site import Site
 
 CLOCKS_APART_MS: Final = 2_000
-"""Maximum error of the wall clock of an auditor: other auditors read the times that it writes."""
+"""Maximum error in ms of an auditor's wall clock. It is small, because other auditors read the times that it writes."""
 
 
 class WatchedClient(LedgerClient):
-    """A ledger client that reports the copies that it sends."""
+    """A ledger client that reports the replicas that it stores."""
 
     machine: "AuditorMachine"
     process: Process
@@ -38,14 +38,14 @@ class WatchedClient(LedgerClient):
 
 
 class AuditorMachine(Machine):
-    """An auditor, one process after another."""
+    """A machine that runs an auditor. A process that ends is started again."""
 
     def __init__(self, site: Site, name: str, plan: HealingPlan) -> None:
         super().__init__(site, name)
         self.clock_ahead_ms = self.rng.randint(-CLOCKS_APART_MS, CLOCKS_APART_MS)
         self._plan = plan
         self._services: list[RecoveryService] = []
-        """The services of all its processes."""
+        """Services of all processes of this machine so far."""
         self._stop_wanted: asyncio.Future[str] | None = None
 
     @property
@@ -54,7 +54,7 @@ class AuditorMachine(Machine):
 
     @property
     def deaths(self) -> list[str]:
-        """Tasks of a service that ended although they should run forever, and why."""
+        """Names and errors of service tasks that ended although they should run forever."""
         states = [state for service in self._services for state in service.watcher.states.values()]
         return [f"{state.name}: {state.last_error}" for state in states if state.deaths]
 
@@ -96,7 +96,7 @@ class AuditorMachine(Machine):
         self.ended(process, why)
 
     def stop(self) -> None:
-        """Send SIGTERM; the machine then starts the auditor again."""
+        """Send SIGTERM. The machine then starts the auditor again."""
         if self.process is not None and self._stop_wanted is not None:
             self.process.call_soon(self._stop, self._stop_wanted, "SIGTERM")
 

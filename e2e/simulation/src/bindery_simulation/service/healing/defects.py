@@ -1,6 +1,6 @@
 """Defects of auditor, election, worker and copier, which the invariants of `healing.verdict` must report.
 
-`service.mutants` has the table.
+`service.mutants` describes each of them in a table.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from bindery_recovery.repair.worker import ReplicationWorker
 from bindery_simulation.mutant import Replacement
 
 DEPOSED_LEADER_DELAY_S: Final = 10.0
-"""Seconds by which a deposed leader notices the end of its leadership late."""
+"""Delay in seconds after which a former leader notices the end of its leadership."""
 
 
 def mark_removed_before_copy() -> list[Replacement]:
@@ -64,8 +64,8 @@ def lock_ignored() -> list[Replacement]:
 
 
 def leader_unchecked() -> list[Replacement]:
-    """The auditor also notices the end of its leadership late, like a process that was paused. With the check, that
-    is harmless."""
+    """Leave out the check of the vote. The auditor also notices the end of its leadership late, like a process that was
+    paused; with the check, this delay is harmless."""
     original = AuditorElection._until
 
     async def multi(self: Any, ops: Sequence[Any]) -> Any:
@@ -90,7 +90,7 @@ def limbo_is_absence() -> list[Replacement]:
 
 
 def metadata_before_copies() -> list[Replacement]:
-    """The next check finds the missing entries and copies them."""
+    """Name a replacement in the metadata without copies. The next check finds the missing entries and copies them."""
     original = Copier.copy
 
     async def copy(self: Any, ledger_id: Any, metadata: Any, targets: Any, **others: Any) -> CopyResult:

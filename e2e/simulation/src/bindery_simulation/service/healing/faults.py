@@ -1,6 +1,6 @@
 """Faults of clusters with auditors: lost, drained and maintained bookies, and failures of auditors.
 
-`Cluster.heal` undoes all of them except a lost disk and the draining of a bookie.
+`Cluster.heal` undoes all of these faults except a lost disk and the draining of a bookie.
 """
 
 from typing import Final
@@ -13,6 +13,7 @@ from bindery_simulation.service.healing.auditor_machine import AuditorMachine
 from bindery_simulation.service.healing.plan import HealingKind, HealingPlan
 
 METADATA_AWAY_S: Final = (0.3, 2.0, 6.0, 10.0)
+"""Times in seconds after which an auditor's session is connected again."""
 
 
 def lose_bookie(cluster: Cluster) -> None:
@@ -42,14 +43,14 @@ def drain_bookie(cluster: Cluster) -> None:
 
 
 def maintain_bookie(cluster: Cluster) -> None:
-    """Stop a bookie that is in maintenance, and start it after the lost-bookie delay."""
+    """Put a bookie into maintenance, stop it, and start it again after the lost-bookie delay."""
     bookie = _free_bookie(cluster)
     if bookie is not None:
         cluster.maintain(bookie, away_s=cluster.rng.choice((6.0, 10.0, 14.0)))
 
 
 def _free_bookie(cluster: Cluster) -> BookieMachine | None:
-    """Draw a serving bookie that no operator drains or maintains."""
+    """Return a random serving bookie that the operator does not drain or maintain."""
     some = [bookie for bookie in cluster.bookies if bookie.is_serving and bookie.bookie_id not in cluster.reserved]
     return cluster.rng.choice(some) if some else None
 
@@ -81,14 +82,14 @@ def stop_auditor(cluster: Cluster) -> None:
 
 
 def pause_auditor(cluster: Cluster) -> None:
-    """Pause an auditor. After the longer pauses another auditor leads and holds its locks."""
+    """Pause an auditor. During the longer pauses its session expires, and another auditor leads and takes its locks."""
     auditor = _some_auditor(cluster)
     auditor.pause()
     cluster.later(cluster.rng.choice((1.0, 3.0, 5.0, 8.0)), auditor.resume)
 
 
 def cut_auditor_from_metadata(cluster: Cluster) -> None:
-    """Cut an auditor from the metadata, but not from bookies, so that it continues to copy."""
+    """Cut the connection between an auditor and the metadata, but not to bookies, so that it continues to copy."""
     auditor = _some_auditor(cluster)
     session, process = auditor.session, auditor.process
     if session is not None and process is not None and not process.is_paused:
@@ -135,7 +136,8 @@ STORM_FAULTS: Final[tuple[Fault, ...]] = (
     *AUDITOR_FAULTS, maintain_bookie, lose_for_a_while, lose_for_a_while,
     *(fault for fault in faults.FAULTS if fault is not faults.bit_rot),
 )  # fmt: skip
-"""Without `bit_rot`: an entry that is corrupt on every bookie counts as lost until it is checked again."""
+"""Faults of clusters of kind STORM. `bit_rot` is left out, because an entry that is corrupt on every bookie counts as
+lost until it is checked again."""
 HEALING_FAULTS: Final[tuple[Fault, ...]] = tuple(
     dict.fromkeys((
         *AUDITOR_FAULTS, lose_bookie, wipe_bookie, drain_bookie, maintain_bookie, lose_for_a_while,
@@ -145,7 +147,10 @@ HEALING_FAULTS: Final[tuple[Fault, ...]] = tuple(
 
 
 def schedule(cluster: Cluster, plan: HealingPlan, given: tuple[Fault, ...] | None) -> list[tuple[float, Fault]]:
-    """Draw (seconds from the start of the traffic, fault) pairs. `given`: the faults to draw from."""
+    """Return random (seconds from the start of the traffic, fault) pairs.
+
+    `given`: the faults to choose from; None: the faults of the kind of cluster.
+    """
     rng = cluster.rng
     if plan.kind is HealingKind.RESTARTS:
         kinds, count, until_s = RESTARTS_FAULTS, rng.randint(1, 4), 10.0

@@ -1,6 +1,6 @@
-"""Draw the plan of a simulated cluster with auditors from its seed.
+"""Determine the plan of a simulated cluster with auditors from its seed.
 
-A part of the clusters has one or two auditors:
+Some of the clusters have one or two auditors:
 
 | kind     | events                                                                       | full check |
 |----------|------------------------------------------------------------------------------|------------|
@@ -9,8 +9,8 @@ A part of the clusters has one or two auditors:
 | returns  | bookies return after they were declared lost, while slow copying is going on | yes        |
 | storm    | everything: disk loss, draining, maintenance, stale leaders, all other faults | yes        |
 
-At most one disk is lost per cluster, and every ledger of such a cluster has Qa of 2 or more: no recovery can repair
-more.
+At most one disk is lost per cluster, and every ledger of such a cluster has a Qa of 2 or more, because recovery cannot
+repair greater losses.
 """
 
 import random
@@ -25,10 +25,12 @@ from bindery_recovery.settings import RecoverySettings
 SHARE: Final = 0.3
 """Share of clusters with auditors, unless the kind is given."""
 DELAY_OF_RESTARTS_S: Final = 9
-"""Lost-bookie delay in seconds in clusters of restarts: longer than any absence there."""
+"""Lost-bookie delay in seconds in clusters of kind RESTARTS. It is longer than any bookie is down there."""
 
 
 class HealingKind(StrEnum):
+    """Kind of a cluster with auditors; see the table of the module."""
+
     RESTARTS = "restarts"
     RETURNS = "returns"
     STORM = "storm"
@@ -36,22 +38,27 @@ class HealingKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HealingPlan:
-    """Properties of a cluster with auditors. They depend on the seed alone."""
+    """Properties of a cluster with auditors. They depend only on the seed and the requested kind."""
 
     kind: HealingKind
     auditors: int
+    """Number of auditors."""
     delay_s: int
+    """Lost-bookie delay in seconds."""
     bytes_per_s: int
+    """Maximum copy rate in bytes per second."""
     loses_disk: bool
     """Whether one disk is lost."""
     drains: bool
+    """Whether the operator drains a bookie."""
     traffic_s: float
-    """Seconds of traffic and faults before all faults are undone."""
+    """Time in seconds of traffic and faults before all faults are undone."""
     workers: int
+    """Value of `RecoverySettings.workers`."""
 
     @property
     def spares(self) -> int:
-        """Number of bookies that no ensemble may need."""
+        """Number of bookies beyond the size of the largest ensemble."""
         return 1 if self.kind is not HealingKind.STORM else self.loses_disk + self.drains
 
     @property
@@ -84,9 +91,10 @@ class _Settings(RecoverySettings):
 
 
 def draw_plan(seed: int, kind: HealingKind | None = None, *, is_wanted: bool = False) -> HealingPlan | None:
-    """Draw the plan of a seed, or None for a cluster without auditors; `is_wanted`: never None.
+    """Return the plan of a seed, or None for a cluster without auditors.
 
-    Uses its own random generator, so that clusters without auditors do not depend on it. `kind`: drawn if None.
+    `kind`: None for a random kind. `is_wanted`: never return None. The function has its own random generator, so that
+    it does not influence clusters without auditors.
     """
     rng = random.Random(f"healing of {seed}")
     is_drawn = rng.random() < SHARE

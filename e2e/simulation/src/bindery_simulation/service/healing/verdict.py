@@ -1,16 +1,16 @@
-"""Check the invariants of recovery over every committed metadata transaction and every copy that is sent.
+"""Check the invariants of recovery for every committed metadata transaction and every replica that a worker stores.
 
 | invariant               | meaning                                                                            |
 |-------------------------|------------------------------------------------------------------------------------|
-| mark-removed-too-early  | a mark is removed only if nothing is missing that its worker could detect since    |
-|                         | it took its lock                                                                   |
-| two-leaders-wrote       | the session of the lowest vote writes what only the leading auditor may write      |
+| mark-removed-too-early  | a mark is removed only if no entry is missing that its worker could find missing   |
+|                         | after it took the lock                                                             |
+| two-leaders-wrote       | only the session of the lowest vote writes the nodes of the leading auditor        |
 | metadata-points-to-hole | a bookie is replaced only by one that acknowledged every entry of the fragment     |
 |                         | before                                                                             |
 | copied-needlessly       | nothing is copied for a bookie that is back with all its entries, that is in       |
 |                         | maintenance, or that was not down for the delay                                    |
-| copied-from-limbo       | an entry that a bookie in limbo answers with "unknown" is not copied to it by      |
-|                         | others, not removed from it, and not counted as lost                               |
+| copied-from-limbo       | if a bookie in limbo answers "unknown" for an entry, workers do not copy the entry |
+|                         | to it, do not replace the bookie, and do not count the entry as lost               |
 | worked-without-lock     | copies, replacements and removals of marks come from processes that hold the lock  |
 |                         | of the ledger                                                                      |
 | hole-unnoted            | an under-replicated ledger is closed only after its closing record is written,     |
@@ -19,8 +19,8 @@
 | not-healed              | after all faults no mark and no closing record is left, and each closed ledger has |
 |                         | all its copies, on registered bookies                                              |
 
-A worker may rely on the state from when it took the lock, and from `SEEN_AFTER_S` before: the next audit handles later
-changes.
+A worker may rely on the state that it read when it took the lock, or up to `SEEN_AFTER_S` earlier. The next audit
+handles later changes.
 """
 
 import json
@@ -41,10 +41,11 @@ from bindery_simulation.service.healing.plan import HealingKind, HealingPlan
 from bindery_simulation.service.site import Site
 
 SEEN_AFTER_S: Final = 3.0
-"""Seconds after which a process that reads again sees a change of the metadata."""
+"""Time in seconds after which a process that reads again sees a change of the metadata."""
 BACK_S: Final = 8.0
-"""Maximum seconds from the return of a bookie to the end of copying that replaces it."""
+"""Maximum time in seconds from the return of a bookie to the end of the copying that replaces it."""
 CHECKED_ALL_NAMES: Final = frozenset(str(reason) for reason in CHECKED_ALL)
+"""Reasons of recovery records for which a repair reads every entry."""
 
 
 @dataclass(slots=True)
@@ -59,7 +60,11 @@ class _Lock:
 
 @dataclass(slots=True)
 class HealingVerdict:
-    """`sees(ops, owner)` is called before each transaction of the tree, and its results after a successful one."""
+    """Collects observations of recovery and checks them.
+
+    `sees(ops, owner)` is called before each transaction of the tree. The functions that it returns are called if the
+    transaction succeeds.
+    """
 
     site: Site
     plan: HealingPlan | None
@@ -67,19 +72,19 @@ class HealingVerdict:
     registered_since: dict[str, float] = field(default_factory=dict)
     away_since: dict[str, float] = field(default_factory=dict)
     intents: dict[str, tuple[str, float]] = field(default_factory=dict)
-    """Bookie -> (intent of the operator, time at which it was set)."""
+    """(intent, simulated time at which it was set) of each bookie's membership."""
     marks_made: int = 0
     marks_removed: int = 0
     _locks: dict[int, _Lock] = field(default_factory=dict)
-    """Ledger -> its lock."""
+    """State at the time of the last lock of each ledger."""
     _taken: dict[tuple[Process, int], float] = field(default_factory=dict)
-    """(process, ledger) -> time at which it last took the lock."""
+    """Time at which a process last took the lock of a ledger, by (process, ledger)."""
     _copied: dict[tuple[int, str], float] = field(default_factory=dict)
-    """(ledger, bookie) -> time at which copies were last sent."""
+    """Time at which replicas were last sent to a bookie, by (ledger, bookie)."""
     _writer: int = 0
-    """Session of the last committed transaction."""
+    """Session of the current or last transaction."""
     _whole: dict[int, LedgerMetadata] = field(default_factory=dict)
-    """Ledger -> metadata with which all its copies were read."""
+    """Metadata of each ledger with which all its replicas were read."""
 
     # --- transactions -----------------------------------------------------------------------------------------------
 
@@ -115,7 +120,7 @@ class HealingVerdict:
     # --- closing records --------------------------------------------------------------------------------------------
 
     def closed(self, ledger_id: int, metadata: LedgerMetadata) -> None:
-        """Check the closing record of a ledger that was closed, also in clusters without auditors."""
+        """Check that an under-replicated ledger has a closing record when it is closed, even without auditors."""
         record = BinderyLayout().recovery_closing(LedgerId(ledger_id))
         if self.site.tree.znodes.exists(record) is None:
             for fragment, missing in self._unacknowledged(ledger_id, metadata):
@@ -125,7 +130,7 @@ class HealingVerdict:
     def _sees_record(self, op: Op, owner: int) -> list[Callable[[], None]]:
         name = op.path.rsplit("/", 1)[1]
         if not isinstance(op, Delete) or len(name) != len(str(ID_MAX)):
-            return []  # a record is created, or it is a directory
+            return []  # a record is created, or the path is that of a directory
         ledger_id = LedgerId(int(name))
         if self.site.tree.znodes.exists(self.site.layout.ledger(ledger_id)) is None:
             return []  # the record is deleted with its ledger
@@ -149,9 +154,9 @@ class HealingVerdict:
             )
 
     def _unacknowledged(self, ledger_id: int, metadata: LedgerMetadata) -> list[tuple[Fragment, list[int]]]:
-        """Return fragments with the entries that their bookies did not acknowledge.
+        """Return (fragment, entries that its bookie did not acknowledge) of each fragment with such entries.
 
-        Bookies that lost their disk are left out: they are lost permanently, or copy their entries back.
+        Bookies that lost their disk are left out: they are lost permanently, or they copy their entries back.
         """
         held, found = self.site.verdict.ledger(ledger_id).held, []
         for fragment in closed_fragments(metadata):
@@ -164,7 +169,7 @@ class HealingVerdict:
     # --- leaders ----------------------------------------------------------------------------------------------------
 
     def _sees_guarded(self, path: str, owner: int) -> list[Callable[[], None]]:
-        """Check that the current leader writes. Called before the write, which may change the leader."""
+        """Check that the writing session leads. Called before the write, because the write may change the leader."""
         leader = self._leader()
         if leader == owner:
             return []
@@ -276,7 +281,7 @@ class HealingVerdict:
                 self._check_fragment(ledger_id, metadata, fragment)
 
     def _check_fragment(self, ledger_id: LedgerId, metadata: LedgerMetadata, fragment: Fragment) -> None:
-        """Read missing entries from their bookie, which may have entries that it never acknowledged."""
+        """Read unacknowledged entries from their bookie, which may have stored them without an acknowledgement."""
         stored = self.site.verdict.ledger(ledger_id).held
         for now in closed_fragments(metadata):
             if (now.segment_first, now.index) != (fragment.segment_first, fragment.index):
@@ -304,7 +309,7 @@ class HealingVerdict:
                 self.site.verdict.broken(invariant, message)
 
     def _record(self, op: Create | Set) -> None:
-        """Check a record of an unrecoverable ledger: no bookie in limbo may still have its entries."""
+        """Check the record of an unrecoverable ledger: no bookie of the ledger may be in limbo."""
         record = json.loads(op.data)
         if record.get("state") != "unrecoverable":
             return
@@ -383,7 +388,7 @@ class HealingVerdict:
 
     @property
     def _is_calm(self) -> bool:
-        """Whether every registered bookie can be reached, because bookies only stop and start."""
+        """Whether every registered bookie can be reached, because the only faults are stopped bookies."""
         return self.plan is not None and self.plan.kind is HealingKind.RETURNS
 
     # --- the end of the run -----------------------------------------------------------------------------------------
@@ -393,7 +398,7 @@ class HealingVerdict:
         self._whole.clear()
 
     def unrepaired(self) -> str:
-        """Describe a ledger that the metadata shows as not repaired; empty: there is none."""
+        """Return a description of a ledger that is not repaired according to the metadata; empty: there is none."""
         for ledger_id in sorted(self.site.verdict.ledgers):
             path = self.site.layout.mark(LedgerId(ledger_id))
             if self.site.tree.znodes.exists(path) is not None:
@@ -412,7 +417,7 @@ class HealingVerdict:
 
     @property
     def unread(self) -> Mapping[int, LedgerMetadata]:
-        """Ledgers whose copies were not all read since their metadata last changed."""
+        """Ledgers whose replicas have not all been read since the metadata last changed."""
         ledgers = self.site.verdict.ledgers
         return {
             ledger_id: metadata
@@ -421,5 +426,5 @@ class HealingVerdict:
         }
 
     def copies_read(self, ledger_id: int, metadata: LedgerMetadata) -> None:
-        """Record that every copy of a ledger was read."""
+        """Record that every replica of a ledger was read."""
         self._whole[ledger_id] = metadata
