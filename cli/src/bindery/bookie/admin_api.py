@@ -12,6 +12,7 @@ from bindery.common.json_http import JsonHttp, answerer_of, problem_of
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
 PREFIX: Final = "/api/v1/bookie"
 TIMEOUT_S: Final = 30.0
+"""Timeout in seconds of one request."""
 
 
 class BookieUnreachable(BinderyError):

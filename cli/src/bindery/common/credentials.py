@@ -13,7 +13,9 @@ import typer
 from bindery_core.errors import BadRequest
 
 VARIABLE: Final = "BINDERY_LEDGER_PASSWORD"
+"""Name of the environment variable with the password of the ledger."""
 FILE_VARIABLE: Final = "BINDERY_LEDGER_PASSWORD_FILE"
+"""Name of the environment variable with the path of the password file."""
 
 PasswordFile = Annotated[
     str | None,

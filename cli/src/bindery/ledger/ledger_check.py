@@ -42,6 +42,8 @@ GONE: Final = "not registered"
 
 
 class CheckClient(CompareClient, Protocol):
+    """The part of the ledger client that this module uses."""
+
     async def list_bookies(self) -> Mapping[BookieId, bool]: ...
 
 

@@ -23,6 +23,8 @@ REASONS_MAX: Final = 5
 
 
 class CompareClient(ReplicaSource, Protocol):
+    """The part of the ledger client that this module uses."""
+
     async def open(self, ledger_id: LedgerId, *, password: bytes = b"", recover: bool = True) -> ReadHandle: ...
 
 

@@ -47,6 +47,8 @@ class Output:
 
 
 class ReadClient(CompareClient, Protocol):
+    """The part of the ledger client that this module uses."""
+
     async def list_bookies(self) -> Mapping[BookieId, bool]: ...
 
 

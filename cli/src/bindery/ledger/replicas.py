@@ -37,9 +37,11 @@ from crc32c import crc32c
 T = TypeVar("T")
 
 BATCH_ENTRIES_MAX: Final = 500
+"""Maximum number of entries in one batch."""
 BATCH_BYTES: Final = 2 * 1024 * 1024
 """Target size in bytes of one batch from each bookie, computed from the largest entry of the previous batch."""
 FIRST_BATCH_ENTRIES: Final = 8
+"""Number of entries in the first batch, before the size of an entry is known."""
 SILENT_BATCHES_MAX: Final = 3
 """Number of consecutive batches without a response after which a bookie is skipped, because each batch may time out."""
 RECHECK_PAUSE_S: Final = 1.0
@@ -178,6 +180,8 @@ class Copy:
 
 
 class EntryVerdict(Enum):
+    """Verdict on the copies of one entry; the docstring of the module has a table of them."""
+
     AGREE = "agree"
     MISSING = "missing"
     CORRUPT = "corrupt"

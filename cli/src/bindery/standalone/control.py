@@ -22,7 +22,9 @@ from typing import Any, Final
 from bindery_core.errors import BinderyError
 
 REQUEST_SIZE_MAX: Final = 4096
+"""Maximum size of a request in bytes."""
 READ_TIMEOUT_S: Final = 5.0
+"""Maximum time in seconds until a request is complete."""
 
 Handler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 

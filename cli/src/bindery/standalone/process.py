@@ -19,13 +19,18 @@ from bindery.standalone.directory import DataDirectory, ProcessIdentity
 from bindery.standalone.plan import HOST, Kind, ProcessPlan
 
 PROBE_INTERVAL_S: Final = 0.1
+"""Interval in seconds between two probes of a process that starts."""
 PROBE_TIMEOUT_S: Final = 2.0
+"""Timeout in seconds of one probe."""
 PROBE_SIZE_MAX: Final = 65536
+"""Size in bytes from which no more of a response is read."""
 STOP_TIMEOUT_S: Final = 15.0
 """Seconds from SIGTERM to SIGKILL, in which a bookie flushes its caches."""
 
 
 class ChildState(StrEnum):
+    """State of a child process, as `status` shows it."""
+
     DOWN = "down"
     STARTING = "starting"
     READY = "ready"

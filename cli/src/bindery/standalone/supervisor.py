@@ -56,6 +56,8 @@ BOOKIES_NEEDED: Final = 3
 
 
 class Supervisor:
+    """Keep the processes of a plan running. `say` prints one line for the operator."""
+
     def __init__(
         self,
         plan: ClusterPlan,

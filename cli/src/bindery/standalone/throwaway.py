@@ -33,9 +33,12 @@ from bindery.standalone.plan import (
 )
 
 START_TIMEOUT_S: Final = 90.0
+"""Maximum time in seconds until the cluster is ready."""
 STOP_TIMEOUT_S: Final = 60.0
+"""Maximum time in seconds until all processes have ended."""
 POLL_INTERVAL_S: Final = 0.05
 OFFSET_ATTEMPTS_MAX: Final = 200
+"""Maximum number of random port offsets that are tried."""
 CLAIM_PORT: Final = 2199
 """Port, plus the offset, that a cluster binds for its lifetime without listening. It reserves the offset: the ports of
 processes that restart are free for a moment, and a cluster of another test must not take them."""

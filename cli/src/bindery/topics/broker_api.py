@@ -11,6 +11,7 @@ from bindery.common.json_http import JsonHttp, answerer_of, problem_of
 
 DEFAULT_URL: Final = "http://127.0.0.1:8080"
 TIMEOUT_S: Final = 60.0
+"""Timeout in seconds of one request, longer than the broker waits for messages."""
 WAIT_MS_MAX: Final = 20_000
 
 
@@ -32,6 +33,7 @@ class BrokerRefused(BinderyError):
 
 
 def broker_url(url: str | None) -> str:
+    """Return `url`, or BINDERY_URL, or DEFAULT_URL."""
     return (url or os.environ.get("BINDERY_URL") or DEFAULT_URL).rstrip("/")
 
 

@@ -158,9 +158,10 @@ def _read(
 def _receive(
     broker: "Broker", path: str, subscription: str, *, follow: bool, maximum: int | None, retries: Retries
 ) -> Generator[dict[str, Any], None, None]:
-    """Yield messages of the subscription, and acknowledge each when the caller asks for the next one.
+    """Yield messages of the subscription, and acknowledge them.
 
-    If the caller stops, messages that were received and not yielded are returned to the subscription.
+    A message counts as printed when the caller asks for the next one. Printed messages are acknowledged after each
+    request, and when the caller stops. The other received messages are then returned to the subscription.
     """
     from bindery.topics.broker_api import subscription_path
 

@@ -1,6 +1,7 @@
 """Requests, responses and routes of an admin API on bare ASGI.
 
 A web framework would cost a bookie more memory and start-up time than the API itself.
+
 All input of clients is limited: query strings by QUERY_SIZE_MAX, bodies by BODY_SIZE_MAX, heads by the server. Errors
 are RFC 9457 problems with status and code of the error tree, as in every service.
 """
@@ -32,6 +33,8 @@ ContextT = TypeVar("ContextT")
 
 @dataclass(frozen=True, slots=True)
 class Request:
+    """A request that a route handles."""
+
     method: str
     path: str
     query: Mapping[str, str] = field(default_factory=dict)
@@ -99,6 +102,8 @@ def boolean(body: Mapping[str, Any], name: str, default: bool | None = None) -> 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
+    """The response to a request."""
+
     status: int
     content_type: str
     body: bytes | AsyncIterator[bytes]
@@ -137,6 +142,7 @@ def text_answer(body: str, status: int = 200) -> Answer:
 def problem(
     status: int, code: str, detail: str, *, headers: tuple[tuple[bytes, bytes], ...] = (), **facts: Any
 ) -> Answer:
+    """Return an error response (RFC 9457) with the same fields as `bindery_kit.http.problem`."""
     body = {
         "type": f"urn:bindery:problem:{code}",
         "title": code.replace("_", " "),
@@ -151,6 +157,7 @@ def problem(
 
 
 def problem_of(error: BinderyError) -> Answer:
+    """Return `error` as a response, with the status and code of its class."""
     headers = ((b"www-authenticate", b"Bearer"),) if error.status == 401 else ()
     return problem(error.status, error.code, str(error), headers=headers, **error.facts)
 

@@ -241,6 +241,8 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class EffectiveSetting:
+    """One setting with its current value. `name`: with the names of its groups, such as `journal.size_max`."""
+
     name: str
     value: Any
     source: str

@@ -23,6 +23,7 @@ from starlette.responses import Response
 
 CONTENT_TYPE: Final = "application/problem+json"
 RETRY_AFTER_S: Final = 1
+"""Value in seconds of the Retry-After header of 429 and 503."""
 
 
 def problem_response(

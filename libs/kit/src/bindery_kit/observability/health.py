@@ -52,6 +52,8 @@ class StartupProgress:
 
 
 class Health:
+    """Health of the process, which its parts report and `OpsApp` serves."""
+
     def __init__(self) -> None:
         self._failed: dict[str, str] = {}
         self._blocked: dict[str, str] = {}

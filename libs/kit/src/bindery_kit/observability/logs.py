@@ -36,6 +36,7 @@ _DEPTH_MAX: Final = 4
 _OWN_LOGGERS: Final = "bindery"
 """Standard loggers below this name log events, as structlog does; others log sentences."""
 LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
+"""Name of a log level -> its number in `logging`."""
 
 
 def get_logger(name: str | None = None, /, **fields: Any) -> Any:

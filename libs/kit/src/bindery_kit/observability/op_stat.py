@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 QUANTILES: Final = (0.5, 0.75, 0.95, 0.99, 0.999, 0.9999, 1.0)
+"""Quantiles in the metrics, in ascending order."""
 WINDOW_S: Final = 60.0
 """Time in seconds after which a new set of counts begins. Quantiles cover the current and the previous set."""
 _SUB_BUCKETS = 8
