@@ -36,13 +36,19 @@ from bindery_metadata.stores.zookeeper import ZooKeeperStore
 from peer_report import write_docs
 
 COPIES = 3
+"""Number of bookies, and of replicas of each entry."""
 LEDGER_BYTES = 64 * 2**20
 ADD_BYTES = 512 * 1024
+"""Payload bytes of one `add_many`."""
 FOREGROUND_PAUSE_S = 0.02
+"""Pause in seconds between two adds of the concurrent writer."""
 QUIET_S = 10.0
+"""Duration in seconds of the measurement of the writer without an audit."""
 POLL_S = 0.25
+"""Interval in seconds at which memory and CPU time are sampled."""
 MIB = 2**20
 DOCS_MIB = 2_048
+"""Payload in MiB of the last step with `--write-docs`."""
 GROWTH_MIB = 256
 """Minimum growth in MiB between two audits from which a rate is computed. With less, start-up times dominate."""
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -53,7 +59,7 @@ def say(text: str) -> None:
 
 
 async def fill(zookeeper: str, *, size: int, entry_size: int) -> int:
-    """Entries written."""
+    """Write ledgers with `size` bytes of payload in total. Returns the number of entries."""
     store = await ZooKeeperStore.connect(zookeeper)
     client = await LedgerClient.connect(store, randomness=random.SystemRandom())
     step = max(1, ADD_BYTES // entry_size)

@@ -3,9 +3,9 @@
     .venv/bin/python bench/bookie.py                                  # the table
     .venv/bin/python bench/bookie.py --in-flight 1 100 --size 128 --seconds 5 --json
 
-Starts a throwaway cluster with one bookie on the disk of TMPDIR. The client is a bare window: as many adds as were
-answered go out again, so that its own cost is small; it still shares the machine's cores with the bookie. Latency is
-from the write of a request to its answer's arrival. "us CPU" is the bookie process's user and system time per entry.
+Starts a throwaway cluster with one bookie on the disk of TMPDIR. The client only keeps a constant number of requests in
+flight, so that its own cost is small; it still shares the machine's cores with the bookie. Latency is measured from the
+write of a request to the arrival of its response. "us CPU" is the bookie process's user and system time per entry.
 """
 
 import argparse
@@ -162,7 +162,7 @@ async def measure(port: int, pid: int, requests: Adds | Reads, *, in_flight: int
 async def run(args: argparse.Namespace, cluster: ThrowawayCluster) -> list[dict[str, Any]]:
     port, pid = BOOKIE_PORT + cluster.port_offset, cluster.pid("bookie-0")
     rows = []
-    ledger_id = 1_000_000  # far from any that the cluster makes
+    ledger_id = 1_000_000  # far from the ids that the cluster assigns
     for size in args.size:
         largest = (0, 0)
         for in_flight in args.in_flight:

@@ -3,10 +3,10 @@
     python bench/broker.py http://127.0.0.1:8080
     python bench/broker.py http://127.0.0.1:8080 --seconds 10 --connections 1,16,64 --json
 
-Each row keeps a number of connections busy for some seconds, one request under way on each. `single` is one message a
-request (raw body), `batch` an NDJSON request of --batch messages. Receiving acknowledges everything it gets, one ack
-call for each receive; it reads what the produce rows wrote. The client speaks HTTP over plain sockets, so that it costs
-little beside the broker on the same machine; its own CPU time stands in the table.
+Each row keeps a number of connections busy for some seconds, with one request in flight on each. `single` is one
+message per request (raw body), `batch` an NDJSON request of --batch messages. The receive rows read the messages of the
+produce rows and acknowledge all of them, with one ack call for each receive call. The client implements HTTP over plain
+sockets, because it shares the machine with the broker and must cost little; the table has its CPU time.
 """
 
 import argparse
@@ -75,7 +75,7 @@ class Connection:
 
 
 Step = Callable[[Connection, int], Awaitable[int]]
-"""One request, or several that belong together, on a connection; the number of messages, 0 at the end."""
+"""Send one request, or several that belong together, on a connection. Returns the number of messages; 0: the end."""
 
 
 async def run(url: str, step: Step, *, what: str, connections: int, per_request: int, size: int, seconds: float) -> Row:

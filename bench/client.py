@@ -1,14 +1,14 @@
-"""Measure the ledger client: CPU time per entry and adds per second, with bookies that do nearly nothing.
+"""Measure the ledger client: CPU time per entry and adds per second, with bookies that only acknowledge.
 
     .venv/bin/python bench/client.py                      # the table
     .venv/bin/python bench/client.py --real               # the same through real bookies that fsync
     .venv/bin/python bench/client.py --profile            # where the time goes
     .venv/bin/python bench/client.py --in-flight 1 1000 --size 128 --seconds 5
 
-By default the bookies run in another process and only acknowledge, so the figures are the client's, not a cluster's;
+By default, the bookies run in another process and store nothing, so the results show the cost of the client alone.
 `--real` starts a throwaway cluster: a real ZooKeeper and three bookies, on the disk of TMPDIR. "us CPU" is the process
-time of the client (loop, codec, state machine, callers' tasks) divided by the entries confirmed; each goes to three
-bookies (E=3 Qw=3 Qa=2). "single" callers await one entry per call, "100 each" callers a hundred per call.
+time of the client (loop, codec, state machine, callers' tasks) divided by the number of confirmed entries. Each entry
+is sent to three bookies (E=3 Qw=3 Qa=2). A "single" call adds one entry, a "100 each" call adds a hundred.
 """
 
 import argparse
@@ -42,6 +42,7 @@ from bindery_metadata.stores.zookeeper import ZooKeeperStore
 
 BOOKIES = 3
 BATCH = 100
+"""Entries per call of the callers with "100 each"."""
 
 
 class NullBookie(asyncio.Protocol):
@@ -84,7 +85,7 @@ async def connect(ports: list[int]) -> LedgerClient:
 async def load(
     writer: WriteHandle, *, in_flight: int, size: int, batch: int, seconds: float
 ) -> tuple[int, list[float]]:
-    """Keep `in_flight` entries in flight for `seconds`; (confirmed entries, latencies of the calls)."""
+    """Keep `in_flight` entries in flight for `seconds`. Returns (confirmed entries, latencies of the calls)."""
     payload = bytes(size)
     payloads = [payload] * batch
     end = time.perf_counter() + seconds

@@ -37,8 +37,11 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 PART_SIZE_MAX: Final = 4 * 1024 * 1024
 """Maximum bytes of a message; a larger file is sent in parts."""
 SMALL_SIZE_MAX: Final = 8 * 1024
+"""Maximum bytes of a message that is sent together with others."""
 LINES_MAX: Final = 100
+"""Maximum number of messages in one request."""
 BATCH_SIZE_MAX: Final = 256 * 1024
+"""Maximum bytes of the messages in one request."""
 RETRY_PAUSE_S: Final = 0.2
 RETRY_TIMEOUT_S: Final = 90.0
 DRAIN_WAIT_MS: Final = 5_000
@@ -199,7 +202,7 @@ async def send(
 
 
 async def consume(url: str, advance: Any) -> list[dict[str, Any]]:
-    """Receive and acknowledge all messages; (key, digest, ...) of each, without payloads."""
+    """Receive and acknowledge all messages. Returns (key, digest, ...) of each, without payloads."""
     received: list[dict[str, Any]] = []
     base = f"{TOPIC}/subscriptions/verifier"
     async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as http:

@@ -184,7 +184,7 @@ class Bookie:
         return self.tree.connect()
 
     async def start(self) -> float:
-        """Seconds it took."""
+        """Start the bookie, its writer and its readers. Returns the duration of the start in seconds."""
         started = time.monotonic()
         self.shutdown = Shutdown()
         self.process = BookieProcess(
@@ -238,7 +238,7 @@ class Bookie:
                     self.refused[name] = self.refused.get(name, 0) + 1
                     if answer.status not in (Status.READ_ONLY, Status.TOO_MANY_REQUESTS):
                         raise Wrong(f"{self.name}: an add was answered {name}")
-            # A rate that leaves space for 50 cycles; while the disk is full, only an occasional attempt to write.
+            # The rate leaves space for 50 cycles. While the disk is full, the writer only tries occasionally.
             await asyncio.sleep(0.05 if refused else 0.004)
         link.close()
 
@@ -267,7 +267,7 @@ class Bookie:
         link.close()
 
     async def until(self, condition: Callable[[], Any], what: str) -> float:
-        """Wait until `condition` is true; the seconds. The condition may be a coroutine function."""
+        """Wait until `condition` is true. Returns the seconds waited. The condition may be a coroutine function."""
         started = time.monotonic()
         while True:
             self.check()

@@ -181,7 +181,7 @@ class Run:
         return measured
 
     def _keep(self, part: str, quorum: str, wire: int, size: int, in_flight: int, runs: list[dict[str, Row]]) -> None:
-        """The median of the runs for each figure."""
+        """Record the row with the median of each measurement over `runs`."""
         line: Row = {"part": part, "quorum": quorum, "wire": wire, "size": size, "in_flight": in_flight, "systems": {}}
         for name in runs[0]:
             line["systems"][name] = {key: statistics.median(run[name][key] for run in runs) for key in runs[0][name]}

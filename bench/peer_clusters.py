@@ -72,7 +72,7 @@ class Process:
         return self.child.pid
 
     def start(self) -> float:
-        """Seconds from exec until the port accepts connections."""
+        """Start the process. Returns the seconds from exec until its port accepts connections."""
         began = time.perf_counter()
         with self.log.open("ab") as log:
             self.child = subprocess.Popen(
@@ -212,7 +212,7 @@ class Cluster:
         return self.peers.bookie_command(conf, memory=self.system.memory)
 
     def start(self, bookies: int) -> list[float]:
-        """Start bookies one after the other; the seconds until each opened its port."""
+        """Start bookies one after the other. Returns the seconds until each opened its port."""
         took = []
         for _ in range(bookies):
             bookie = self.new_bookie()

@@ -2,14 +2,14 @@
 
     make bench                              # every part
     make bench ARGS="--seconds 1"           # shorter lines
-    make bench ARGS="--parts bookie http"   # some of it
+    make bench ARGS="--parts bookie http"   # some of the parts
 
 | part    | what it measures                                                                                      |
 |---------|-------------------------------------------------------------------------------------------------------|
 | storage | the storage engine in one process, without a network: adds with fsync on, reads that catch up          |
 | bookie  | one real bookie over its port: adds with fsync on, reads; latency, CPU and memory of the bookie        |
 | client  | the ledger client's own CPU per entry against bookies that only acknowledge; then through real bookies |
-| topic   | the broker's storage half over ledgers in memory: its CPU per message                                  |
+| topic   | the broker's storage part over ledgers in memory: its CPU per message                                  |
 | http    | produce and receive over the broker's HTTP API, single messages and batches                            |
 
 Each part is a program of its own with more options: see its `--help`. Results with the machine they were measured on

@@ -26,7 +26,7 @@ SIZE_MAX = 10**9
 
 
 async def best(work: Callable[[], Awaitable[object]]) -> float:
-    """Microseconds per message."""
+    """Run `work` ROUNDS times. Returns the time of the fastest round in microseconds per message."""
     seconds = []
     for _ in range(ROUNDS):
         started = time.perf_counter()

@@ -35,7 +35,7 @@ def source_version(context: Path) -> str:
 
 
 def source_revision(context: Path) -> str:
-    """The commit in `context`, with `-dirty` where tracked files differ from it; `unknown` outside a repository."""
+    """The commit in `context`, with `-dirty` if tracked files differ from it; `unknown` outside a repository."""
     command = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
     try:
         done = subprocess.run(command, cwd=context, capture_output=True, text=True, check=False)

@@ -9,8 +9,8 @@
 
 The latter three are subsets of the first one, with the same versions and hashes.
 
-uv's own lock file names the index that it was resolved from, which ties it to one mirror; docs/adr/0001 says why the
-exported form is the one kept in the repository.
+uv's own lock file names the index that it was resolved from, which ties it to one mirror; docs/adr/0001 explains why
+the repository has the exported form instead.
 """
 
 import re

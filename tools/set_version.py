@@ -1,7 +1,7 @@
 """Set the version of all packages: `python tools/set_version.py 0.2.0`.
 
-Writes it to each pyproject.toml, to bindery_core.version, which the programs show, to the Dockerfile, and to the
-charts' appVersion, which is the images' default tag. An image build runs this script on its copy of the sources.
+Writes the version to each pyproject.toml, to bindery_core.version, which the programs show, to the Dockerfile, and to
+the charts' appVersion, which is the images' default tag. An image build runs this script on its copy of the sources.
 """
 
 import argparse

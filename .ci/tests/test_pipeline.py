@@ -42,7 +42,7 @@ def test_a_few_failed_tests_of_processes_may_be_repeated() -> None:
         (outcome({"a.py::test_pure": []}), "starts no processes"),
     ],
 )
-def test_nothing_else_is_repeated(found: dict[str, Any] | None, why: str) -> None:
+def test_other_failures_are_not_repeated(found: dict[str, Any] | None, why: str) -> None:
     assert why in may_be_repeated(found)
 
 
@@ -153,7 +153,9 @@ def test_a_repeat_that_passed_is_named_in_the_table(tmp_path: Path) -> None:
         (Step("lint"), [(2, None)]),
     ],
 )
-def test_a_failure_fails(tmp_path: Path, step: Step, made: list[tuple[int, dict[str, Any] | None]]) -> None:
+def test_a_failed_target_or_repeat_fails_the_run(
+    tmp_path: Path, step: Step, made: list[tuple[int, dict[str, Any] | None]]
+) -> None:
     with pytest.raises(CheckFailed, match=step.target):
         Scripted(tmp_path, *made).run(step)
 

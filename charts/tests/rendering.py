@@ -16,7 +16,7 @@ CHART = ROOT / "charts" / "bindery"
 KUBERNETES = "1.34.0"
 """Kubernetes version of the renderings; `kubeVersion` in Chart.yaml has the supported ones."""
 PRESETS = ("none", "kind", "minikube", "ha", "restricted")
-"""Name -> values file; `none`: no values."""
+"""Names of the presets in `values-<name>.yaml`; `none`: the defaults of the chart."""
 NAMESPACE = "somewhere"
 
 Object = dict[str, Any]

@@ -112,7 +112,7 @@ def objects(example: Path) -> list[Any]:
     return documents(done.stdout)
 
 
-def test_the_guides_example_is_one_of_these_values(objects: list[Any]) -> None:
+def test_the_guides_example_configures_every_program(objects: list[Any]) -> None:
     templates = {name: one for name, one in pod_templates(objects) if "-reports" not in name}
     bookie = environment(templates["bindery-bookie"])
     assert (bookie["BOOKIE_AUTH_PROVIDER"], bookie["BOOKIE_TLS_REQUIRED"]) == ("token", "true")

@@ -42,7 +42,7 @@ def executor(values: Object | None = None, *, preset: str = "none") -> Any:
     return yaml.safe_load(made["data"]["executor.yaml"])
 
 
-def test_nothing_of_it_is_made_by_default() -> None:
+def test_audit_objects_are_not_created_by_default() -> None:
     assert not [one for one in render_preset("none") if "audit" in one["metadata"]["name"].split("-")]
 
 
@@ -57,7 +57,7 @@ def test_audits_run_one_at_a_time_by_a_schedule() -> None:
     assert plain["startingDeadlineSeconds"] == 3600
 
 
-def test_a_verdict_ends_the_job_and_a_death_does_not() -> None:
+def test_a_verdict_ends_the_job_and_another_failure_does_not() -> None:
     job = cronjob({"audit.backoffLimit": 5, "audit.activeDeadlineSeconds": 600})["jobTemplate"]["spec"]
     found, evicted = job["podFailurePolicy"]["rules"]
     assert found == {
@@ -131,7 +131,7 @@ def test_a_job_binds_the_claim_where_storage_waits_for_a_pod() -> None:
     assert main_container(job["spec"]["template"])["args"] == ["show"]
 
 
-def test_the_driver_alone_has_no_rights_and_no_token() -> None:
+def test_a_driver_without_executors_has_no_role_and_no_token() -> None:
     objects = render(ON)
     assert of_kind(objects, "Role", "RoleBinding") == []
     assert pod({})["spec"]["automountServiceAccountToken"] is False
@@ -150,7 +150,7 @@ def test_with_executors_the_driver_may_only_manage_pods_of_its_namespace() -> No
         assert pod(EXECUTORS, name=name)["spec"]["automountServiceAccountToken"] is False
 
 
-def test_sizes_of_executors_are_what_spark_calls_them() -> None:
+def test_sizes_of_executors_become_settings_of_spark() -> None:
     conf = spark_conf(
         {
             **EXECUTORS,
@@ -191,12 +191,12 @@ def test_executors_run_java_as_the_driver_does() -> None:
     assert spark_conf(EXECUTORS)["spark.executor.extraJavaOptions"] == JVM_OPTIONS
 
 
-def test_settings_of_the_operator_win() -> None:
+def test_settings_of_the_operator_override_those_of_the_chart() -> None:
     conf = spark_conf({**EXECUTORS, "audit.sparkConf": {"spark.driver.memory": "2g", "spark.task.cpus": "1"}})
     assert (conf["spark.driver.memory"], conf["spark.task.cpus"]) == ("2g", "1")
 
 
-def test_executors_keep_to_the_level_restricted_and_share_the_runs() -> None:
+def test_executors_comply_with_the_level_restricted_and_mount_the_runs() -> None:
     spec = executor()["spec"]
     (container,) = spec["containers"]
     assert container["resources"] == {"limits": {"ephemeral-storage": "4Gi"}}, "Spark adds CPU and memory"
@@ -212,7 +212,7 @@ def test_executors_keep_to_the_level_restricted_and_share_the_runs() -> None:
     assert {"name": "executors", "configMap": {"name": "bindery-audit-executors"}} in template["spec"]["volumes"]
 
 
-def test_executors_run_where_their_volume_is() -> None:
+def test_executors_run_on_the_node_of_a_volume_that_only_one_node_can_mount() -> None:
     (term,) = executor()["spec"]["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     assert term["topologyKey"] == "kubernetes.io/hostname"
     assert term["labelSelector"]["matchLabels"]["app.kubernetes.io/component"] == "audit"
@@ -231,7 +231,7 @@ def test_executors_of_one_node_have_no_anti_affinity() -> None:
     assert set(own) == {"nodeAffinity", "podAffinity"}, "what the operator says stays"
 
 
-def test_a_limit_on_cpu_and_scratch_space_holds_for_executors() -> None:
+def test_a_limit_on_cpu_and_scratch_space_applies_to_executors() -> None:
     """A quota on limits refuses every pod without a limit."""
     conf = json.loads(environment(pod(EXECUTORS, preset="restricted"))["BINDERY_SPARK_CONF"])
     assert conf["spark.kubernetes.executor.limit.cores"] == "500m"

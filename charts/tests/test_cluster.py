@@ -202,7 +202,7 @@ def test_equal_sizes_in_other_units_are_accepted(installed: str) -> None:
     assert "These values cannot work" not in done.stderr
 
 
-def test_claims_of_another_number_of_servers_are_not_mixed_with_new_ones(namespace: str) -> None:
+def test_existing_claims_of_another_number_of_servers_are_refused(namespace: str) -> None:
     (claim,) = named(render_preset("none"), "StatefulSet", "bindery-zookeeper")["spec"]["volumeClaimTemplates"]
     left = {**claim, "apiVersion": "v1", "kind": "PersistentVolumeClaim",
             "metadata": {"name": "data-bindery-zookeeper-1", "namespace": namespace}}  # fmt: skip

@@ -38,13 +38,13 @@ def rules_of(objects: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {rule["alert"]: rule for group in groups for rule in group["rules"]}
 
 
-def test_nothing_of_it_is_made_by_default() -> None:
+def test_monitoring_objects_are_not_created_by_default() -> None:
     objects = render()
     assert not KINDS & {one["kind"] for one in objects}
     assert not [one for one in objects if "dashboard" in one["metadata"]["name"]]
 
 
-def test_the_monitor_takes_each_service_on_the_port_that_serves_metrics() -> None:
+def test_the_monitor_selects_each_service_and_the_port_that_serves_metrics() -> None:
     objects = render('metrics.podMonitor={"enabled": true, "labels": {"team": "a"}}')
     monitor = only(objects, "PodMonitor")
     assert monitor["metadata"]["labels"]["team"] == "a"
@@ -69,7 +69,7 @@ def test_the_monitor_takes_each_service_on_the_port_that_serves_metrics() -> Non
     assert selected == {"bindery-bookie": True, "bindery-broker": True, "bindery-auditor": True}
 
 
-def test_every_alert_is_rendered_with_its_figures() -> None:
+def test_every_alert_is_rendered_with_its_values() -> None:
     settings = ["bookie.replicas=7", "broker.replicas=2", "audit.enabled=true", 'metrics.rules={"enabled": true}']
     rules = rules_of(render(*settings))
     assert set(rules) == set(alerts())
@@ -83,7 +83,7 @@ def test_every_alert_is_rendered_with_its_figures() -> None:
         assert rule["annotations"]["runbook_url"] == f"docs/runbooks/{name}.md"
 
 
-def test_audits_are_overdue_only_where_they_are_scheduled_and_a_deeper_one_counts() -> None:
+def test_the_overdue_alert_requires_a_schedule_and_accepts_deeper_audits() -> None:
     rules = 'metrics.rules={"enabled": true}'
     assert set(alerts()) - set(rules_of(render(rules))) == {"BinderyAuditOverdue"}
     scheduled = rules_of(render(rules, "audit.enabled=true"))["BinderyAuditOverdue"]["expr"]
@@ -95,7 +95,7 @@ def test_audits_are_overdue_only_where_they_are_scheduled_and_a_deeper_one_count
         assert (expression.count(f'level=~"{deep_enough}"'), expression.count("> 10000000")) == (2, 2)
 
 
-def test_an_overdue_audit_can_be_named_where_none_is_scheduled() -> None:
+def test_values_may_name_the_overdue_alert_without_a_schedule() -> None:
     changed = {"enabled": True, "merge": {"BinderyAuditOverdue": {"for": "1h"}}, "disabled": ["BinderyAuditIncomplete"]}
     assert set(alerts()) - set(rules_of(render(f"metrics.rules={json.dumps(changed)}"))) == {
         "BinderyAuditOverdue",
@@ -108,7 +108,7 @@ def test_the_address_of_runbooks_can_be_set() -> None:
     assert rules["BinderyNoBroker"]["annotations"]["runbook_url"] == "https://example.org/r/BinderyNoBroker.md"
 
 
-def test_alerts_can_be_left_out_changed_and_added() -> None:
+def test_alerts_can_be_omitted_changed_and_added() -> None:
     objects = render(
         'metrics.rules={"enabled": true, "disabled": ["BinderyBrokerDown"], "merge": {"BinderyBookieJournalSlow": '
         '{"for": "1h", "labels": {"severity": "info"}}}, "groups": [{"name": "mine", "rules": [{"alert": "Mine", '
@@ -148,7 +148,7 @@ def test_wrong_values_are_refused(setting: str, key: str) -> None:
     assert key in done.stderr
 
 
-def test_the_dashboard_is_shipped_as_it_is() -> None:
+def test_the_dashboard_is_rendered_unchanged() -> None:
     objects = render('metrics.dashboard={"enabled": true, "annotations": {"grafana_folder": "Messaging"}}')
     (board,) = [one for one in objects if one["kind"] == "ConfigMap" and one["metadata"]["name"] == "bindery-dashboard"]
     assert board["metadata"]["labels"]["grafana_dashboard"] == "1"
@@ -156,7 +156,7 @@ def test_the_dashboard_is_shipped_as_it_is() -> None:
     assert json.loads(board["data"]["bindery.json"]) == dashboard()
 
 
-def test_the_stand_in_definitions_know_every_field_that_is_rendered() -> None:
+def test_the_stand_in_definitions_have_every_field_that_is_rendered() -> None:
     """Otherwise a dry run would accept wrong fields or refuse right ones."""
     objects = render('metrics={"podMonitor": {"enabled": true}, "rules": {"enabled": true}}')
     for path in DEFINITIONS:

@@ -15,7 +15,7 @@ def strings_in(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield from strings_in(inner, here)
 
 
-def test_a_word_that_looks_like_a_number_stays_a_word() -> None:
+def test_a_name_that_looks_like_a_number_stays_a_string() -> None:
     values = {
         "nameOverride": "e1",
         "fullnameOverride": "x",

@@ -32,7 +32,7 @@ def sample(schema: dict[str, Any]) -> Any:
     return "text"
 
 
-def test_the_schema_is_what_values_and_settings_make() -> None:
+def test_the_schema_is_current() -> None:
     done = subprocess.run(
         [sys.executable, ROOT / "tools" / "chart_schema.py", "--check"], capture_output=True, text=True, check=False
     )

@@ -207,13 +207,13 @@ def test_a_key_without_a_value_means_the_same_as_an_empty_one() -> None:
 
 
 @pytest.mark.parametrize("case", TYPOS)
-def test_the_schema_refuses(case: str) -> None:
+def test_the_schema_refuses_invalid_values(case: str) -> None:
     values, words = TYPOS[case]
     assert words in refusal(values)
 
 
 @pytest.mark.parametrize("case", CONTRADICTIONS)
-def test_the_chart_refuses(case: str) -> None:
+def test_the_chart_refuses_contradictory_values(case: str) -> None:
     values, sentences = CONTRADICTIONS[case]
     said = refusal(values)
     for sentence in sentences:

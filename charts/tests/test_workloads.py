@@ -154,7 +154,7 @@ def test_jobs_and_tests_run_the_toolboxs_image_by_default() -> None:
         assert main_container(templates["gate"])["image"] == f"own/toolbox@{digest}"
 
 
-def test_probes_accept_figures_another_handler_or_null() -> None:
+def test_values_can_change_or_disable_a_probe() -> None:
     values: dict[str, Any] = {
         "bookie.startupProbe.failureThreshold": 7,
         "bookie.livenessProbe": {"exec": {"command": ["true"]}},
@@ -168,7 +168,7 @@ def test_probes_accept_figures_another_handler_or_null() -> None:
     assert "readinessProbe" not in container
 
 
-def test_a_variable_of_the_operator_replaces_ours_in_its_place() -> None:
+def test_a_variable_of_the_operator_replaces_the_charts_at_the_same_position() -> None:
     ours = main_container(by_component(render_preset("none"))["bookie"])["env"]
     values = {"bookie.env": [{"name": "BOOKIE_HOST", "value": "::"}]}
     theirs = main_container(by_component(render(values))["bookie"])["env"]
@@ -327,7 +327,7 @@ def test_the_gate_of_a_rollback_only_checks_bookies_that_are_removed() -> None:
     ]
 
 
-def test_the_gate_of_a_rollback_reads_how_many_bookies_there_are() -> None:
+def test_the_gate_of_a_rollback_reads_the_present_number_of_bookies() -> None:
     """It reads the ConfigMap of the current revision, which the target revision has not replaced yet."""
     objects = render({"bookie.replicas": 6, "fullnameOverride": "x"})
     counted = named(objects, "ConfigMap", "x-bookie")

@@ -78,7 +78,7 @@ def test_every_copied_path_exists_in_the_context() -> None:
         "docs/images.md",
     ],
 )
-def test_the_context_is_small(path: str) -> None:
+def test_the_context_excludes_unneeded_paths(path: str) -> None:
     assert ignored(path)
 
 
@@ -123,7 +123,7 @@ def test_each_image_runs_its_own_program_as_a_user_without_rights(image: str) ->
 
 
 @pytest.mark.parametrize("image", IMAGES)
-def test_no_image_installs_anything_at_its_last_stage(image: str) -> None:
+def test_no_image_installs_anything_in_its_last_stage(image: str) -> None:
     run = [a for s, word, a in instructions() if s in ancestry(image) and word == "RUN"]
     assert len(run) == 1
     assert "install -d" in run[0]

@@ -30,6 +30,8 @@ class JobState:
 
 
 class Audits:
+    """The audit Jobs of a release, and access to their reports."""
+
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 

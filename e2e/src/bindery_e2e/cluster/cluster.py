@@ -39,6 +39,10 @@ SIGNAL_SCRIPT: Final = (
     "for d in /proc/[0-9]*; do p=${d#/proc/}; "
     '[ "$p" = 1 ] || [ "$p" = $$ ] || kill -SIGNAL "$p" 2>/dev/null; done; true'
 )
+"""Shell script that sends SIGNAL to all processes of a pod except PID 1 and the shell itself.
+
+Exit code 99: PID 1 is not the sandbox's process, so the pod does not share its process namespace.
+"""
 ROLES_SCRIPT: Final = """
 import json, socket, sys
 roles = {}
@@ -55,6 +59,7 @@ for name, address in json.loads(sys.argv[1]).items():
     roles[name] = modes[0] if modes else "silent"
 print(json.dumps(roles))
 """
+"""Python script that prints pod -> role of each ZooKeeper server as JSON. Its argument is pod -> address as JSON."""
 
 
 class ClusterError(Exception):
@@ -244,7 +249,7 @@ class Cluster:
     # --- faults -------------------------------------------------------------------------------------------------------
 
     def delete_pod(self, name: str, *, grace_s: int | None = None) -> None:
-        """`grace_s`: 0: delete at once, without preStop; None: the grace period of the pod."""
+        """Delete a pod. `grace_s`: 0: delete at once, without preStop; None: use the grace period of the pod."""
         options = {} if grace_s is None else {"grace_period_seconds": grace_s}
         self.core.delete_namespaced_pod(name, self.namespace, _request_timeout=API_TIMEOUT_S, **options)
 
@@ -291,19 +296,21 @@ class Cluster:
         return self.kubectl("exec", *options, pod, "--", *words, timeout_s=timeout_s, stdin=stdin, check=check)
 
     def toolbox(self, *words: str, stdin: str | None = None, timeout_s: float = 120, check: bool = True) -> str:
-        """Run a command in the toolbox; its output. Raises ClusterError while no toolbox is ready."""
+        """Run a command in the toolbox and return its output. Raises ClusterError while no toolbox is ready."""
         pods = [pod for pod in self.pods("toolbox") if pod.is_ready and not pod.is_going]
         if not pods:
             raise ClusterError("no toolbox is ready; it runs the verbs of `bindery` inside the cluster")
         return self.exec(pods[0].name, *words, container="toolbox", stdin=stdin, timeout_s=timeout_s, check=check)
 
     def bindery(self, *words: str, timeout_s: float = 120) -> list[dict[str, Any]]:
-        """Run `bindery WORDS --json` in the toolbox; the JSON objects it prints."""
+        """Run `bindery WORDS --json` in the toolbox and return the JSON objects that it prints."""
         return json_lines(self.toolbox("bindery", *words, "--json", timeout_s=timeout_s))
 
     def http(self, pod: Pod, path: str, *, timeout_s: float = API_TIMEOUT_S) -> str:
-        """GET `path` from a service's HTTP port through the API server. Raises ClusterError for a status other than
-        200."""
+        """GET `path` from a service's HTTP port through the API server.
+
+        Raises ClusterError for a status other than 200.
+        """
         try:
             return str(
                 self.core.connect_get_namespaced_pod_proxy_with_path(
@@ -393,10 +400,9 @@ class Cluster:
     # --- waiting ------------------------------------------------------------------------------------------------------
 
     def until(self, problem: Callable[[], str], what: str, *, timeout_s: float, poll_s: float = 1.0) -> float:
-        """Wait until `problem()` is empty; return the seconds. Raises ClusterError with the last problem at the
-        timeout.
+        """Wait until `problem()` is empty, and return the seconds waited.
 
-        Errors of requests to the cluster count as problems while it waits.
+        Raises ClusterError with the last problem at the timeout. Errors of requests to the cluster count as problems.
         """
         began = self._clock()
         while True:

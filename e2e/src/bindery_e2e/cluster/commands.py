@@ -23,8 +23,10 @@ class Runner(Protocol):
 
 
 def run(command: Sequence[str], *, timeout_s: float, stdin: str | None = None, check: bool = True) -> str:
-    """Run a command; its standard output. Raises CommandFailed at the timeout and, with `check`, for a non-zero
-    exit."""
+    """Run a command and return its standard output.
+
+    Raises CommandFailed at the timeout and, with `check`, for a non-zero exit code.
+    """
     try:
         done = subprocess.run(
             list(command),
@@ -51,7 +53,7 @@ def json_lines(text: str) -> list[dict[str, Any]]:
 
 
 def hook(name: str, *, environment: Callable[[str], str | None] = os.environ.get) -> list[str] | None:
-    """The command prefix in the environment variable `name`; None: it is not set."""
+    """The command prefix in the environment variable `name`; None if it is not set."""
     words = shlex.split(environment(name) or "")
     return words or None
 

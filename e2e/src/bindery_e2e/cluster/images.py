@@ -44,7 +44,7 @@ class Images:
         self._clock = clock
 
     def version(self, version: str = VERSION) -> list[str]:
-        """Build and load the four images of a version; their names."""
+        """Build and load the four images of a version, and return their names."""
         wanted = names(version)
         if self._is_present:
             return wanted
@@ -57,8 +57,10 @@ class Images:
         return wanted
 
     def spark(self) -> str:
-        """Build and load the image of the audit; its name. It is separate because it is four times as large as the
-        others together, and only audits need it."""
+        """Build and load the image of the audit, and return its name.
+
+        It is separate because it is four times as large as the others together, and only audits need it.
+        """
         name = f"bindery/spark:{VERSION}"
         if self._is_present:
             return name
@@ -77,7 +79,7 @@ class Images:
         self.spark()
 
     def broken(self) -> str:
-        """Build and load a broker with a defect that BINDERY_DEFECT selects (e2e/broken); its name."""
+        """Build and load a broker with a defect that BINDERY_DEFECT selects (e2e/broken), and return its name."""
         name = f"bindery/broker:{BROKEN_TAG}"
         if self._is_present:
             return name

@@ -38,8 +38,10 @@ class Release:
         return self.cluster.release
 
     def make_namespace(self) -> None:
-        """Create the namespace. It enforces the restricted Pod Security level, so Kubernetes rejects pods that violate
-        it."""
+        """Create the namespace, which enforces the restricted Pod Security level.
+
+        Kubernetes rejects pods that violate this level.
+        """
         metadata = {"name": self.cluster.namespace, "labels": dict(RESTRICTED)}
         with contextlib.suppress(ApiException):
             if self.cluster.core.read_namespace(self.cluster.namespace).status.phase == "Terminating":
@@ -70,7 +72,7 @@ class Release:
     def install(
         self, values: Sequence[Path] = (), settings: Sequence[str] = (), *, timeout_s: float = INSTALL_TIMEOUT_S
     ) -> float:
-        """Install and wait until all pods are ready; the seconds it took. `settings`: `key=value`, as for --set."""
+        """Install, wait until all pods are ready, and return the seconds. `settings`: `key=value`, as for --set."""
         return self._timed(
             "install",
             [

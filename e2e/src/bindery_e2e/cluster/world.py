@@ -74,13 +74,15 @@ def compared(ledgers: Sequence[dict[str, Any]]) -> Compared:
 
 @dataclass
 class World:
+    """The cluster under test as faults and runs see it."""
+
     cluster: Cluster
     release: Release
     nodes: Nodes | None = None
     topics: Sequence[str] = ()
     """Topics of the traffic, as tenant/namespace/name."""
     next_version: str = ""
-    """A second version whose images are loaded on the nodes; empty: none is."""
+    """A second version whose images are loaded on the nodes; empty: there is none."""
     say: Callable[[str], None] = print
     _unscheduled: dict[str, int] = field(default_factory=dict)
     """Pod uid -> number of polls at which the pod had no node."""

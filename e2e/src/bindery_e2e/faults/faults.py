@@ -2,9 +2,9 @@
 
 A fault chooses its target (`choose`, with a random number in [0, 1) from the seed), acts (`inject`) and undoes its
 action (`heal`; after a kill Kubernetes does that). The cluster has recovered when `problem` returns an empty text.
-`takes` names the kinds of processes of which the fault takes one away. Two faults may overlap if together they take at
-most one of each kind; a fault that changes the whole cluster (`WHOLE`) overlaps with none. The reason: Bindery promises
-to survive any single failure of each kind.
+`takes` names the components of which the fault makes one process unavailable. Two faults may overlap if together they
+make at most one process of each component unavailable, because Bindery promises to survive any single failure of each
+component. A fault that changes the whole cluster (`WHOLE`) overlaps with no other fault.
 """
 
 import time
@@ -16,17 +16,22 @@ from bindery_e2e.cluster.cluster import ClusterError, Pod
 from bindery_e2e.cluster.world import World
 
 WHOLE: Final = "the whole cluster"
+"""Component of faults that overlap with no other fault."""
 RECOVER_S: Final = 120.0
+"""Maximum time in seconds from the end of a fault until the cluster has recovered, unless the fault has its own."""
 NODE_RECOVER_S: Final = 180.0
+"""The same for faults of nodes."""
 STOP_S: Final = 12.0
 """Seconds of a stop. Longer than a ZooKeeper session of 10 s, so the process counts as dead before it continues."""
 NODE_AWAY_S: Final = 15.0
+"""Seconds for which a node is stopped or disconnected."""
 FULL_S: Final = 10.0
+"""Seconds for which a disk stays full."""
 SMALL_DISK_KIB: Final = 2**20
 """Maximum size in KiB of a disk that is filled. A larger one may be the machine's own disk."""
 MISSED_MAX: Final = 40
-"""Maximum entries of one topic that a bookie misses when it stops: those in flight. Two producers each have one request
-of at most 20 messages in flight."""
+"""Maximum number of entries of one topic that a bookie misses when it stops: those in flight. Two producers each have
+one request of at most 20 messages in flight."""
 
 
 @dataclass
@@ -49,15 +54,15 @@ class Fault:
 
     @property
     def takes(self) -> frozenset[str]:
-        """Components of which the fault takes one away while it lasts."""
+        """Components of which the fault makes one process unavailable while it lasts."""
         return frozenset({WHOLE})
 
     def precondition(self, world: World) -> str:
-        """Why this cluster does not allow the fault; empty: it does."""
+        """Reason why this cluster does not allow the fault; empty: it allows the fault."""
         return ""
 
     def choose(self, world: World) -> str:
-        """Choose the target; its name."""
+        """Choose the target and return its name."""
         return self.target
 
     def inject(self, world: World) -> None:

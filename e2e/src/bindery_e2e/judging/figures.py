@@ -17,7 +17,7 @@ from bindery_e2e.judging.observed import FaultSeen, Observed, Request
 
 NS: Final = 10**9
 BUCKETS_MAX: Final = 300
-"""Columns of the timeline."""
+"""Maximum number of columns of the timeline."""
 
 
 class Gaps:
@@ -89,12 +89,13 @@ class Span:
 @dataclass(frozen=True, slots=True)
 class FaultFigures:
     number: int
-    """Position in the order of the begins, from 1."""
+    """Position in the order in which faults began, from 1."""
     fault: str
     target: str
     begin_s: float
     """Seconds since the begin of the history."""
     end_s: float | None
+    """Seconds since the begin of the history; None: the history has no end of the fault."""
     outcome: str
     span: Span
     values: Mapping[str, Any]
