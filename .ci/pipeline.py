@@ -3,9 +3,9 @@
 Three lanes share the machine:
 
 - *cluster*: from the beginning, start Kubernetes and build and load the images (at low priority); then wait for *go*.
-- *main*: `make setup`, `lint`, `types`, `test`, `healing`, one after the other, because `healing` measures times. Then
-  it gives the cluster lane its *go*.
-- *beside*: while the tests on Kubernetes run, which wait most of the time, everything else.
+- *main*: `make setup`, `lint`, `types`, `test`, one after the other. Then it gives the cluster lane its *go*.
+- *beside*: while the tests on Kubernetes run, which wait most of the time, everything else. `healing` is first: it
+  measures times, and the first tests on Kubernetes use little processor time.
 
 The first failure ends the run. One seed, the time of the commit, selects the samples (faults, tests of pods, the kill
 test's moments), so a run of the same commit repeats them. `make e2e`, `make audit-pods` and `make chaos` run in full.
@@ -69,12 +69,12 @@ def main_steps() -> list[Step]:
         Step("lint"),
         Step("types"),
         Step("test", is_pytest=True, may_repeat=True),
-        Step("healing", is_pytest=True),
     ]
 
 
 def beside_steps(seed: int) -> list[Step]:
     return [
+        Step("healing", is_pytest=True),
         Step("chart", is_pytest=True, nice=5),
         Step("audit-truth", is_pytest=True, nice=5),
         Step("interop", is_pytest=True, may_repeat=True),
