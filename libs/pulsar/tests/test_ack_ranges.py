@@ -16,7 +16,7 @@ def as_set(ranges: AckRanges) -> set[tuple[int, int]]:
 
 @settings(deadline=None, max_examples=150)
 @given(st.lists(st.one_of(ADD, ADD, ADD, REMOVE), max_size=60))
-def test_it_equals_a_set_with_the_fewest_ranges(steps: list[tuple[str, int, int, int]]) -> None:
+def test_ranges_equal_a_set_of_entries_and_are_as_few_as_possible(steps: list[tuple[str, int, int, int]]) -> None:
     ranges, naive = AckRanges(), set[tuple[int, int]]()
     for kind, ledger, entry, length in steps:
         if kind == "add":
@@ -51,7 +51,7 @@ def test_memory_depends_on_the_gaps_and_not_on_the_entries() -> None:
     assert ranges.entries_count == 99_998
 
 
-def test_it_prints_as_pulsar_does() -> None:
+def test_ranges_are_printed_as_by_pulsar() -> None:
     ranges = AckRanges()
     ranges.add_range(1, 3, 5)
     ranges.add(2, 0)

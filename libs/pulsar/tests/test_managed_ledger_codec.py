@@ -1,4 +1,4 @@
-"""Znode values and cursor records: golden bytes, and every state round-trips."""
+"""Znode values and cursor records: golden bytes, and every state is decoded unchanged."""
 
 import struct
 import zlib
@@ -73,7 +73,7 @@ def test_values_are_encoded_to_the_golden_bytes(name: str) -> None:
     assert GOLDENS[name] == (GOLDEN / name).read_bytes()
 
 
-def test_the_golden_bytes_are_read() -> None:
+def test_the_golden_bytes_are_decoded() -> None:
     assert decode_topic((GOLDEN / "topic_info.bin").read_bytes()) == TOPIC
     assert decode_topic((GOLDEN / "topic_info_terminated.bin").read_bytes()).terminated == Position(5, 49_999)
     assert decode_cursor((GOLDEN / "cursor_info.bin").read_bytes()) == CURSOR
@@ -82,7 +82,7 @@ def test_the_golden_bytes_are_read() -> None:
 
 
 def test_the_golden_topic_matches_the_specification() -> None:
-    """By hand: field 1 = ledgers (1 id, 2 entries, 3 size, 4 timestamp), field 3 = properties."""
+    """Encoded by hand: field 1 = ledgers (1 id, 2 entries, 3 size, 4 timestamp), field 3 = properties."""
     closed = b"\x08\x05" + b"\x10\xd0\x86\x03" + b"\x18\xc0\x84\x3d" + b"\x20\x80\xd0\x95\xff\xbc\x31"
     current = b"\x08\x09" + b"\x20\x00"
     owner = b"\x0a\x05owner\x12\x02me"
@@ -98,7 +98,7 @@ def test_the_shorter_form_of_ranges_is_chosen() -> None:
     assert len(GOLDENS["position_info_bits.bin"]) < 60
 
 
-def test_sizes_depend_on_the_gaps() -> None:
+def test_the_size_of_a_record_depends_on_the_gaps_and_not_on_the_entries() -> None:
     one_hole = CursorState(mark_delete=Position(5, 0), acked=ranges((5, 2, 10_000_000)))
     assert len(encode_position(one_hole)) < 50
 
@@ -133,7 +133,7 @@ def test_unknown_fields_are_kept() -> None:
     assert ManagedLedgerInfo.FromString(encode_topic(info)) == message
 
 
-def test_ledgers_are_put_in_order_and_a_repeated_one_is_damage() -> None:
+def test_ledgers_are_sorted_and_a_repeated_ledger_is_corrupt() -> None:
     message = ManagedLedgerInfo()
     for ledger_id in (9, 5):
         message.ledgerInfo.add(ledgerId=ledger_id)

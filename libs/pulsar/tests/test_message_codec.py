@@ -64,7 +64,7 @@ def golden_entries() -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name", sorted(golden_entries()))
-def test_entries_are_the_golden_bytes(name: str) -> None:
+def test_messages_are_encoded_to_the_golden_bytes(name: str) -> None:
     assert golden_entries()[name] == (GOLDEN / name).read_bytes()
 
 
@@ -158,7 +158,7 @@ def test_every_flipped_bit_and_every_truncation_is_detected(name: str) -> None:
 
 @settings(deadline=None, max_examples=300)
 @given(st.binary(max_size=200), st.booleans())
-def test_random_bytes_are_corrupt_or_read_but_nothing_else(data: bytes, framed: bool) -> None:
+def test_random_bytes_are_decoded_or_refused(data: bytes, framed: bool) -> None:
     entry = struct.pack(">HI", 0x0E01, crc32c.crc32c(data)) + data if framed else data
     for read in (decode_entry, read_head, publish_time_ms):
         with suppress(Corrupt, UnreadableMessage):
@@ -166,7 +166,7 @@ def test_random_bytes_are_corrupt_or_read_but_nothing_else(data: bytes, framed: 
 
 
 def raw(payload: bytes = b"x", *, checksum: bool = True, **fields: object) -> bytes:
-    """An entry as another producer may write it."""
+    """Return an entry as another producer may write it."""
     metadata = MessageMetadata(producer_name="q", sequence_id=1, publish_time=5, **fields).SerializeToString()
     body = struct.pack(">I", len(metadata)) + metadata + payload
     return struct.pack(">HI", 0x0E01, crc32c.crc32c(body)) + body if checksum else body
@@ -184,7 +184,7 @@ def test_an_entry_without_a_checksum_is_read() -> None:
     assert decode_entry(raw(b"hello", checksum=False))[0].payload == b"hello"
 
 
-def test_broker_metadata_is_skipped_and_its_time_counts() -> None:
+def test_broker_metadata_is_skipped_and_its_time_is_the_publish_time() -> None:
     note = BrokerEntryMetadata(broker_timestamp=99, index=3).SerializeToString()
     entry = struct.pack(">HI", 0x0E02, len(note)) + note + raw(b"hello")
     assert decode_entry(entry)[0].payload == b"hello"
@@ -208,7 +208,7 @@ def test_a_marker_holds_no_message() -> None:
 
 
 @pytest.mark.parametrize("batch", [False, True])
-def test_zlib_is_read(batch: bool) -> None:
+def test_zlib_payloads_are_decoded(batch: bool) -> None:
     plain = singles({}, {}) if batch else b"hello" * 100
     fields = {"num_messages_in_batch": 2} if batch else {}
     entry = raw(zlib.compress(plain), compression=ZLIB, uncompressed_size=len(plain), **fields)
@@ -216,30 +216,30 @@ def test_zlib_is_read(batch: bool) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 499, 501])
-def test_a_wrong_uncompressed_size_is_damage(size: int) -> None:
+def test_a_wrong_uncompressed_size_is_corrupt(size: int) -> None:
     with pytest.raises(CorruptMessage):
         decode_entry(raw(zlib.compress(b"hello" * 100), compression=ZLIB, uncompressed_size=size))
 
 
-def test_a_compressed_payload_that_does_not_end_is_damage() -> None:
+def test_an_incomplete_compressed_payload_is_corrupt() -> None:
     with pytest.raises(CorruptMessage):
         decode_entry(raw(zlib.compress(b"hello" * 100)[:-6], compression=ZLIB, uncompressed_size=500))
     with pytest.raises(CorruptMessage):
         decode_entry(raw(b"no zlib", compression=ZLIB, uncompressed_size=500))
 
 
-def test_a_payload_that_would_fill_the_memory_is_refused() -> None:
+def test_a_payload_that_is_too_large_once_uncompressed_is_refused() -> None:
     with pytest.raises(UnreadableMessage, match="size_max"):
         decode_entry(raw(b"", compression=ZLIB, uncompressed_size=2**31))
 
 
 @pytest.mark.parametrize(("codec", "name"), [(LZ4, "LZ4"), (ZSTD, "ZSTD"), (SNAPPY, "SNAPPY")])
-def test_unsupported_codecs_are_named(codec: int, name: str) -> None:
+def test_the_error_names_an_unsupported_codec(codec: int, name: str) -> None:
     with pytest.raises(UnreadableMessage, match=f"compression={name}"):
         decode_entry(raw(compression=codec, uncompressed_size=1))
 
 
-def test_encrypted_and_chunked_messages_are_named_as_such() -> None:
+def test_encrypted_and_chunked_messages_are_refused_with_the_reason() -> None:
     entry = raw(encryption_keys=[{"key": "k", "value": b"v"}])
     with pytest.raises(UnreadableMessage, match="encrypted"):
         decode_entry(entry)
@@ -260,7 +260,7 @@ def test_encrypted_and_chunked_messages_are_named_as_such() -> None:
         raw(partition_key="no base64!", partition_key_b64_encoded=True),
     ],
 )
-def test_contradictions_are_damage(entry: bytes) -> None:
+def test_contradictory_metadata_is_corrupt(entry: bytes) -> None:
     with pytest.raises(CorruptMessage):
         decode_entry(entry)
 

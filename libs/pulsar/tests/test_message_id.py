@@ -19,12 +19,12 @@ TOP = 2**63 - 1
         (f"{TOP}:{TOP}:{2**31 - 1}:{2**31 - 1}", MessageId(TOP, TOP, 2**31 - 1, 2**31 - 1)),
     ],
 )
-def test_two_to_four_numbers(text: str, message_id: MessageId) -> None:
+def test_two_to_four_numbers_are_parsed(text: str, message_id: MessageId) -> None:
     assert MessageId.parse(text) == message_id
 
 
 @given(st.integers(0, TOP), st.integers(0, TOP), st.integers(-1, 2**31 - 1), st.integers(-1, 2**31 - 1))
-def test_what_is_printed_is_read(ledger_id: int, entry_id: int, batch_index: int, partition: int) -> None:
+def test_printed_ids_are_parsed_unchanged(ledger_id: int, entry_id: int, batch_index: int, partition: int) -> None:
     message_id = MessageId(ledger_id, entry_id, batch_index, partition)
     assert MessageId.parse(str(message_id)) == message_id
     assert message_id == MessageId.of(message_id.position, batch_index=batch_index, partition=partition)
@@ -44,7 +44,7 @@ def test_anything_else_is_a_bad_request(text: str) -> None:
     assert len(str(caught.value)) < 250
 
 
-def test_order_is_ledger_entry_index() -> None:
+def test_ids_are_ordered_by_ledger_then_entry_then_index() -> None:
     ids = [MessageId.parse(t) for t in ("1:9:-1:0", "2:0:-1:-1", "2:0:-1:0", "2:0:-1:1", "2:1:-1:0", "10:0:-1:0")]
     assert sorted([ids[3], ids[1], ids[5], ids[0], ids[4], ids[2]]) == ids
     assert EARLIEST < Position(0, -1) < Position(0, 0) < Position(1, 0) < LATEST

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
         ("persistent://t-1/n.s:=_/mit Leer zeichen", "persistent://t-1/n.s:=_/mit Leer zeichen"),
     ],
 )
-def test_short_and_full_forms(text: str, full: str) -> None:
+def test_short_and_full_forms_are_parsed(text: str, full: str) -> None:
     name = TopicName.parse(text)
     assert name.full == str(name) == full
     assert TopicName.parse(name.full) == name
@@ -80,7 +80,7 @@ def test_lengths_are_limited(text: str) -> None:
         ("-partition-1", -1, "-partition-1"),
     ],
 )
-def test_partitions(local: str, partition: int, base: str) -> None:
+def test_the_partition_is_parsed_from_the_suffix(local: str, partition: int, base: str) -> None:
     name = TopicName.parse(local)
     assert name.partition == partition
     assert name.partitioned_topic.local == base
@@ -105,7 +105,7 @@ def test_the_position_on_the_ring_is_the_crc32_of_the_full_name() -> None:
     )
 
 
-def test_subscriptions() -> None:
+def test_subscription_names_are_validated() -> None:
     assert validate_subscription("a/b ü") == "a/b ü"
     for wrong in ("", "a\x01", ".."):
         with pytest.raises(BadRequest):
@@ -116,7 +116,7 @@ def test_subscriptions() -> None:
 
 @settings(deadline=None, max_examples=300)
 @given(st.text(max_size=40))
-def test_any_text_is_a_name_that_reads_back_or_a_clear_error(text: str) -> None:
+def test_any_text_is_a_valid_name_or_a_bad_request(text: str) -> None:
     try:
         name = TopicName.parse(text)
     except BadRequest:

@@ -21,7 +21,7 @@ QUICK = {
 
 
 class Cluster:
-    """Each `open` is another broker, which takes the topic over."""
+    """Each `open` acts as another broker, which takes the topic over."""
 
     def __init__(self) -> None:
         self.ledgers = MemoryLedgers()
@@ -65,7 +65,7 @@ class Cluster:
 
 
 async def read_all(topic: ManagedLedger) -> dict[tuple[int, int], bytes]:
-    """Every entry, by position; in order."""
+    """Return every entry by position, in order."""
     found: dict[tuple[int, int], bytes] = {}
     position = topic.first_position
     while entries := await topic.read(position, entries_max=7, size_max=10**9):

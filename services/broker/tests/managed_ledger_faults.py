@@ -35,14 +35,14 @@ class Plan:
         self._fault_rate = fault_rate
 
     async def run(self, work: Callable[[], Awaitable[T]], errors: Sequence[Callable[[], BinderyError]]) -> T:
-        """`errors`: one that means "not done", then perhaps one that means "unknown"."""
+        """Run `work` as one step. `errors`: first one that means "not done", then, if any, one that means "unknown"."""
         await self._stay_dead()
         self.steps += 1
         if self.steps == self._die_at:
             try:
                 if self.random.random() < 0.5:
                     await work()
-            finally:  # also if the work fails, or is given up
+            finally:  # also if the work fails or is cancelled
                 self.died.set()
         await self._stay_dead()
         if errors and self.random.random() < self._fault_rate:
@@ -60,7 +60,7 @@ class Plan:
 
 
 class FaultyHandle:
-    """A write handle. A failing add may have stored any part of itself."""
+    """A write handle. A failing add may have stored any number of its first entries."""
 
     def __init__(self, inner: Any, plan: Plan) -> None:
         self._inner = inner
@@ -71,7 +71,7 @@ class FaultyHandle:
         return getattr(self._inner, name)
 
     async def add_many(self, payloads: Sequence[bytes]) -> int:
-        # Pushed at once, as the real one does: its order is the order of the calls.
+        # Passed on without a wait, as in the real handle, so that entries keep the order of the calls.
         if self._broken is not None:
             raise self._broken
         plan = self._plan
@@ -131,7 +131,7 @@ class FaultyClient:
 
 
 class FaultyStore:
-    """Only what a managed ledger uses."""
+    """A store with only the operations that a managed ledger uses."""
 
     def __init__(self, inner: MemoryStore, plan: Plan) -> None:
         self._inner = inner

@@ -21,7 +21,7 @@ PARTITION = -1
 
 
 class Parts:
-    """Times are those of the running event loop."""
+    """The modules of one subscription. Times are those of the running event loop."""
 
     def __init__(self, topic: ManagedLedger, cursor: Any) -> None:
         self.topic = topic
@@ -74,13 +74,13 @@ def texts(deliveries: list[Delivery[Message]]) -> list[bytes]:
 
 
 def single(payload: bytes, *tags: str) -> bytes:
-    """An entry of one message."""
+    """Return an entry with one message that is not a batch."""
     message = OutgoingMessage(payload=payload, properties=dict.fromkeys(tags, "TAGS"))
     return encode_message(message, producer_name="p", publish_time_ms=1, sequence_id=0)
 
 
 def batch(*payloads: bytes) -> bytes:
-    """An entry of several messages."""
+    """Return an entry with a batch of messages."""
     messages = [OutgoingMessage(payload=payload) for payload in payloads]
     return encode_batch(messages, producer_name="p", publish_time_ms=1, sequence_ids=range(len(messages)))
 

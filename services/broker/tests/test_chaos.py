@@ -3,8 +3,9 @@
 1. Every message whose id was answered is delivered, until it is acknowledged.
 2. A message whose acknowledgement was answered 200 is never delivered again, by any broker.
 3. At any time at most one consumer holds a lease on a message (within one broker's life).
-4. An exclusive consumer receives ascending ids over all answers, unless messages came back (negative acknowledgement,
-   timeout, death of the owner). It is never given a message while an earlier one is neither acknowledged nor leased.
+4. An exclusive consumer receives ascending ids over all answers, unless messages were returned (negative
+   acknowledgement, timeout, death of the owner). No message is delivered while an earlier one is neither acknowledged
+   nor leased.
 """
 
 import random
@@ -28,9 +29,9 @@ class World:
         self.produced: dict[str, str] = {}
         self.acked: set[str] = set()
         self.leases: dict[str, tuple[str, float]] = {}
-        """Message -> holder and end of its lease, as the current owner must have them."""
+        """Holder and end of the lease of each message, as the current owner must have them."""
         self.last: MessageId | None = None
-        """Of an exclusive consumer: the last message received; None: messages may have been returned since."""
+        """Last message that an exclusive consumer received; None: messages may have been returned since."""
 
     def spawn(self) -> None:
         self.born += 1
@@ -138,13 +139,13 @@ class World:
         await victim.die()
         for other in self.brokers:
             other.peers.pop(victim.client.base_url.host)
-        if was_owner:  # else the owner goes on with the leases that it has
+        if was_owner:  # otherwise the owner keeps its leases
             self.leases.clear()
             self.last = None
         self.spawn()
 
     async def finish(self) -> None:
-        """Everything that was not acknowledged comes out, then nothing more."""
+        """Check that every message that is not acknowledged is delivered, and no other."""
         self.clock.advance(1_000)
         self.leases.clear()
         left = set(self.produced) - self.acked

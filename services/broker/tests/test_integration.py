@@ -1,4 +1,4 @@
-"""The broker as a process on a real ZooKeeper and real bookies: what was answered survives kill -9 and a clean stop."""
+"""The broker as a process with a real ZooKeeper and real bookies: answered requests survive kill -9 and a stop."""
 
 import asyncio
 import json
@@ -67,7 +67,7 @@ async def test_messages_and_acknowledgements_survive_the_death_of_their_broker(c
         )
         ids = answer.json()["message_ids"]
         assert len(set(ids)) == 100
-        # The other broker passes on, and names the owner.
+        # The other broker forwards the request. The answer names the owner.
         stats = (await ask(client, "GET", f"{second}{TOPIC}")).json()
         assert (stats["owner"], stats["entries"]) == (first, 100)
         received = await ask(client, "POST", f"{second}{SUB}/receive", json={"consumer": "c", "max": 100})
@@ -85,12 +85,14 @@ async def test_messages_and_acknowledgements_survive_the_death_of_their_broker(c
         assert more.json()["message_ids"][0] not in ids
 
 
-async def test_a_broker_that_stops_finishes_requests_and_hands_over_at_once(cluster):
+async def test_a_broker_that_stops_finishes_requests_and_releases_its_topics_at_once(cluster):
     first, second = urls(cluster)
     topic = "/v1/topics/public/default/stopping"
     async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
         produced = (await ask(client, "POST", f"{second}{topic}/messages", content=b"a")).json()["message_ids"]
-        await ask(client, "PUT", f"{second}{topic}/subscriptions/keep", json={})  # or what `s` skips may be trimmed
+        await ask(
+            client, "PUT", f"{second}{topic}/subscriptions/keep", json={}
+        )  # otherwise entries that `s` skips may be trimmed
         owner = (await ask(client, "GET", f"{second}{topic}")).json()["owner"]
         other = first if owner == second else second
         await ask(client, "GET", f"{other}/readyz")
@@ -107,15 +109,15 @@ async def test_a_broker_that_stops_finishes_requests_and_hands_over_at_once(clus
         lease = await store.exists(path)
         assert lease is not None
         os.kill(pid, signal.SIGTERM)
-        answer = await waiting  # the call under way is answered, not cut
+        answer = await waiting  # the call in progress is answered, not aborted
         assert (answer.status_code, answer.json()) == (200, {"messages": []})
         while Path(f"/proc/{pid}").exists():
             await asyncio.sleep(0.001)
-        # A broker that just vanished would leave it standing until its session ends, seconds later.
+        # The znode of a broker that was killed would exist until its session ends, seconds later.
         left = await store.exists(path)
         assert left is None or left.ephemeral_owner != lease.ephemeral_owner
         await store.close()
-        while True:  # while it stops it may still answer what is passed on to it
+        while True:  # while the broker stops, it may still answer forwarded requests
             stats = (await ask(client, "GET", f"{other}{topic}")).json()
             if stats["owner"] == other:
                 break
@@ -126,7 +128,7 @@ async def test_a_broker_that_stops_finishes_requests_and_hands_over_at_once(clus
 
 
 async def open_ledgers(client: LedgerClient, topic: str) -> list[LedgerId]:
-    """Of the topic's managed ledger and its cursors."""
+    """Return the open ledgers of the topic and of its cursors."""
     name = f"public/default/persistent/{topic}".encode()
     found = []
     async for ledger_id in client.list_ledgers():
@@ -140,7 +142,7 @@ async def open_ledgers(client: LedgerClient, topic: str) -> list[LedgerId]:
 
 
 async def test_recovery_of_open_ledgers_does_not_disturb_the_owner_of_the_topic(cluster):
-    """As healing does to the ledgers of a bookie that is lost or drained; here under load, where it is hardest."""
+    """Healing recovers the open ledgers of a lost or drained bookie in this way. Here the topic is under load."""
     url, topic = urls(cluster)[1], "/v1/topics/public/default/healed"
     rounds, producers = 8, 3
     store = await ZooKeeperStore.connect(cluster.zookeeper)
@@ -216,7 +218,7 @@ async def test_recovery_of_open_ledgers_does_not_disturb_the_owner_of_the_topic(
     assert len(recovered) > rounds, "cursor ledgers among them"
 
 
-async def test_the_process_refuses_an_open_address_without_saying_so(cluster):
+async def test_the_process_refuses_a_public_address_without_insecure(cluster):
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",

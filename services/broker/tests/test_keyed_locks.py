@@ -7,8 +7,8 @@ import pytest
 from bindery_broker.keyed_locks import KeyedLocks
 
 
-async def test_who_comes_between_a_release_and_the_next_ones_wake_up_waits_too():
-    """The lock is free at that moment, and has a user."""
+async def test_a_task_that_arrives_between_a_release_and_the_next_wake_up_waits():
+    """The lock is free at that moment, but a task still waits for it."""
     locks: KeyedLocks[str] = KeyedLocks()
     inside = most = 0
 
@@ -29,7 +29,7 @@ async def test_who_comes_between_a_release_and_the_next_ones_wake_up_waits_too()
     assert len(locks) == 0
 
 
-async def test_keys_do_not_wait_for_one_another():
+async def test_different_keys_do_not_block_each_other():
     locks: KeyedLocks[str] = KeyedLocks()
     async with asyncio.timeout(30), locks.hold("a"), locks.hold("b"):
         assert "a" in locks
@@ -37,7 +37,7 @@ async def test_keys_do_not_wait_for_one_another():
     assert len(locks) == 0
 
 
-async def test_a_failure_inside_lets_the_next_one_in():
+async def test_a_lock_is_released_when_its_holder_fails():
     locks: KeyedLocks[str] = KeyedLocks()
     with pytest.raises(ZeroDivisionError):
         async with locks.hold("a"):

@@ -1,4 +1,4 @@
-"""The start of a broker that loses its ZooKeeper meanwhile."""
+"""The start of a broker while ZooKeeper does not answer."""
 
 import asyncio
 import gc
@@ -22,7 +22,7 @@ LAYOUT = LedgersLayout()
 
 @pytest.fixture
 def collector() -> Iterator[None]:
-    """The start turns the collector's thresholds for good."""
+    """Restore the settings of the garbage collector, which the start of a broker changes."""
     thresholds = gc.get_threshold()
     yield
     gc.unfreeze()
@@ -31,7 +31,7 @@ def collector() -> Iterator[None]:
 
 @pytest.fixture
 async def store(monkeypatch: pytest.MonkeyPatch, collector: None) -> MemoryStore:
-    """What a broker joins here instead of ZooKeeper."""
+    """The store that a broker joins here instead of ZooKeeper."""
     store = MemoryTree().connect()
     await initialize_cluster(store, LAYOUT, randomness=random.Random(1))
 
@@ -48,7 +48,7 @@ async def until(event: str, logs: list[Any]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_the_bookies_are_read_again(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failed_read_of_the_bookies_is_retried(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_wait, "RETRY_S", 0.01)
     for _ in range(2):
         store.fail_next(MetadataUnavailable("gone"), matching=lambda _, path: path == LAYOUT.available)
@@ -61,7 +61,7 @@ async def test_the_bookies_are_read_again(store: MemoryStore, monkeypatch: pytes
     assert [line["event"] for line in logs].count("bookies_not_read") == 2
 
 
-async def test_a_stop_meanwhile_is_a_stop(store: MemoryStore) -> None:
+async def test_a_stop_during_the_start_ends_the_process(store: MemoryStore) -> None:
     for _ in range(100):
         store.fail_next(MetadataUnavailable("gone"), matching=lambda _, path: path == LAYOUT.available)
     shutdown = Shutdown()

@@ -16,7 +16,7 @@ def item(n: int, size: int = 10) -> Item[int]:
 
 
 class Reader:
-    """The cursor's part: what is acknowledged, and where reading goes on."""
+    """The part of the cursor: the acknowledged entries and the read position."""
 
     def __init__(self, entries: int, **limits: int) -> None:
         self.dispatcher: ExclusiveDispatcher[int] = ExclusiveDispatcher(
@@ -46,14 +46,14 @@ class Reader:
         self.dispatcher.finish_ack(keys)
 
 
-def test_messages_go_out_in_order():
+def test_messages_are_delivered_in_order():
     reader = Reader(5)
     reader.read()
     assert reader.take(2) == [0, 1]
     assert reader.take() == [2, 3, 4]
 
 
-def test_a_negative_acknowledgement_brings_everything_unacknowledged_back_in_order():
+def test_a_negative_acknowledgement_returns_all_unacknowledged_messages_in_order():
     reader = Reader(5)
     reader.read()
     reader.take(4)
@@ -64,7 +64,7 @@ def test_a_negative_acknowledgement_brings_everything_unacknowledged_back_in_ord
     assert [reader.dispatcher.redelivery_count(key(n)) for n in range(5)] == [0, 0, 1, 0, 0]
 
 
-def test_a_delay_holds_everything_behind_it():
+def test_a_delay_also_delays_all_later_messages():
     reader = Reader(3)
     reader.read()
     reader.take(1)
@@ -75,7 +75,7 @@ def test_a_delay_holds_everything_behind_it():
     assert reader.take(now=5) == [0, 1, 2]
 
 
-def test_a_delay_that_is_over_is_over_also_for_nobody():
+def test_a_delay_ends_even_if_no_consumer_takes_messages():
     reader = Reader(3)
     reader.read()
     reader.take(1)
@@ -86,7 +86,7 @@ def test_a_delay_that_is_over_is_over_also_for_nobody():
     assert reader.dispatcher.next_deadline() is None, "nothing keeps the topic open any more"
 
 
-def test_a_timeout_rewinds():
+def test_a_timeout_rewinds_to_the_lowest_unacknowledged_message():
     reader = Reader(3)
     reader.read()
     reader.take(2, now=0)
@@ -120,7 +120,7 @@ def test_a_message_being_acknowledged_is_not_offered_by_a_rewind():
     reader.dispatcher.finish_ack(keys)
 
 
-def test_a_message_acknowledged_before_it_goes_out_does_not_go_out():
+def test_a_message_acknowledged_before_its_delivery_is_not_delivered():
     reader = Reader(4)
     reader.read()
     assert reader.take(1) == [0]
@@ -180,7 +180,7 @@ def test_ready_messages_are_dropped_while_no_consumer_is_connected():
     assert reader.take() == [2, 3, 4]
 
 
-def test_what_somebody_still_holds_is_not_cut_short():
+def test_ready_messages_are_kept_while_a_consumer_holds_messages():
     reader = Reader(5)
     reader.read()
     assert reader.take(2) == [0, 1]
@@ -229,7 +229,7 @@ class ExclusiveModel(RuleBasedStateMachine):
 
     @rule(chosen=st.sets(st.integers(0, 11), max_size=3))
     def ack(self, chosen):
-        """Of anything: held, not read yet, or waiting to go out."""
+        """Acknowledge any entries: held, not read yet, or ready."""
         self.reader.ack(*chosen)
         for n in chosen:
             self.held.pop(n, None)

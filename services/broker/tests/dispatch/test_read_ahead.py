@@ -10,7 +10,7 @@ KINDS = pytest.mark.parametrize("kind", ["shared", "exclusive"])
 
 
 def at_hand(broker: Harness) -> int:
-    """Messages, of all subscriptions."""
+    """Return the number of ready messages of all subscriptions."""
     return sum(s.dispatcher.ready_count for topic in broker.broker.topics for s in topic.subscriptions.values())
 
 
@@ -53,7 +53,7 @@ async def test_consumers_that_do_not_return_leave_no_ready_messages(broker, cloc
 
 
 @KINDS
-async def test_without_room_each_call_reads_what_it_asks_for_and_everything_is_delivered(broker, kind):
+async def test_without_room_each_call_reads_only_what_it_requests_and_all_messages_are_delivered(broker, kind):
     broker.broker.topics.read_ahead.total = 0
     sent = [f"{n}" for n in range(10)]
     await broker.produce(*sent[:5])
@@ -67,7 +67,7 @@ async def test_without_room_each_call_reads_what_it_asks_for_and_everything_is_d
             assert await waiting == sent
 
 
-async def test_what_times_out_again_and_again_comes_again_without_room(broker, clock):
+async def test_a_message_that_times_out_repeatedly_is_delivered_again_without_room(broker, clock):
     broker.broker.topics.read_ahead.total = 0
     await broker.produce("a", "b", "c")
     for count in range(4):
@@ -79,7 +79,7 @@ async def test_what_times_out_again_and_again_comes_again_without_room(broker, c
         clock.advance(2)
 
 
-async def test_what_a_closed_topic_had_at_hand_no_longer_counts(broker):
+async def test_ready_messages_of_a_closed_topic_no_longer_count(broker):
     await broker.produce("a", "b")
     await broker.receive("c", max=1)
     await broker.receive("c", sub="deleted", max=1)

@@ -9,17 +9,17 @@ def no_leases(_consumer: str) -> None:
     return None
 
 
-def test_a_session_lives_its_ttl_beyond_the_end_of_its_last_call():
+def test_a_session_ends_its_ttl_after_the_end_of_its_last_call():
     sessions = Sessions()
     session = sessions.begin_call("c", ttl_s=60, now=0)
-    assert sessions.expire(now=1_000, leases_end_at=no_leases) == []  # a call is under way
+    assert sessions.expire(now=1_000, leases_end_at=no_leases) == []  # a call is in progress
     sessions.end_call(session, now=1_000)
     assert sessions.expire(now=1_059.9, leases_end_at=no_leases) == []
     assert sessions.expire(now=1_060, leases_end_at=no_leases) == ["c"]
     assert sessions.get("c") is None
 
 
-def test_another_call_keeps_the_session_and_its_beginning():
+def test_another_call_continues_the_session():
     sessions = Sessions()
     sessions.end_call(sessions.begin_call("c", ttl_s=60, now=0), now=0)
     sessions.end_call(sessions.begin_call("c", ttl_s=60, now=50), now=50)
@@ -36,7 +36,7 @@ def test_a_lease_is_not_cut_short_by_a_shorter_session():
     assert sessions.expire(now=100, leases_end_at=lambda _: 100.0) == ["c"]
 
 
-def test_an_acknowledgement_keeps_an_existing_session_alive_and_makes_none():
+def test_an_acknowledgement_extends_a_session_but_creates_none():
     sessions = Sessions()
     sessions.touch("nobody", now=0)
     assert len(sessions) == 0
@@ -45,7 +45,7 @@ def test_an_acknowledgement_keeps_an_existing_session_alive_and_makes_none():
     assert sessions.expire(now=100, leases_end_at=no_leases) == []
 
 
-def test_the_number_of_sessions_is_bounded_but_members_may_call():
+def test_the_limit_of_sessions_does_not_refuse_calls_of_existing_sessions():
     sessions = Sessions(sessions_max=1)
     sessions.begin_call("a", ttl_s=60, now=0)
     with pytest.raises(TooManyRequests):

@@ -169,7 +169,7 @@ def test_renewing_restarts_the_leases_of_held_messages():
 
 
 def test_ready_messages_are_dropped_while_no_consumer_is_connected():
-    """What never went out is forgotten and read on from; what came back is read again as before."""
+    """New messages are forgotten and read from the cursor again. Returned messages stay known and are replayed."""
     ahead = ReadAhead(1_000)
     shared: SharedDispatcher[int] = SharedDispatcher(read_ahead=ahead)
     shared.offer([item(n) for n in range(6)], generation=0)
@@ -216,7 +216,7 @@ def test_returned_messages_are_not_read_again_beyond_the_byte_limit():
 
 
 def test_stale_ready_messages_do_not_prevent_reading():
-    """They were acknowledged by a late answer, and would else be all that is at hand for ever."""
+    """Messages that were acknowledged while ready must not count as ready, else nothing would be read any more."""
     shared = dispatcher(3)
     shared.finish_ack(shared.begin_ack([key(n) for n in range(3)]))
     assert shared.ready_count == 0
@@ -322,7 +322,7 @@ class SharedModel(RuleBasedStateMachine):
 
     @rule()
     def nobody_is_connected(self):
-        """What was never handed out, and all of it that is left, is read from the cursor again."""
+        """New messages that were not delivered are read from the cursor again, from the first one on."""
         first = self.shared.put_down()
         assert self.ahead.used == 0
         if first is not None:

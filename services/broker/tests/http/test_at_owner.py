@@ -62,7 +62,7 @@ class Failing(httpx.AsyncBaseTransport):
         (httpx.RemoteProtocolError, 504, "outcome_unknown"),
     ],
 )
-async def test_an_owner_that_may_have_stored_the_message_is_not_answered_as_not_stored(pair, error, status, code):
+async def test_only_errors_before_sending_are_answered_as_not_stored(pair, error, status, code):
     one, two = pair
     await one.produce("a")
     two.peers["one"] = Failing(error)
@@ -72,7 +72,7 @@ async def test_an_owner_that_may_have_stored_the_message_is_not_answered_as_not_
 
 @pytest.mark.parametrize("tail", ["/subscriptions/..", "/subscriptions/%2e%2E", "/subscriptions/s/consumers/..", "/."])
 async def test_a_forwarded_path_has_the_same_meaning_at_the_owner(pair, tail):
-    """HTTP libraries take `..` away on the way: the deletion of a subscription was one of the topic."""
+    """HTTP libraries resolve `..`, which would turn the deletion of a subscription into the deletion of its topic."""
     one, two = pair
     await one.produce("a")
     await one.receive()
@@ -116,7 +116,7 @@ async def test_errors_pass_through_unchanged(pair):
     assert answer.headers.get_list("x-request-id") == ["mine"]
 
 
-async def test_a_redirect_on_request(pair):
+async def test_a_request_with_redirect_true_is_redirected_to_the_owner(pair):
     one, two = pair
     await one.produce("a")
     answer = await two.client.get(f"{TOPIC}/messages?max=1&redirect=true")
@@ -125,14 +125,14 @@ async def test_a_redirect_on_request(pair):
     assert (await one.client.get(f"{TOPIC}/messages?redirect=true")).status_code == 200
 
 
-async def test_a_passed_on_request_is_not_passed_on_again(pair):
+async def test_a_forwarded_request_is_not_forwarded_again(pair):
     one, two = pair
     await one.produce("a")
     answer = await two.client.get(TOPIC, headers={"bindery-proxied": "1"})
     problem(answer, status=503, code="not_owner")
 
 
-async def test_an_unreachable_owner_is_503_and_is_looked_up_again(pair):
+async def test_an_unreachable_owner_is_answered_with_503_and_located_again(pair):
     one, two = pair
     await one.produce("a")
     two.peers.clear()
@@ -143,7 +143,7 @@ async def test_an_unreachable_owner_is_503_and_is_looked_up_again(pair):
     assert payloads((await two.client.get(f"{TOPIC}/messages")).json()["messages"]) == ["a"]
 
 
-async def test_a_large_body_passes_through_unlimited_by_the_middle_mans_budget(pair):
+async def test_a_forwarded_body_is_not_charged_to_the_budget(pair):
     one, two = pair
     await one.produce("a")
     body = b"x" * 3_000_000
@@ -163,7 +163,7 @@ async def test_the_next_broker_takes_over_with_all_messages_and_acknowledgements
     assert payloads(await two.receive()) == ["d"]
 
 
-async def test_losing_the_session_closes_topics_and_waiting_calls_find_the_new_owner(pair, tree):
+async def test_losing_a_bundle_closes_its_topics_and_waiting_calls_continue_on_the_new_owner(pair, tree):
     one, two = pair
     await one.produce("a")
     await one.ack(ids(await one.receive()))
@@ -175,16 +175,16 @@ async def test_losing_the_session_closes_topics_and_waiting_calls_find_the_new_o
     await two.produce("b")
     async with asyncio.timeout(30):
         answer = await waiting
-    # It was run again: on the new owner, which had the message.
+    # The call was run again, on the new owner, which had the message.
     assert payloads(answer.json()["messages"]) == ["b"]
     assert one.broker.topics.loaded(NAME) is None
 
 
-async def test_a_stale_owner_is_fenced_and_its_write_is_not_lost_in_silence(pair, ledgers):
+async def test_a_stale_owner_is_fenced_and_answers_an_unknown_outcome(pair, ledgers):
     one, two = pair
     await one.produce("a")
     lease = one.broker.ownership._held[Bundle.of(NAME)]
-    lease._listeners.clear()  # it will not hear of the loss
+    lease._listeners.clear()  # the old owner is not notified of the loss
     await two.store.delete(lease.path, version=None)
     await two.produce("b")
     there = list(ledgers.ledgers)
@@ -196,7 +196,7 @@ async def test_a_stale_owner_is_fenced_and_its_write_is_not_lost_in_silence(pair
     assert stored == ["a", "b"]
 
 
-async def test_a_broker_that_stops_gives_its_topics_up_at_once(pair):
+async def test_a_broker_that_stops_releases_its_topics_at_once(pair):
     one, two = pair
     await one.produce("a")
     got = await one.receive()

@@ -30,11 +30,11 @@ from schemathesis.specs.openapi.checks import (
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 EXAMPLES = 12
 ENDLESS = {"stream"}
-"""Operations whose right answer never ends."""
+"""Operations whose successful answer never ends."""
 
 
 class BrokerThread:
-    """A broker and its server in a thread; `url` once started."""
+    """A broker and its server in a thread. `url` is set once the server has started."""
 
     def __init__(self) -> None:
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
@@ -88,7 +88,7 @@ def _operation_ids() -> list[str]:
 
 @pytest.mark.parametrize("operation_id", _operation_ids())
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["right", "wrong"])
-def test_answers_are_the_documented_ones(schema, operation_id, mode):
+def test_answers_conform_to_the_openapi_document(schema, operation_id, mode):
     operation = schema.find_operation_by_id(operation_id)
     count = 0
 
@@ -104,7 +104,9 @@ def test_answers_are_the_documented_ones(schema, operation_id, mode):
     def check(case: Case) -> None:
         nonlocal count
         count += 1
-        if count % 2 and case.path_parameters and "topic" in case.path_parameters:  # every other one: what exists
+        if (
+            count % 2 and case.path_parameters and "topic" in case.path_parameters
+        ):  # every second one names existing resources
             known = {"tenant": "public", "namespace": "default", "topic": "t", "subscription": "s", "message_id": "0:0"}
             case.path_parameters.update({k: v for k, v in known.items() if k in case.path_parameters})
         case.call_and_validate(checks=CHECKS)
@@ -123,7 +125,7 @@ def test_answers_are_the_documented_ones(schema, operation_id, mode):
     ],
     ids=["method", "long", "bytes", "length"],
 )
-def test_what_is_no_http_is_a_problem_and_the_broker_lives_on(url, sent):
+def test_invalid_http_is_answered_with_a_problem_and_the_broker_continues(url, sent):
     host, _, port = url.removeprefix("http://").partition(":")
     with socket.create_connection((host, int(port)), timeout=30) as line:
         line.sendall(sent)

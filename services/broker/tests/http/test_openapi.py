@@ -17,7 +17,7 @@ async def test_every_route_is_described(broker):
             assert "400" in operation["responses"]
 
 
-async def test_operations_keep_their_ids_and_say_how_they_refuse(broker):
+async def test_operations_keep_their_ids_and_document_their_errors(broker):
     document = (await broker.client.get("/openapi.json")).json()
     operations = {found["operationId"]: found for path in document["paths"].values() for found in path.values()}
     assert sorted(operations) == [
@@ -44,14 +44,14 @@ async def test_every_reference_is_defined(broker):
     assert {"ReceiveBody", "MessageOut", "TopicStats", "SeekBody", "Problem"} <= referred
 
 
-async def test_fields_carry_their_explanations(broker):
+async def test_fields_have_descriptions(broker):
     document = (await broker.client.get("/openapi.json")).json()
     receive = document["components"]["schemas"]["ReceiveBody"]["properties"]
     assert "repeated call" in receive["request_id"]["description"]
     assert (receive["max"]["minimum"], receive["max"]["maximum"], receive["max"]["default"]) == (1, 1000, 100)
 
 
-async def test_the_page_needs_nothing_from_elsewhere(broker):
+async def test_the_page_loads_nothing_from_other_hosts(broker):
     answer = await broker.client.get("/docs")
     assert answer.headers["content-type"].startswith("text/html")
     assert "http://" not in answer.text.replace("http://one", "")

@@ -50,7 +50,7 @@ class Listening:
         await self._app(scope, receive, send)
 
     def consumers(self) -> dict[str, int]:
-        """Calls under way by consumer."""
+        """Return the number of calls in progress by consumer."""
         (topic,) = self.harness.broker.topics
         topic.subscription("s").tick()
         return {session.consumer: session.calls_open for session in topic.subscription("s").sessions}
@@ -76,8 +76,8 @@ async def until(condition: Any) -> None:
 
 
 @pytest.mark.parametrize("pings_s", [15.0, 0.05])
-async def test_a_stream_that_is_passed_on_ends_when_its_client_hangs_up(pair, monkeypatch, pings_s):
-    """Also between pings, which keep the connection between the brokers alive."""
+async def test_a_forwarded_stream_ends_when_its_client_disconnects(pair, monkeypatch, pings_s):
+    """The disconnect is also detected between pings, which keep the connection between the brokers alive."""
     owner, other = pair
     monkeypatch.setattr(subscriptions, "STREAM_PING_S", pings_s)
     query = "consumer=c&type=exclusive&session_ttl_ms=1000&ack_timeout_ms=1000"
@@ -97,7 +97,7 @@ async def test_a_stream_that_is_passed_on_ends_when_its_client_hangs_up(pair, mo
         assert payloads(received.json()["messages"]) == ["a"]
 
 
-async def test_a_long_poll_that_is_passed_on_leases_nothing_to_a_client_that_hung_up(pair):
+async def test_a_forwarded_long_poll_leases_nothing_to_a_disconnected_client(pair):
     owner, other = pair
     body = {"consumer": "gone", "wait_ms": 30_000, "initial": "latest"}
     async with httpx.AsyncClient(timeout=0.5) as client:
@@ -111,8 +111,8 @@ async def test_a_long_poll_that_is_passed_on_leases_nothing_to_a_client_that_hun
         assert payloads(received.json()["messages"]) == ["b"]
 
 
-async def test_what_is_passed_on_is_recorded_as_answered(pair):
-    """The end of an answer is not taken for a client that hung up."""
+async def test_forwarded_requests_are_recorded_as_answered(pair):
+    """The end of an answer does not count as a disconnect of the client."""
     _, other = pair
     seen = []
     answered = other.harness.broker.metrics.answered
@@ -128,7 +128,7 @@ async def test_what_is_passed_on_is_recorded_as_answered(pair):
 @pytest.mark.parametrize(
     ("method", "path", "status"), [("GET", TOPIC, 200), ("HEAD", TOPIC, 200), ("DELETE", SUBSCRIPTION, 404)]
 )
-async def test_a_body_that_means_nothing_changes_nothing(pair, method, path, status):
+async def test_a_body_is_ignored_where_it_has_no_meaning(pair, method, path, status):
     async with httpx.AsyncClient(timeout=20) as client:
         for broker in pair:
             answer = await client.request(method, broker.server.url + path, content=b"{}")

@@ -1,4 +1,4 @@
-"""Which operation a path leads to: through the hot routes, and through FastAPI."""
+"""The operation that handles a path, found by the hot routes or by FastAPI."""
 
 import subprocess
 import sys
@@ -24,7 +24,7 @@ def fill(template: str) -> str:
     )
 
 
-def test_the_busy_operations_are_hot():
+def test_produce_and_consume_operations_are_hot():
     assert {route.operation_id for route in HOT} == {"produce", "receive", "ack", "nack", "stream"}
 
 
@@ -44,7 +44,7 @@ def test_each_route_is_found_by_its_template_and_by_no_other(route):
 @pytest.mark.parametrize("route", HOT, ids=lambda route: route.operation_id)
 def test_hot_routes_are_found_by_the_gate(hot, route):
     (method,) = route.methods
-    for _ in range(2):  # the second time from memory
+    for _ in range(2):  # the second time from the cache
         found = hot.find(method, fill(route.path_format).encode())
         assert found is not None
         assert found.route is route
@@ -65,7 +65,7 @@ def test_other_operations_are_left_to_the_framework(hot):
         hot.find("POST", b"/v1/topics/t/n/" + b"x" * 300 + b"/messages")
 
 
-def test_memory_of_paths_is_bounded(hot):
+def test_the_cache_of_paths_is_limited(hot):
     for number in range(REMEMBERED_MAX + 10):
         hot.find("POST", f"/v1/topics/t/n/x{number}/messages".encode())
     assert hot.remembered.cache_info().currsize == REMEMBERED_MAX
@@ -75,12 +75,12 @@ def test_memory_of_paths_is_bounded(hot):
     assert hot.remembered.cache_info().misses == before
 
 
-async def test_a_fixed_segment_wins_over_a_parameter(broker):
+async def test_a_fixed_segment_has_precedence_over_a_parameter(broker):
     await broker.produce("a")
     assert "lastConfirmedEntry" in (await broker.client.get(f"{TOPIC}/internal")).json()
 
 
-async def test_a_trailing_slash_does_not_matter(broker):
+async def test_a_trailing_slash_is_ignored(broker):
     assert (await broker.client.get("/v1/topics/")).json() == {"topics": []}
     assert (await broker.client.post(f"{TOPIC}/messages/", content=b"x")).status_code == 200
     assert (await broker.client.get(f"{TOPIC}/")).json()["entries"] == 1
@@ -113,7 +113,7 @@ async def test_a_wrong_query_is_refused_by_ordinary_operations_too(broker, metho
 
 
 @pytest.mark.parametrize("content_type", [None, "application/json", "application/x-www-form-urlencoded"])
-async def test_a_json_body_may_come_as_curl_sends_it(broker, content_type):
+async def test_a_json_body_is_accepted_with_the_content_type_of_curl(broker, content_type):
     headers = {} if content_type is None else {"content-type": content_type}
     answer = await broker.client.put(f"{TOPIC}/subscriptions/s", content=b'{"initial":"latest"}', headers=headers)
     assert (answer.status_code, answer.json()["created"]) == (201, True)

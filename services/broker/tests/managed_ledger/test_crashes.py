@@ -23,7 +23,7 @@ from managed_ledger_faults import FaultyClient, FaultyStore, Plan
 LIFETIMES = 5
 SMALL: dict[str, Any] = {"entries_max": 7, "cursor_entries_max": 4, "operation_timeout_s": 0.3, "add_timeout_s": 0.3}
 PATIENT = SMALL | {"operation_timeout_s": 30, "add_timeout_s": 30}
-"""Where nothing fails, so that a machine that stands still for a moment does not look like a store that does."""
+"""Settings without injected faults. The limits are long, so that a pause of the machine does not cause a timeout."""
 
 
 class History:
@@ -100,7 +100,7 @@ async def consume(topic: ManagedLedger, history: History, chance: random.Random)
 
 
 async def live(topic: ManagedLedger, history: History, chance: random.Random) -> None:
-    """Traffic, until the topic is lost."""
+    """Run producers and a consumer until the topic is lost."""
     async with asyncio.TaskGroup() as group:
         group.create_task(produce(topic, history, chance, 0))
         group.create_task(produce(topic, history, chance, 1))
@@ -108,7 +108,7 @@ async def live(topic: ManagedLedger, history: History, chance: random.Random) ->
 
 
 async def broker(cluster: Cluster, history: History, chance: random.Random, plan: Plan) -> None:
-    """Open the topic, have traffic, again if it is lost, until death."""
+    """Open the topic, repeatedly if that fails, and run traffic until the broker stops. The topic must not be lost."""
     while True:
         client, store = FaultyClient(cluster.ledgers, plan), FaultyStore(cluster.tree.connect(), plan)
         try:
@@ -122,7 +122,7 @@ async def broker(cluster: Cluster, history: History, chance: random.Random, plan
 
 @pytest.mark.parametrize("seed", range(40))
 async def test_a_broker_may_fail_at_any_step(cluster: Cluster, seed: int) -> None:
-    """Replay one: pytest -k 'die_at_any_step and [SEED]'"""
+    """Replay one: pytest -k 'may_fail_at_any_step and [SEED]'"""
     chance = random.Random(seed)
     history = History()
     for _ in range(LIFETIMES):
@@ -147,7 +147,10 @@ async def believes() -> bool:
 
 
 async def take_over(cluster: Cluster, **options: Any) -> ManagedLedger:
-    """An owner that takes us for healing may move on between our read of the znode and our write: ask again."""
+    """Open the topic as a new owner. Repeat the open if the old owner writes the znode meanwhile.
+
+    An old owner that considers itself the owner takes the recovery of its ledger for healing.
+    """
     while True:
         try:
             return await cluster.open(**options)
@@ -157,7 +160,7 @@ async def take_over(cluster: Cluster, **options: Any) -> ManagedLedger:
 
 @pytest.mark.parametrize("is_owner", [None, believes], ids=["unsure", "believing"])
 @pytest.mark.parametrize("seed", range(10))
-async def test_a_broker_that_was_replaced_acknowledges_nothing_any_more(
+async def test_a_replaced_broker_acknowledges_nothing(
     cluster: Cluster, seed: int, is_owner: OwnershipCheck | None
 ) -> None:
     """The old owner is not notified, or still considers itself the owner; both get requests."""
@@ -175,7 +178,7 @@ async def test_a_broker_that_was_replaced_acknowledges_nothing_any_more(
                 await old.cursors["s"].seek(EARLIEST)
         await traffic
         assert not old.is_open
-        await new.trim()  # else it may trim what we are about to read
+        await new.trim()  # otherwise it may trim entries that `check` is about to read
         await history.check(new)
         old = new
     assert history.produced

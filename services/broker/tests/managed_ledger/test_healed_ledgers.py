@@ -31,7 +31,7 @@ def in_flight(cluster: Cluster, ledger_id: int) -> list[bytes]:
 
 
 async def heal(cluster: Cluster, ledger_id: int, *, stored: int = 0) -> None:
-    """Fence and close a ledger; of the entries in flight, the first `stored` had come as far as recovery sees."""
+    """Fence and close a ledger. Recovery finds the first `stored` of the entries in flight."""
     ledger = cluster.ledgers.ledgers[LedgerId(ledger_id)]
     assert ledger.writer is not None
     ledger.store(in_flight(cluster, ledger_id)[:stored])
@@ -72,7 +72,7 @@ async def test_entries_in_the_closed_ledger_are_confirmed_and_the_rest_is_writte
     assert list(found)[1:] == answered
 
 
-async def test_an_empty_ledger_that_was_closed_leaves_the_list(cluster: Cluster) -> None:
+async def test_an_empty_closed_ledger_is_removed_from_the_list(cluster: Cluster) -> None:
     topic = await cluster.open(is_owner=owner)
     await heal(cluster, 0)
     assert await topic.add_many([b"a"]) == [Position(1, 0)]
@@ -99,7 +99,7 @@ async def test_a_topic_with_a_closed_ledger_closes_cleanly(cluster: Cluster) -> 
     assert list((await read_all(await cluster.open())).values()) == [b"a"]
 
 
-async def test_a_broker_that_the_store_does_not_call_owner_writes_nothing(cluster: Cluster) -> None:
+async def test_a_broker_that_is_not_the_owner_in_the_store_writes_nothing(cluster: Cluster) -> None:
     topic = await cluster.open(is_owner=replaced)
     await topic.add_many([b"a"])
     cluster.ledgers.hold_adds()
@@ -113,7 +113,7 @@ async def test_a_broker_that_the_store_does_not_call_owner_writes_nothing(cluste
     assert (await cluster.tree.connect().get("/managed-ledgers/" + topic.name)).stat.version == 1
 
 
-async def test_a_stale_owner_that_takes_itself_for_the_owner_is_stopped_by_the_znode(cluster: Cluster) -> None:
+async def test_the_znode_stops_a_stale_owner_that_considers_itself_the_owner(cluster: Cluster) -> None:
     old = await cluster.open(is_owner=owner)
     await old.add_many([b"a"])
     cluster.ledgers.hold_adds()
@@ -123,7 +123,7 @@ async def test_a_stale_owner_that_takes_itself_for_the_owner_is_stopped_by_the_z
     ledger.store(in_flight(cluster, 0)[:1])
     new = await cluster.open(is_owner=owner)
     cluster.ledgers.release_adds()
-    # True, whoever owns the topic: it stands there for good. The other one may not be written any more.
+    # The first entry is durable, whichever broker owns the topic. The second must not be written any more.
     assert await adding[0] == [Position(0, 1)]
     with pytest.raises(TopicFenced):
         await adding[1]
@@ -152,7 +152,7 @@ async def test_adds_wait_while_the_owner_of_the_topic_cannot_be_determined(clust
     assert refused == 3
 
 
-async def test_an_add_that_waits_too_long_for_the_owners_name_is_unknown_and_the_topic_goes_on(
+async def test_an_add_is_unknown_if_the_owner_is_not_determined_in_time_and_the_topic_continues(
     cluster: Cluster,
 ) -> None:
     reachable = False
@@ -173,7 +173,7 @@ async def test_an_add_that_waits_too_long_for_the_owners_name_is_unknown_and_the
     assert list((await read_all(topic)).values()) == [b"a", b"c"]
 
 
-async def test_an_unanswered_request_is_repeated(cluster: Cluster) -> None:
+async def test_an_ownership_check_without_an_answer_is_repeated(cluster: Cluster) -> None:
     asked = 0
 
     async def silent() -> bool:
@@ -190,7 +190,7 @@ async def test_an_unanswered_request_is_repeated(cluster: Cluster) -> None:
     assert asked == 2
 
 
-async def test_a_topic_whose_every_ledger_is_fenced_is_given_up(cluster: Cluster) -> None:
+async def test_a_topic_is_lost_if_every_new_ledger_is_fenced(cluster: Cluster) -> None:
     topic = await cluster.open(is_owner=owner)
     cluster.ledgers.fail_next("add", LedgerFenced("made up"), count=10**6)
     with pytest.raises(TopicFenced):
@@ -199,7 +199,7 @@ async def test_a_topic_whose_every_ledger_is_fenced_is_given_up(cluster: Cluster
     assert cluster.ledgers._next_ledger_id == FENCES_MAX + 1
 
 
-async def test_ledgers_that_are_fenced_now_and_then_do_not_add_up(cluster: Cluster) -> None:
+async def test_only_consecutive_fenced_ledgers_are_counted(cluster: Cluster) -> None:
     topic = await cluster.open(is_owner=owner)
     for i in range(3 * FENCES_MAX):
         await topic.add_many([b"%03d" % i])
@@ -213,7 +213,7 @@ async def cursor_ledger(topic: ManagedLedger) -> int:
     return ledger_id
 
 
-async def test_acknowledgements_go_on_in_a_new_cursor_ledger(cluster: Cluster) -> None:
+async def test_acknowledgements_continue_in_a_new_cursor_ledger(cluster: Cluster) -> None:
     topic = await cluster.open(is_owner=owner)
     positions = await topic.add_many([b"a", b"b", b"c", b"d"])
     cursor = await topic.open_cursor("s", start=EARLIEST)
@@ -228,7 +228,7 @@ async def test_acknowledgements_go_on_in_a_new_cursor_ledger(cluster: Cluster) -
 
 
 async def test_acknowledgements_of_a_replaced_owner_are_refused(cluster: Cluster) -> None:
-    """By the store's word, and if it is an old one, by the znode."""
+    """The metadata store reports the replacement. If its answer is outdated, the znode's version stops the owner."""
     for is_owner in (replaced, owner):
         old = await cluster.open(is_owner=is_owner)
         await old.add_many([b"a", b"b"])
@@ -243,7 +243,9 @@ async def test_acknowledgements_of_a_replaced_owner_are_refused(cluster: Cluster
         await new.crash()
 
 
-async def test_an_acknowledgement_is_to_be_repeated_while_nobody_can_say_who_owns_the_topic(cluster: Cluster) -> None:
+async def test_an_acknowledgement_fails_and_can_be_repeated_while_the_owner_cannot_be_determined(
+    cluster: Cluster,
+) -> None:
     reachable = False
 
     async def asked() -> bool:
@@ -266,7 +268,7 @@ async def test_an_acknowledgement_is_to_be_repeated_while_nobody_can_say_who_own
 
 
 async def healer(cluster: Cluster, topic: ManagedLedger, chance: random.Random) -> None:
-    """Closes ledgers that are open, of the topic and of its cursor, in any moment."""
+    """Close open ledgers of the topic and of its cursor at random times."""
     while True:
         await asyncio.sleep(chance.uniform(0.001, 0.03))
         found = [int(record["ledgerId"]) for record in topic.internal_stats()["ledgers"][-1:]]
@@ -279,10 +281,11 @@ async def healer(cluster: Cluster, topic: ManagedLedger, chance: random.Random) 
 
 
 @pytest.mark.parametrize("seed", range(40))
-async def test_traffic_does_not_notice_healing(cluster: Cluster, seed: int) -> None:
-    """Every call is answered; what was answered stands at its place, once and in order, and was delivered so.
+async def test_healing_under_load_causes_no_error_and_no_loss(cluster: Cluster, seed: int) -> None:
+    """Every call is answered. Answered entries are stored once, at their positions, and are delivered in order.
 
-    Replay one: pytest -k 'does_not_notice_healing and [SEED]'"""
+    Replay one: pytest -k 'healing_under_load and [SEED]'
+    """
     chance = random.Random(seed)
     cluster.ledgers.add_delay_s = 0.002
     hiccups = chance.choice([0.0, 0.3])
@@ -301,7 +304,7 @@ async def test_traffic_does_not_notice_healing(cluster: Cluster, seed: int) -> N
     await topic.open_cursor("keeper", start=EARLIEST)  # nothing is trimmed
 
     async def produce(name: int) -> None:
-        """Sends several calls at once, as a pipelining producer does."""
+        """Send several calls at once, like a pipelining producer."""
         sent = 0
         while sent < 60:
             calls: list[list[bytes]] = []

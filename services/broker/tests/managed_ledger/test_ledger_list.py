@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 
 def listing(*entries: int) -> LedgerList:
-    """Ledgers 2, 5, 8, ... with so many entries."""
+    """Return ledgers 2, 5, 8, ... with these numbers of entries."""
     return LedgerList(
         [LedgerRecord(ledger_id=2 + 3 * i, entries=count, size=10 * count) for i, count in enumerate(entries)]
     )
@@ -21,7 +21,9 @@ def listing(*entries: int) -> LedgerList:
     st.tuples(st.integers(0, 16), st.integers(-1, 7)),
     st.tuples(st.integers(0, 16), st.integers(-1, 7)),
 )
-def test_every_answer_is_the_list_s(closed: list[int], current: int, a: tuple[int, int], b: tuple[int, int]) -> None:
+def test_every_result_matches_a_list_of_positions(
+    closed: list[int], current: int, a: tuple[int, int], b: tuple[int, int]
+) -> None:
     ledgers = listing(*closed, current)
     everything = [Position(record.ledger_id, entry) for record in ledgers for entry in range(record.entries)]
     here, there = Position(*a), Position(*b)
@@ -44,7 +46,7 @@ def test_earliest_and_latest_are_the_ends() -> None:
     assert ledgers.entries_between(after=EARLIEST, upto=LATEST) == 5
 
 
-def test_the_oldest_ledgers_can_go() -> None:
+def test_the_oldest_ledgers_can_be_dropped() -> None:
     ledgers = listing(2, 3, 1)
     ledgers.drop_first(2)
     assert ledgers.first_position == Position(8, 0)

@@ -12,7 +12,7 @@ from managed_ledger_cluster import TOPIC, Cluster, read_all
 
 
 async def three_ledgers(cluster: Cluster, **settings: object) -> ManagedLedger:
-    """Entries 0 .. 29, ten in each of ledgers 0, 1 and 2 (the current one)."""
+    """Return a topic with entries 0 to 29, ten in each of ledgers 0, 1 and 2. Ledger 2 is the current one."""
     topic = await cluster.open(**settings)
     for ledger in range(3):
         await topic.add_many([b"%d" % (10 * ledger + i) for i in range(10)])
@@ -39,14 +39,14 @@ async def test_a_new_owner_reads_the_entries_of_the_old_one(cluster: Cluster) ->
 
 
 @pytest.mark.parametrize("cache_size_max", [0, 10**6])
-async def test_a_read_stays_below_its_size_but_gives_one_entry(cluster: Cluster, cache_size_max: int) -> None:
+async def test_a_read_is_limited_in_size_but_returns_at_least_one_entry(cluster: Cluster, cache_size_max: int) -> None:
     topic = await cluster.open(cache_size_max=cache_size_max)
     await topic.add_many([bytes(100) for _ in range(10)])
     for size_max, count in [(1, 1), (100, 1), (199, 1), (200, 2), (1000, 10), (10**6, 10)]:
         assert len(await topic.read(EARLIEST, entries_max=100, size_max=size_max)) == count
 
 
-async def test_positions_that_do_not_exist_read_on_from_the_next_that_does(cluster: Cluster) -> None:
+async def test_a_read_from_a_missing_position_begins_at_the_next_existing_one(cluster: Cluster) -> None:
     topic = await three_ledgers(cluster)
     assert (await topic.read(Position(0, 99), entries_max=1, size_max=99))[0][0] == Position(1, 0)
     assert (await topic.read(EARLIEST, entries_max=1, size_max=99))[0][0] == Position(0, 0)
@@ -65,7 +65,7 @@ async def test_reading_continues_while_the_current_ledger_is_recovered(cluster: 
     await adding
 
 
-async def test_an_error_of_the_bookies_is_the_reader_s(cluster: Cluster) -> None:
+async def test_a_read_raises_the_error_of_the_bookies(cluster: Cluster) -> None:
     topic = await three_ledgers(cluster, cache_size_max=0)
     cluster.ledgers.fail_next("read", BookieUnavailable("made up"))
     with pytest.raises(BookieUnavailable):
@@ -73,13 +73,13 @@ async def test_an_error_of_the_bookies_is_the_reader_s(cluster: Cluster) -> None
     assert len(await topic.read(EARLIEST, entries_max=1, size_max=1)) == 1
 
 
-async def test_only_so_many_ledgers_are_kept_open(cluster: Cluster) -> None:
+async def test_all_entries_are_read_with_a_limited_number_of_open_ledgers(cluster: Cluster) -> None:
     topic = await three_ledgers(cluster, cache_size_max=0, read_handles_max=1)
     for _ in range(2):
         assert len(await read_all(topic)) == 30
 
 
-async def test_searching_finds_the_first_entry_that_fits(cluster: Cluster) -> None:
+async def test_a_search_finds_the_first_matching_entry(cluster: Cluster) -> None:
     topic = await three_ledgers(cluster)
     for wanted, position in [(0, (0, 0)), (9, (0, 9)), (10, (1, 0)), (25, (2, 5)), (-5, (0, 0)), (30, (2, 10))]:
         assert await topic.find_first(lambda entry, wanted=wanted: int(entry) >= wanted) == position
@@ -102,7 +102,7 @@ async def test_a_waiting_reader_is_woken_by_the_next_entry(cluster: Cluster) -> 
     assert not await topic.wait_for_entry(Position(0, 3), timeout_s=0.01)
 
 
-async def test_a_waiting_reader_hears_that_the_topic_is_lost(cluster: Cluster) -> None:
+async def test_a_waiting_reader_gets_an_error_when_the_topic_is_lost(cluster: Cluster) -> None:
     topic = await cluster.open()
     waiting = asyncio.ensure_future(topic.wait_for_entry(Position(0, 0), timeout_s=30))
     await asyncio.sleep(0)
@@ -116,7 +116,7 @@ async def test_a_waiting_reader_hears_that_the_topic_is_lost(cluster: Cluster) -
 # --- trimming
 
 
-async def test_a_ledger_goes_when_every_subscription_has_acknowledged_all_of_it(cluster: Cluster) -> None:
+async def test_a_ledger_is_trimmed_when_every_subscription_has_acknowledged_all_of_it(cluster: Cluster) -> None:
     topic = await three_ledgers(cluster)
     one = await topic.open_cursor("one", start=EARLIEST)
     two = await topic.open_cursor("two", start=EARLIEST)
@@ -149,7 +149,7 @@ async def test_entries_whose_acknowledgement_is_not_durable_are_not_trimmed(clus
     assert topic.first_position == Position(2, 0)
 
 
-async def test_without_a_subscription_ledgers_stay_a_week(cluster: Cluster) -> None:
+async def test_without_a_subscription_ledgers_are_kept_for_a_week(cluster: Cluster) -> None:
     topic = await three_ledgers(cluster)
     cluster.now_ms += 7 * 24 * 3600 * 1000 - 1
     assert await topic.trim() == 0
@@ -169,7 +169,7 @@ async def test_nothing_is_deleted_before_the_metadata_is_updated(cluster: Cluste
     assert topic.entries_count == 30
 
 
-async def test_a_ledger_that_could_not_be_deleted_is_tried_again(cluster: Cluster) -> None:
+async def test_the_deletion_of_a_ledger_is_retried_by_the_next_trim(cluster: Cluster) -> None:
     topic = await three_ledgers(cluster)
     cluster.now_ms += 8 * 24 * 3600 * 1000
     cluster.ledgers.fail_next("delete", MetadataUnavailable("made up"))
@@ -179,8 +179,8 @@ async def test_a_ledger_that_could_not_be_deleted_is_tried_again(cluster: Cluste
     assert sorted(cluster.ledgers.ledgers) == [2]
 
 
-async def test_a_ledger_that_could_not_be_deleted_is_tried_again_when_the_topic_closes(cluster: Cluster) -> None:
-    """It is not recorded, so the next owner does not find it."""
+async def test_the_deletion_of_a_ledger_is_retried_when_the_topic_closes(cluster: Cluster) -> None:
+    """The metadata no longer names the ledger, so the next owner would not find it."""
     topic = await three_ledgers(cluster)
     cluster.now_ms += 8 * 24 * 3600 * 1000
     cluster.ledgers.fail_next("delete", MetadataUnavailable("made up"), count=2)
@@ -190,7 +190,7 @@ async def test_a_ledger_that_could_not_be_deleted_is_tried_again_when_the_topic_
     assert list(cluster.ledgers.ledgers) == [2]
 
 
-async def test_rolling_does_not_bring_back_what_is_being_trimmed(cluster: Cluster) -> None:
+async def test_a_roll_does_not_restore_ledgers_that_are_being_trimmed(cluster: Cluster) -> None:
     topic = await three_ledgers(cluster, store=cluster.tree.connect(latency_s=0.01))
     cluster.now_ms += 8 * 24 * 3600 * 1000
     trimming = asyncio.ensure_future(topic.trim())
@@ -211,7 +211,7 @@ async def test_entries_are_kept_for_a_subscription_that_is_being_created(cluster
     assert (await making).backlog_entries == 30
 
 
-async def test_deleting_a_topic_leaves_nothing(cluster: Cluster) -> None:
+async def test_deleting_a_topic_removes_its_znodes_and_ledgers(cluster: Cluster) -> None:
     topic = await three_ledgers(cluster)
     cursor = await topic.open_cursor("s", start=EARLIEST)
     await cursor.ack_many([Position(0, 0)])
@@ -228,7 +228,7 @@ async def test_deleting_a_topic_leaves_nothing(cluster: Cluster) -> None:
     assert (await cluster.open()).entries_count == 0
 
 
-async def test_a_stale_owner_that_trims_learns_that_the_topic_is_lost(cluster: Cluster) -> None:
+async def test_trimming_fences_a_stale_owner(cluster: Cluster) -> None:
     old = await three_ledgers(cluster)
     await cluster.open()
     cluster.now_ms += 8 * 24 * 3600 * 1000

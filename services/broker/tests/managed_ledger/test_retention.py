@@ -1,4 +1,4 @@
-"""Which ledgers may be trimmed."""
+"""The ledgers that may be trimmed."""
 
 import pytest
 from bindery_broker.managed_ledger.ledger_list import LedgerList, LedgerRecord
@@ -24,14 +24,14 @@ LEDGERS = LedgerList(
         ([(2, 4)], 9_000, 0, 0, 2),
         ([(4, 1)], 9_000, 0, 0, 3),  # never the current one
         ([(4, 1), (1, 9)], 9_000, 0, 0, 1),  # the slowest counts
-        ([(4, 1)], 9_000, 7, 0, 2),  # closed 7 s ago at least
+        ([(4, 1)], 9_000, 7, 0, 2),  # two were closed at least 7 s ago
         ([(4, 1)], 9_000, 8.5, 0, 0),
         ([], 9_000, 0, 7, 2),
         ([], 9_000, 0, 1e9, 0),
         ([], 9_000, 1e9, 0, 3),  # no subscription: the other time counts
     ],
 )
-def test_only_what_nobody_needs_goes(
+def test_only_unneeded_ledgers_are_trimmable(
     mark_deletes: list[tuple[int, int]], now_ms: int, acked_s: float, unsubscribed_s: float, count: int
 ) -> None:
     assert count == trimmable(

@@ -19,7 +19,7 @@ async def owned(store: MemoryStore, *, timeout_s: float = 1) -> TopicMetadata:
     return metadata
 
 
-async def test_a_topic_is_made_once_and_only_if_wanted() -> None:
+async def test_a_missing_topic_is_created_once_and_only_on_request() -> None:
     tree = MemoryTree()
     with pytest.raises(NoSuchTopic):
         await TopicMetadata(tree.connect(), NAME, timeout_s=1, pause_s=0.001).load(create=False)
@@ -27,7 +27,7 @@ async def test_a_topic_is_made_once_and_only_if_wanted() -> None:
     assert first.node.version == second.node.version == 0
 
 
-async def test_the_second_owner_s_write_stops_the_first_for_good() -> None:
+async def test_a_write_of_the_second_owner_fences_the_first_permanently() -> None:
     tree = MemoryTree()
     first, second = await owned(tree.connect()), await owned(tree.connect())
     await second.write_topic(b"second")
@@ -44,7 +44,7 @@ async def test_the_second_owner_s_write_stops_the_first_for_good() -> None:
     assert await tree.connect().children(PATH) == []
 
 
-async def test_a_cursor_is_guarded_by_the_topic_s_version() -> None:
+async def test_a_cursor_is_written_only_at_the_topics_version() -> None:
     tree = MemoryTree()
     first = await owned(tree.connect())
     cursor = OwnedNode(first.cursor_path("s"), None)
@@ -63,7 +63,7 @@ async def test_a_cursor_is_guarded_by_the_topic_s_version() -> None:
 
 @pytest.mark.parametrize("applied", [False, True])
 @pytest.mark.parametrize("kind", ["topic", "new cursor", "cursor", "delete cursor", "delete topic"])
-async def test_a_lost_answer_is_found_out_and_the_write_happens_once(kind: str, applied: bool) -> None:
+async def test_a_write_with_a_lost_answer_is_resolved_and_applied_once(kind: str, applied: bool) -> None:
     tree = MemoryTree()
     store = tree.connect()
     metadata = await owned(store)
@@ -189,7 +189,7 @@ async def test_a_topic_that_was_removed_is_lost() -> None:
         await metadata.write_topic(b"x")
 
 
-async def test_without_a_connection_nothing_was_done_and_that_is_said() -> None:
+async def test_a_write_without_a_connection_fails_as_not_applied() -> None:
     tree = MemoryTree()
     store = tree.connect(operation_timeout_s=0.01)
     metadata = await owned(store, timeout_s=0.05)

@@ -16,7 +16,7 @@ def test_bundle_names_cover_the_ring():
     assert Bundle("t", "n", 3).owner_path == "/namespace/t/n/0xc0000000_0xffffffff"
 
 
-def test_a_topic_lies_in_the_range_of_its_names_crc32():
+def test_the_crc32_of_a_topics_name_lies_in_the_range_of_its_bundle():
     for local in "abcdefghij":
         position = zlib.crc32(f"persistent://public/default/{local}".encode())
         bundle = Bundle.of(TopicName.parse(f"public/default/{local}"))

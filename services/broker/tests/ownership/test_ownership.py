@@ -44,7 +44,7 @@ async def test_a_restarted_broker_waits_for_the_end_of_its_previous_session() ->
 
 
 async def test_a_proof_of_ownership_covers_the_time_since_its_creation() -> None:
-    """Lost and taken again by the same broker: what was opened under the first lease must not pass for the second's."""
+    """A broker may lose a bundle and take it again. The proof for the first lease must not hold for the second one."""
     tree = MemoryTree()
     mine, store = ownership(tree, HERE)
     assert mine.proof(BUNDLE) is None
@@ -65,7 +65,7 @@ async def test_a_proof_of_ownership_covers_the_time_since_its_creation() -> None
 
 
 async def test_a_bundle_is_located_by_one_task_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also when the first one fails and another comes just then."""
+    """This also holds if the first task fails while another one arrives."""
     mine, _ = ownership(MemoryTree(), HERE)
     acquire_really = mine._acquire
     inside = most = calls = 0

@@ -66,7 +66,7 @@ async def test_a_call_whose_client_has_disconnected_takes_nothing(cluster: Clust
     assert await parts.take() == [b"a"]
 
 
-async def test_draining_ends_waiting_calls_but_delivers_what_there_is(cluster: Cluster) -> None:
+async def test_draining_ends_waiting_calls_but_delivers_available_messages(cluster: Cluster) -> None:
     parts = await Parts.create(cluster)
     began = parts.now()
     waiting = asyncio.ensure_future(parts.take(wait_s=60))

@@ -1,4 +1,4 @@
-"""Reading for one subscription: batch sizes, entries that cannot be decoded, and reads that a reset overtakes."""
+"""Reading for one subscription: batch sizes, entries that cannot be decoded, and resets during a read."""
 
 import pytest
 from bindery_broker.dispatch.shared import SharedDispatcher

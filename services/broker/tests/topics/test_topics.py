@@ -33,7 +33,7 @@ async def steps(count: int = 50) -> None:
 
 
 async def test_a_topic_is_opened_by_one_task_at_a_time(broker: Harness, monkeypatch):
-    """Also when the first one fails and another comes just then."""
+    """This also holds if the first task fails while another one arrives."""
     await broker.produce("a")
     topics = broker.broker.topics
     (topic,) = topics
@@ -93,7 +93,7 @@ async def test_a_cursor_has_one_subscription(broker: Harness, monkeypatch):
     assert [second[1], third[1]] == [True, False]
 
 
-async def test_an_empty_topic_that_nobody_uses_is_closed_and_opened_anew_with_all_it_had(broker: Harness, clock):
+async def test_an_empty_unused_topic_is_closed_and_reopened_with_its_subscriptions(broker: Harness, clock):
     await broker.receive(session_ttl_ms=1_000)
     clock.advance(200)
     await broker.broker.topics.maintain()
@@ -105,7 +105,7 @@ async def test_an_empty_topic_that_nobody_uses_is_closed_and_opened_anew_with_al
     assert payloads(await broker.receive()) == ["b", "c"], "its subscription was there before"
 
 
-async def test_a_topic_with_a_consumer_or_with_entries_to_trim_or_to_tell_of_stays_open(broker: Harness, clock):
+async def test_a_topic_with_a_consumer_or_with_entries_stays_open(broker: Harness, clock):
     await broker.produce("kept", topic=f"{NAMESPACE}/retained")
     await broker.produce("a", topic=f"{NAMESPACE}/delayed")
     got = await broker.receive(topic=f"{NAMESPACE}/delayed", session_ttl_ms=1_000)
@@ -120,7 +120,7 @@ async def test_a_topic_with_a_consumer_or_with_entries_to_trim_or_to_tell_of_sta
     assert loaded(broker) == ["delayed", "retained"]
 
 
-async def test_at_the_limit_the_topic_that_was_idle_longest_makes_room(small: Harness, clock):
+async def test_at_the_limit_the_topic_that_was_idle_longest_is_closed(small: Harness, clock):
     for name in ("a", "b", "a"):
         await small.produce("x", topic=f"{NAMESPACE}/{name}")
         clock.advance(1)
@@ -131,8 +131,8 @@ async def test_at_the_limit_the_topic_that_was_idle_longest_makes_room(small: Ha
     assert loaded(small) == ["b", "c"]
 
 
-async def test_topics_in_use_make_no_room(small: Harness, clock):
-    """A consumer uses one, a read that waits the other."""
+async def test_topics_in_use_are_not_closed_at_the_limit(small: Harness, clock):
+    """A consumer uses one topic, and a waiting read the other one."""
     await small.receive(topic=f"{NAMESPACE}/a")
     await small.produce("x", topic=f"{NAMESPACE}/b")
     reading = asyncio.create_task(small.client.get(f"{NAMESPACE}/b/messages?start=latest&wait_ms=30000"))
@@ -172,7 +172,7 @@ async def test_a_request_that_arrives_while_its_topic_is_closed_waits_and_opens_
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_with_more_topics_than_places_no_request_fails_and_no_message_is_lost(tree, ledgers, clock, seed):
+async def test_with_more_topics_than_the_limit_no_request_fails_and_no_message_is_lost(tree, ledgers, clock, seed):
     chance = random.Random(seed)
     broker = Harness(tree=tree, ledgers=ledgers, clock=clock, url="http://few", topics_max=4)
     sent: dict[str, list[str]] = {f"{NAMESPACE}/t{n}": [] for n in range(8)}
@@ -198,7 +198,7 @@ async def test_with_more_topics_than_places_no_request_fails_and_no_message_is_l
     await broker.close()
 
 
-async def test_topics_are_closed_beside_one_another(broker: Harness, clock, monkeypatch):
+async def test_idle_topics_are_closed_in_parallel(broker: Harness, clock, monkeypatch):
     for name in ("a", "b", "c"):
         await broker.receive(topic=f"{NAMESPACE}/{name}", session_ttl_ms=1_000)
     at_once = most = 0

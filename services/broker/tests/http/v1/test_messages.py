@@ -47,7 +47,7 @@ async def test_a_raw_body_is_one_message(broker):
 
 
 @pytest.mark.parametrize("headers", [{}, {"content-type": "application/x-www-form-urlencoded"}], ids=["none", "curl"])
-async def test_any_other_content_type_is_raw_too(broker, headers):
+async def test_a_body_with_any_other_content_type_is_one_raw_message(broker, headers):
     await broker.client.post(f"{TOPIC}/messages", content=b'{"payload": "x"}', headers=headers)
     assert [m["payload"] for m in await stored(broker)] == ['{"payload": "x"}']
 
@@ -84,7 +84,7 @@ async def test_lines_become_a_batch_in_order(broker):
     assert base64.b64decode(third["payload_base64"]) == b"\x00\xfe"
 
 
-async def test_an_array_is_many_messages_too(broker):
+async def test_an_array_becomes_a_batch(broker):
     answer = await broker.client.post(f"{TOPIC}/messages", json=[{"payload": "a"}, {"payload": "b"}])
     assert answer.json()["message_ids"] == ["0:0:-1:0", "0:0:-1:1"]
 
@@ -102,12 +102,12 @@ async def test_a_change_of_key_or_tags_ends_a_batch_and_keeps_the_order(broker):
     assert [m["payload"] for m in await stored(broker)] == ["1", "2", "3", "4", "5"]
 
 
-async def test_batch_false_gives_each_message_its_entry(broker):
+async def test_batch_false_stores_one_entry_per_message(broker):
     answer = await broker.client.post(f"{TOPIC}/messages?batch=false", json=[{"payload": "a"}, {"payload": "b"}])
     assert answer.json()["message_ids"] == ["0:0:-1:-1", "0:1:-1:-1"]
 
 
-async def test_query_and_headers_are_defaults_of_many(broker):
+async def test_query_and_headers_are_defaults_for_all_messages(broker):
     lines = [{"payload": "a"}, {"payload": "b", "key": "own", "tags": "own", "properties": {"x": "2"}}]
     await broker.client.post(
         f"{TOPIC}/messages?key=k&tags=t", json=lines, headers={"Bindery-Property-X": "1", "Bindery-Property-Y": "1"}
@@ -135,18 +135,18 @@ async def test_query_and_headers_are_defaults_of_many(broker):
         ('{"payload": "a"} {"payload": "b"}', "malformed JSON at column 18"),
     ],
 )
-async def test_a_broken_line_is_named_and_nothing_is_written(broker, bad, hint):
+async def test_the_error_names_an_invalid_line_and_nothing_is_written(broker, bad, hint):
     body = '{"payload": "fine"}\n\n' + bad + '\n{"payload": "fine"}'
     answer = await broker.client.post(f"{TOPIC}/messages", content=body, headers=NDJSON)
     body = problem(answer, status=400, code="bad_request")
     assert body["facts"]["line"] == 3
     assert body["detail"].startswith("line 3: ")
     assert hint in body["detail"]
-    assert not await broker.broker.topics.list_names()  # not even the topic was made
+    assert not await broker.broker.topics.list_names()  # not even the topic was created
 
 
 @pytest.mark.parametrize("text", [b'{"payload": "\xff"}', b'{"payload_json": "\xff"}', b"\xff"])
-async def test_lines_that_are_not_utf8_are_named(broker, text):
+async def test_the_error_names_a_line_that_is_not_utf8(broker, text):
     answer = await broker.client.post(f"{TOPIC}/messages", content=b'{"payload": ""}\n' + text, headers=NDJSON)
     assert problem(answer, status=400, code="bad_request")["facts"]["line"] == 2
 
@@ -196,7 +196,7 @@ async def test_a_wrong_query_is_refused(broker, query):
 
 @pytest.mark.parametrize("where", ["query", "query of lines", "query of an array", "line"])
 @pytest.mark.parametrize("field", [{"deliver_after_ms": 1}, {"deliver_at": 1_700_000_000_001}])
-async def test_a_delay_is_refused_rather_than_forgotten(broker, where, field):
+async def test_a_delay_is_refused_and_not_ignored(broker, where, field):
     if where == "query":
         answer = await broker.client.post(f"{TOPIC}/messages", content=b"x", params=field)
     elif where == "query of lines":
@@ -210,12 +210,12 @@ async def test_a_delay_is_refused_rather_than_forgotten(broker, where, field):
     assert await entries(broker) == 0
 
 
-async def test_a_delivery_time_that_has_come_is_no_delay(broker):
+async def test_a_delivery_time_that_is_reached_is_not_a_delay(broker):
     line = {"payload": "x", "deliver_after_ms": 0, "deliver_at": broker.clock.wall_ms}
     assert (await broker.client.post(f"{TOPIC}/messages", json=[line])).status_code == 200
 
 
-async def test_an_announced_body_over_the_limit_is_refused_unread(broker):
+async def test_a_body_with_a_content_length_over_the_limit_is_refused_without_reading_it(broker):
     limit = broker.settings.request_bytes_max
 
     async def never_read():
@@ -229,7 +229,7 @@ async def test_an_announced_body_over_the_limit_is_refused_unread(broker):
     assert body["facts"] == {"size": limit + 1, "size_max": limit}
 
 
-async def test_a_streamed_body_over_the_limit_is_refused_on_the_way(broker):
+async def test_a_streamed_body_over_the_limit_is_refused_while_it_is_read(broker):
     sent = 0
 
     async def pieces():
@@ -254,7 +254,7 @@ async def test_a_message_over_its_limit_is_refused_with_the_limit(broker):
 
 
 @pytest.mark.parametrize("form", ["lines", "array"])
-async def test_the_number_of_messages_is_bounded(broker, form):
+async def test_the_number_of_messages_is_limited(broker, form):
     line = '{"payload":""}'
     body = "\n".join([line] * 10_001) if form == "lines" else f"[{','.join([line] * 10_001)}]"
     content_type = "application/x-ndjson" if form == "lines" else "application/json"
@@ -262,13 +262,13 @@ async def test_the_number_of_messages_is_bounded(broker, form):
     problem(answer, status=413, code="too_large")
 
 
-async def test_the_most_messages_allowed_are_stored(broker):
+async def test_the_maximum_number_of_messages_is_stored(broker):
     body = "\n".join(['{"payload":"x"}'] * 10_000)
     answer = await broker.client.post(f"{TOPIC}/messages", content=body, headers=NDJSON)
     assert len(set(answer.json()["message_ids"])) == 10_000
 
 
-async def test_bodies_over_the_budget_are_put_off(tree, ledgers, clock):
+async def test_bodies_over_the_budget_are_refused_with_429(tree, ledgers, clock):
     harness = Harness(
         tree=tree,
         ledgers=ledgers,
@@ -366,8 +366,8 @@ async def test_the_answer_to_a_large_request_has_the_result_of_each_part(broker,
     assert len([m for m in await stored(broker) if m["message_id"] in ids]) == 4
 
 
-async def test_a_part_that_is_refused_is_not_overtaken_by_those_behind_it(tree, ledgers, clock):
-    """Else the client, repeating what was refused, would turn the order of its own request around."""
+async def test_no_part_of_a_request_is_stored_after_a_refused_part(tree, ledgers, clock):
+    """Otherwise a client that repeats the refused messages would change the order of its own request."""
     broker = Harness(tree=tree, ledgers=ledgers, clock=clock, url="http://one", ledger={"pending_size_max": 5 * 2**20})
     try:
         lines = [{"payload": letter * size} for letter, size in (("a", 3 * 2**20), ("b", 3 * 2**20), ("c", 2**20))]
@@ -381,7 +381,7 @@ async def test_a_part_that_is_refused_is_not_overtaken_by_those_behind_it(tree, 
         await broker.close()
 
 
-async def test_a_request_that_failed_as_a_whole_is_an_error(broker, monkeypatch):
+async def test_a_request_whose_messages_all_failed_is_answered_with_an_error(broker, monkeypatch):
     await broker.produce("open")
     topic = next(iter(broker.broker.topics))
 
@@ -402,8 +402,8 @@ async def test_a_topic_lost_while_writing_is_an_unknown_outcome(broker, ledgers,
     problem(answer, status=504, code="outcome_unknown")
 
 
-async def test_a_ledger_that_healing_closed_is_nothing_a_producer_notices(broker, ledgers):
-    """Of a batch that was under way, one entry of two had been stored when the ledger was recovered."""
+async def test_a_producer_gets_no_error_if_replication_workers_close_the_ledger(broker, ledgers):
+    """One of two entries in flight is stored when the ledger is recovered."""
     await broker.produce("a")
     await MemoryLedgerClient(ledgers).open(0)
     first = (await broker.produce("b"))[0]
@@ -430,7 +430,7 @@ async def test_a_ledger_that_healing_closed_is_nothing_a_producer_notices(broker
     assert payloads(await broker.receive()) == ["a", "b", "c", "d"]
 
 
-async def test_a_cursor_ledger_that_healing_closed_is_nothing_a_consumer_notices(broker, ledgers, tree):
+async def test_a_consumer_gets_no_error_if_replication_workers_close_the_cursor_ledger(broker, ledgers, tree):
     await broker.produce("a", "b", "c")
     got = await broker.receive(max=3)
     assert (await broker.ack(ids(got)[:1])).status_code == 200

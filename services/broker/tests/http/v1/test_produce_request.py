@@ -91,7 +91,7 @@ def test_tags_are_separated_by_two_bars():
             split_tags(wrong)
 
 
-def test_lines_that_hold_nothing_have_a_limit_too():
+def test_the_number_of_empty_lines_is_limited():
     line = b'{"payload": "x"}\n'
     spaced = b"\n\n\n".join([line[:-1]] * MESSAGES_PER_REQUEST_MAX)
     assert len(parse(spaced, "application/x-ndjson")) == MESSAGES_PER_REQUEST_MAX

@@ -75,7 +75,7 @@ async def test_only_a_damaged_subscription_can_be_reset(broker):
 
 
 async def delete_during(at, attaching) -> None:
-    """`attaching` is under way, waiting for the metadata store, when the subscription is deleted."""
+    """Delete the subscription while `attaching`, its creation or reset, waits for the metadata store."""
     multi = at.store.multi
 
     async def slow(*arguments, **named):

@@ -37,13 +37,13 @@ async def test_reading_begins_inside_a_batch_or_at_the_ends(broker):
     assert payloads((await read(broker, start=latest["next"]))["messages"]) == ["d"]
 
 
-async def test_bytes_bound_a_read_but_not_below_one_message(broker):
+async def test_max_bytes_limits_a_read_that_returns_at_least_one_message(broker):
     await broker.produce("x" * 100, "y" * 100, "z" * 100)
     assert len((await read(broker, max_bytes=1))["messages"]) == 1
     assert len((await read(broker, max_bytes=250))["messages"]) == 2
 
 
-async def test_reading_can_wait(broker):
+async def test_a_read_waits_for_a_message(broker):
     await broker.produce("a")
     start = (await read(broker, start="latest"))["next"]
     task = asyncio.create_task(read(broker, start=start, wait_ms=30_000))
@@ -55,13 +55,13 @@ async def test_reading_can_wait(broker):
         assert payloads((await task)["messages"]) == ["b"]
 
 
-async def test_reading_leaves_subscriptions_alone(broker):
+async def test_reading_does_not_change_subscriptions(broker):
     await broker.produce("a")
     await read(broker)
     assert payloads(await broker.receive()) == ["a"]
 
 
-async def test_one_message_with_its_ledger_and_bookies(broker):
+async def test_one_message_is_shown_with_its_ledger_and_bookies(broker):
     await broker.produce("zero", "one", headers={"Bindery-Property-A": "1"})
     answer = (await broker.client.get(f"{TOPIC}/messages/0:1")).json()
     assert (answer["message"]["payload"], answer["message"]["properties"]) == ("one", {"a": "1"})
@@ -72,31 +72,31 @@ async def test_one_message_with_its_ledger_and_bookies(broker):
     assert ledger["write_set"] == [ledger["ensemble"][i] for i in (1, 2, 0)]
 
 
-async def test_one_message_of_a_batch(broker):
+async def test_one_message_of_a_batch_is_shown(broker):
     batch = await broker.produce_batch("a", "b")
     answer = (await broker.client.get(f"{TOPIC}/messages/{batch[1]}")).json()
     assert (answer["message"]["payload"], answer["batch_size"]) == ("b", 2)
 
 
 @pytest.mark.parametrize("message_id", ["0:5", "9:0", "0:0:0:-1", "0:0:-1:1"])
-async def test_a_message_that_is_not_there(broker, message_id):
+async def test_a_missing_message_is_answered_with_404(broker, message_id):
     await broker.produce("a")
     problem(await broker.client.get(f"{TOPIC}/messages/{message_id}"), status=404, code="no_such_message")
 
 
 @pytest.mark.parametrize("message_id", ["x", "0", "-1:-1", "1:2:3:4:5", "%FF"])
-async def test_a_bad_message_id(broker, message_id):
+async def test_an_invalid_message_id_is_refused(broker, message_id):
     await broker.produce("a")
     problem(await broker.client.get(f"{TOPIC}/messages/{message_id}"), status=400, code="bad_request")
 
 
 @pytest.mark.parametrize("query", ["start=soon", "max=0", "max=1001", "max_bytes=0", "wait_ms=30001", "colour=red"])
-async def test_a_bad_read_query(broker, query):
+async def test_an_invalid_read_query_is_refused(broker, query):
     await broker.produce("a")
     problem(await broker.client.get(f"{TOPIC}/messages?{query}"), status=400, code="bad_request")
 
 
-async def test_statistics_of_a_topic(broker):
+async def test_topic_statistics_count_entries_messages_and_consumers(broker):
     await broker.produce("a", "b")
     await broker.receive(max=1)
     stats = (await broker.client.get(TOPIC)).json()
@@ -137,7 +137,7 @@ async def test_lists_are_sorted_filtered_and_paged(broker):
     problem(await broker.client.get("/v1/topics?namespace=a"), status=400, code="bad_request")
 
 
-async def test_a_topic_is_deleted_with_everything(broker, ledgers):
+async def test_a_topic_is_deleted_with_its_subscriptions_and_ledgers(broker, ledgers):
     await broker.produce("a")
     await broker.receive()
     problem(await broker.client.delete(TOPIC), status=409, code="topic_in_use")
@@ -149,7 +149,7 @@ async def test_a_topic_is_deleted_with_everything(broker, ledgers):
     assert payloads((await read(broker))["messages"]) == ["anew"]
 
 
-async def test_topics_are_not_made_where_that_is_off(tree, ledgers, clock):
+async def test_no_topic_is_created_if_auto_creation_is_off(tree, ledgers, clock):
     harness = Harness(tree=tree, ledgers=ledgers, clock=clock, url="http://one", auto_create_topics=False)
     answer = await harness.client.post(f"{TOPIC}/messages", content=b"x")
     problem(answer, status=404, code="no_such_topic")
@@ -171,7 +171,7 @@ async def test_topics_are_not_made_where_that_is_off(tree, ledgers, clock):
         ("DELETE", "/subscriptions/s/consumers/c"),
     ],
 )
-async def test_an_unknown_topic_is_named_and_owned_by_nobody(broker, method, path):
+async def test_the_error_names_an_unknown_topic_and_its_bundle_is_not_acquired(broker, method, path):
     answer = await broker.client.request(method, f"{TOPIC}{path}")
     assert problem(answer, status=404, code="no_such_topic")["facts"] == {"topic": "public/default/t"}
     assert broker.broker.ownership.held == []
@@ -202,7 +202,7 @@ async def test_any_printable_name_works_percent_encoded(broker):
         ("/v1/topics/" + "x" * 200 + "/default/t", 413),
     ],
 )
-async def test_bad_names_are_refused(broker, path, status):
+async def test_invalid_names_are_refused(broker, path, status):
     answer = await broker.client.get(path)
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
@@ -212,11 +212,11 @@ async def test_bad_names_are_refused(broker, path, status):
 
 
 @pytest.mark.parametrize("path", ["/", "/v1", "/v1/topics/a", "/v1/topics/a/b/c/d", "/admin/v2/x", "/favicon.ico"])
-async def test_unknown_paths_are_problems_too(broker, path):
+async def test_unknown_paths_are_answered_with_a_problem(broker, path):
     problem(await broker.client.get(path), status=404, code="not_found")
 
 
-async def test_unknown_methods_say_which_are_served(broker):
+async def test_the_error_for_an_unsupported_method_lists_the_supported_ones(broker):
     answer = await broker.client.patch(f"{TOPIC}/messages")
     problem(answer, status=405, code="method_not_allowed")
     assert answer.headers["allow"] == "GET, POST"
@@ -224,7 +224,7 @@ async def test_unknown_methods_say_which_are_served(broker):
     problem(answer, status=405, code="method_not_allowed")
 
 
-async def test_a_request_id_is_given_or_kept(broker):
+async def test_a_valid_request_id_is_kept_and_an_invalid_one_is_replaced(broker):
     answer = await broker.client.get("/v1/topics")
     assert answer.headers["x-request-id"]
     answer = await broker.client.get("/v1/topics", headers={"x-request-id": "mine-1"})
@@ -255,7 +255,7 @@ async def test_an_unexpected_error_is_a_500_without_details(broker, monkeypatch)
     assert body["detail"]
 
 
-async def test_metadata_trouble_is_503_with_retry_after(broker, monkeypatch):
+async def test_unavailable_metadata_is_answered_with_503_and_retry_after(broker, monkeypatch):
     from bindery_core.errors import MetadataUnavailable
 
     async def away(*_args, **_kwargs):
@@ -267,7 +267,7 @@ async def test_metadata_trouble_is_503_with_retry_after(broker, monkeypatch):
     assert answer.headers["retry-after"]
 
 
-async def test_metrics_carry_pulsars_names(broker):
+async def test_metrics_have_pulsars_names(broker):
     await broker.produce("a", "b")
     await broker.receive(max=1)
     text = broker.metrics.render().decode()

@@ -23,7 +23,7 @@ from managed_ledger_faults import FaultyClient, FaultyStore, Plan
 
 
 @pytest.mark.parametrize("clean", [False, True])
-async def test_acknowledgements_survive_the_broker(cluster: Cluster, clean: bool) -> None:
+async def test_acknowledgements_survive_the_end_of_the_broker(cluster: Cluster, clean: bool) -> None:
     topic, cursor = await topic_of(cluster)
     await cursor.ack_many(
         at(0, 1, 4, 5, 8), batches=[BatchAck(Position(0, 3), 100, [0, 99]), BatchAck(Position(0, 6), 2, [1])]
@@ -104,7 +104,7 @@ async def test_a_cumulative_acknowledgement_may_point_into_a_batch(cluster: Clus
     assert cursor.mark_delete == Position(0, 7)
 
 
-async def test_mark_delete_runs_over_ledger_boundaries(cluster: Cluster) -> None:
+async def test_mark_delete_moves_across_ledger_boundaries(cluster: Cluster) -> None:
     topic, cursor = await topic_of(cluster)
     await topic.roll()
     await topic.add_many([b"10", b"11"])
@@ -138,7 +138,7 @@ async def test_seek_into_a_batch_is_one_record(cluster: Cluster) -> None:
     assert (cursor.mark_delete, cursor.remaining(Position(0, 1))) == (Position(0, 0), 0b100)
 
 
-async def test_of_a_batch_that_was_trimmed_nothing_is_passed(cluster: Cluster) -> None:
+async def test_a_seek_into_a_trimmed_batch_continues_after_it(cluster: Cluster) -> None:
     topic, cursor = await topic_of(cluster)
     await topic.roll()
     await topic.add_many([b"10"])
@@ -178,8 +178,8 @@ async def test_a_seek_that_failed_is_not_stored_by_a_later_acknowledgement(
     assert await unacked((await topic_of(cluster))[1]) == rest
 
 
-async def test_a_seek_of_unknown_outcome_keeps_what_it_would_need(cluster: Cluster) -> None:
-    """The record may be stored: messages after its target must not be trimmed until another record is."""
+async def test_a_seek_of_unknown_outcome_keeps_the_entries_after_its_target(cluster: Cluster) -> None:
+    """The record may be stored: messages after its target must not be trimmed until another record is stored."""
     topic, cursor = await topic_of(cluster, operation_timeout_s=0.3)
     await topic.roll()
     await topic.add_many([b"10"])
@@ -220,10 +220,8 @@ async def test_entries_after_the_target_of_a_seek_are_kept_while_it_is_stored(cl
 
 
 @pytest.mark.parametrize("sharing", [False, True])
-async def test_an_acknowledgement_is_answered_by_no_record_of_a_seek_that_was_undone(
-    cluster: Cluster, sharing: bool
-) -> None:
-    """Neither one that shares the seek's record nor a repetition that changes nothing."""
+async def test_the_record_of_an_undone_seek_answers_no_acknowledgement(cluster: Cluster, sharing: bool) -> None:
+    """This holds for an acknowledgement that shares the seek's record, and for a repeated one that changes nothing."""
     topic, cursor = await topic_of(cluster)
     await cursor.ack_many(at(0))
     cluster.ledgers.hold_adds()
@@ -248,7 +246,7 @@ async def test_an_acknowledgement_is_answered_by_no_record_of_a_seek_that_was_un
     assert await unacked((await topic_of(cluster))[1]) == list(range(2 + sharing, 10))
 
 
-async def test_a_seek_that_is_cancelled_when_it_is_stored_took_place(cluster: Cluster) -> None:
+async def test_a_seek_that_is_cancelled_after_it_was_stored_takes_effect(cluster: Cluster) -> None:
     topic, cursor = await topic_of(cluster)
     await cursor.ack_many(at(0))
     cluster.ledgers.hold_adds()
@@ -273,8 +271,8 @@ async def test_a_seek_that_is_cancelled_when_it_is_stored_took_place(cluster: Cl
 
 
 @pytest.mark.parametrize("seed", range(30))
-async def test_acknowledgements_stand_whatever_becomes_of_the_seeks_among_them(cluster: Cluster, seed: int) -> None:
-    """Replay one: pytest -k 'seeks_among_them and [SEED]'"""
+async def test_acknowledgements_survive_seeks_that_fail_or_are_cancelled(cluster: Cluster, seed: int) -> None:
+    """Replay one: pytest -k 'fail_or_are_cancelled and [SEED]'"""
     chance = random.Random(seed)
     plan = Plan(seed, die_at=None, fault_rate=0)
     client, store = FaultyClient(cluster.ledgers, plan), FaultyStore(cluster.tree.connect(), plan)
@@ -285,7 +283,7 @@ async def test_acknowledgements_stand_whatever_becomes_of_the_seeks_among_them(c
     cluster.ledgers.add_delay_s = 0.001
     seeks = succeeded = unsure = 0
     answered: dict[Position, int] = {}
-    """Acknowledged, and how many seeks had begun before."""
+    """Acknowledged positions, each with the number of seeks that had begun before."""
 
     async def ack() -> None:
         await asyncio.sleep(chance.uniform(0, 0.01))
@@ -294,7 +292,7 @@ async def test_acknowledgements_stand_whatever_becomes_of_the_seeks_among_them(c
         with contextlib.suppress(TryAgain, OutcomeUnknown):
             await cursor.ack_many(chosen)
             answered.update(dict.fromkeys(chosen, began))
-            if began >= unsure:  # a record was stored since
+            if began >= unsure:  # a record was stored after the seek
                 unsure = 0
 
     async def seek() -> None:
@@ -325,7 +323,7 @@ async def test_acknowledgements_stand_whatever_becomes_of_the_seeks_among_them(c
             assert began < succeeded or cursor.is_acked(position)
 
 
-async def test_an_acknowledgement_waits_for_a_seek_and_counts_after_it(cluster: Cluster) -> None:
+async def test_an_acknowledgement_waits_for_a_seek_and_takes_effect_after_it(cluster: Cluster) -> None:
     topic, cursor = await topic_of(cluster)
     await cursor.ack_many(at(0))
     cluster.ledgers.hold_adds()
@@ -345,7 +343,7 @@ async def test_an_acknowledgement_waits_for_a_seek_and_counts_after_it(cluster: 
 
 
 async def test_entries_acknowledged_during_a_read_are_not_returned(cluster: Cluster) -> None:
-    """After a fail-over with holes one read is several reads of bookies."""
+    """Acknowledged entries between the others split one read into several reads from bookies."""
     topic, cursor = await topic_of(cluster, cache_size_max=0)
     await cursor.ack_many(at(1, 3, 5))
     read, reads = topic.read, 0

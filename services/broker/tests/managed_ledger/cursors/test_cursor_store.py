@@ -40,7 +40,7 @@ async def test_a_failed_cursor_ledger_is_replaced(cluster: Cluster) -> None:
     assert (await topic_of(cluster))[1].mark_delete == Position(0, 1)
 
 
-async def test_without_bookies_the_znode_takes_the_acknowledgements(cluster: Cluster) -> None:
+async def test_acknowledgements_are_stored_in_the_znode_if_no_cursor_ledger_can_be_written(cluster: Cluster) -> None:
     topic, cursor = await topic_of(cluster)
     await cursor.ack_many(at(0))
     cluster.ledgers.fail_next("add", AddTimeout("made up"))
@@ -54,7 +54,7 @@ async def test_without_bookies_the_znode_takes_the_acknowledgements(cluster: Clu
     assert cursor.individually_acked() == "[(0:2..0:3],(0:4..0:5]]"
 
 
-async def test_when_nothing_takes_it_the_acknowledgement_fails_and_its_repetition_waits(cluster: Cluster) -> None:
+async def test_an_acknowledgement_that_cannot_be_stored_fails_and_can_be_repeated(cluster: Cluster) -> None:
     store = cluster.tree.connect()
     _, cursor = await topic_of(cluster, operation_timeout_s=0.3, entries=3)
     cluster.ledgers.fail_next("create", NotEnoughBookies("made up"), count=10**6)
@@ -68,20 +68,18 @@ async def test_when_nothing_takes_it_the_acknowledgement_fails_and_its_repetitio
 
 
 @pytest.mark.parametrize("applied", [False, True])
-async def test_an_unknown_switch_of_cursor_ledgers_is_settled_before_the_next_record(
-    cluster: Cluster, applied: bool
-) -> None:
-    """Were the old ledger written on while the znode names the new one, what it takes would be lost."""
+async def test_a_switch_of_unknown_outcome_is_resolved_before_the_next_record(cluster: Cluster, applied: bool) -> None:
+    """If records went to the old ledger while the znode names the new one, they would be lost."""
     topic, cursor = await topic_of(cluster, cursor_entries_max=2, operation_timeout_s=0.3)
     store = cluster.stores[-1]
     await cursor.ack_many(at(0))
     await cursor.ack_many(at(1))
     store.lose_next_write(applied=applied)
-    for _ in range(1000):  # nor can it be looked up
+    for _ in range(1000):  # the outcome cannot be read either
         store.fail_next(MetadataUnavailable("made up"), matching=lambda operation, path: operation == "sync")
     with pytest.raises(MetadataOutcomeUnknown):
         await cursor.ack_many(at(2))
-    store._faults.clear()  # the test double has no other way to call them off
+    store._faults.clear()  # the fake store has no other way to remove faults
     await cursor.ack_many(at(3))
     await topic.crash()
     assert (await topic_of(cluster))[1].mark_delete == Position(0, 3)
@@ -99,7 +97,10 @@ async def test_a_state_too_large_to_store_is_refused_until_it_has_fewer_holes(cl
 
 
 async def test_a_stale_owner_acknowledges_nothing(cluster: Cluster) -> None:
-    """With a cursor ledger (which is fenced), without one (its znode checks the topic's), and when it is new."""
+    """This holds with a cursor ledger, which is fenced, without one, and for a new or deleted cursor.
+
+    A write of a cursor's znode checks the version of the topic's znode.
+    """
     old, with_ledger = await topic_of(cluster)
     without = await old.open_cursor("without", start=EARLIEST)
     await with_ledger.ack_many(at(0))

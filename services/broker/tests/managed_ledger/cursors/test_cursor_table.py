@@ -62,7 +62,7 @@ async def test_deleting_a_subscription_removes_znode_and_ledger(cluster: Cluster
 
 
 def lose(store: MemoryStore, *, applied: bool) -> None:
-    """The next write's outcome is unknown, and cannot be looked up."""
+    """Make the outcome of the next write unknown, and prevent the store from resolving it."""
     store.lose_next_write(applied=applied)
     for _ in range(1000):
         store.fail_next(MetadataUnavailable("made up"), matching=lambda operation, path: operation == "sync")
@@ -155,7 +155,7 @@ async def test_a_subscription_of_unknown_outcome_is_not_forgotten(cluster: Clust
     assert sorted((await cluster.open()).cursors) == names
 
 
-async def test_a_subscription_that_was_certainly_not_made_leaves_nothing(cluster: Cluster) -> None:
+async def test_a_subscription_that_was_certainly_not_created_is_forgotten(cluster: Cluster) -> None:
     topic, _ = await topic_of(cluster, operation_timeout_s=0.3)
     store = cluster.stores[-1]
     for _ in range(1000):
@@ -186,7 +186,10 @@ async def damaged(cluster: Cluster, damage: str) -> ManagedLedger:
 async def test_a_lost_cursor_state_is_reported_and_never_replaced_by_the_older_one(
     cluster: Cluster, damage: str
 ) -> None:
-    """The znode says "2 comes next after 8 acknowledgements": to continue there would skip what the seek asked for."""
+    """The older state in the znode has the acknowledgements from before the seek.
+
+    To continue from it would skip the entries to which the seek moved the subscription back.
+    """
     topic = await damaged(cluster, damage)
     assert not topic.cursors
     with pytest.raises(Corrupt, match=r"reset or delete the subscription.*cursor=s.* ledger_id=2"):
@@ -270,7 +273,7 @@ async def test_a_stale_owner_cannot_reset_a_damaged_cursor(cluster: Cluster) -> 
 
 
 async def test_nothing_is_trimmed_before_the_cursors_are_loaded(cluster: Cluster) -> None:
-    """What a subscription has not consumed stays, even when a topic without any would have let it go long ago."""
+    """Unacknowledged entries are kept, even if they are older than the retention of a topic without subscriptions."""
     topic, cursor = await topic_of(cluster)
     await cursor.ack_many(at(0))
     await topic.roll()

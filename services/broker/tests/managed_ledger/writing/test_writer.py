@@ -41,11 +41,11 @@ async def test_entries_get_dense_positions_in_the_order_of_the_calls(cluster: Cl
     assert topic.last_confirmed == Position(0, 59)
 
 
-async def test_calls_of_one_turn_travel_as_one_group(cluster: Cluster) -> None:
+async def test_calls_in_one_turn_of_the_event_loop_are_sent_as_one_group(cluster: Cluster) -> None:
     topic = await cluster.open()
     cluster.ledgers.fail_next("add", AddTimeout("made up"), count=1)
     await asyncio.gather(*[topic.add_many([b"x"]) for _ in range(100)])
-    # One group failed, so one ledger was lost: with a call each the fault would have hit the first of many.
+    # The fault hits one call to the ledger. As that call has all entries, all of them go to the next ledger.
     assert topic.last_confirmed == Position(1, 99)
 
 
@@ -65,7 +65,7 @@ async def test_an_empty_add_is_answered_at_once(cluster: Cluster) -> None:
     assert await topic.add_many([]) == []
 
 
-async def test_an_entry_over_the_limit_is_refused_with_it(cluster: Cluster) -> None:
+async def test_an_entry_over_the_limit_is_refused_with_the_limit(cluster: Cluster) -> None:
     topic = await cluster.open()
     with pytest.raises(TooLarge, match=str(ENTRY_SIZE_MAX)):
         await topic.add_many([b"x", bytes(ENTRY_SIZE_MAX + 1)])
@@ -85,7 +85,7 @@ async def test_more_than_the_pending_budget_is_refused_until_adds_complete(clust
     assert len(await topic.add_many([bytes(1001)])) == 1  # alone it may be larger
 
 
-async def test_a_caller_that_leaves_before_sending_takes_its_entries_back(cluster: Cluster) -> None:
+async def test_entries_of_a_call_cancelled_before_sending_are_not_stored(cluster: Cluster) -> None:
     topic = await cluster.open()
     left = asyncio.ensure_future(topic.add_many([b"left"]))
     await asyncio.sleep(0)
@@ -108,7 +108,7 @@ async def test_a_full_ledger_is_followed_by_another(cluster: Cluster, settings: 
     for _ in range(3):
         positions += await add_ten(topic)
         if ledgers > 1:
-            await topic.roll()  # waits for the one under way
+            await topic.roll()  # waits for the roll in progress
     assert len({position.ledger_id for position in positions}) == min(ledgers, 3)
     assert all(a < b for a, b in pairwise(positions))
     assert list(await read_all(topic)) == positions
@@ -128,7 +128,7 @@ async def test_an_old_ledger_is_rolled_unless_it_is_empty(cluster: Cluster) -> N
     assert (await topic.add_many([b"x"]))[0].entry_id == 0
 
 
-async def test_adds_go_on_while_the_next_ledger_cannot_be_had(cluster: Cluster) -> None:
+async def test_adds_continue_while_the_next_ledger_cannot_be_created(cluster: Cluster) -> None:
     topic = await cluster.open(entries_max=5)
     bookies = dict(cluster.ledgers.bookies)
     for bookie in bookies:
@@ -168,7 +168,7 @@ async def test_an_add_that_is_partly_stored_continues_in_the_next_ledger(cluster
     assert list((await read_all(topic)).values()) == [b"1", b"2", b"3"]
 
 
-async def test_an_empty_failed_ledger_leaves_the_list_and_is_deleted(cluster: Cluster) -> None:
+async def test_an_empty_failed_ledger_is_removed_from_the_list_and_deleted(cluster: Cluster) -> None:
     topic = await cluster.open()
     cluster.ledgers.fail_next("add", AddTimeout("made up"))
     assert await topic.add_many([b"x"]) == [Position(1, 0)]
@@ -177,7 +177,7 @@ async def test_an_empty_failed_ledger_leaves_the_list_and_is_deleted(cluster: Cl
     assert len(topic.internal_stats()["ledgers"]) == 1
 
 
-async def test_adds_wait_while_recovery_cannot_be_done(cluster: Cluster) -> None:
+async def test_adds_wait_while_the_ledger_cannot_be_recovered(cluster: Cluster) -> None:
     topic = await cluster.open()
     cluster.ledgers.fail_next("add", AddTimeout("made up"))
     cluster.ledgers.fail_next("open", BookieUnavailable("made up"), count=3)
@@ -185,7 +185,7 @@ async def test_adds_wait_while_recovery_cannot_be_done(cluster: Cluster) -> None
     assert await asyncio.gather(topic.add_many([b"x"]), topic.add_many([b"y"])) == [[Position(1, 0)], [Position(1, 1)]]
 
 
-async def test_the_error_of_an_expired_add_tells_whether_it_may_be_stored(cluster: Cluster) -> None:
+async def test_the_error_of_an_expired_add_shows_whether_it_may_be_stored(cluster: Cluster) -> None:
     topic = await cluster.open(add_timeout_s=0.05)
     cluster.ledgers.fail_next("add", AddTimeout("made up"))
     cluster.ledgers.fail_next("open", BookieUnavailable("no recovery now"), count=10**6)
@@ -199,8 +199,8 @@ async def test_the_error_of_an_expired_add_tells_whether_it_may_be_stored(cluste
     assert topic.is_open
 
 
-async def test_entries_certainly_not_stored_fail_as_such(cluster: Cluster) -> None:
-    """The ledger was recovered without them; then no other can be had."""
+async def test_entries_that_are_certainly_not_stored_fail_as_not_stored(cluster: Cluster) -> None:
+    """The ledger is recovered without the entries, and then no other ledger can be created."""
     topic = await cluster.open(add_timeout_s=0.05)
     cluster.ledgers.fail_next("add", AddTimeout("made up"))
     cluster.ledgers.bookies[BookieId("bookie-0:3181")] = False
@@ -212,7 +212,7 @@ async def test_entries_certainly_not_stored_fail_as_such(cluster: Cluster) -> No
     assert list((await read_all(topic)).values()) == [b"y"]
 
 
-async def test_an_add_that_is_stored_in_part_is_unknown_if_no_ledger_takes_the_rest(cluster: Cluster) -> None:
+async def test_an_add_that_is_partly_stored_is_unknown_if_the_rest_cannot_be_stored(cluster: Cluster) -> None:
     """Its first entry was recovered: "not stored" would make the producer send that entry again."""
     topic = await cluster.open(add_timeout_s=0.05)
     ledger = cluster.ledgers.ledgers[0]
@@ -231,7 +231,7 @@ async def test_an_add_that_is_stored_in_part_is_unknown_if_no_ledger_takes_the_r
 
 
 class HangingClient:
-    """Calls in `hangs` never answer."""
+    """A client on which the calls named in `hangs` never return."""
 
     def __init__(self, inner: MemoryLedgerClient) -> None:
         self._inner = inner
@@ -248,7 +248,7 @@ class HangingClient:
 
 
 @pytest.mark.parametrize("hangs", ["open", "create"])
-async def test_an_add_waits_no_longer_than_it_may_though_a_call_hangs(cluster: Cluster, hangs: str) -> None:
+async def test_an_add_fails_at_its_deadline_while_another_call_hangs(cluster: Cluster, hangs: str) -> None:
     client = HangingClient(cluster.ledgers_client())
     topic = await cluster.open(client=client, add_timeout_s=1, operation_timeout_s=5)
     client.hangs.add(hangs)
@@ -263,7 +263,7 @@ async def test_an_add_waits_no_longer_than_it_may_though_a_call_hangs(cluster: C
         return raised.type, loop.time() - began
 
     first, *later = await asyncio.gather(*[add(after_s) for after_s in (0, 0.3, 0.31, 2.5)])
-    # Once the ledger is recovered it is certain that even the first was not stored.
+    # Once the ledger is recovered, it is certain that even the first add was not stored.
     assert first == (AddTimeout if hangs == "open" else TryAgain, pytest.approx(1.0, abs=0.1))
     assert later == [(TryAgain, pytest.approx(1 + after_s, abs=0.1)) for after_s in (0.3, 0.31, 2.5)]
     client.hangs.clear()
@@ -274,7 +274,7 @@ async def test_an_add_waits_no_longer_than_it_may_though_a_call_hangs(cluster: C
     assert topic._writer.pending_size == 0
 
 
-async def test_a_slow_roll_fails_what_waits_behind_it_and_not_what_its_ledger_still_takes(cluster: Cluster) -> None:
+async def test_a_slow_roll_fails_queued_adds_but_not_adds_in_flight(cluster: Cluster) -> None:
     topic = await cluster.open(add_timeout_s=1)
     await add_ten(topic)
     cluster.ledgers.hold_adds()
@@ -291,7 +291,7 @@ async def test_a_slow_roll_fails_what_waits_behind_it_and_not_what_its_ledger_st
 
 
 async def test_a_ledger_prepared_for_a_roll_that_fails_is_deleted(cluster: Cluster) -> None:
-    """The topic's own ledger is gone when it is to be closed."""
+    """The current ledger of the topic is missing when the roll closes it."""
     topic = await cluster.open()
     await add_ten(topic)
     del cluster.ledgers.ledgers[0]
@@ -303,7 +303,9 @@ async def test_a_ledger_prepared_for_a_roll_that_fails_is_deleted(cluster: Clust
 
 
 @pytest.mark.parametrize("end", ["close", "delete", "crash"])
-async def test_a_topic_that_ends_while_it_rolls_deletes_the_prepared_ledger(cluster: Cluster, end: str) -> None:
+async def test_a_topic_that_ends_during_a_roll_deletes_the_prepared_ledger_unless_it_crashes(
+    cluster: Cluster, end: str
+) -> None:
     topic = await cluster.open(add_timeout_s=0.1)
     await add_ten(topic)
     cluster.ledgers.hold_adds()
@@ -317,7 +319,7 @@ async def test_a_topic_that_ends_while_it_rolls_deletes_the_prepared_ledger(clus
     assert list(cluster.ledgers.ledgers) == {"close": [0], "delete": [], "crash": [0, 1]}[end]
 
 
-async def test_a_ledger_that_the_znode_may_name_stays(cluster: Cluster) -> None:
+async def test_a_ledger_that_the_znode_may_name_is_kept(cluster: Cluster) -> None:
     store = cluster.tree.connect()
     topic = await cluster.open(store=store, add_timeout_s=0.1)
     await add_ten(topic)
@@ -337,7 +339,7 @@ async def test_a_ledger_that_the_znode_may_name_stays(cluster: Cluster) -> None:
     assert again.entries_count == 10
 
 
-async def test_being_fenced_ends_the_topic_for_good(cluster: Cluster) -> None:
+async def test_a_fenced_topic_refuses_all_calls_permanently(cluster: Cluster) -> None:
     topic = await cluster.open()
     calls = []
     topic.on_fenced(lambda: calls.append(1))
@@ -351,7 +353,9 @@ async def test_being_fenced_ends_the_topic_for_good(cluster: Cluster) -> None:
     assert not topic.is_open
 
 
-async def test_a_roll_that_meets_a_foreign_znode_fences_and_deletes_its_ledger(cluster: Cluster) -> None:
+async def test_a_roll_fences_the_topic_and_deletes_its_ledger_if_another_broker_wrote_the_znode(
+    cluster: Cluster,
+) -> None:
     topic = await cluster.open()
     await add_ten(topic)
     await cluster.tree.connect().set(f"/managed-ledgers/{TOPIC}", b"", version=None)
@@ -395,7 +399,7 @@ async def test_closing_completes_pending_adds_and_closes_the_ledger(cluster: Clu
     await topic.close()
 
 
-async def test_opening_a_topic_that_is_not_there(cluster: Cluster) -> None:
+async def test_opening_a_missing_topic_without_create_fails(cluster: Cluster) -> None:
     with pytest.raises(NoSuchTopic):
         await cluster.open(create=False)
     assert not cluster.ledgers.ledgers
@@ -409,7 +413,7 @@ async def test_opening_drops_an_empty_last_ledger_and_deletes_it(cluster: Cluste
     assert topic.first_position == Position(1, 0)
 
 
-async def test_opening_takes_a_missing_last_ledger_off_the_list(cluster: Cluster) -> None:
+async def test_opening_removes_a_missing_last_ledger_from_the_list(cluster: Cluster) -> None:
     first = await cluster.open()
     await add_ten(first)
     await first.roll()
@@ -421,7 +425,7 @@ async def test_opening_takes_a_missing_last_ledger_off_the_list(cluster: Cluster
     assert len(await read_all(topic)) == 10
 
 
-async def test_the_ledgers_say_what_they_are_for(cluster: Cluster) -> None:
+async def test_ledgers_have_their_purpose_in_their_metadata(cluster: Cluster) -> None:
     topic = await cluster.open()
     assert cluster.ledgers.ledgers[0].metadata.custom == {
         "application": b"pulsar",
