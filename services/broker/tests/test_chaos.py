@@ -44,7 +44,7 @@ class World:
 
     async def step(self) -> None:
         live = {m: lease for m, lease in self.leases.items() if lease[1] > self.clock.now()}
-        if len(live) < len(self.leases):  # the owner notices this at its next call, whatever that is
+        if len(live) < len(self.leases):  # the owner detects this at its next call
             self.last = None
         self.leases = live
         act = self.lots.choices(

@@ -90,9 +90,8 @@ async def test_a_broker_that_stops_finishes_requests_and_releases_its_topics_at_
     topic = "/v1/topics/public/default/stopping"
     async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
         produced = (await ask(client, "POST", f"{second}{topic}/messages", content=b"a")).json()["message_ids"]
-        await ask(
-            client, "PUT", f"{second}{topic}/subscriptions/keep", json={}
-        )  # otherwise entries that `s` skips may be trimmed
+        # Without this subscription, entries that `s` skips may be trimmed.
+        await ask(client, "PUT", f"{second}{topic}/subscriptions/keep", json={})
         owner = (await ask(client, "GET", f"{second}{topic}")).json()["owner"]
         other = first if owner == second else second
         await ask(client, "GET", f"{other}/readyz")

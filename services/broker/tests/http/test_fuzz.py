@@ -104,9 +104,8 @@ def test_answers_conform_to_the_openapi_document(schema, operation_id, mode):
     def check(case: Case) -> None:
         nonlocal count
         count += 1
-        if (
-            count % 2 and case.path_parameters and "topic" in case.path_parameters
-        ):  # every second one names existing resources
+        # Every second request names existing resources.
+        if count % 2 and case.path_parameters and "topic" in case.path_parameters:
             known = {"tenant": "public", "namespace": "default", "topic": "t", "subscription": "s", "message_id": "0:0"}
             case.path_parameters.update({k: v for k, v in known.items() if k in case.path_parameters})
         case.call_and_validate(checks=CHECKS)

@@ -163,7 +163,7 @@ class ManagedLedger:
             try:
                 return await cls._open(name, environment, store, create=create)
             except TopicFenced as error:
-                # The former owner wrote the znode (it rolled or trimmed) between our read and our write.
+                # The former owner wrote the znode (it rolled or trimmed) between the read and the write of this broker.
                 log.info("topic_opening_again", topic=name, attempt=attempt, error=str(error))
                 last = error
         raise last
