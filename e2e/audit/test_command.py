@@ -135,7 +135,7 @@ def submit(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_bookies_that_require_authentication(guarded: tuple[ThrowawayCluster, Path], tmp_path: Path) -> None:
+def test_an_audit_needs_the_token_that_bookies_require(guarded: tuple[ThrowawayCluster, Path], tmp_path: Path) -> None:
     """With a token the audit reads everything, and no file or output contains it. Without one it is incomplete."""
     cluster, token_file = guarded
     audit = [*BINDERY, "audit", "run", "--zookeeper", cluster.zookeeper, "--json", "--timeout", "2s"]

@@ -1,5 +1,5 @@
-"""An audit finds exactly the faults of each kind that are put into a cluster with real data, with the right severity
-and exit code. Ledgers that it marks are healed, and their findings are gone in the next audit.
+"""An audit finds exactly the faults of each kind that are injected into a cluster with real data, with the right
+severity and exit code. Ledgers that it marks are healed, and the next audit does not report them again.
 
 `make audit-truth SEED=7` selects other entries and bookies. The tests run in order, on one cluster.
 """
@@ -173,7 +173,7 @@ async def test_exactly_the_faults_are_found(truth: Truth) -> None:
     assert (code, verdict) == (2, "CORRUPT")
 
 
-async def test_each_narrower_audit_finds_its_part_of_them(truth: Truth) -> None:
+async def test_each_narrower_audit_finds_its_part_of_the_faults(truth: Truth) -> None:
     """The level standard finds missing entries of one bookie's ledgers; the level quick finds missing ends."""
     chosen = random.Random(f"bookie {SEED}").choice([f"bookie-{n}" for n in range(BOOKIES)])
     async with truth.session() as (_, client, _):

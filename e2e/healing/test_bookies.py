@@ -34,7 +34,7 @@ from e2e.interop.processes import free_port
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 DATA: int = int(os.environ.get("BINDERY_HEALING_MIB", "12")) * MIB
-"""Bytes of load; the figures in docs/reliability.md were measured with more."""
+"""Minimum bytes of load. The results in docs/reliability.md were measured with more."""
 DELAY_S = 4
 REPORTS_S = 15
 """Seconds after which the broker has marked ledgers whose entries it wrote with a missing replica."""
@@ -89,7 +89,7 @@ async def busiest(metadata: Metadata) -> str:
 
 
 async def healed_of(metadata: Metadata, victim: str, killed_at: float) -> float:
-    """Wait until no ensemble contains the victim; the time (wall clock)."""
+    """Wait until no ensemble contains the victim, and return the wall-clock time."""
 
     async def whole() -> bool:
         return await metadata.whole(victim)
@@ -212,8 +212,7 @@ async def test_restarts_copy_nothing(cluster: World) -> None:
             await asyncio.sleep(REPORTS_S)
 
         async def only_open_ones() -> bool:
-            """Whether only open ledgers are marked. Those of topics are open; they are repaired when they are
-            closed."""
+            """Whether only open ledgers are marked: those of topics, which are repaired after they are closed."""
             facts = (await cluster.status())["marked"]
             return bool(facts["ledgers"] == facts["by_obstacle"].get("ledger_open", 0))
 

@@ -1,6 +1,6 @@
 """Three ZooKeeper servers: kill their leader, stop their quorum, and let sessions expire. Entries and services survive.
 
-The figures in docs/reliability.md were measured with `BINDERY_HEALING_OUTAGE_S=120`.
+The results in docs/reliability.md were measured with `BINDERY_HEALING_OUTAGE_S=120`.
 """
 
 import asyncio

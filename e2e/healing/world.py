@@ -142,7 +142,10 @@ class World:
     # --- commands -----------------------------------------------------------------------------------------------------
 
     async def run(self, *words: str, code: int = 0) -> str:
-        """Run `bindery ...`; its standard output, for a `code` other than 0 followed by its standard error."""
+        """Run `bindery ...`, which must exit with `code`.
+
+        Returns standard output, followed by standard error if `code` is not 0.
+        """
 
         def call() -> Any:
             return bindery(*words, "--zookeeper", self.zookeeper, timeout_s=COMMAND_TIMEOUT_S)
@@ -271,7 +274,7 @@ def world(*, auditors: int = 3, zookeepers: int = 1, environment: dict[str, str]
 
 
 async def until(condition: Callable[[], Any], what: str, *, timeout_s: float = 90.0, poll_s: float = 0.25) -> float:
-    """Wait until `condition()` is true; the seconds it took."""
+    """Wait until `condition()` is true, and return the seconds waited."""
     began = time.monotonic()
     while not await condition():
         assert time.monotonic() - began < timeout_s, f"not within {timeout_s:.0f} s: {what}"
@@ -482,14 +485,14 @@ async def inspect(world: World, sent: Sent, *, never: str | None = None) -> Insp
 
     All Qw replicas must be readable, match their digest, and agree in payload and length field. The length must grow by
     each payload. Raw ledgers must have the payloads that were sent. `never`: a bookie that no ensemble may contain. The
-    check begins when no mark is left, and no closing record of a closed ledger.
+    check begins when no ledger is marked and no closed ledger has a closing record.
     """
     found = Inspection()
     async with world.client() as metadata:
         closing_records = ClosingRecords(metadata.store)
 
         async def is_clear() -> bool:
-            """Whether no mark is left, and no closing record of a closed ledger. Open ledgers keep theirs."""
+            """Whether no ledger is marked and no closed ledger has a closing record. Open ledgers keep theirs."""
             if await metadata.marked():
                 return False
             recorded, ledgers = set(await closing_records.ledger_ids()), await metadata.ledgers()

@@ -41,14 +41,14 @@ import org.apache.bookkeeper.util.EntryFormatter;
 import org.apache.bookkeeper.util.LedgerIdFormatter;
 
 /**
- * Apache BookKeeper's client behind a pipe: one JSON object a line in, one a line out, in any order.
+ * Apache BookKeeper's client behind a pipe: one JSON object per line of input and output; responses come in any order.
  *
- * <p>A request is {"id": n, "op": name, ...}, its answer {"id": n, ...result} or, when the client refused,
- * {"id": n, "code": BKException code, "error": its name}. {"id": n, "bug": text} is a failure of this program or a
- * request that it does not understand. Commands run side by side; whoever wants an order waits for the answers.
- * Payloads are computed, not sent: see payload(); the reading side checks every byte of them.
+ * <p>A request is {"id": n, "op": name, ...}. Its response is {"id": n, ...result}, or, if the client refused,
+ * {"id": n, "code": BKException code, "error": its name}. {"id": n, "bug": text} reports a failure of this program or a
+ * request that it does not understand. Commands run concurrently: a caller that needs an order waits for responses.
+ * Payloads are not sent, but computed by payload() on both sides; a read checks every byte.
  *
- * <p>Ends at end of input, without closing anything: for the bookies that is a crash.
+ * <p>The program ends at the end of its input and closes nothing, which looks like a crash to the bookies.
  */
 public class Driver {
     private static final ObjectMapper JSON = new ObjectMapper();
@@ -60,7 +60,7 @@ public class Driver {
     private final Map<String, LedgerHandle> handles = new ConcurrentHashMap<>();
     private final Object shellLock = new Object();
 
-    /** Bytes of entry `entry`: its size varies a little, so that lengths are no multiples of anything. */
+    /** Payload of entry `entry`. Its size varies by a few bytes, so that lengths are not multiples of a number. */
     static byte[] payload(long seed, long entry, int size) {
         byte[] bytes = new byte[size == 0 ? 0 : size + (int) (entry % 7)];
         for (int i = 0; i < bytes.length; i++) {
@@ -137,7 +137,7 @@ public class Driver {
         }
     }
 
-    /** `settings` are names of the client's own configuration. */
+    /** Connects a client. `settings`: settings of the client by their names in its configuration. */
     private void connect(JsonNode in) throws Exception {
         ClientConfiguration conf = new ClientConfiguration();
         conf.setMetadataServiceUri(in.get("uri").asText());
@@ -178,7 +178,7 @@ public class Driver {
         out.put("closed", handle.isClosed());
     }
 
-    /** Pipelines `count` adds; waits for all; the first refusal counts. `first` is checked against the ids given. */
+    /** Sends `count` adds, waits for all, and reports the first refusal. Checks the entry ids from `first` on. */
     private void add(JsonNode in, ObjectNode out) throws Exception {
         LedgerHandle handle = handle(in);
         long first = in.get("first").asLong();
@@ -217,7 +217,7 @@ public class Driver {
         }
     }
 
-    /** How many there are; every one must be the next id with the payload that the writer computed. */
+    /** Checks that entries have consecutive ids from `first` on and the expected payloads. Returns their number. */
     private long verify(JsonNode in, LedgerEntries entries, long first) {
         long next = first;
         for (LedgerEntry entry : entries) {
@@ -263,7 +263,7 @@ public class Driver {
         });
     }
 
-    /** Which entries of the ledger one bookie says that it has. */
+    /** Reports the entries of a ledger that one bookie lists. */
     private void entries(JsonNode in, ObjectNode out) throws Exception {
         AvailabilityOfEntriesOfLedger available;
         try (BookKeeperAdmin admin = new BookKeeperAdmin(client(in))) {
@@ -290,10 +290,9 @@ public class Driver {
         client(in).getBookieInfo().forEach((bookie, info) -> free.put(bookie.toString(), info.getFreeDiskSpace()));
     }
 
-    /** The commands of `bookkeeper shell`, in this process: starting a JVM for each would cost seconds.
+    /** Runs a command of `bookkeeper shell` in this process, because starting a JVM for each would take seconds.
      *
-     * <p>What they say comes partly through standard output and partly through their loggers: log4j2.properties sends
-     * those to standard output too.
+     * <p>The commands write to standard output and to their loggers, which log4j2.properties sends to standard output.
      */
     private void shell(JsonNode in, ObjectNode out) throws Exception {
         ServerConfiguration conf = new ServerConfiguration();

@@ -11,15 +11,15 @@ import org.apache.bookkeeper.proto.BookieConnectionPeer;
 import org.apache.bookkeeper.proto.ClientConnectionPeer;
 
 /**
- * Our token authentication for Apache's client and bookie: one message with the token, one empty answer.
+ * Bindery's token authentication for Apache's client and bookie: one message with the token, one empty response.
  *
- * <p>The token is the property `interopToken` of the configuration; the plugin's name is our default.
+ * <p>The token is the property `interopToken` of the configuration. The plugin has Bindery's default name.
  */
 public class TokenAuth {
     static final String PLUGIN = "bindery";
     static final String PROPERTY = "interopToken";
 
-    /** For `clientAuthProviderFactoryClass`. */
+    /** The class for the setting `clientAuthProviderFactoryClass`. */
     public static class Client implements ClientAuthProvider.Factory {
         private byte[] token;
 
@@ -49,7 +49,7 @@ public class TokenAuth {
         }
     }
 
-    /** For `bookieAuthProviderFactoryClass`. */
+    /** The class for the setting `bookieAuthProviderFactoryClass`. */
     public static class Bookie implements BookieAuthProvider.Factory {
         private String token;
 

@@ -195,7 +195,7 @@ class Clusters:
 
 
 async def run_cli(*words: str) -> str:
-    """Run the `bindery` command; its output. Fails if the command fails."""
+    """Run the `bindery` command and return its output. Fails if the command fails."""
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "bindery", *words),
         stdout=asyncio.subprocess.PIPE,

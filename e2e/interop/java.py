@@ -154,7 +154,7 @@ class Driver:
         return answer
 
     async def shell(self, conf: Path, *words: str) -> tuple[int, str]:
-        """Run `bookkeeper shell` with these arguments; (exit status, output)."""
+        """Run `bookkeeper shell` with these arguments and return (exit status, output)."""
         answer = await self.call("shell", conf=str(conf), words=list(words))
         return int(answer["status"]), str(answer["said"])
 

@@ -1,4 +1,5 @@
-"""Auto-recovery with Apache's: its shell with Bindery's auditors, and the workers of each on the other's ledgers.
+"""Auto-recovery together with Apache's: Apache's shell with Bindery's auditors, and workers on ledgers of the other
+kind.
 
 Each scenario kills a bookie of a ledger's ensemble, and restarts it at its end.
 """
@@ -167,13 +168,12 @@ async def their_autorecovery(cluster: Cluster, name: str) -> AsyncIterator[Proce
         process.kill()
 
 
-# -- Apache's shell, Bindery's auditor
-# ----------------------------------------------------------------------------------
+# -- Apache's shell, Bindery's auditor ---------------------------------------------------------------------------------
 
 
 @everywhere
 async def test_shell_and_marks(clusters: Clusters, cluster: Cluster, actors: Actors) -> None:
-    """`listunderreplicated -mr`, `-emr`, `-pmr`, `-c`; `listbookies -a`; `ledgermetadata`, as ours heals a ledger"""
+    """`listunderreplicated -mr`, `-emr`, `-pmr`, `-c`; `listbookies -a`; `ledgermetadata`, during a repair by Bindery"""
     victim, other = cluster.bookies[1], cluster.bookies[0]
     ledger = await ledger_over(actors["java v3", cluster.name], victim)
     await shell(clusters, cluster, "lostbookierecoverydelay", "-s", "2")
@@ -208,7 +208,7 @@ async def test_shell_and_marks(clusters: Clusters, cluster: Cluster, actors: Act
 
 @on_ours
 async def test_whoisauditor(clusters: Clusters, cluster: Cluster) -> None:
-    """`whoisauditor`: ours, and its successor"""
+    """`whoisauditor`: Bindery's auditor, and its successor"""
     name = "bindery-auditor:8090"  # Apache's shell treats it as a bookie id and resolves it
     first, second = auditor(cluster, name), auditor(cluster, "second:8090")
 
@@ -234,7 +234,7 @@ async def test_whoisauditor(clusters: Clusters, cluster: Cluster) -> None:
 
 @on_ours
 async def test_switch(clusters: Clusters, cluster: Cluster, actors: Actors) -> None:
-    """`autorecovery -d` and `-e`, `queryautorecoverystatus`: stop and start ours"""
+    """`autorecovery -d` and `-e`, `queryautorecoverystatus`: stop and start Bindery's recovery"""
     victim = cluster.bookies[2]
     ledger = await ledger_over(actors["bindery v3", cluster.name], victim)
     await shell(clusters, cluster, "lostbookierecoverydelay", "-s", "1")
@@ -271,7 +271,7 @@ async def run_status(cluster: Cluster) -> str:
 
 @on_ours
 async def test_delay_and_trigger(clusters: Clusters, cluster: Cluster, actors: Actors) -> None:
-    """`lostbookierecoverydelay -s`, `-g`; `triggeraudit`: ours marks at once what its delay would have left alone"""
+    """`lostbookierecoverydelay -s`, `-g`; `triggeraudit`: Bindery's auditor marks ledgers before the delay ends"""
     victim = cluster.bookies[3]
     ledger = await ledger_over(actors["java v3", cluster.name], victim)
     await shell(clusters, cluster, "lostbookierecoverydelay", "-s", "600")
@@ -298,13 +298,12 @@ async def test_delay_and_trigger(clusters: Clusters, cluster: Cluster, actors: A
     assert await names(actors, cluster, ledger, victim)
 
 
-# -- repair of the other's ledgers
-# ----------------------------------------------------------------------------------------
+# -- repair of ledgers of the other kind -------------------------------------------------------------------------------
 
 
 @everywhere
 async def test_theirs_heals_ours(clusters: Clusters, cluster: Cluster, actors: Actors) -> None:
-    """Apache's auto-recovery heals a ledger that our client wrote, without our auditors"""
+    """Apache's auto-recovery heals a ledger that Bindery's client wrote, without Bindery's auditors"""
     victim = cluster.bookies[0]
     ledger = await ledger_over(actors["bindery v3", cluster.name], victim)
     await shell(clusters, cluster, "lostbookierecoverydelay", "-s", "1")
@@ -324,7 +323,7 @@ async def test_theirs_heals_ours(clusters: Clusters, cluster: Cluster, actors: A
 
 @on_theirs
 async def test_ours_heals_theirs(clusters: Clusters, cluster: Cluster, actors: Actors) -> None:
-    """ours heals a ledger that Apache's client wrote, on its bookies"""
+    """Bindery's recovery heals a ledger that Apache's client wrote, on Apache's bookies"""
     victim = next(bookie for bookie in reversed(cluster.bookies) if bookie.kind == "apache")
     ledger = await ledger_over(actors["java v3", cluster.name], victim)
     await shell(clusters, cluster, "lostbookierecoverydelay", "-s", "1")

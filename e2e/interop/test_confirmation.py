@@ -33,7 +33,7 @@ async def test_reader_follows_writer(side: Side) -> None:
 
 
 async def test_explicit_lac(side: Side, explicit_lac: Actor) -> None:
-    """explicit LAC: an idle writer of the other client tells of its last entry"""
+    """explicit LAC: an idle writer of the other client sends the LAC of its last entry"""
     writer = await explicit_lac.create()
     await writer.add(5)
     reader = await side.actor.open(writer.ledger, recover=False)
@@ -46,7 +46,7 @@ async def test_explicit_lac(side: Side, explicit_lac: Actor) -> None:
 
 
 async def test_long_poll(side: Side, explicit_lac: Actor) -> None:
-    """long poll: parked until the other client adds, then woken"""
+    """long poll: answered when the other client adds an entry"""
     writer = await explicit_lac.create()
     await add_one_by_one(writer, range(3))
     reader = await side.actor.open(writer.ledger, recover=False)
@@ -69,7 +69,7 @@ async def test_long_poll(side: Side, explicit_lac: Actor) -> None:
 
 
 async def test_long_poll_times_out(side: Side) -> None:
-    """long poll of a silent ledger: ends at its timeout"""
+    """long poll of an idle ledger: ends at its timeout"""
     writer = await side.other.create()
     await writer.add(3)
     reader = await side.actor.open(writer.ledger, recover=False)
@@ -94,7 +94,7 @@ async def seconds_without_entry(reader: Handle, *, timeout_s: float) -> float:
 
 
 async def test_deferred_sync(side: Side) -> None:
-    """deferred sync: adds confirm nothing, force confirms them all"""
+    """deferred sync: adds are confirmed only by force"""
     writer = await side.actor.create(deferred=True)
     if side.is_java and side.is_v2:
         await side.refused(writer.add(5), java="IllegalOp (-100)", ours="")

@@ -84,13 +84,13 @@ async def test_metadata(side: Side) -> None:
 
 
 async def test_ids_never_collide(side: Side) -> None:
-    """ledger ids given out to both clients side by side differ"""
+    """ledger ids that both clients create concurrently are unique"""
     handles = await asyncio.gather(*(client.create() for client in (side.actor, side.other) * 10))
     assert len({handle.ledger for handle in handles}) == 20
 
 
 async def test_batch_read(side: Side) -> None:
-    """batch read: by count and by size; ours reads every run of entries so"""
+    """batch read by count and by size; Bindery's client uses it for all consecutive entries"""
     writer = await side.other.create()
     await writer.add(100, size=1000)
     await writer.close()
@@ -109,7 +109,7 @@ async def test_batch_read(side: Side) -> None:
 
 
 async def test_read_unconfirmed(side: Side) -> None:
-    """read beyond what is known to be confirmed"""
+    """read entries beyond the last add confirmed"""
     writer = await side.other.create()
     await writer.add(10)
     if not side.is_java:
@@ -120,7 +120,7 @@ async def test_read_unconfirmed(side: Side) -> None:
 
 
 async def test_read_what_is_nowhere(side: Side) -> None:
-    """read an entry that no bookie has, beyond what is known to be confirmed"""
+    """read an entry that no bookie has, beyond the last add confirmed"""
     writer = await side.other.create()
     await writer.add(10)
     if not side.is_java:
@@ -131,7 +131,7 @@ async def test_read_what_is_nowhere(side: Side) -> None:
 
 
 async def test_list_of_entries(side: Side) -> None:
-    """ask one bookie which entries it has"""
+    """request the list of entries from one bookie"""
     writer = await side.other.create(e=3, qw=2, qa=2)
     await writer.add(9)
     await writer.close()

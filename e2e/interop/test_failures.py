@@ -1,7 +1,7 @@
 """A bookie dies during a write; both clients must handle it.
 
-One kill per victim serves all clients of the cluster. Each has a writer whose ensemble contains the victim, and such a
-ledger of a crashed writer. The victim is restarted before the next one is killed.
+One kill of a bookie serves all clients of the cluster. Each client has two ledgers whose ensembles contain this bookie:
+one that it writes, and one whose writer crashed. The bookie is restarted before the next one is killed.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from e2e.interop.conftest import COLUMNS, Side, other_of
 pytestmark = [pytest.mark.interop, pytest.mark.asyncio(loop_scope="session"), pytest.mark.usefixtures("table_place")]
 
 VICTIMS = (("bindery", "bindery"), ("apache", "apache"), ("mixed", "bindery"), ("mixed", "apache"))
-"""Which kind of bookie dies on which cluster."""
+"""(cluster, kind of the bookie that is killed)."""
 ATTEMPTS_MAX = 200
 
 
@@ -93,7 +93,7 @@ async def _part(actor: Actor, other: Actor, victim: Bookie, ready: asyncio.Event
 
 
 async def _write(writer: Handle, other: Actor, *, first: int, ready: asyncio.Event, killed: asyncio.Event) -> int:
-    """Add continuously before, during and after the kill, then close; the last entry's id."""
+    """Add continuously before, during and after the kill, close, and return the id of the last entry."""
     while not killed.is_set():
         await writer.add(10, first=first)
         first += 10
@@ -138,7 +138,7 @@ def _outcomes_of(side: Side, outcomes: dict[tuple[str, str, str], Outcome]) -> l
 
 
 async def test_ensemble_change(side: Side, outcomes: dict[tuple[str, str, str], Outcome]) -> None:
-    """a bookie is killed in the middle of a write: the ensemble changes, no entry is lost, the other reads all"""
+    """a bookie is killed during a write: the ensemble changes, no entry is lost, the other client reads all entries"""
     for _, outcome in _outcomes_of(side, outcomes):
         assert outcome.writer is not None
         facts = await side.other.metadata(outcome.writer.ledger)

@@ -31,7 +31,7 @@ async def test_is_fenced_by_the_other(side: Side) -> None:
 
 
 async def test_fenced_writer_in_full_flight(side: Side) -> None:
-    """fenced in full flight: every add that was acknowledged before is there after"""
+    """fenced with adds in flight: every acknowledged add is readable afterwards"""
     writer = await side.actor.create()
     acknowledged = -1
 
@@ -67,7 +67,7 @@ async def test_recovers_a_crashed_writer(side: Side) -> None:
 
 
 async def test_recovers_an_empty_ledger(side: Side) -> None:
-    """recover a ledger of the other client that never got an entry"""
+    """recover an empty ledger of the other client"""
     writer = await side.other.create()
     await writer.crash()
     reader = await side.actor.open(writer.ledger)
@@ -77,7 +77,7 @@ async def test_recovers_an_empty_ledger(side: Side) -> None:
 
 
 async def test_both_recover_at_once(side: Side) -> None:
-    """both clients recover one ledger at the same time: one end"""
+    """both clients recover one ledger at the same time, with the same last entry"""
     writer = await side.other.create()
     await writer.add(30)
     await writer.crash()
@@ -94,7 +94,7 @@ async def test_writes_on_after_close(side: Side) -> None:
 
 
 async def test_close_after_the_other_closed(side: Side) -> None:
-    """close of an idle writer whose ledger the other client recovered"""
+    """close an idle writer whose ledger the other client recovered"""
     writer = await side.actor.create()
     await writer.add(4)
     await side.other.open(writer.ledger)
@@ -150,7 +150,7 @@ async def test_reads_past_the_end(side: Side) -> None:
 
 
 async def test_too_few_bookies(side: Side) -> None:
-    """create a ledger over more bookies than there are"""
+    """create a ledger with more bookies than exist"""
     await side.refused(side.actor.create(e=9, qw=3, qa=2), java="NotEnoughBookies (-6)", ours="NotEnoughBookies")
 
 

@@ -167,7 +167,7 @@ async def test_wrong_token(side: Side, token_clusters: dict[str, Cluster], conne
 
 
 async def test_no_token(side: Side, token_clusters: dict[str, Cluster], connect: Connect) -> None:
-    """token: none where one is asked for"""
+    """token: none, although bookies require one"""
     cluster = token_clusters[side.column.cluster]
     await side.refused(
         write_and_read(await connect(cluster), cluster),
@@ -177,7 +177,7 @@ async def test_no_token(side: Side, token_clusters: dict[str, Cluster], connect:
 
 
 async def test_token_unasked(side: Side, connect: Connect) -> None:
-    """token: shown to bookies that ask for none"""
+    """token: sent to bookies that do not require one"""
     actor = await connect(side.cluster, token=TOKEN)
     writer = await actor.create()
     await writer.add(5)
@@ -218,7 +218,7 @@ async def test_mutual_refused(side: Side, mutual_cluster: Cluster, connect: Conn
 
 
 async def test_clear_where_tls_is_required(side: Side, mutual_cluster: Cluster, connect: Connect) -> None:
-    """clear text to a bookie that serves nothing in clear"""
+    """clear text to a bookie that requires TLS"""
     if side.column.cluster != "bindery":
         side.say("-")
         return

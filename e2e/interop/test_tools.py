@@ -142,7 +142,7 @@ async def test_bookiesanity(clusters: Clusters, cluster: Cluster) -> None:
 
 @everywhere
 async def test_instance_id(clusters: Clusters, cluster: Cluster) -> None:
-    """`bookkeeper shell whatisinstanceid`, as our tool says it"""
+    """`bookkeeper shell whatisinstanceid`, the same as Bindery's tool"""
     facts = json.loads(await run_cli("cluster", "init", "--json", "--zookeeper", cluster.zookeeper))
     assert facts["instance_id"] in await said(clusters, cluster, "whatisinstanceid")
 
@@ -215,8 +215,7 @@ async def test_clusterinfo(clusters: Clusters, cluster: Cluster) -> None:
     assert (facts["totalBookiesCount"], facts["writableBookiesCount"]) == (4, 4)
 
 
-# -- Bindery's tools
-# -------------------------------------------------------------------------------------------------------
+# -- Bindery's tools ---------------------------------------------------------------------------------------------------
 
 
 @on_theirs
@@ -255,7 +254,7 @@ async def test_our_ledger_read(cluster: Cluster, actors: Actors) -> None:
 
 @on_theirs
 async def test_our_init_of_their_cluster(cluster: Cluster) -> None:
-    """`bindery cluster init` over `initnewcluster`: finds LAYOUT and INSTANCEID, leaves them"""
+    """`bindery cluster init` after `initnewcluster`: keeps LAYOUT and INSTANCEID"""
     facts = json.loads(await run_cli("cluster", "init", "--json", "--zookeeper", cluster.zookeeper))
     for name in ("LAYOUT", "INSTANCEID", "available"):
         assert f"/ledgers/{name}" in facts["found"]
@@ -263,7 +262,7 @@ async def test_our_init_of_their_cluster(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("cluster", ["bindery"], indirect=True)
 async def test_their_init_of_our_cluster(clusters: Clusters, cluster: Cluster) -> None:
-    """`initnewcluster` over `bindery cluster init`: refused, as over its own"""
+    """`initnewcluster` after `bindery cluster init`: refused, as after `initnewcluster`"""
     for name in ("bindery", "apache"):
         status, _ = await clusters.driver.shell(clusters[name].shell_conf, "initnewcluster")
         assert status == 1
@@ -271,7 +270,7 @@ async def test_their_init_of_our_cluster(clusters: Clusters, cluster: Cluster) -
 
 @pytest.mark.parametrize("cluster", ["bindery"], indirect=True)
 async def test_their_bookie_joins_our_cluster(clusters: Clusters, cluster: Cluster, actors: Actors) -> None:
-    """an Apache bookie joins a cluster that `bindery cluster init` made"""
+    """an Apache bookie joins a cluster that `bindery cluster init` created"""
     guest = clusters.add_bookie(cluster, "apache")
     try:
         guest.process.start()
@@ -294,7 +293,7 @@ async def test_their_bookie_joins_our_cluster(clusters: Clusters, cluster: Clust
 
 @pytest.mark.parametrize("cluster", ["bindery", "mixed"], indirect=True)
 async def test_read_only_bookie(clusters: Clusters, cluster: Cluster, actors: Actors) -> None:
-    """`bookkeeper shell listbookies -ro`; Apache's client puts no new ledger on our bookie with a full disk"""
+    """`bookkeeper shell listbookies -ro`; Apache's client places no new ledger on Bindery's bookie with a full disk"""
     full = clusters.add_bookie(
         cluster, "bindery", options=("--disk-usage-max", "0.000002", "--disk-usage-low", "0.000001")
     )

@@ -1,7 +1,7 @@
 """Write a ledger of ENTRIES entries with one missing replica, and print the finding that an audit must report.
 
 Runs in the toolbox. It copies the entries of one bookie to a bookie outside the ensemble, leaves one entry out, and
-replaces the first bookie by the second in the metadata, as an incorrect re-replication would.
+replaces the former bookie by the latter in the metadata, as an incorrect re-replication would.
 """
 
 import asyncio

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(900)  # the first one builds the images
 
 
 @pytest.mark.parametrize(("defect", "kinds"), [("forgets", {"lost", "undelivered"}), ("swaps", {"reordered"})])
-def test_a_broken_broker_is_caught(
+def test_a_broken_broker_is_detected(
     default_release: Release, images: Images, reports: Path, defect: str, kinds: set[str]
 ) -> None:
     images.broken()

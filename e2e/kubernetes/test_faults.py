@@ -19,7 +19,7 @@ SEED = 1
 
 
 @pytest.mark.timeout(SECONDS_MAX + 300)
-def test_nothing_acknowledged_is_lost_through_every_fault(chaos_release: Release, reports: Path) -> None:
+def test_no_acknowledged_message_is_lost_in_any_fault(chaos_release: Release, reports: Path) -> None:
     """No message is lost or reordered, all replicas agree, the cluster recovers by itself and copies no more than
     needed."""
     settings = RunSettings(

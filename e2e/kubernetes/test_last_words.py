@@ -22,7 +22,10 @@ def release(images: Images, reports: Path) -> Iterator[Release]:
 
 
 def break_it(release: Release, values: dict[str, Any], cause: str, file: Path) -> tuple[str, list[str]]:
-    """Upgrade with `values`; (termination message, last log lines) of a pod of that workload that names the cause."""
+    """Upgrade with `values`, and wait until a pod of that workload ends with a message that contains `cause`.
+
+    Returns (termination message, last log lines) of this pod.
+    """
     file.write_text(json.dumps(values))
     (component,) = values
     release.upgrade(values=[file], wait=False, what=cause)
@@ -68,7 +71,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_pod_that_cannot_start_says_why_and_what_to_do(release: Release, case: str, tmp_path: Path) -> None:
+def test_a_pod_that_cannot_start_reports_cause_and_fix(release: Release, case: str, tmp_path: Path) -> None:
     values, cause, fix = CASES[case]
     message, lines = break_it(release, values, cause, tmp_path / "values.json")
     assert fix in message

@@ -35,7 +35,7 @@ class Story:
         return self._count
 
     def send(self, producer: str, *sequences: int) -> int:
-        """Invoke a produce; its number. End it with `add("ok", n, ids=[...])` or another outcome."""
+        """Invoke a produce and return its number. End it with `add("ok", n, ids=[...])` or another outcome."""
         digests = [digest(producer, sequence) for sequence in sequences]
         return self.begin("produce", producer, sequences=list(sequences), sizes=[1] * len(digests), digests=digests)
 

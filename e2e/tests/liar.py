@@ -157,7 +157,7 @@ def edited(answer: httpx.Response, cheat: Callable[[list[Any]], None]) -> Respon
 
 @asynccontextmanager
 async def lying_broker(url: str, lie: str) -> AsyncIterator[tuple[Liar, str]]:
-    """Run the proxy for the broker at `url`; (proxy, its URL)."""
+    """Run the proxy for the broker at `url`; yields (proxy, its URL)."""
     listening = socket.create_server(("127.0.0.1", 0))
     async with httpx.AsyncClient(timeout=30, trust_env=False) as http:
         liar = Liar(url, lie, http=http)

@@ -112,7 +112,7 @@ def node(name: str, address: str, **labels: str) -> Any:
     )
 
 
-def test_a_pod_is_what_its_status_says() -> None:
+def test_a_pod_has_the_facts_of_its_status() -> None:
     pod = pod_of(v1_pod("b-0", waiting="CrashLoopBackOff", restarts=3, ready=False, claims=("j", "l")))
     assert pod == Pod(
         name="b-0",

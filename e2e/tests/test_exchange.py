@@ -28,7 +28,7 @@ def of_error(error: BinderyError) -> str:
     return outcome_of(response).kind
 
 
-def test_the_brokers_own_refusals() -> None:
+def test_refusals_of_the_broker_are_failed_or_unknown_by_their_error() -> None:
     for refused in (NotEnoughBookies(), TooManyRequests(), BadRequest(), TooLarge()):
         assert of_error(refused) == "failed", refused
     for unknown in (OutcomeUnknown(), AddTimeout(), LedgerFenced(), BinderyError()):
@@ -50,7 +50,7 @@ def test_an_invalid_response_is_unknown() -> None:
     assert produced_ids(outcome_of(httpx.Response(200, json=["no"])), 1) is None
 
 
-def test_207_has_an_outcome_for_each() -> None:
+def test_a_207_response_has_an_outcome_for_each_message() -> None:
     errors = [
         {"code": code, "status": status, "detail": ""} for code, status in (("try_again", 503), ("add_timeout", 504))
     ]
@@ -115,7 +115,7 @@ def test_payloads_are_the_files_bytes_in_all_sizes(tmp_path: Path) -> None:
     assert [again.next() for _ in range(1_000)] == chunks
 
 
-def test_without_files_there_is_no_data(tmp_path: Path) -> None:
+def test_missing_payload_files_are_reported(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no file with anything in it"):
         find_files([tmp_path])
     (tmp_path / "f").write_text("x" * 2_000)
@@ -125,7 +125,7 @@ def test_without_files_there_is_no_data(tmp_path: Path) -> None:
         [payloads.next() for _ in range(100)]
 
 
-def test_rows_of_messages() -> None:
+def test_a_row_has_id_producer_sequence_and_digest() -> None:
     mine = {"message_id": "1:0:-1:-1", "properties": {"producer": "p0", "sequence": "3"}}
     assert row_of({**mine, "payload": "é"}) == ["1:0:-1:-1", "p0", 3, digest_of("é".encode())]
     assert row_of({**mine, "payload_base64": "/w=="}) == ["1:0:-1:-1", "p0", 3, digest_of(b"\xff")]

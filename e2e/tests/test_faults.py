@@ -36,7 +36,7 @@ def test_every_fault_is_in_the_quick_suite_once() -> None:
     assert sorted(played) == sorted(catalogue())
 
 
-def test_the_quick_suite_overlaps_only_what_fits_together() -> None:
+def test_the_quick_suite_overlaps_only_faults_that_may_overlap() -> None:
     for step in suite.quick_steps(1):
         for first, second in itertools.combinations(step, 2):
             assert chaos.fit(first, second), (str(first), str(second))
@@ -79,7 +79,9 @@ PLAYED = [figures("stop node", "ok"), figures("kill -9 bookie", "ok"), figures("
         ([*PLAYED[:2], figures("SIGSTOP broker owner", "")], True, ["SIGSTOP broker owner: never ended"]),
     ],
 )
-def test_what_was_planned_and_not_played_is_a_failure(played: list[Any], has_nodes: bool, problems: list[str]) -> None:
+def test_a_planned_fault_that_was_not_played_is_a_failure(
+    played: list[Any], has_nodes: bool, problems: list[str]
+) -> None:
     assert suite.not_played(PLAN, played, has_nodes=has_nodes) == problems
 
 
@@ -127,7 +129,7 @@ def test_the_random_number_selects_a_ready_pod() -> None:
         world.chosen("auditor", 0.5)
 
 
-def test_kill_is_over_only_after_a_restart() -> None:
+def test_a_kill_ends_only_after_a_restart() -> None:
     world = world_of(v1_pod("b-0", restarts=2))
     fault = KillProcess(0.0)
     assert fault.choose(world) == "b-0"
@@ -209,7 +211,7 @@ def test_only_an_upgrade_that_was_begun_is_rolled_back(monkeypatch: pytest.Monke
     assert [command[3] for command in runner.commands] == ["upgrade", "rollback"]
 
 
-def test_which_faults_may_overlap() -> None:
+def test_faults_overlap_only_if_they_stop_different_components() -> None:
     make = catalogue()
     assert chaos.fit(make["kill -9 bookie"](0), make["kill -9 zookeeper leader"](0))
     assert not chaos.fit(make["kill -9 bookie"](0), make["delete bookie"](0))

@@ -18,7 +18,7 @@ def requests(*ends_s: float, topic: str = "t", took_s: float = 0.1, done: int = 
     [(1.5, 1.6, 1), (2.5, 2.6, 5), (1.5, 2.5, 5), (7.5, 99, 1), (0, 1.5, 1), (6, 6, 5), (100, 200, 0)],
     ids=["before", "inside", "reaches into it", "after", "the first", "a moment", "long after"],
 )
-def test_the_longest_gap_that_overlaps(begin_s: float, end_s: float, gap_s: float) -> None:
+def test_the_longest_overlapping_gap_is_found(begin_s: float, end_s: float, gap_s: float) -> None:
     gaps = Gaps(requests(1, 2, 7, 8))
     assert gaps.longest(int(begin_s * NS), int(end_s * NS)) == (gap_s, "t" if gap_s else "")
 
@@ -76,7 +76,7 @@ def test_a_span_counts_requests_that_overlap_it() -> None:
         assert span.p99_ms == quantile(latencies, 0.99)
 
 
-def test_quantiles() -> None:
+def test_a_quantile_is_the_smallest_sufficient_value() -> None:
     assert quantile([], 0.5) is None
     assert quantile([3], 0.99) == 3
     assert quantile([4, 1, 3, 2], 0.5) == 2

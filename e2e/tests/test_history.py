@@ -68,7 +68,7 @@ def test_each_line_is_written_at_once_and_survives_kill_9(tmp_path: Path) -> Non
     assert [record.values.get("text") for record in read_history(path)] == [None, "the last words"]
 
 
-def test_a_torn_last_line_is_left_out_at_every_place(tmp_path: Path) -> None:
+def test_an_incomplete_last_line_is_ignored_wherever_it_is_cut(tmp_path: Path) -> None:
     path = tmp_path / "h.jsonl"
     with write(path) as history:
         history.observe("note", text="first")

@@ -54,16 +54,16 @@ def test_logs_of_a_failure_are_collected_even_if_some_cannot_be_read(tmp_path: P
 
 
 @pytest.mark.parametrize(("text", "value"), [("125m", 0.125), ("1", 1.0), ("0.5", 0.5)])
-def test_cores(text: str, value: float) -> None:
+def test_cpu_quantities_become_cores(text: str, value: float) -> None:
     assert quantity(text, CPU) == pytest.approx(value)
 
 
 @pytest.mark.parametrize(("text", "value"), [("144Mi", 144 * 2**20), ("1Gi", 2**30), ("128", 128), ("1k", 1000)])
-def test_bytes(text: str, value: float) -> None:
+def test_memory_quantities_become_bytes(text: str, value: float) -> None:
     assert quantity(text, MEMORY) == value
 
 
-def test_a_unit_that_does_not_exist() -> None:
+def test_an_unknown_unit_is_rejected() -> None:
     with pytest.raises(ValueError, match="12Xi"):
         quantity("12Xi", MEMORY)
 

@@ -161,5 +161,5 @@ def test_axes_end_at_round_numbers(value: float, top: float) -> None:
     assert nice(value) == top
 
 
-def test_clocks() -> None:
+def test_seconds_are_shown_as_minutes_or_hours() -> None:
     assert [clock(seconds) for seconds in (0, 61.9, 3_599, 3_600)] == ["0:00", "1:01", "59:59", "1:00:00"]

@@ -274,7 +274,7 @@ class TestEndpoint:
         core.read_namespaced_service = lambda *_, **__: Thing(spec=Thing(ports=[Thing(node_port=node_port)]))
         return Cluster(core, FakeApps(), namespace="ns", runner=Recorded())
 
-    def test_a_given_address_wins(self) -> None:
+    def test_a_configured_url_is_preferred(self) -> None:
         endpoint = BrokerEndpoint(self.cluster(30000), environment={"BINDERY_E2E_URL": "http://b"}.get)
         assert endpoint.url() == "http://b"
 

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.integration
 
 
 async def told(url: str, lie: str, path: Path) -> int:
-    """Run traffic through a proxy that injects `lie`; the number of injections."""
+    """Run traffic through a proxy that injects `lie`, and return the number of injections."""
     settings = replace(SETTINGS, topics=(f"public/default/{lie}",))
     with History(path, facts={"lie": lie}) as history:
         async with lying_broker(url, lie) as (liar, at):
@@ -53,7 +53,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Report, in
 
 @pytest.mark.timeout(600)  # a busy machine may need minutes
 @pytest.mark.parametrize("lie", LIES)
-def test_each_lie_is_judged_as_its_kind_of_error(lie: str, runs: dict[str, tuple[Report, int]]) -> None:
+def test_each_injected_error_is_judged_as_its_kind(lie: str, runs: dict[str, tuple[Report, int]]) -> None:
     report, count = runs[lie]
     assert {finding.kind for finding in report.judgement.findings} == LIES[lie], text_summary(report)
     assert (count > 0) == (lie != "none"), "it did not lie"

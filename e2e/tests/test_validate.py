@@ -48,7 +48,7 @@ def test_an_unknown_message_may_be_missing_or_come_later() -> None:
         assert found(with_truth(*truth)) == {}
 
 
-def test_readings_of_several_pages_and_rounds() -> None:
+def test_the_last_complete_reading_counts() -> None:
     """A repeated reading counts from its start; an incomplete reading does not count."""
     story = good()
     story.read(*TRUTH[:2], end=False)
@@ -62,7 +62,7 @@ def test_readings_of_several_pages_and_rounds() -> None:
 # -- kinds of errors ---------------------------------------------------------------------------------------------------
 
 
-def test_lost() -> None:
+def test_an_acknowledged_message_that_is_missing_is_lost() -> None:
     story = with_truth(*TRUTH[1:])
     judgement = judge(story.records)
     assert {finding.kind for finding in judgement.findings} == {"lost"}
@@ -101,7 +101,7 @@ def test_a_message_of_another_topic_is_a_phantom() -> None:
     assert found(story) == {"phantom": 1}
 
 
-def test_changed_payload_and_changed_place() -> None:
+def test_a_changed_payload_or_id_is_found() -> None:
     changed = row("1:0:-1:-1", "p0", 0, payload="other")
     assert found(with_truth(changed, *TRUTH[1:])) == {"changed": 1}
     swapped = [row("1:0:-1:-1", "p1", 0), *TRUTH[1:3], row("1:2:-1:-1", "p0", 0), *TRUTH[4:]]
@@ -113,14 +113,14 @@ def test_changed_payload_and_changed_place() -> None:
     [(0, 3), (1, 2), (3, 5), (0, 4)],
     ids=["one producer", "one request", "two producers", "unknown"],
 )
-def test_reordered(first: int, second: int) -> None:
+def test_messages_in_the_wrong_order_are_found(first: int, second: int) -> None:
     """A message of unknown outcome must not precede messages that were acknowledged when it was sent."""
     truth = list(TRUTH)
     truth[first], truth[second] = truth[second], truth[first]
     assert found(with_truth(*truth)).keys() == {"reordered"}
 
 
-def test_one_id_for_two_messages() -> None:
+def test_one_id_for_two_messages_is_found() -> None:
     story = good(deliver=False)
     story.sent("p1", [2], ["2:0:-1:-1"])
     story.read(*TRUTH)
@@ -161,7 +161,7 @@ def test_207_has_an_outcome_for_each_message() -> None:
 # -- subscriptions -----------------------------------------------------------------------------------------------------
 
 
-def test_undelivered() -> None:
+def test_undelivered_messages_are_found() -> None:
     for complete in (True, False):
         story = good(deliver=False)
         story.received("shared", *TRUTH[:3])
@@ -181,7 +181,7 @@ def test_messages_sent_before_a_subscription_may_be_missing() -> None:
     assert judge(story.records).verdict == "GOOD"
 
 
-def test_redelivered_after_its_acknowledgement() -> None:
+def test_a_delivery_after_the_acknowledgement_is_found() -> None:
     story = good()
     story.received("shared", TRUTH[0])
     assert found(ended(story)) == {"redelivered": 1}
@@ -240,7 +240,7 @@ def test_messages_of_a_lost_response_may_come_later() -> None:
     ],
     ids=["gone at the end", "nobody sent it", "payload", "another message", "two messages under one id"],
 )
-def test_deliveries_of_other_messages(rows: list[list[Any]], kinds: set[str]) -> None:
+def test_deliveries_that_contradict_the_truth_are_found(rows: list[list[Any]], kinds: set[str]) -> None:
     story = good(deliver=False)
     story.received("shared", *rows)
     assert found(ended(story)).keys() == kinds
@@ -272,7 +272,7 @@ CLUSTER: list[tuple[Callable[[Story], None], str]] = [
 
 
 @pytest.mark.parametrize(("happen", "kind"), CLUSTER)
-def test_errors_of_the_cluster(happen: Callable[[Story], None], kind: str) -> None:
+def test_errors_of_the_cluster_are_found(happen: Callable[[Story], None], kind: str) -> None:
     story = good()
     happen(story)
     story.sent("p1", [2], ["2:1:-1:-1"])
@@ -323,7 +323,7 @@ def test_a_comparison_of_no_entries_is_incomplete() -> None:
     assert "no entry was compared" in missing(story, "diverged")
 
 
-def test_a_fault_without_its_measurement_of_copied_entries() -> None:
+def test_a_fault_without_its_measurement_of_copied_entries_is_incomplete() -> None:
     story = ended(good())
     fault(story, 100, entries_copied_max=0)
     assert "without entries_copied" in missing(story, "copied-needlessly")

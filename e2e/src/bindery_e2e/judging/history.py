@@ -104,8 +104,10 @@ class Fault:
 
 
 class History:
-    """Writes a history. Each call passes its line to the operating system before it returns, so that lines survive a
-    crash of this process, but not of the machine. Nothing is kept in memory.
+    """Writes a history.
+
+    Each call passes its line to the operating system before it returns, so that lines survive a crash of this process,
+    but not of the machine. Nothing is kept in memory.
 
     For use in one thread, that of the event loop. `clock`: monotonic nanoseconds. `wall`: nanoseconds since 1970.
     """
@@ -133,8 +135,10 @@ class History:
     # -- operations ----------------------------------------------------------------------------------------------------
 
     def invoke(self, op: str, process: str, **values: Any) -> int:
-        """Record an operation; its number. Call it before the request is sent, and `ok`, `failed` or `unknown` after
-        it."""
+        """Record the begin of an operation, before its request is sent, and return the number of the operation.
+
+        Call `ok`, `failed` or `unknown` with this number afterwards.
+        """
         self._count += 1
         self._write("invoke", {"n": self._count, "op": op, "process": process, **values})
         return self._count

@@ -185,8 +185,11 @@ def _lost(observed: Observed) -> Iterator[Case]:
 
 
 def _deliveries(observed: Observed, subscribed: Subscribed) -> Iterator[Case]:
-    """Find phantom: delivered, never acknowledged, and missing in the truth; changed: another message has the id;
-    reordered: an exclusive subscription delivered a message late."""
+    """Find errors of deliveries.
+
+    phantom: a delivered message was never acknowledged and is missing in the truth; changed: another message has the
+    id; reordered: an exclusive subscription delivered a message late.
+    """
     truth = observed.truth.get(subscribed.topic)
     if truth is None:
         return

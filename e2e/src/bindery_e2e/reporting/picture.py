@@ -109,7 +109,7 @@ def rows_of(faults: Sequence[FaultFigures], axis: Axis) -> list[int]:
 
 
 def nice(value: float) -> float:
-    """The next of 1, 2, 5, 10, 20, 50 ... that is not below."""
+    """The smallest of 1, 2, 5, 10, 20, 50 ... that is not below `value`."""
     scale = 1.0
     while True:
         for step in (1.0, 2.0, 5.0):
@@ -119,7 +119,7 @@ def nice(value: float) -> float:
 
 
 def clock(seconds: float) -> str:
-    """m:ss, or h:mm:ss from an hour on."""
+    """The time as m:ss, or as h:mm:ss from one hour on."""
     whole = int(seconds)
     hours, minutes = divmod(whole // 60, 60)
     return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"

@@ -1,7 +1,7 @@
 """Generate an endless random sequence of faults. The seed determines the faults, their targets and their order.
 
-Two faults overlap only if together they take away at most one process of each kind (`Fault.takes`): the cluster does
-not promise to survive more without a pause.
+Two faults overlap only if together they make at most one process of each component unavailable (`Fault.takes`), because
+the cluster promises to survive only that.
 """
 
 import random

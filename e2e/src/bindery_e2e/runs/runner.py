@@ -27,18 +27,22 @@ T = TypeVar("T")
 WARM_UP: Final = 200
 """Messages that must be acknowledged before the first fault, and again after the last."""
 WARM_UP_S: Final = 60.0
+"""Maximum seconds until these messages are acknowledged."""
 CHOOSE_S: Final = 120.0
+"""Maximum seconds until a fault has found a target."""
 FINAL_S: Final = 180.0
+"""Maximum seconds until no ledger is under-replicated, and until consumers have drained their subscriptions."""
 SETTLE_S: Final = 120.0
 """Maximum seconds until all replicas agree. Several times the age at which the releases under test close a ledger."""
 READ_RATE: Final = 500.0
 """Minimum rate of the last reading in messages per second; the messages of an hour take minutes to read."""
 UNDO_S: Final = 60.0
+"""Maximum seconds for which a cancelled run waits for a blocking call to end."""
 REASON_LENGTH_MAX: Final = 2000
 """Maximum characters of a failure's reason in the history."""
 
 Step = Sequence[Fault]
-"""Faults that overlap."""
+"""Faults that overlap, or a single fault."""
 
 
 @dataclass
@@ -58,8 +62,10 @@ class RunSettings:
 
 
 class Run:
-    """A single run. Await `play` once; `failures` then lists its failures, in addition to the findings in the
-    history."""
+    """A single run. Await `play` once; `failures` then lists the failures of the run itself.
+
+    The history has the observations from which findings are derived.
+    """
 
     def __init__(self, world: World, settings: RunSettings, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.world = world
@@ -71,7 +77,7 @@ class Run:
         self._under_way: list[Fault] = []
 
     async def play(self, steps: Iterable[Step]) -> None:
-        """Play the steps. Raises only CancelledError and other exits; failures are in `failures` and in the history."""
+        """Play the steps. Only CancelledError and other exits are raised; failures go to `failures` and the history."""
         settings = self.settings
         settings.folder.mkdir(parents=True, exist_ok=True)
         endpoint = BrokerEndpoint(self.world.cluster)
@@ -136,7 +142,7 @@ class Run:
         self._say(f"{fault}: {result}, {more} messages acknowledged meanwhile")
 
     async def _injected(self, fault: Fault, recorded: Recorded) -> str:
-        """Inject and undo the fault, and wait until the cluster has recovered; a summary for the log."""
+        """Inject and undo the fault, wait until the cluster has recovered, and return a summary for the log."""
         world, began = self.world, self._clock()
         before = (0, 0) if fault.entries_copied_max is None else await self._thread(world.copied)
         self._under_way.append(fault)
@@ -191,8 +197,7 @@ class Run:
         history.observe("ready", ready=wanted - len(missing), wanted=wanted)
 
     async def _whole(self, history: History, when: str) -> None:
-        """Wait until no ledger is under-replicated. At the timeout the run continues with its checks, which find the
-        cause."""
+        """Wait until no ledger is under-replicated. After a timeout, the run continues with its other checks."""
         try:
             took = await self._thread(lambda: self.world.wait_whole(timeout_s=FINAL_S))
         except Exception as error:
@@ -254,7 +259,7 @@ class Run:
 
 
 def settled(world: World, *, timeout_s: float = SETTLE_S) -> Compared:
-    """Compare all replicas, repeatedly until they agree or the timeout is over; the last result.
+    """Compare all replicas repeatedly until they agree or the timeout is over, and return the last result.
 
     Missing entries of an open ledger are copied only after the ledger was closed by its age.
     """

@@ -51,8 +51,8 @@ def _made(steps: Iterable[Names], generator: random.Random) -> Iterator[Step]:
 def not_played(steps: Iterable[Step], played: Sequence[FaultFigures], *, has_nodes: bool) -> list[str]:
     """Faults of the plan that were not injected or not recovered from, with their outcomes.
 
-    A fault that the cluster does not offer proves nothing. Only node faults may be missing, and only where the
-    environment has no way to stop a node (`has_nodes` is false).
+    A fault that the cluster does not offer proves nothing. Only node faults may be missing, and only if the environment
+    has no way to stop a node (`has_nodes` is false).
     """
     outcomes = [(one.fault, one.outcome or "never ended") for one in played]
     problems = []

@@ -83,8 +83,7 @@ class BrokerAccess:
             await asyncio.sleep(RETRY_PAUSE_S)
 
     async def call(self, http: httpx.AsyncClient, method: str, path: str, **request: Any) -> Outcome:
-        """Send a request once. Await `base_url` before the request is recorded: this method waits only for the
-        response."""
+        """Send a request once, and wait for its response only. Await `base_url` before the request is recorded."""
         url = self._url
         if not url:
             return Outcome("failed", error="no broker's address is known: nothing was sent")

@@ -11,8 +11,8 @@ Rules without which the history could not be judged:
 - **Nothing is sent twice.** After a refusal or an unknown outcome, the next request has new data and new sequences, so
   a second copy of a message is an error of the cluster. (The validators also accept histories that invoke a sequence
   several times: the topic may then have as many copies as there were invocations that did not definitely fail.)
-- Subscriptions are created before the first message. Another one, `keeper`, is never read: it prevents messages that
-  all others have acknowledged from being trimmed before the last reading.
+- Subscriptions are created before the first message. An additional subscription, `keeper`, is never read: it keeps
+  messages that all other subscriptions have acknowledged from being trimmed before the last reading.
 - A consumer that missed a response sets `redeliver` in its next request and first receives the messages of that
   response again.
 - The last reading reads the topic without a subscription, from `earliest` to its end. It counts as the topic's content.
@@ -211,8 +211,10 @@ class Traffic:
             self._history.observe("subscribed", topic=place.topic, subscription=place.subscription, kind=place.kind)
 
     async def _until_ok(self, http: httpx.AsyncClient, method: str, path: str, **request: Any) -> Any:
-        """Send an idempotent request until it succeeds; the body of its response. Raises TrafficError at the
-        timeout."""
+        """Send an idempotent request until it succeeds, and return the body of the response.
+
+        Raises TrafficError at the timeout.
+        """
         outcome = Outcome("failed", error="no broker's address is known")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(SETUP_TIMEOUT_S):
@@ -258,7 +260,7 @@ class Traffic:
     async def _send(
         self, http: httpx.AsyncClient, producer: str, topic: str, messages: Outgoing, rng: random.Random
     ) -> bool:
-        """Send messages; whether all of them were acknowledged."""
+        """Send messages. Returns whether all of them were acknowledged."""
         request = produce_request(producer, messages, batch=rng.random() < 0.8)
         sizes = [len(payload) for payload in messages.payloads]
         n = self._history.invoke(
