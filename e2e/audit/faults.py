@@ -218,7 +218,7 @@ class Faults:
         self.wanted |= {("TOPIC_INCONSISTENT", "warning", each, None, None, None) for each in (fewer, still_open)}
 
     async def orphan_metadata(self) -> None:
-        """Create a topic that names a missing ledger, a subscription beyond its end, and a ledger that no topic names."""
+        """Create a topic with a missing ledger, a subscription beyond its end, and a ledger that no topic names."""
         path = "/managed-ledgers/public/default/persistent/broken"
         missing = LedgerRecord(ledger_id=NO_LEDGER, entries=5, size=50, closed_ms=1)
         await self.store.create(path, encode_topic(TopicInfo(ledgers=(missing,))), make_parents=True)

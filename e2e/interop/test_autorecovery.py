@@ -173,7 +173,7 @@ async def their_autorecovery(cluster: Cluster, name: str) -> AsyncIterator[Proce
 
 @everywhere
 async def test_shell_and_marks(clusters: Clusters, cluster: Cluster, actors: Actors) -> None:
-    """`listunderreplicated -mr`, `-emr`, `-pmr`, `-c`; `listbookies -a`; `ledgermetadata`, during a repair by Bindery"""
+    """`listunderreplicated -mr`, `-emr`, `-pmr`, `-c`; `listbookies -a`; `ledgermetadata`, during a repair"""
     victim, other = cluster.bookies[1], cluster.bookies[0]
     ledger = await ledger_over(actors["java v3", cluster.name], victim)
     await shell(clusters, cluster, "lostbookierecoverydelay", "-s", "2")
