@@ -37,7 +37,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 REPEATED_MAX = 3
 END_TIMEOUT_S = 180.0
-"""Time in seconds that ended processes get to clean up; taking the cluster down takes most of it."""
+"""Maximum time in seconds that ended processes may take to clean up. Stopping the cluster takes most of it."""
 COUNTS = re.compile(
     r"^(?:=+ )?[0-9]+ (?:passed|failed).*|^[0-9,]+ (?:protocol histories|service seeds|crash points|damaged files"
     r"|.*frames).*"
@@ -46,7 +46,7 @@ FAILURES = re.compile(r"^(?:FAILED|ERROR) .*|^E  .*|^make: \*\*\*.*")
 FAILURE_LINES_MAX = 60
 HEARTBEAT_S = 60.0
 DEADLINE_S = 85 * 60.0
-"""Time in seconds after which the run is ended, so that a step that hangs fails."""
+"""Maximum duration of the run in seconds. A step that hangs fails after this time."""
 
 
 @dataclass
@@ -60,7 +60,7 @@ class Step:
     nice: int = 0
     environment: Mapping[str, str] = field(default_factory=dict)
     variables: tuple[str, ...] = ()
-    """Of make, as `NAME=value`."""
+    """Variables of make, as `NAME=value`."""
 
 
 def main_steps() -> list[Step]:
@@ -142,7 +142,7 @@ class Pipeline:
             print(text, flush=True)
 
     def start(self, command: list[str], log: Path, environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
-        """In a process group of its own, so that it can be ended with all that it started."""
+        """Start the command in a process group of its own, so that it can be ended with all of its children."""
         with log.open("wb") as file:
             process = subprocess.Popen(
                 command,
@@ -159,7 +159,7 @@ class Pipeline:
         return process
 
     def wait(self, process: "subprocess.Popen[bytes]") -> tuple[int, float]:
-        """Exit code, and processor time in seconds of the process and of all that it waited for."""
+        """Exit code, and processor time in seconds of the process and of all children that it waited for."""
         try:
             _, status, usage = os.wait4(process.pid, 0)
         except ChildProcessError:  # wait_ended was first: the run has failed
@@ -172,7 +172,7 @@ class Pipeline:
         return code, cpu_s
 
     def end_all(self) -> None:
-        """SIGTERM for everything that still runs; wait until it has cleaned up (the cluster is taken down)."""
+        """Send SIGTERM to all steps that still run. They then clean up, and the cluster lane stops its cluster."""
         with self._lock:
             pids = list(self._running)
         for pid in pids:
@@ -329,7 +329,7 @@ class Pipeline:
         return "\n".join([*lines, f"  all: {wall_s:.0f} s, the machine's processors {busy:.0%} busy, seed {self.seed}"])
 
     def failures(self) -> str:
-        """The lines of all logs that say what failed, for the end of the output."""
+        """The lines of all logs that report failures, for the end of the output."""
         found: list[str] = []
         for log in sorted(self.folder.glob("*.log")):
             lines = [line[:400] for line in log.read_text(errors="replace").splitlines() if FAILURES.match(line)]
@@ -371,7 +371,7 @@ def main() -> int:
         try:
             pipeline.play()
         except BaseException as error:
-            # Whatever failed: the cluster lane has a session of its own, and nothing else would end it.
+            # The steps have sessions of their own, so nothing else would end them.
             for number in (signal.SIGALRM, signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
                 signal.signal(number, signal.SIG_IGN)
             pipeline.end_all()
