@@ -1,4 +1,4 @@
-"""The command line: what it prints, counts and returns, and that it names the command that replays a violation."""
+"""The output, counts and exit codes of the command line. It names the command that replays a violation."""
 
 import pytest
 from bindery_simulation.command import TABLES, main
@@ -115,7 +115,7 @@ def test_mutants_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "crash ack-before-journal: Adds are acknowledged before the journal wrote them. Seed 0: " in "\n".join(lines)
 
 
-def test_a_hunt_names_what_reported_the_mutant(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_hunt_names_the_invariant_that_reported_the_mutant(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["mutants", "damage"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("damage entry-digests-unchecked: 1 damaged files, seed 0: ")

@@ -1,4 +1,4 @@
-"""The simulated disk loses exactly what its fault model permits."""
+"""The simulated disk loses exactly the data that its fault model permits."""
 
 import errno
 from collections.abc import Callable
@@ -97,7 +97,7 @@ def test_a_kv_loses_only_the_last_unsynced_batches() -> None:
     assert found == {"ab", "abc", "bcd"}
 
 
-def test_a_lying_disk_skips_only_the_chosen_syncs() -> None:
+def test_a_disk_that_skips_syncs_skips_only_the_chosen_ones() -> None:
     disk = CrashableDisk()
     lying = LyingDisk(disk, lambda operation, path: operation in ("datasync", "sync_directory"))
     file = lying.create("/d/g")

@@ -57,7 +57,7 @@ def test_each_seed_is_tried_once() -> None:
 
 @pytest.mark.parametrize("kind", Kind)
 def test_each_defect_can_be_injected(kind: Kind) -> None:
-    """Also without a hunt: a renamed attribute of the product is found at once."""
+    """Without a hunt, this test finds an attribute of the product that was renamed."""
     for mutant in TABLES[kind].values():
         with mutant.applied():
             pass

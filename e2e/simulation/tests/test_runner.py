@@ -1,4 +1,4 @@
-"""The runner keeps the budget of a search, in one process or several."""
+"""The runner keeps to the budget of a search, in one process or in several."""
 
 import os
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from bindery_simulation.runner import Budget, run_pieces, search
 
 
 class Numbers:
-    """Counts pieces; each multiple of `failing` is a failure."""
+    """Counts pieces. Each multiple of `failing` is a failure."""
 
     unit = "numbers"
 
@@ -55,7 +55,7 @@ def test_a_search_ends_at_each_limit(jobs: int) -> None:
     assert tally.count
 
 
-def test_a_process_that_ends_ends_the_search() -> None:
+def test_a_search_ends_if_one_of_its_processes_ends() -> None:
     with pytest.raises(BrokenProcessPool):
         list(run_pieces(os._exit, [3], jobs=2, goes_on=lambda: True))
 

@@ -1,4 +1,4 @@
-"""Fixtures: `environment` runs each test in both environments."""
+"""Fixtures of all tests. `environment` runs each test in memory and with a real ZooKeeper."""
 
 import asyncio
 import sys
@@ -16,7 +16,7 @@ from store_environments import MemoryEnvironment, StoreEnvironment, ZooKeeperEnv
 
 @pytest.fixture(scope="session")
 def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerSpec]:
-    """One real server for the whole run."""
+    """One real server for all tests."""
     spec = ServerSpec(tmp_path_factory.mktemp("zookeeper"), free_port(), tick_ms=200, session_timeout_ms_min=400)
     server = EmbeddedZooKeeper(spec)
     asyncio.run(server.start())
@@ -26,7 +26,7 @@ def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerSpec]:
 
 @pytest.fixture(params=["memory", pytest.param("zookeeper", marks=pytest.mark.integration)])
 def server(request: pytest.FixtureRequest) -> ServerSpec | None:
-    """None: the in-memory environment."""
+    """Return the server of the environment; None: the in-memory environment."""
     return None if request.param == "memory" else request.getfixturevalue("zookeeper")
 
 

@@ -1,4 +1,4 @@
-"""Managers of under-replication marks and what their tests share."""
+"""Helpers of the tests of under-replication marks."""
 
 import random
 from collections.abc import Awaitable, Callable
@@ -34,6 +34,7 @@ async def leader(store: MetadataStore) -> Leadership:
 def just_before_the_next(
     monkeypatch: pytest.MonkeyPatch, store: MetadataStore, operation: str, happens: Callable[[], Awaitable[object]]
 ) -> None:
+    """Run `happens` once, just before `store` carries out its next `operation`."""
     original = getattr(store, operation)
 
     async def after_that(*args, **kwargs):

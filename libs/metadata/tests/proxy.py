@@ -1,7 +1,7 @@
 """A TCP proxy before ZooKeeper that can break the connection at a chosen moment.
 
-Frames both ways: u32 length, then for requests i32 xid, i32 type; for answers i32 xid. Pings and watch events have
-negative xids.
+A frame begins with a u32 length. In requests, an i32 xid and an i32 type follow; in answers, an i32 xid. Pings and
+watch events have negative xids.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ READ_TYPES = frozenset({3, 4, 8, 12})  # exists, getData, getChildren, getChildr
 
 
 class Proxy:
-    """Forwards to one server. `host_port` is what a client connects to."""
+    """Forwards connections to one server. Clients connect to `host_port`."""
 
     def __init__(self, host: str, port: int) -> None:
         self._server_address = (host, port)
@@ -25,7 +25,7 @@ class Proxy:
         self._lose: tuple[frozenset[int], bool] | None = None
         self._swallow_answer_to: int | None = None
         self.requests: list[int] = []
-        """Types of the requests that went through."""
+        """Types of the forwarded requests."""
 
     async def start(self) -> None:
         self._listener = await asyncio.start_server(self._accept, "127.0.0.1", 0)

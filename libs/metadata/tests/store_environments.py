@@ -29,15 +29,15 @@ class StoreEnvironment(ABC):
 
     @abstractmethod
     async def suspend(self, store: MetadataStore) -> None:
-        """Break the connection and keep it broken; returns when the store is SUSPENDED."""
+        """Break the connection and keep it broken. Return when the store is SUSPENDED."""
 
     @abstractmethod
     async def resume(self, store: MetadataStore) -> None:
-        """Allow the connection again; returns when the store is CONNECTED."""
+        """Allow the connection again. Return when the store is CONNECTED."""
 
     @abstractmethod
     async def end_session(self, store: MetadataStore) -> None:
-        """The server ends the session of `store`, which may or may not be notified."""
+        """End the session of `store` on the server. The store may or may not be notified."""
 
     @abstractmethod
     def lose_next_write(self, store: MetadataStore, *, applied: bool) -> None: ...
@@ -49,7 +49,7 @@ class StoreEnvironment(ABC):
     async def close(self) -> None: ...
 
     async def expire(self, store: MetadataStore) -> None:
-        """End the session of a connected store; returns when it is CONNECTED in a new one."""
+        """End the session of a connected store. Return when the store is CONNECTED in a new session."""
         old = store.session_id
         await self.end_session(store)
         await until(lambda: store.session_state is SessionState.CONNECTED and store.session_id not in (0, old))
@@ -112,7 +112,7 @@ class ZooKeeperEnvironment(StoreEnvironment):
         await until(lambda: store.session_state is SessionState.CONNECTED)
 
     async def end_session(self, store: MetadataStore) -> None:
-        """A second connection takes the session over and closes it."""
+        """Take over the session with a second connection, and close it."""
         assert isinstance(store, ZooKeeperStore)
         client = store._client
         host, port = self._address
@@ -153,7 +153,7 @@ async def remove_tree(store: MetadataStore, path: str) -> None:
 
 
 async def until(condition, *, timeout_s: float = TIMEOUT_S) -> None:
-    """Let the loop run until `condition()`; fails at the timeout."""
+    """Wait until `condition()` holds. Raises TimeoutError after `timeout_s`."""
     async with asyncio.timeout(timeout_s):
         while not condition():
             await asyncio.sleep(0.002)

@@ -1,4 +1,4 @@
-"""The model of a bookie keeps what the protocol relies on."""
+"""The model of a bookie gives the guarantees that the protocol requires."""
 
 from bindery_core.ids import BookieId
 from bindery_simulation.protocol.bookie import FENCED, NO_ENTRY, OK, UNKNOWN, Bookie

@@ -26,7 +26,7 @@ REACHED = {
     "deletes": 0.02, "changes in recovery": 0.01, "recoveries killed": 0.05, "segments 2": 0.02, "segments 3": 0.002,
     "kept unacknowledged entries": 0.1, "links cut": 0.01,
 }  # fmt: skip
-"""Minimum share of histories that reach a state."""
+"""Minimum share of histories that reach each state."""
 
 
 def test_histories_reach_the_states_where_protocols_fail() -> None:
@@ -56,7 +56,7 @@ print(found.hexdigest())
 
 
 def test_a_seed_is_the_same_history_in_every_process() -> None:
-    """Also with another hash seed: no result depends on the order of a set."""
+    """The process may have another hash seed, because no result depends on the order of a set."""
     digests = set()
     for hash_seed in ("0", "1", "77"):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}

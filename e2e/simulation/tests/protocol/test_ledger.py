@@ -20,7 +20,7 @@ def a_ledger(*, state: LedgerState = LedgerState.OPEN) -> Ledger:
     return Ledger(metadata, {name: Bookie(name) for name in (*names, BookieId("b2"))})
 
 
-def test_the_mark_survives_a_repair_that_began_before_it() -> None:
+def test_the_mark_survives_a_repair_that_began_before_it_was_set() -> None:
     ledger = a_ledger()
     ledger.set_mark()
     seen = ledger.mark

@@ -1,4 +1,4 @@
-"""An invariant reports each mutant of the protocol, and each invariant reports one."""
+"""An invariant reports each mutant of the protocol, and each invariant reports at least one mutant."""
 
 from functools import cache
 
@@ -8,7 +8,8 @@ from bindery_simulation.protocol.mutants import MUTANTS
 
 pytestmark = pytest.mark.timeout(600)  # the first test that needs all mutants hunts them all
 HISTORIES_MAX = 8_000
-"""Up to twenty seconds of one core. The mutant with the fewest violations needs half of them from seed 0."""
+"""Maximum number of histories per mutant, up to twenty seconds of one core. The mutant with the fewest violations needs
+half of them from seed 0."""
 
 
 @cache
@@ -24,7 +25,7 @@ def test_a_mutant_is_reported_by_its_invariant(name: str) -> None:
 
 
 def test_each_invariant_reports_a_mutant() -> None:
-    """Except `machine-assertions`, which reports what the others miss."""
+    """The exception is `machine-assertions`, which reports only defects that no other invariant reports."""
     caught = {hunted(name).trial.invariant for name in MUTANTS}  # type: ignore[union-attr]
     assert len(MUTANTS) >= 16
     assert caught == {

@@ -14,7 +14,7 @@ GOLDEN = Path(__file__).parent.parent / "golden" / "protocol"
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 @pytest.mark.parametrize("with_defect", [False, True], ids=["as_it_is", "with_the_defect"])
-def test_scenario(scenario: Scenario, with_defect: bool) -> None:
+def test_a_scenario_gives_the_trace_in_its_golden_file(scenario: Scenario, with_defect: bool) -> None:
     """Without the defect every invariant holds; with it the named invariant is violated."""
     chart, violation = scenario.play(with_defect=with_defect)
     assert (violation and violation.invariant) == (scenario.violates if with_defect else None), str(violation)

@@ -1,7 +1,7 @@
 """Whole simulated clusters keep every invariant, and a seed determines a run.
 
-`make sim SEED=<n>` replays one with its trace. `make sim-ci` spends more time than these tests may, and runs those
-marked `simulator`.
+`make sim SEED=<n>` replays a seed with its trace. `make sim-ci` runs the tests marked `simulator` and searches for
+longer than these tests may.
 """
 
 import os
@@ -22,7 +22,7 @@ SEEDS = 12
 FIRST_SEED = int(os.environ.get("BINDERY_SEED", "0"))
 
 
-def test_every_invariant_holds_under_the_first_seeds(capsys) -> None:
+def test_every_invariant_holds_for_the_first_seeds(capsys) -> None:
     tally = search.Tally()
     seconds = runner.search(
         partial(search.run_one, healing=None), range(FIRST_SEED, FIRST_SEED + SEEDS), tally, Budget()
@@ -77,7 +77,7 @@ def test_different_seeds_give_different_runs() -> None:
 
 @pytest.mark.parametrize("kind", dict.fromkeys(faults.FAULTS), ids=lambda kind: kind.__name__)
 def test_every_invariant_holds_under_each_fault_alone(kind) -> None:
-    """Runs seeds from 0 until the fault is injected before the end of the work."""
+    """Seeds from 0 are run until the fault is injected before the end of the work."""
     for seed in range(20):
         outcome = run_seed(seed, faults=(kind,))
         assert outcome.violation is None, outcome.violation
@@ -88,7 +88,7 @@ def test_every_invariant_holds_under_each_fault_alone(kind) -> None:
 
 
 def test_runs_reach_the_states_that_the_verdict_checks() -> None:
-    """Recoveries, ensemble changes, fences and rejected adds happen; without them the verdict would prove nothing."""
+    """Runs have recoveries, ensemble changes, fences and rejected adds. Without these, the verdict proves nothing."""
     wanted = {
         "recovered",
         "tailed",
@@ -124,7 +124,7 @@ def test_some_clusters_have_auditors() -> None:
 
 @pytest.mark.parametrize("kind", healing_faults.HEALING_FAULTS, ids=lambda kind: kind.__name__)
 def test_clusters_with_auditors_survive_each_fault(kind) -> None:
-    """In addition to lost disks and draining, which the seed determines."""
+    """The seed may add a lost disk and draining."""
     for seed in range(20):
         outcome = run_seed(seed, faults=(kind,), healing=HealingKind.STORM)
         assert outcome.violation is None, outcome.violation

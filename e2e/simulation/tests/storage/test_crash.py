@@ -1,10 +1,10 @@
-"""The search for crash points covers each kind of write and is repeatable, and its promises hold."""
+"""The search over crash points covers each kind of write and is repeatable, and it finds no broken promise."""
 
 from bindery_simulation.runner import quietly
 from bindery_simulation.storage import crash
 
 SEEDS = (104, 114, 121)
-"""Short seeds that reach everything."""
+"""Seeds with short runs that together cover each kind of write."""
 
 
 def notes(seed: int) -> tuple[list[str], crash.Outcome]:

@@ -23,7 +23,7 @@ def test_damaged_files_never_give_wrong_answers() -> None:
 
 
 def test_a_copied_block_of_zeros_counts_as_zeros() -> None:
-    """Over the last groups of a journal it is a wiped end, which no store can detect."""
+    """If the block covers the last groups of a journal, the end is wiped, which no store can detect."""
     outcome = quietly(damage.replay, 1_795_337_490)
     assert (outcome.harm.kind, outcome.ended, outcome.problems) == ("zeros", "wiped", [])
     assert "copied to" in outcome.harm.text
@@ -64,7 +64,8 @@ def killed() -> Template:
 
 
 def test_only_the_end_of_a_journal_may_be_lost(killed: Template) -> None:
-    """Zeros over a group and all later ones may lose it; damage to other groups, or a truncation, may not."""
+    """Damage to the last group, or zeros over a group and all later groups, may lose these groups. Damage to earlier
+    groups alone, or a truncation before the last group, may not."""
     last, before = killed.groups[-1], killed.groups[-3]
     end = dict(killed.files)[last.path]
 

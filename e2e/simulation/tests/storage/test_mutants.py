@@ -5,9 +5,10 @@ from bindery_simulation.runner import without_logs
 from bindery_simulation.storage.mutants import DAMAGE_MUTANTS, MUTANTS
 
 POINTS_MAX = 1_000
-"""Ten seconds of one core. Nearly all mutants need fewer than fifty crash points."""
+"""Maximum number of crash points per mutant, ten seconds of one core. Nearly all mutants need fewer than fifty."""
 CASES_MAX = 1_000
-"""Files of twenty bookies: six in a row may have been killed with nearly empty journals."""
+"""Maximum number of damaged files per mutant, from twenty bookies. Six consecutive bookies may have been killed with
+nearly empty journals."""
 
 
 @pytest.mark.simulator

@@ -20,7 +20,7 @@ def cookies(store: MetadataStore) -> CookieStore:
     return CookieStore(store, LAYOUT)
 
 
-async def test_a_bookie_without_a_cookie_has_none(cookies: CookieStore) -> None:
+async def test_reading_a_missing_cookie_returns_none(cookies: CookieStore) -> None:
     assert await cookies.read(BOOKIE) is None
     assert await cookies.bookies() == []
 
@@ -67,7 +67,7 @@ async def test_a_cookie_whose_response_is_lost_is_resolved(
     assert found.value == b"5\nnew"
 
 
-async def test_a_cookie_that_was_not_written_is_not_taken_for_written(
+async def test_a_cookie_that_was_not_written_is_not_reported_as_written(
     environment: StoreEnvironment, store: MetadataStore, cookies: CookieStore
 ) -> None:
     await cookies.write(BookieId("another"), b"5\n", version=None)
@@ -77,7 +77,7 @@ async def test_a_cookie_that_was_not_written_is_not_taken_for_written(
     assert await cookies.read(BOOKIE) is None
 
 
-async def test_the_instance_id_is_the_clusters(cookies: CookieStore, store: MetadataStore) -> None:
+async def test_the_instance_id_is_that_of_the_cluster(cookies: CookieStore, store: MetadataStore) -> None:
     with pytest.raises(NoSuchNode):
         await cookies.instance_id()
     made = await initialize_cluster(store, LAYOUT, randomness=random.Random(1))

@@ -1,4 +1,4 @@
-"""The directory of registered bookies: complete, kept up to date, without guesses."""
+"""The directory of registered bookies is complete and up to date, and never derives an address from an id alone."""
 
 import asyncio
 
@@ -97,7 +97,7 @@ async def test_a_new_address_under_the_same_id_is_noticed(directory: BookieDirec
     await until(lambda: directory.address(bookie_id) == ("127.0.0.1", 5000))
 
 
-async def test_listeners_get_each_new_snapshot_and_old_ones_stay(
+async def test_listeners_get_each_new_snapshot_and_old_snapshots_do_not_change(
     directory: BookieDirectory, other: MetadataStore
 ) -> None:
     await directory.start()
@@ -156,9 +156,7 @@ async def test_a_failed_read_is_repeated() -> None:
     await directory.close()
 
 
-async def test_the_read_only_list_is_made_when_an_old_cluster_lacks_it(
-    directory: BookieDirectory, other: MetadataStore
-) -> None:
+async def test_a_missing_read_only_list_is_created(directory: BookieDirectory, other: MetadataStore) -> None:
     await other.delete(LAYOUT.available_readonly, version=None)
     await directory.start()
     assert await other.exists(LAYOUT.available_readonly) is not None

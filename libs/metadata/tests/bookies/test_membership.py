@@ -68,7 +68,7 @@ async def test_a_membership_is_stored_as_json(memberships: MembershipStore, stor
     assert list(await memberships.all()) == [TWO]
 
 
-def test_a_maintenance_ends_by_the_clock() -> None:
+def test_a_maintenance_ends_at_its_time() -> None:
     lease = Membership(ONE, Intent.MAINTENANCE, until_ms=5_000)
     assert lease.effective(4_999) is Intent.MAINTENANCE
     assert lease.effective(5_000) is Intent.ACTIVE
@@ -76,7 +76,7 @@ def test_a_maintenance_ends_by_the_clock() -> None:
     assert Membership(ONE, Intent.DRAINING, until_ms=5_000).effective(6_000) is Intent.DRAINING
 
 
-async def test_the_same_intent_again_keeps_its_beginning_and_its_sizes(
+async def test_setting_the_same_intent_again_keeps_its_start_and_its_sizes(
     memberships: MembershipStore, clock: Clock
 ) -> None:
     await memberships.set(ONE, Intent.DRAINING, drain={"ledgers_total": 7})
@@ -102,9 +102,7 @@ async def test_a_set_with_a_version_changes_only_the_membership_that_was_read(
         await memberships.set(ONE, Intent.REMOVED, version=second.version)
 
 
-async def test_writers_at_once_all_succeed_one_after_another(
-    memberships: MembershipStore, others: MembershipStore
-) -> None:
+async def test_concurrent_sets_succeed_one_after_another(memberships: MembershipStore, others: MembershipStore) -> None:
     said = await asyncio.gather(*((memberships, others)[n % 2].set(ONE, Intent.DRAINING, by=str(n)) for n in range(8)))
     assert sorted(one.version for one in said) == list(range(8))
 
@@ -155,7 +153,7 @@ async def test_an_unreadable_node_raises_is_skipped_in_the_list_and_is_overwritt
     assert (await memberships.get(ONE)).intent is Intent.REMOVED
 
 
-async def test_members_of_a_later_release_are_ignored(memberships: MembershipStore, store: MetadataStore) -> None:
+async def test_json_members_of_a_later_release_are_ignored(memberships: MembershipStore, store: MetadataStore) -> None:
     await store.create(
         PATH,
         json.dumps({"intent": "draining", "later": 1, "version": 77, "bookie_id": "x"}).encode(),
@@ -178,7 +176,7 @@ async def test_the_watch_of_the_list_fires_for_any_change(
     memberships: MembershipStore, others: MembershipStore
 ) -> None:
     async def after(change) -> None:
-        calls: list[str] = []  # the watches of node and list may both fire, the second one late
+        calls: list[str] = []  # the watches of the node and of the list may both fire, one of them late
         await memberships.all(watch=lambda: calls.append("changed"))
         assert calls == []
         await change

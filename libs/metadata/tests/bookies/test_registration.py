@@ -1,4 +1,4 @@
-"""A bookie's node: created, kept through session losses, moved without a gap, deleted."""
+"""The registration node of a bookie is created, kept after session losses, moved without a gap, and deleted."""
 
 import asyncio
 
@@ -68,7 +68,7 @@ async def test_a_bookie_can_start_read_only(store: MetadataStore, other: Metadat
 async def test_a_bookie_that_changes_lists_is_in_one_of_them_at_every_moment(
     store: MetadataStore, other: MetadataStore
 ) -> None:
-    """A watcher that finds it in neither list would count it as lost."""
+    """A watcher that finds the bookie in neither list would count it as lost."""
     registration = registration_of(store)
     await registration.register()
     events: list[str] = []
@@ -190,7 +190,7 @@ async def test_a_registration_whose_response_is_lost_is_resolved(
     await registration.close()
 
 
-async def test_a_node_of_ours_with_older_data_is_corrected(store: MetadataStore, other: MetadataStore) -> None:
+async def test_an_own_node_with_older_data_is_corrected(store: MetadataStore, other: MetadataStore) -> None:
     await store.create(WRITABLE, b"older", ephemeral=True)
     registration = registration_of(store)
     await registration.register()

@@ -1,4 +1,4 @@
-"""The auditor's election: one leader, whose writes stop at the end of its leadership."""
+"""The auditor election has one leader at a time, and a former leader cannot write."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ ELECTION = LAYOUT.auditor_election
 
 
 class Candidate:
-    """An election that runs, and what happened in it."""
+    """A running candidate, and a record of its terms."""
 
     def __init__(self, store: MetadataStore, name: str) -> None:
         self.store = store
@@ -34,7 +34,7 @@ class Candidate:
         self.terms: list[Leadership] = []
         self.leading = 0
         self.ends = asyncio.Event()
-        """Set: `lead` returns."""
+        """When set, `lead` returns."""
         self.fails: Exception | None = None
         self.task = asyncio.create_task(self.election.run(self.lead))
 
@@ -56,7 +56,7 @@ class Candidate:
 
 @pytest.fixture
 async def candidates(environment: StoreEnvironment) -> AsyncIterator[list[Candidate]]:
-    """Those made in a test are stopped after it."""
+    """The candidates of a test. They are stopped after the test."""
     made: list[Candidate] = []
     yield made
     for candidate in made:
@@ -102,7 +102,7 @@ async def test_a_single_candidate_leads_and_is_named_in_bookkeepers_nodes(store:
     assert await term.verify()
 
 
-async def test_of_many_on_one_store_and_on_others_exactly_one_leads_at_any_time(
+async def test_exactly_one_of_many_candidates_leads_at_any_time(
     environment: StoreEnvironment, store: MetadataStore, other: MetadataStore, stand
 ) -> None:
     all_of_them = [stand(store, f"one-{n}") for n in range(4)] + [stand(other, f"other-{n}") for n in range(4)]
@@ -143,13 +143,13 @@ async def test_a_waiting_candidate_watches_only_its_predecessor() -> None:
     await made[2].stop()
     await until(lambda: reads[3])
     await asyncio.sleep(0.02)
-    assert (reads[1], reads[3]) == (0, 1)  # only its successor read again
+    assert (reads[1], reads[3]) == (0, 1)  # only the successor of the stopped candidate read again
     assert not made[3].leading
     for candidate in made:
         await candidate.stop()
 
 
-async def test_an_election_by_bookkeeper_is_respected(store: MetadataStore, other: MetadataStore, stand) -> None:
+async def test_a_lower_vote_of_bookkeeper_leads(store: MetadataStore, other: MetadataStore, stand) -> None:
     await other.create(f"{ELECTION}/V_", b'bookieId: "java:3181"\n', ephemeral=True, sequential=True, make_parents=True)
     one = stand(store, "b-1:3181")
     while len(await votes(store)) < 2:
@@ -177,7 +177,7 @@ async def test_votes_are_ordered_by_number_and_unknown_nodes_skipped(store: Meta
 # --- ends of leadership -----------------------------------------------------------------------------------------------
 
 
-async def test_the_end_of_the_leaders_session_hands_over(
+async def test_the_next_candidate_leads_after_the_leaders_session_ends(
     environment: StoreEnvironment, store: MetadataStore, other: MetadataStore, stand
 ) -> None:
     one = stand(store, "one")
@@ -250,7 +250,7 @@ async def test_a_leader_disconnected_for_longer_than_its_session_does_not_write_
     await environment.suspend(store)
     await environment.end_session(store)
     await until(lambda: two.leading)
-    assert one.leading  # it has not been notified
+    assert one.leading  # the candidate has not been notified
     assert not term.is_over
     write = asyncio.create_task(term.multi([Create("/stale")]))
     await asyncio.sleep(0.05)
@@ -285,7 +285,7 @@ async def test_a_vote_changed_by_hand_ends_the_term(store: MetadataStore, other:
     assert len(await votes(store)) == 1
 
 
-async def test_resigning_releases_at_once(store: MetadataStore, other: MetadataStore, stand) -> None:
+async def test_resigning_ends_the_leadership_at_once(store: MetadataStore, other: MetadataStore, stand) -> None:
     one = stand(store, "one")
     await until(lambda: one.leading)
     two = stand(other, "two")
@@ -295,7 +295,7 @@ async def test_resigning_releases_at_once(store: MetadataStore, other: MetadataS
     assert one.task.done()
     assert len(await votes(store)) == 1
     await until(lambda: two.leading)
-    await one.election.resign()  # no leadership: no effect
+    await one.election.resign()  # without a running candidacy, this has no effect
 
 
 async def test_a_candidate_that_waits_can_resign(store: MetadataStore, other: MetadataStore, stand) -> None:
@@ -331,7 +331,7 @@ async def test_if_lead_ends_the_next_candidate_leads(store: MetadataStore, other
     one.fails = None
 
 
-async def test_a_defect_in_leading_is_not_hidden(store: MetadataStore, stand) -> None:
+async def test_an_unexpected_error_of_lead_is_raised(store: MetadataStore, stand) -> None:
     one = stand(store, "one")
     one.fails = ZeroDivisionError("a defect")
     with pytest.raises(ZeroDivisionError):
@@ -357,7 +357,7 @@ async def test_a_vote_whose_response_was_lost_is_found_again(
     assert await votes(other) == []
 
 
-async def test_a_lost_vote_of_a_neighbour_in_the_same_session_is_not_taken_for_ones_own(
+async def test_a_lost_vote_of_another_candidate_in_the_same_session_is_not_adopted(
     environment: StoreEnvironment, store: MetadataStore, other: MetadataStore, stand
 ) -> None:
     one = stand(store, "one")
@@ -373,7 +373,7 @@ async def test_a_lost_vote_of_a_neighbour_in_the_same_session_is_not_taken_for_o
     await until(lambda: two.leading)
 
 
-async def test_a_lost_vote_is_not_taken_for_an_earlier_or_anothers_of_the_same_name() -> None:
+async def test_votes_of_other_candidates_with_the_same_name_are_not_adopted() -> None:
     tree = MemoryTree()
     store, other = tree.connect(), tree.connect()
     one = Candidate(store, "same")
@@ -398,7 +398,7 @@ async def test_a_lost_vote_is_not_taken_for_an_earlier_or_anothers_of_the_same_n
     await two.stop()
 
 
-async def test_an_outage_costs_a_waiting_candidate_neither_place_nor_vote(
+async def test_a_waiting_candidate_keeps_its_vote_and_place_during_an_outage(
     environment: StoreEnvironment, store: MetadataStore, other: MetadataStore, stand
 ) -> None:
     one = stand(store, "one")
@@ -417,7 +417,7 @@ async def test_an_outage_costs_a_waiting_candidate_neither_place_nor_vote(
     assert await votes(store) == before[1:]
 
 
-async def test_no_busy_loop_while_the_store_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_few_requests_are_sent_while_the_store_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     tree = MemoryTree()
     store = tree.connect(operation_timeout_s=0.01)
     requested = 0
@@ -461,7 +461,7 @@ async def test_a_vote_that_could_not_be_deleted_is_deleted_before_a_new_one_is_c
 # --- guarded writes ---------------------------------------------------------------------------------------------------
 
 
-async def test_errors_of_the_operations_are_not_taken_for_a_loss_of_leadership(store: MetadataStore, stand) -> None:
+async def test_errors_of_the_operations_do_not_end_the_leadership(store: MetadataStore, stand) -> None:
     one = stand(store, "one")
     await until(lambda: one.leading)
     [term] = one.terms
@@ -483,7 +483,7 @@ async def test_errors_of_the_operations_are_not_taken_for_a_loss_of_leadership(s
     assert stat is not None
 
 
-async def test_a_lost_response_of_a_guarded_write_is_an_unknown_outcome(
+async def test_a_lost_response_of_a_guarded_write_raises_outcome_unknown(
     environment: StoreEnvironment, store: MetadataStore, stand
 ) -> None:
     one = stand(store, "one")

@@ -1,4 +1,4 @@
-"""Leases: one holder at a time, which is notified of a loss."""
+"""A lease has one holder at a time, and the holder is notified of its loss."""
 
 import asyncio
 
@@ -47,7 +47,7 @@ async def test_acquiring_again_returns_the_same_lease(leases: Leases) -> None:
     assert await leases.acquire(PATH, b"one") is await leases.acquire(PATH, b"one")
 
 
-async def test_a_released_lease_is_free_and_its_release_is_no_loss(leases: Leases, others: Leases) -> None:
+async def test_a_released_lease_is_free_and_not_reported_as_lost(leases: Leases, others: Leases) -> None:
     lease = await leases.acquire(PATH, b"one")
     assert lease is not None
     lost: list[str] = []
@@ -122,7 +122,7 @@ async def test_a_holder_is_notified_if_its_node_was_deleted(leases: Leases, othe
     assert not leases._leases
 
 
-async def test_a_changed_value_is_no_loss(leases: Leases, other: MetadataStore) -> None:
+async def test_a_changed_value_does_not_lose_the_lease(leases: Leases, other: MetadataStore) -> None:
     lease = await leases.acquire(PATH, b"one")
     assert lease is not None
     await other.set(PATH, b"disabled", version=None)
@@ -145,7 +145,7 @@ async def test_an_acquisition_whose_response_is_lost_is_resolved(
     assert owner.value == b"one"
 
 
-async def test_an_unknown_owner_is_an_error_and_not_none() -> None:
+async def test_an_owner_that_cannot_be_read_raises_an_error() -> None:
     store = MemoryTree().connect()
     store.fail_next(MetadataUnavailable())
     with pytest.raises(MetadataUnavailable):

@@ -1,4 +1,4 @@
-"""Paths: the specification's tables as goldens, and id <-> path for every id."""
+"""Paths are those of the specification's tables, and every ledger id can be read back from its path."""
 
 import pytest
 from bindery_core.errors import BadRequest
@@ -38,14 +38,14 @@ LEDGER_IDS = st.one_of(
         (ID_MAX, "/ledgers/922/3372/0368/5477/L5807"),
     ],
 )
-def test_ledger_paths_are_bookkeepers(ledger_id: int, path: str) -> None:
+def test_ledger_paths_are_those_of_bookkeeper(ledger_id: int, path: str) -> None:
     assert LAYOUT.ledger(LedgerId(ledger_id)) == path
     assert LAYOUT.ledger_id(path) == ledger_id
 
 
 @given(ledger_id=LEDGER_IDS, root=st.sampled_from(["/ledgers", "/a/b/ledgers", "/00"]))
 @settings(deadline=None)
-def test_a_path_gives_back_its_ledger_id(ledger_id: LedgerId, root: str) -> None:
+def test_a_path_is_parsed_to_its_ledger_id(ledger_id: LedgerId, root: str) -> None:
     layout = LedgersLayout(root)
     path = layout.ledger(ledger_id)
     assert layout.ledger_id(validate_path(path)) == ledger_id
@@ -83,10 +83,10 @@ def test_ids_out_of_range_have_no_path(ledger_id: int) -> None:
         "/ledgers/99/9999/L9999",  # would be a long id
         "/ledgers/000/0000/0000/0000/L0001",  # would be a short id
         "/ledgers/999/9999/9999/9999/L9999",  # more than 63 bits
-        "/ledgers/\u0660\u0660/0000/L0000",  # digits, but not ours
+        "/ledgers/\u0660\u0660/0000/L0000",  # digits, but not ASCII
     ],
 )
-def test_other_paths_are_no_ledgers(path: str) -> None:
+def test_other_paths_have_no_ledger_id(path: str) -> None:
     assert LAYOUT.ledger_id(path) is None
 
 
@@ -98,19 +98,19 @@ def test_other_paths_are_no_ledgers(path: str) -> None:
         (ID_MAX, "ledgers/7fff/ffff/ffff/ffff/urL9223372036854775807"),
     ],
 )
-def test_marks_are_bookkeepers(ledger_id: int, mark: str) -> None:
+def test_mark_paths_are_those_of_bookkeeper(ledger_id: int, mark: str) -> None:
     path = LAYOUT.mark(LedgerId(ledger_id))
     assert path == f"/ledgers/underreplication/{mark}"
     assert LAYOUT.mark_ledger_id(path) == ledger_id
     assert LAYOUT.mark_lock(LedgerId(ledger_id)) == f"/ledgers/underreplication/locks/{mark.rsplit('/', 1)[1]}"
 
 
-def test_other_nodes_are_no_marks() -> None:
+def test_other_nodes_are_not_marks() -> None:
     assert LAYOUT.mark_ledger_id("/ledgers/underreplication/ledgers/0000") is None
     assert LAYOUT.mark_ledger_id("/ledgers/underreplication/locks/urLx") is None
 
 
-def test_fixed_paths_are_bookkeepers() -> None:
+def test_fixed_paths_are_those_of_bookkeeper() -> None:
     bookie = BookieId("10.0.0.1:3181")
     assert [
         LAYOUT.layout,
@@ -151,7 +151,7 @@ def test_fixed_paths_are_bookkeepers() -> None:
     ]
 
 
-def test_nodes_of_our_own_are_below_one_node() -> None:
+def test_bindery_nodes_are_below_one_root() -> None:
     ours = BinderyLayout()
     assert [
         ours.membership(BookieId("10.0.0.1:3181")),
@@ -182,7 +182,7 @@ def test_the_layout_text_is_63_bytes_without_a_newline_at_the_end() -> None:
 
 
 @pytest.mark.parametrize("bookie_id", ["readonly", "", "a/b", "a b"])
-def test_a_bookie_id_cannot_leave_its_directory(bookie_id: str) -> None:
+def test_an_invalid_bookie_id_has_no_path(bookie_id: str) -> None:
     with pytest.raises(BadRequest):
         LAYOUT.bookie(BookieId(bookie_id), read_only=False)
     with pytest.raises(BadRequest):
@@ -190,7 +190,7 @@ def test_a_bookie_id_cannot_leave_its_directory(bookie_id: str) -> None:
 
 
 @pytest.mark.parametrize("root", ["", "/", "ledgers", "/ledgers/", "/a//b"])
-def test_an_impossible_root_is_refused(root: str) -> None:
+def test_an_invalid_root_is_refused(root: str) -> None:
     with pytest.raises(BadRequest):
         LedgersLayout(root)
 
@@ -234,7 +234,7 @@ def test_any_name_is_encoded_as_one_legal_path_part_and_decoded(name: str) -> No
     assert znode_layout.decode_name(path.rsplit("/", 1)[1]) == name
 
 
-def test_pulsar_paths_are_pulsars() -> None:
+def test_pulsar_paths_are_those_of_pulsar() -> None:
     where = {"tenant": "public", "namespace": "default"}
     assert [
         znode_layout.managed_ledger(**where, topic="my topic"),
@@ -258,7 +258,7 @@ def test_pulsar_paths_are_pulsars() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "a b", "..", "größe"])
-def test_a_tenant_or_namespace_cannot_leave_its_directory(name: str) -> None:
+def test_an_invalid_tenant_or_namespace_has_no_path(name: str) -> None:
     with pytest.raises(BadRequest):
         znode_layout.tenant_policies(name)
     with pytest.raises(BadRequest):

@@ -1,4 +1,4 @@
-"""Closing records: created once, listed, removed only by the leader."""
+"""Closing records are created once, listed, and removed only by the leading auditor."""
 
 import asyncio
 
@@ -100,7 +100,7 @@ async def test_an_add_without_any_response_has_an_unknown_outcome() -> None:
         await ClosingRecords(store).add(SEVEN, ClosingCause.RECOVERED)
 
 
-async def test_a_former_leader_removes_none(
+async def test_a_former_leader_removes_no_record(
     environment: StoreEnvironment, notes: ClosingRecords, others: ClosingRecords, store: MetadataStore
 ) -> None:
     leadership = await leader(store)

@@ -1,4 +1,4 @@
-"""Ledger ids: each is used once; short until the counter ends, then long."""
+"""Each ledger id is used once. Ids are short until their counter ends, then long."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ LAYOUT = LedgersLayout()
 
 
 def exhaust(tree: MemoryTree, path: str, *, creates: int) -> None:
-    """Set a counter as if that many children had been created."""
+    """Set the counter of `path` as if `creates` children had been created."""
     tree.znodes._nodes[path].creates = creates
 
 
@@ -68,7 +68,7 @@ async def test_long_ids_begin_when_the_short_counter_ends() -> None:
     assert await store.children(LAYOUT.hob(1)) == []
 
 
-async def test_a_negative_counter_means_long_ids() -> None:
+async def test_a_negative_counter_starts_long_ids() -> None:
     """ZooKeeper's counter is a 32-bit integer that wraps."""
     tree = MemoryTree()
     ids = LedgerIdGenerator(tree.connect(), LAYOUT)
@@ -77,7 +77,7 @@ async def test_a_negative_counter_means_long_ids() -> None:
     assert await ids.next_id() == 1 << 32
 
 
-async def test_the_fifth_long_id_is_the_specifications(store: MetadataStore) -> None:
+async def test_the_sixth_long_id_is_that_of_the_specification(store: MetadataStore) -> None:
     await store.create(LAYOUT.idgen_long, make_parents=True)
     ids = LedgerIdGenerator(store, LAYOUT)
     assert [await ids.next_id() for _ in range(6)][-1] == 4_294_967_301
@@ -106,7 +106,7 @@ async def test_a_generator_uses_long_ids_as_soon_as_another_one_does(
     assert await ids.next_id() == 1 << 32
 
 
-async def test_no_call_waits_for_the_clean_up(store: MetadataStore) -> None:
+async def test_next_id_does_not_wait_for_the_deletion_of_used_nodes(store: MetadataStore) -> None:
     ids = LedgerIdGenerator(store, LAYOUT)
     await ids.next_id()
     assert ids._cleaning

@@ -138,7 +138,7 @@ async def test_concurrent_creations_get_different_ids(ledgers: LedgerManager, ot
 # --- read and write ---------------------------------------------------------------------------------------------------
 
 
-async def test_a_missing_ledger_is_no_such_ledger(ledgers: LedgerManager) -> None:
+async def test_a_missing_ledger_raises_no_such_ledger(ledgers: LedgerManager) -> None:
     for attempt in (
         ledgers.read(FIVE),
         ledgers.write(FIVE, OPEN, version=0),
@@ -149,16 +149,14 @@ async def test_a_missing_ledger_is_no_such_ledger(ledgers: LedgerManager) -> Non
         assert raised.value.facts["ledger_id"] == FIVE
 
 
-async def test_invalid_metadata_is_corrupt(ledgers: LedgerManager, store: MetadataStore) -> None:
+async def test_invalid_metadata_raises_corrupt(ledgers: LedgerManager, store: MetadataStore) -> None:
     await store.create(LAYOUT.ledger(FIVE), b"rubbish", make_parents=True)
     with pytest.raises(Corrupt) as raised:
         await ledgers.read(FIVE)
     assert raised.value.facts["ledger_id"] == FIVE
 
 
-async def test_metadata_of_an_unknown_version_is_not_called_corrupt(
-    ledgers: LedgerManager, store: MetadataStore
-) -> None:
+async def test_metadata_of_an_unknown_version_raises_bad_version(ledgers: LedgerManager, store: MetadataStore) -> None:
     await store.create(LAYOUT.ledger(FIVE), b"BookieMetadataFormatVersion\t9\n", make_parents=True)
     with pytest.raises(BadVersion):
         await ledgers.read(FIVE)
@@ -192,7 +190,7 @@ async def test_a_write_whose_response_is_lost_is_resolved(
 
 
 async def test_a_lost_write_that_another_client_overwrote_is_a_conflict() -> None:
-    """It is unknown whether it was applied before the other one; the caller must read again."""
+    """It is unknown whether the lost write was applied before the other write, so the caller must read again."""
     tree = MemoryTree()
     store, other = tree.connect(), tree.connect()
     ledgers, others = manager_of(store), manager_of(other, seed=2)
@@ -217,7 +215,7 @@ async def test_a_write_that_cannot_be_resolved_stays_unknown() -> None:
 # --- update -----------------------------------------------------------------------------------------------------------
 
 
-async def test_racing_updates_all_take_effect(ledgers: LedgerManager, others: LedgerManager) -> None:
+async def test_concurrent_updates_all_take_effect(ledgers: LedgerManager, others: LedgerManager) -> None:
     await ledgers.create_with_id(FIVE, OPEN)
     await asyncio.gather(
         *(
@@ -236,7 +234,7 @@ async def test_an_update_that_is_not_needed_writes_nothing(ledgers: LedgerManage
     assert (await ledgers.read(FIVE)).version == 0
 
 
-async def test_an_update_may_give_up(ledgers: LedgerManager) -> None:
+async def test_an_error_of_the_transform_ends_the_update(ledgers: LedgerManager) -> None:
     await ledgers.create_with_id(FIVE, OPEN)
 
     def refuse(_: LedgerMetadata) -> LedgerMetadata:
@@ -264,7 +262,7 @@ async def test_known_metadata_saves_the_read_and_may_be_stale(ledgers: LedgerMan
 async def test_an_update_is_applied_despite_a_lost_response(
     environment: StoreEnvironment, store: MetadataStore, ledgers: LedgerManager, applied: bool
 ) -> None:
-    """It is applied exactly once, whether the first attempt was applied or not."""
+    """The update is applied exactly once, whether the first attempt was applied or not."""
     await ledgers.create_with_id(FIVE, OPEN)
     environment.lose_next_write(store, applied=applied)
 
@@ -278,7 +276,7 @@ async def test_an_update_is_applied_despite_a_lost_response(
     assert (await ledgers.read(FIVE)).value == updated.value
 
 
-async def test_an_update_of_a_ledger_that_is_deleted_meanwhile_is_no_such_ledger(
+async def test_an_update_of_a_ledger_that_is_deleted_meanwhile_raises_no_such_ledger(
     ledgers: LedgerManager, others: LedgerManager
 ) -> None:
     known = await ledgers.create_with_id(FIVE, OPEN)

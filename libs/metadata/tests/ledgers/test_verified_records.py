@@ -1,4 +1,4 @@
-"""Records of verified ledgers: many per node, newer ones replace older ones, removed with their ledgers."""
+"""Records of verified ledgers share nodes, are replaced by newer records, and are removed with their ledgers."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Records of the last audits: one for each level, later ones replace earlier ones, unreadable ones are missing."""
+"""Each audit level has one record. A later run replaces an earlier one, and an unreadable record counts as missing."""
 
 import asyncio
 import json
@@ -78,9 +78,7 @@ async def test_a_run_that_ends_late_does_not_replace_a_newer_one(audits: LastAud
     assert await audits.all() == [again, replace(late, level="quick")], "a run may tell of itself once more"
 
 
-async def test_of_an_older_and_a_newer_run_that_end_at_once_the_newer_is_kept(
-    audits: LastAudits, other: MetadataStore
-) -> None:
+async def test_the_newest_of_concurrent_runs_is_kept(audits: LastAudits, other: MetadataStore) -> None:
     runs = [replace(DEEP, run_id=f"r{n}", began_ms=1_000 + n) for n in range(8)]
     await asyncio.gather(
         *(audits.put(one) for one in runs[4:]),

@@ -1,4 +1,4 @@
-"""Records of recovery: written by leader and workers, robust against unreadable nodes, limited in number."""
+"""Records of recovery are written by the leader and the workers, skipped if unreadable, and limited in number."""
 
 import asyncio
 
@@ -111,7 +111,7 @@ async def test_a_record_is_changed_with_its_version_or_at_any_version(
         await records.put(third)
 
 
-async def test_updates_at_once_lose_nothing(records: RecoveryRecords, others: RecoveryRecords) -> None:
+async def test_concurrent_updates_lose_nothing(records: RecoveryRecords, others: RecoveryRecords) -> None:
     def once_more(record: RecoveryRecord | None) -> RecoveryRecord:
         record = record or RECORD.with_changes(attempts=0)
         return record.with_changes(attempts=record.attempts + 1)
@@ -171,7 +171,7 @@ async def test_an_error_ends_the_list(records: RecoveryRecords) -> None:
             await listed(records)
 
 
-async def test_long_texts_are_cut(records: RecoveryRecords) -> None:
+async def test_long_texts_are_truncated(records: RecoveryRecords) -> None:
     stored = await records.put(RECORD.with_changes(last_error="x" * 10**6, detail="y" * 10**6))
     assert len(stored.last_error) == len(stored.detail) == module.TEXT_SIZE_MAX
     assert await records.get(SEVEN) == stored
@@ -264,7 +264,7 @@ async def test_cursors_are_kept_by_name(records: RecoveryRecords, others: Recove
             await records.put_cursor(name, {})
 
 
-async def test_reports_live_as_long_as_their_worker(
+async def test_a_report_exists_as_long_as_the_session_of_its_worker(
     environment: StoreEnvironment,
     records: RecoveryRecords,
     others: RecoveryRecords,
@@ -292,7 +292,7 @@ async def test_a_pause_has_an_author_and_a_reason(records: RecoveryRecords, othe
     assert await records.pause_info() is None
 
 
-async def test_a_node_that_cannot_be_written_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_node_that_cannot_be_written_raises_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     store = MemoryTree().connect()
     records = RecoveryRecords(store)
     await records.put(RECORD)

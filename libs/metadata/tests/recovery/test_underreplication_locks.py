@@ -1,4 +1,4 @@
-"""Locks of under-replication marks, and the end of a repair: a ledger that is marked again stays marked."""
+"""Locks of under-replication marks, and the end of a repair. A ledger that is marked again stays marked."""
 
 import asyncio
 
@@ -68,7 +68,7 @@ async def test_marks_are_taken_in_a_random_order_of_the_seed(manager: Underrepli
     assert await order(1) == first
 
 
-async def test_take_skips_refused_marks_and_takes_none_while_disabled(manager: UnderreplicationManager) -> None:
+async def test_take_skips_excluded_marks_and_returns_none_while_disabled(manager: UnderreplicationManager) -> None:
     await manager.mark(FIVE)
     await manager.mark(SIX)
     for _ in range(5):
@@ -83,7 +83,7 @@ async def test_take_skips_refused_marks_and_takes_none_while_disabled(manager: U
     assert await manager.take() is not None
 
 
-async def test_marks_that_are_refused_or_locked_cost_no_separate_read(
+async def test_excluded_and_locked_marks_are_not_read(
     manager: UnderreplicationManager, others: UnderreplicationManager, store: MetadataStore
 ) -> None:
     for ledger_id in range(20):
@@ -104,7 +104,9 @@ async def test_marks_that_are_refused_or_locked_cost_no_separate_read(
     assert held.mark.ledger_id == SIX
 
 
-async def test_locks_of_others_may_be_empty(manager: UnderreplicationManager, store: MetadataStore) -> None:
+async def test_locks_without_a_readable_holder_are_listed(
+    manager: UnderreplicationManager, store: MetadataStore
+) -> None:
     for name, text in (("urL0000000005", b"\xff"), ("urL0000000006", b""), ("else", b"")):
         await store.create(f"{LAYOUT.underreplication_locks}/{name}", text)
     assert await manager.locks() == {FIVE: "", SIX: ""}
@@ -158,7 +160,7 @@ async def test_the_end_of_a_session_frees_its_locks_for_others_and_for_itself(
     again = await manager.take()
     assert again is not None
     assert again.session_id == store.session_id != stale.session_id
-    await manager.release(stale)  # not the lock that is held now
+    await manager.release(stale)  # does not release the lock that is held now
     assert not await manager.mark_replicated(stale)
     assert set(await others.locks()) == {FIVE}
     assert await manager.lock(FIVE) is None
@@ -229,7 +231,8 @@ async def test_a_ledger_marked_again_while_its_repair_ends_stays_marked(
     others: UnderreplicationManager,
     store: MetadataStore,
 ) -> None:
-    """The mark is read, then deleted with its lock, then the lock is read: its absence proves nothing."""
+    """The mark is read, then deleted with its lock, then the lock is read. A missing lock does not prove that the mark
+    still exists."""
     await manager.mark(FIVE, ["b1"])
     held = await others.lock(FIVE)
     assert held is not None

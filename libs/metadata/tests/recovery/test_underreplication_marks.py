@@ -1,4 +1,4 @@
-"""Under-replication marks: BookKeeper's nodes, and no mark is lost."""
+"""Under-replication marks are stored as in BookKeeper, and no mark is lost."""
 
 import asyncio
 import random
@@ -142,7 +142,7 @@ async def test_an_error_of_the_store_ends_the_list() -> None:
 
 
 @pytest.mark.parametrize("data", [b"\xff\xfe", b"replica: 7", b'replica: "x"\n' * 40_000, b"a{" * 10_000])
-async def test_an_unreadable_mark_is_listed_with_its_problem_and_stops_nothing(
+async def test_an_unreadable_mark_is_listed_with_its_problem_and_can_be_locked(
     manager: UnderreplicationManager, store: MetadataStore, data: bytes
 ) -> None:
     await store.create(LAYOUT.mark(FIVE), data, make_parents=True)
@@ -175,7 +175,7 @@ async def test_a_leader_marks_and_a_former_leader_does_not(
     await manager.set_lost_bookie_delay_s(7, guard=leadership)
     await manager.set_lost_bookie_delay_s(8, guard=leadership)
     await manager.set_check_time_ms(CheckKind.LEDGERS, 9, guard=leadership)
-    await environment.expire(store)  # this object has not been notified
+    await environment.expire(store)  # the leadership object is not notified
     assert not leadership.is_over
     with pytest.raises(NotLeader):
         await manager.mark(SIX, ["a:1"], guard=leadership)

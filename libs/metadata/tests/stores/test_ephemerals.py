@@ -33,7 +33,7 @@ async def owner(store: MetadataStore, path: str = PATH) -> int | None:
     return stat.ephemeral_owner if stat else None
 
 
-async def test_the_own_node_is_deleted_without_a_trace(store: MetadataStore) -> None:
+async def test_an_own_node_is_deleted_and_no_other_node_remains(store: MetadataStore) -> None:
     await store.create(PATH, ephemeral=True, make_parents=True)
     assert await delete_own(store, PATH, store.session_id)
     assert await store.children("/locks") == []
@@ -109,7 +109,7 @@ async def test_changes_of_sibling_nodes_only_cause_another_attempt(
     assert await store.children("/locks") == ["b"]
 
 
-async def test_the_own_node_is_deleted_in_a_newer_version_too(
+async def test_an_own_node_that_was_changed_is_deleted(
     monkeypatch: pytest.MonkeyPatch, store: MetadataStore, other: MetadataStore
 ) -> None:
     await store.create(PATH, ephemeral=True, make_parents=True)
@@ -146,7 +146,7 @@ async def test_combined_operations_are_applied_together_or_not_at_all(store: Met
     assert await store.exists("/mark") is not None
 
 
-async def test_a_lost_response_about_other_operations_stays_unknown(
+async def test_a_lost_response_to_combined_operations_raises_outcome_unknown(
     environment: StoreEnvironment, store: MetadataStore
 ) -> None:
     await store.create(PATH, ephemeral=True, make_parents=True)

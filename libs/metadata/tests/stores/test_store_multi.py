@@ -63,7 +63,7 @@ async def test_multi_applies_nothing_if_one_operation_fails(store: MetadataStore
     assert await store.exists("/b") is None
     assert await store.exists("/gone") is not None
     node = await store.get("/a")
-    # A failing version check met the Set before it in the same transaction, which was undone with it.
+    # The Set that precedes the failing operation in the transaction was undone.
     assert (node.data, node.stat.version) == (b"old", 0)
 
 
@@ -81,7 +81,7 @@ async def test_a_failed_multi_fires_no_watch(store: MetadataStore) -> None:
     assert fired == []
 
 
-async def test_one_version_admits_one_of_many_writers(store: MetadataStore, other: MetadataStore) -> None:
+async def test_one_of_many_writers_with_the_same_version_succeeds(store: MetadataStore, other: MetadataStore) -> None:
     """With compare-and-set no increment is lost."""
     await store.create("/n", b"0")
 

@@ -48,7 +48,7 @@ async def test_a_set_under_another_version_changes_nothing(store: MetadataStore)
     assert (node.data, node.stat.version) == (b"one", 0)
 
 
-async def test_a_delete_obeys_the_version(store: MetadataStore) -> None:
+async def test_a_delete_requires_the_current_version(store: MetadataStore) -> None:
     await store.create("/a")
     with pytest.raises(VersionConflict):
         await store.delete("/a", version=3)

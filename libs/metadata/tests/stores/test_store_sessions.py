@@ -131,7 +131,7 @@ async def test_a_request_that_times_out_without_a_connection_is_not_applied(envi
 async def test_a_write_whose_response_is_lost_has_an_unknown_outcome(
     environment: StoreEnvironment, store: MetadataStore, applied: bool
 ) -> None:
-    """The error is the same whether the write was applied or not: only another read shows it."""
+    """The error is the same whether the write was applied or not. Only another read shows the outcome."""
     await store.create("/set", b"old")
     await store.create("/deleted")
     attempts = {

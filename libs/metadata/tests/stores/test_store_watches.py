@@ -118,7 +118,7 @@ async def test_watches_fire_in_the_order_of_the_changes(store: MetadataStore, ot
 
 
 async def test_a_watch_fires_before_an_answer_that_shows_the_change(store: MetadataStore, other: MetadataStore) -> None:
-    """A cache that drops its entry in the watch therefore never returns the old value after the new one."""
+    """A cache that deletes its item in the watch therefore never returns the old value after the new one."""
     await store.create("/a", b"0")
     for number in range(1, 20):
         fired: list[int] = []

@@ -102,7 +102,7 @@ async def test_requests_do_not_block_the_event_loop(zookeeper: ServerSpec) -> No
 
 @pytest.mark.integration
 async def test_a_stopped_server_leaves_writes_unknown_and_reads_unavailable(zookeeper: ServerSpec) -> None:
-    """As in a long pause of the JVM, the connection stays open without responses; later all requests are applied."""
+    """As in a long pause of the JVM, the connection stays open without responses. Later, all requests are applied."""
     store = await ZooKeeperStore.connect(zookeeper.hosts, operation_timeout_s=0.3)
     pid = int(zookeeper.pid_path.read_text())
     os.kill(pid, signal.SIGSTOP)
@@ -114,7 +114,7 @@ async def test_a_stopped_server_leaves_writes_unknown_and_reads_unavailable(zook
     finally:
         os.kill(pid, signal.SIGCONT)
     await until_answered(store)
-    stat = await store.exists("/still")  # a read after a write of the same store sees it
+    stat = await store.exists("/still")  # a later read of the same store sees the write
     assert stat is not None
     assert stat.ephemeral_owner == store.session_id
     await store.close()
@@ -141,7 +141,7 @@ async def test_sessions_ephemerals_and_watches_survive_a_crash_of_the_server(tmp
             await changed.wait()
         assert store.session_id == session_id
         assert states == [SessionState.SUSPENDED, SessionState.CONNECTED]
-        await until_answered(other)  # its next attempt may be seconds later
+        await until_answered(other)  # the store may reconnect some seconds later
         assert (await other.get("/kept")).data == b"one"
     finally:
         await store.close()

@@ -1,4 +1,4 @@
-"""A ZooKeeper server that restarts at another address under the same name, as a new pod does."""
+"""A store reconnects to a ZooKeeper server that restarts at another address under the same name, like a new pod."""
 
 import asyncio
 import socket
@@ -17,7 +17,7 @@ WAIT_S = 30.0
 
 
 class Names:
-    """The address of the name: the port of a proxy, or none."""
+    """Resolves NAME to the port of a proxy, or to no address."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.port: int | None = None
