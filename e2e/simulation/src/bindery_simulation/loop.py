@@ -1,7 +1,8 @@
 """An asyncio event loop with simulated time, which advances only when no callback is ready.
 
-Timers run in the order of their time, and timers of equal time in the order in which they were scheduled. The clock
-jumps to the next timer. Sockets, threads and signals raise NotImplementedError; the `Network` provides connections.
+Ready callbacks run in the order in which they were scheduled. Timers run in the order of their time, and timers of
+equal time in the order in which they were scheduled. The clock jumps to the next timer. Sockets, threads and signals
+raise NotImplementedError; the `Network` provides connections.
 
 Each callback belongs to the `Process` that scheduled it. The callback's context contains the process, so that tasks and
 futures keep their process even if another process wakes them. A killed process loses all its callbacks at once, and no

@@ -1,8 +1,8 @@
 """Mutants: the product, or a model of it, with one defect injected. A search must report each of them.
 
-A search without violations proves only that the defects are absent which the search can detect. A mutant is a list of
-attributes to replace, the invariants that may report it, the conditions under which few seeds are needed, and the first
-seed that reports it under these conditions. Each search has one `MutantTable`; `command` lists and hunts all of them.
+A search that finds no violation excludes only the defects that the search can detect. A mutant is a list of attributes
+to replace, the invariants that may report it, the conditions under which few seeds are needed, and the first seed that
+reports it under these conditions. Each search has one `MutantTable`; `command` lists and hunts all of them.
 """
 
 import contextlib

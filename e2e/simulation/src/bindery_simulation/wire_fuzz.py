@@ -27,7 +27,7 @@ PASSWORDS: Final = (b"", b"fuzz")
 DAMAGED_SHARES: Final = (0.0, 0.0, 0.01, 0.05, 0.2, 0.6, 1.0)
 """Values for the share of damaged frames. Each connection uses one of them at random."""
 FRAMES_MAX: Final = 60
-"""Maximum number of frames of a connection with damaged frames. Other connections have up to four times as many."""
+"""Upper bound (exclusive) of the frames of a connection with damaged frames. For others it is four times as high."""
 BOUNDARY_VALUES: Final = (-1, 0, 1, 2**31 - 1, 2**31, 2**63 - 1, -(2**63))
 
 _DIGESTERS = [Digester(kind, password) for kind in DigestType for password in PASSWORDS]

@@ -1,4 +1,4 @@
-"""Elect the leading auditor as BookKeeper does, so that auditors of both take part in the same election.
+"""Elect the leading auditor as BookKeeper does, so that its auditors and Bindery's take part in the same election.
 
 Each candidate creates an ephemeral sequential node, its vote. The candidate with the lowest vote leads. Each other
 candidate watches only its predecessor, so that the end of a leadership wakes one candidate. A vote's path is never

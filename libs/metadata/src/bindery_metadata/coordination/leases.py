@@ -22,7 +22,7 @@ from bindery_metadata.stores.ephemerals import delete_own
 from bindery_metadata.stores.store import MetadataStore, SessionState
 
 ATTEMPTS_MAX: Final = 5
-"""Maximum number of attempts of one acquisition while other owners come and go."""
+"""Maximum number of attempts of one acquisition if the owner changes meanwhile."""
 RETRY_S: Final = 0.5
 """Delay in seconds before a failed request is repeated."""
 
@@ -134,7 +134,7 @@ class Leases:
             try:
                 node = await self._store.get(path)
             except NoSuchNode:
-                continue  # the holder's node was deleted after the attempt to create it
+                continue  # the node of the former owner was deleted after the attempt to create the node
             if node.stat.ephemeral_owner != self._store.session_id:
                 return None
             with contextlib.suppress(VersionConflict, NoSuchNode):

@@ -52,7 +52,7 @@ class ClosingCause(StrEnum):
     """Why it is unknown whether every replica holds every entry."""
 
     RECOVERED = "recovered"
-    """Closed by recovery. Only the writer, which has ended, recorded which replicas are missing."""
+    """Closed by recovery. The writer has ended, and only the writer had counted missing replicas."""
     DEGRADED = "degraded"
     """Closed by its writer, which had continued without a replica."""
     IN_FLIGHT = "in_flight"
