@@ -20,7 +20,7 @@ def hunted(name: str) -> Catch | None:
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_reported_by_its_invariant(name: str) -> None:
     found = hunted(name)
-    assert found is not None, f"{HISTORIES_MAX} histories show nothing"
+    assert found is not None, f"{HISTORIES_MAX} histories report no violation"
     assert found.trial.invariant in MUTANTS[name].caught_by, found.trial.text
 
 

@@ -16,7 +16,7 @@ nearly empty journals."""
 def test_a_broken_promise_is_reported(name: str) -> None:
     with without_logs():
         found = MUTANTS.hunt(name, cost_max=POINTS_MAX)
-    assert found is not None, f"{POINTS_MAX} crash points show nothing"
+    assert found is not None, f"{POINTS_MAX} crash points report no violation"
     assert found.trial.invariant in MUTANTS[name].caught_by, found.trial.text
 
 
@@ -25,7 +25,7 @@ def test_a_broken_promise_is_reported(name: str) -> None:
 def test_a_check_that_is_left_out_is_reported(name: str) -> None:
     with without_logs():
         found = DAMAGE_MUTANTS.hunt(name, cost_max=CASES_MAX)
-    assert found is not None, f"{CASES_MAX} damaged files show nothing"
+    assert found is not None, f"{CASES_MAX} damaged files report no violation"
     assert found.trial.invariant in DAMAGE_MUTANTS[name].caught_by, found.trial.text
 
 

@@ -75,7 +75,7 @@ async def test_a_run_that_ends_late_does_not_replace_a_newer_one(audits: LastAud
     assert await audits.all() == [newer, replace(late, level="quick")]
     again = replace(newer, ended_ms=40_000)
     await audits.put(again)
-    assert await audits.all() == [again, replace(late, level="quick")], "a run may tell of itself once more"
+    assert await audits.all() == [again, replace(late, level="quick")], "a run may replace its own record"
 
 
 async def test_the_newest_of_concurrent_runs_is_kept(audits: LastAudits, other: MetadataStore) -> None:
@@ -95,7 +95,7 @@ async def test_a_record_of_a_clock_far_ahead_is_replaced(audits: LastAudits) -> 
 
 
 @pytest.mark.parametrize(
-    "data", [b"{", b"[]", b"{}", b'{"run_id": 7}', None], ids=["cut", "a list", "empty", "typed wrong", "a new verdict"]
+    "data", [b"{", b"[]", b"{}", b'{"run_id": 7}', None], ids=["cut", "a list", "empty", "wrong type", "a new verdict"]
 )
 async def test_an_unreadable_node_counts_as_empty_and_is_overwritten(
     store: MetadataStore, audits: LastAudits, data: bytes | None
@@ -123,7 +123,7 @@ def test_json_contains_coverage_and_age() -> None:
     facts = DEEP.to_json(now_ms=64_000)
     assert (facts["level"], facts["coverage"], facts["age_s"]) == ("deep", 0.75, 3.0)
     assert replace(DEEP, copies_expected=0, copies_verified=0).coverage == 1.0
-    assert DEEP.age_s(0) == 0.0, "a clock that is behind makes no audit of the future"
+    assert DEEP.age_s(0) == 0.0, "the age is 0 if the clock is behind"
 
 
 def test_findings_are_listed_worst_first_without_empty_ones() -> None:

@@ -363,7 +363,7 @@ class History:
                 answers = [ReadResponse(0, *_answer(bookie.read(e), e)) for e in action.entry_ids]
                 pending += read.receive_many(action.bookie_id, answers, now=0.0)
             elif type(action) is Fail:
-                raise Violation(Invariant.READABLE, f"the closed ledger does not read back: {action.error}")
+                raise Violation(Invariant.READABLE, f"the closed ledger cannot be read: {action.error}")
             else:
                 assert type(action) is Done
         for entry in read.entries:

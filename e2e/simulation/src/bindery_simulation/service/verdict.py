@@ -331,7 +331,7 @@ class Verdict:
 
     def unreadable(self, ledger_id: int, why: str) -> None:
         """Record that a closed ledger cannot be read."""
-        self.broken("acknowledged-readable", f"ledger {ledger_id} is closed and does not read back: {why}")
+        self.broken("acknowledged-readable", f"ledger {ledger_id} is closed and cannot be read: {why}")
 
 
 def _fixed(metadata: LedgerMetadata) -> tuple[object, ...]:

@@ -73,7 +73,7 @@ class DamageTally:
         ]
         lines.append(
             f"{cases.count} damaged files, {len(cases.failed)} violations; seeds from {self.first}, "
-            f"{cases.entries_right} entries read back right, {seconds:.1f} s, "
+            f"{cases.entries_right} entries read correctly, {seconds:.1f} s, "
             f"{cases.count / max(seconds, 1e-9):.0f}/s, {jobs} jobs"
         )
         return "\n".join(lines)
@@ -108,7 +108,7 @@ def replay_case(seed: int, note: Callable[[str], None]) -> bool:
     """Run one damage case and describe the result. Return whether every promise held."""
     outcome = damage.replay(seed)
     note(f"seed {seed}: {outcome.harm.kind}: {outcome.harm.text}\nended: {outcome.ended} {outcome.text}")
-    note(f"answers that could not tell: {outcome.refusals}")
+    note(f"answers without a result: {outcome.refusals}")
     for problem in outcome.problems:
         note(f"VIOLATED {problem}")
     return not outcome.problems

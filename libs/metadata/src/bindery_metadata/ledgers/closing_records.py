@@ -105,7 +105,7 @@ class ClosingRecords:
                 node.data, ClosingRecord, path=path, ledger_id=ledger_id, noted_at_ms=node.stat.ctime_ms
             )
         except Corrupt as error:
-            _log.warning("closing_note_unreadable", extra={"path": path, "error": str(error)})
+            _log.warning("closing_record_unreadable", extra={"path": path, "error": str(error)})
             return ClosingRecord(ledger_id, noted_at_ms=node.stat.ctime_ms)
 
     async def ledger_ids(self) -> list[LedgerId]:
@@ -151,7 +151,7 @@ class ClosingRecords:
         except NoSuchNode:
             return
         except BinderyError as error:
-            _log.info("closing_note_left", extra={"ledger_id": ledger_id, "error": str(error)})
+            _log.info("closing_record_left", extra={"ledger_id": ledger_id, "error": str(error)})
         else:
             await self._prune(ledger_id, path)
 
@@ -161,7 +161,7 @@ class ClosingRecords:
         except (NoSuchNode, NotEmpty):
             pass
         except BinderyError as error:  # an empty directory is harmless
-            _log.info("closing_notes_directory_left", extra={"ledger_id": ledger_id, "error": str(error)})
+            _log.info("closing_records_directory_left", extra={"ledger_id": ledger_id, "error": str(error)})
 
     async def _children(self, path: str) -> Sequence[str]:
         try:
