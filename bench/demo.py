@@ -343,7 +343,7 @@ async def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]
         restarts = [
             line.partition("; ")[0]
             for line in cluster.output(200).splitlines()
-            if " died: " in line or "again ready" in line
+            if "; restart in " in line or "again ready" in line
         ]
     verdict = judge(record, received)
     ledgers = sorted({int(message["message_id"].split(":")[0]) for message in received})

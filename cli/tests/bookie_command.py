@@ -31,7 +31,7 @@ def check(bookie: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     *findings, summary = rows(result)
     damage = [finding for finding in findings if finding["severity"] == "damage"]
     assert (result.exit_code, summary["verdict"]) == ((3, "damaged") if damage else (0, "sound"))
-    assert all(finding["fix"] or "more" in finding for finding in damage), "whoever finds damage says what to do"
+    assert all(finding["fix"] or "more" in finding for finding in damage), "each finding has a fix"
     return damage, summary
 
 

@@ -69,7 +69,7 @@ def test_a_rebuilt_index_equals_the_old_one(bookie: Path, index: Index) -> None:
     assert Path(facts["kept"]).name.startswith("index.old-")
     (again,) = rows(run("rebuild-index", bookie, "--discard", "--json"))
     assert again["kept"] is None
-    assert len(list((bookie / "ledgers" / "current").glob("index*"))) == 2, "the one in force and the one kept before"
+    assert len(list((bookie / "ledgers" / "current").glob("index*"))) == 2, "the active index and the kept one"
 
 
 def test_a_lost_index_is_rebuilt(bookie: Path) -> None:
@@ -86,7 +86,7 @@ def test_an_index_is_not_rebuilt_from_damaged_logs(bookie: Path, log: Path) -> N
     before = run("index", "dump", bookie).stdout
     result = run("rebuild-index", bookie)
     assert "goes into limbo" in str(result.exception)
-    assert run("index", "dump", bookie).stdout == before, "the old one is still in force"
+    assert run("index", "dump", bookie).stdout == before, "the old index is still active"
 
 
 def test_a_rebuild_in_limbo_repeats_the_listing(bookie: Path) -> None:
@@ -128,7 +128,7 @@ def test_salvage_moves_a_damaged_mark_aside_only_with_yes(bookie: Path) -> None:
     assert marker is not None
     assert "LastLogMark is damaged" in marker.reason
     damage, summary = check(bookie)
-    assert (damage, summary["verdict"]) == ([], "sound"), "a start takes it: there is nothing more to mend"
+    assert (damage, summary["verdict"]) == ([], "sound"), "the next start accepts the files"
     assert summary["journal_groups"] > 0
     notes = [row["text"] for row in rows(run("check", bookie, "--json")) if row.get("severity") == "note"]
     assert any("no LastLogMark, and in limbo: the next start writes it" in text for text in notes)

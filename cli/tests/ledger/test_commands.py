@@ -27,7 +27,7 @@ def run(source: FakeReplicas, *arguments: str) -> Result:
         result = CliRunner().invoke(app, ["ledger", arguments[0], "7", *arguments[1:]])
     finally:
         operator.connected = before
-    assert source.recoveries == 0, "looking must not fence"
+    assert source.recoveries == 0, "reads must not fence"
     return result
 
 

@@ -44,7 +44,7 @@ def run(source: FakeReplicas, *arguments: str) -> Result:
         result = CliRunner().invoke(app, ["ledger", "check", "7", *arguments])
     finally:
         operator.connected = before
-    assert source.recoveries == 0, "looking must not fence"
+    assert source.recoveries == 0, "reads must not fence"
     return result
 
 

@@ -87,6 +87,7 @@ def test_orphans_are_listed_and_deletion_needs_two_options(cluster: MemoryCluste
 def test_options_select_the_age_and_other_applications(cluster: MemoryCluster) -> None:
     assert found(cluster, "--older-than", "3h")[0] == []
     assert found(cluster, "--all")[0] == [2, 3]
+    assert "not listed: 1 younger than --older-than\n" in cluster.invoke("ledgers", "orphans", "--all").stderr
     cluster.now_ms += 2 * HOUR_MS
     assert found(cluster)[0] == [2, 4]
 

@@ -138,16 +138,18 @@ def test_marked_ledgers_are_counted_by_obstacle_with_bytes_speed_and_time_left(c
     report(cluster, bytes_per_s=2**20, ledger_id=first)
     facts = status(cluster)["marked"]
     assert (facts["ledgers"], facts["bytes_left"], facts["entries_left"], facts["size_unknown"]) == (3, 4 * 2**20, 8, 1)
-    assert facts["by_obstacle"] == {"copying": 1, "no_spare": 1, "not looked at yet": 1}
+    assert facts["by_obstacle"] == {"copying": 1, "no_spare": 1, "not processed yet": 1}
     assert facts["oldest"] == {"ledger_id": first, "since_ms": cluster.now_ms - 60_000, "age_s": 60.0}
     text = cluster.invoke("recovery", "status").stdout
     assert "3 ledgers are under-replicated: 4.0 MiB to copy, 1 of unknown size, 1.0 MiB/s, about 6 s left" in text
     assert f"1  no_spare, such as ledger {second}: no bookie can replace b0" in text
     assert f"oldest: ledger {first}, marked 60 s ago" in text
-    cluster.now_ms += 61_000  # a silent worker copies nothing
+    cluster.now_ms += 61_000  # a worker without a recent report copies nothing
     facts = status(cluster)
     assert (facts["bytes_per_s"], facts["eta_s"], facts["workers"][0]["stale"]) == (0, None, True)
-    assert "no estimate: no entries were copied recently" in cluster.invoke("recovery", "status").stdout
+    text = cluster.invoke("recovery", "status").stdout
+    assert "no estimate: no entries were copied recently" in text
+    assert "(stale report)" in text
 
 
 def test_closed_ledgers_without_a_recorded_size_count_with_the_size_of_their_copies(cluster: MemoryCluster) -> None:

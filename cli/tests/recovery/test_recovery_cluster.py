@@ -89,7 +89,7 @@ def payload(topic: str, number: int) -> str:
 def until(condition: Callable[[], bool], what: str, *, timeout_s: float = 90) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline, f"never came: {what}"
+        assert time.monotonic() < deadline, f"timed out waiting for: {what}"
         time.sleep(0.5)
 
 

@@ -116,7 +116,7 @@ def note(cluster: MemoryCluster, *ledgers: tuple[int, LedgerState]) -> None:
 
 def test_the_gate_waits_until_a_ledger_that_recovery_closed_is_checked(cluster: MemoryCluster) -> None:
     note(cluster, (3, LedgerState.IN_RECOVERY))
-    assert reasons(cluster) == [], "who recovers it sees to it, and so does who writes it"
+    assert reasons(cluster) == [], "its writer or recovery completes the copies"
     note(cluster, *((number, LedgerState.CLOSED) for number in (4, 5)))
     code, response = gate(cluster)
     (reason,) = response["reasons"]
@@ -128,7 +128,7 @@ def test_the_gate_waits_until_a_ledger_that_recovery_closed_is_checked(cluster: 
     assert reason["fix"].startswith("wait some seconds: the auditor checks them")
     assert gate(cluster, "--force")[0] == 0
     mark(cluster, LedgerId(4), LedgerId(5))
-    assert reasons(cluster) == [("under_replicated", None)], "of a marked one it is known"
+    assert reasons(cluster) == [("under_replicated", None)], "marked ledgers are counted once"
 
 
 def test_unchecked_ledgers_are_refused_with_the_fix_while_recovery_is_paused(cluster: MemoryCluster) -> None:
@@ -239,7 +239,7 @@ def test_a_bookie_that_no_ledger_names_may_be_removed(cluster: MemoryCluster) ->
     assert reasons(cluster, bookies=4) == []
     cluster.stop(B[5])
     assert reasons(cluster, bookies=4) == []
-    assert reasons(cluster, bookies=6) == [], "and it may come back, though not as it is"
+    assert reasons(cluster, bookies=6) == [], "a note is enough if it stays"
     notes = gate(cluster, bookies=6)[1]["notes"]
     assert [note.partition(";")[0] for note in notes] == [
         f"bookie {B[4]} is to stay, but is draining: it accepts no new ledgers",
@@ -262,7 +262,7 @@ def test_a_rollback_is_refused_only_for_bookies_that_it_removes(cluster: MemoryC
     cluster.stop(B[4])
     code, response = gate(cluster, "--only-drained", bookies=4)
     assert (code, [(reason["kind"], reason["bookie_id"]) for reason in response["reasons"]]) == (1, [("lost", B[4])]), (
-        "what it holds may be nowhere else"
+        "it may hold the only copy"
     )
     mean(cluster, B[4], Intent.REMOVED)
     assert gate(cluster, "--only-drained", bookies=4)[0] == 0
@@ -368,7 +368,7 @@ def test_an_unreachable_zookeeper_is_refused(cluster: MemoryCluster, monkeypatch
     code, response = gate(cluster, "--zookeeper", "zk:2181")
     assert (code, response["reasons"][0]["kind"]) == (1, "unreachable")
     assert "hosts=zk:2181" in response["reasons"][0]["text"]
-    assert gate(cluster, "--bookies-now", "4", bookies=4)[0] == 1, "an upgrade is asked more"
+    assert gate(cluster, "--bookies-now", "4", bookies=4)[0] == 1, "an upgrade needs ZooKeeper"
 
 
 @pytest.mark.parametrize(("now", "passes"), [(None, False), (3, True), (4, True), (5, False)])

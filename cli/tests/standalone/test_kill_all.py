@@ -153,7 +153,7 @@ def check(history: History, stored: list[tuple[str, str]], *, acknowledged: dict
     lost = [message_id for message_id, payload in acknowledged.items() if by_id.get(message_id) != payload]
     assert not lost, f"{where}: acknowledged and not there as sent: {len(lost)}, for example {lost[:3]}"
     invented = [payload for payload in payloads if payload not in history.sent]
-    assert not invented, f"{where}: nobody sent {invented[:3]}"
+    assert not invented, f"{where}: no client sent {invented[:3]}"
     assert len(payloads) == len(set(payloads)), f"{where}: a message that was sent once is there twice"
     assert not history.returned_consumed, (
         f"{where}: acknowledged by the consumer and delivered again: {history.returned_consumed[:3]}"
@@ -256,7 +256,7 @@ def test_the_check_accepts_a_correct_history() -> None:
     [
         ([("0:0", "a")], "acknowledged and not there"),
         ([("0:0", "a"), ("0:1", "unknown")], "acknowledged and not there"),
-        ([("0:0", "a"), ("0:1", "b"), ("0:2", "c")], "nobody sent"),
+        ([("0:0", "a"), ("0:1", "b"), ("0:2", "c")], "no client sent"),
         ([("0:0", "a"), ("0:1", "b"), ("0:1", "unknown")], "stands for two"),
         ([("0:0", "a"), ("0:1", "b"), ("1:0", "b")], "there twice"),
     ],

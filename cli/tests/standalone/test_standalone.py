@@ -253,7 +253,7 @@ def test_the_restart_of_a_killed_bookie_is_shown(cluster: ThrowawayCluster) -> N
         time.sleep(0.05)
         with contextlib.suppress(FileNotFoundError):  # it ended after the status request
             back = is_back()
-    assert "bookie-0 died: killed by SIGKILL" in cluster.output(100)
+    assert "bookie-0 exited: killed by SIGKILL" in cluster.output(100)
     assert "bookie-0 is again ready" in cluster.output(100)
 
 

@@ -153,8 +153,8 @@ async def test_a_child_that_dies_is_restarted_and_the_end_of_its_log_is_shown(
         broken = Path(f"{cluster.record}.bookie-1.broken")
         broken.touch()
         os.kill(before, signal.SIGKILL)
-        await cluster.until(lambda: any("bookie-1 died: exit code 7" in line for line in cluster.lines))
-        assert any("bookie-1 died: killed by SIGKILL" in line for line in cluster.lines)
+        await cluster.until(lambda: any("bookie-1 exited: exit code 7" in line for line in cluster.lines))
+        assert any("bookie-1 exited: killed by SIGKILL" in line for line in cluster.lines)
         assert any("has a broken disk" in line for line in cluster.lines)
         status = cluster.supervisor.status()
         assert status["state"] == "starting"
@@ -170,6 +170,18 @@ async def test_a_child_that_dies_is_restarted_and_the_end_of_its_log_is_shown(
         assert cluster.pid("bookie-1") != before
         assert not any(facts["last_death"] for facts in cluster.supervisor.status()["processes"])
         assert any(line.startswith("bookie-1 is again ready") for line in cluster.lines)
+
+
+async def test_a_child_that_could_not_be_started_is_started_again(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    async with cluster.running():
+        directory = cluster.directory.of_process("bookie-1")
+        directory.rmdir()
+        directory.touch()
+        os.kill(cluster.pid("bookie-1"), signal.SIGKILL)
+        await cluster.until(lambda: any(line.startswith("bookie-1 could not be started: ") for line in cluster.lines))
+        directory.unlink()
+        await cluster.until(lambda: cluster.supervisor.status()["state"] == "ready")
 
 
 async def test_on_a_full_disk_children_restart_and_the_cluster_stops(
@@ -212,11 +224,11 @@ async def test_a_process_that_cannot_start_may_be_stopped_by_name_and_the_rest_i
     cluster = Cluster(tmp_path)
     Path(f"{cluster.record}.bookie-1.broken").touch()
 
-    async def hold_when_it_died() -> None:
-        await cluster.until(lambda: any("bookie-1 died" in line for line in cluster.lines))
+    async def hold_after_exit() -> None:
+        await cluster.until(lambda: any("bookie-1 exited" in line for line in cluster.lines))
         await cluster.ask(verb="stop", name="bookie-1")
 
-    holding = asyncio.create_task(hold_when_it_died())
+    holding = asyncio.create_task(hold_after_exit())
     async with cluster.running():
         assert cluster.ready.is_set()
         assert cluster.supervisor.status()["state"] == "ready"
@@ -236,7 +248,7 @@ async def test_starting_a_process_that_cannot_start_reports_the_reason(
         assert "bookie-1 cannot start" in error
         assert "has a broken disk" in error
         assert "bookie-1.log" in error
-        assert len([line for line in cluster.lines if line.startswith("bookie-1 died: exit code 7")]) >= 2
+        assert len([line for line in cluster.lines if line.startswith("bookie-1 exited: exit code 7")]) >= 2
 
 
 async def test_data_of_a_bookie_that_is_not_started_is_reported(tmp_path: Path) -> None:
@@ -282,6 +294,22 @@ async def test_processes_left_by_a_killed_supervisor_are_stopped_first(tmp_path:
     finally:
         orphan.kill()
         orphan.communicate()
+
+
+async def test_processes_of_an_earlier_run_that_cannot_be_stopped_are_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster(tmp_path)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        identity = ProcessIdentity.of(process.pid)
+        assert identity is not None
+        cluster.directory.save_state(State(children={"bookie-0": identity}))
+        monkeypatch.setattr(supervisor_module, "LEFTOVER_TIMEOUT_S", 0.1)
+        monkeypatch.setattr(ProcessIdentity, "kill", lambda self, number: None)
+        with pytest.raises(StandaloneError, match=rf"earlier run: bookie-0 \(pid {process.pid}\) did not end"):
+            async with cluster.running():
+                pass
+        process.kill()
 
 
 async def test_another_process_with_the_same_pid_is_not_stopped(tmp_path: Path) -> None:

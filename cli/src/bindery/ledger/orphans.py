@@ -133,7 +133,8 @@ def _print_summary(found: list[Finding], counts: Counter[Fate], *, deleted: int,
         return
     unknown = f", plus {open_count} open ledgers of unknown size" if open_count else ""
     print(f"{len(found)} of {counts.total()} ledgers are orphans, {size_text(size)} in all copies{unknown}")
-    left = [f"{counts[fate]} {words}" for fate, words in REASONS.items() if counts[fate]]
+    unlisted = counts - Counter(finding.fate for finding in found)
+    left = [f"{unlisted[fate]} {words}" for fate, words in REASONS.items() if unlisted[fate]]
     if left:
         print(f"not listed: {', '.join(left)}", file=sys.stderr)
     if not is_dry:

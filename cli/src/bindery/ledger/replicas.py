@@ -156,7 +156,7 @@ def _requests(
 
 
 def _given_up(ledger_id: LedgerId, entry_id: EntryId, bookie_id: BookieId) -> ReplicaRead:
-    reason = f"not asked any more after {SILENT_BATCHES_MAX} batches without an answer"
+    reason = f"skipped after {SILENT_BATCHES_MAX} batches without a response"
     return ReplicaRead(ledger_id, entry_id, bookie_id, int(Status.IO_ERROR), None, Verdict.ERROR, reason=reason)
 
 

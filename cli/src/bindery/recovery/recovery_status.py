@@ -29,7 +29,7 @@ from bindery.common.tables import size_text, table
 
 WORKER_STALE_S: Final = 30.0
 """Seconds after which the report of a worker is stale."""
-NO_RECORD: Final = "not looked at yet"
+NO_RECORD: Final = "not processed yet"
 """Key under which marked ledgers without a recovery record are counted."""
 
 
@@ -366,7 +366,7 @@ def _worker_lines(workers: Sequence[Mapping[str, Any]]) -> list[str]:
     rows = [
         {
             "worker": worker["name"],
-            "state": worker["state"] + (" (silent)" if worker["stale"] else ""),
+            "state": worker["state"] + (" (stale report)" if worker["stale"] else ""),
             "ledger": worker["ledger_id"],
             "speed": f"{size_text(worker['bytes_per_s'])}/s",
             "allowed": f"{size_text(worker['budget_bytes_per_s'])}/s",

@@ -63,7 +63,7 @@ class ControlServer:
         except BinderyError as error:
             answer = {"error": str(error)}
         except (ValueError, TimeoutError):
-            answer = {"error": "not a request"}
+            answer = {"error": "not a valid request: expected a line of JSON"}
         with contextlib.suppress(OSError):
             writer.write(json.dumps(answer).encode() + b"\n")
             await writer.drain()

@@ -113,7 +113,7 @@ class Supervisor:
             self._say(f"{name} stays down, as it was stopped by name: `{again}` brings it back")
         for name in self._idle_data():
             self._say(
-                f"{name} has data here and is not started: its copies are missing until there are --bookies enough"
+                f"{name} has data here and is not started: its copies are unavailable. To start it, increase --bookies"
             )
         self._keep(self._plan.zookeepers)
         await self._wait_ready(self._plan.zookeepers)
@@ -145,14 +145,15 @@ class Supervisor:
         pause = RESTART_PAUSE_S / 2
         while True:
             await may_start.wait()
-            began = self._clock()
+            began, starts = self._clock(), child.starts
             how = await self._run_once(child, may_start)
             if not may_start.is_set():
                 child.enter(ChildState.DOWN)
                 continue
             stable = self._clock() - began > STABLE_S
             pause = RESTART_PAUSE_S if stable else min(pause * 2, RESTART_PAUSE_S_MAX)
-            self._say(f"{name} died: {how}; starting it again in {pause:.0f} s. Its log ends with:")
+            event = f"exited: {how}" if child.starts > starts else how
+            self._say(f"{name} {event}; restart in {pause:.0f} s. Its log ends with:")
             lines = [line[:LOG_LINE_SIZE_MAX] for line in child.log_tail(LOG_TAIL_LINES)] or ["(nothing)"]
             for line in lines:
                 self._say(f"    {line[:PRINTED_LINE_SIZE_MAX]}")
@@ -162,11 +163,11 @@ class Supervisor:
             await asyncio.sleep(pause)
 
     async def _run_once(self, child: Child, may_start: asyncio.Event) -> str:
-        """Start `child`, wait until it ends, return how it ended."""
+        """Start `child`, wait until it ends, and return how it ended or why it could not be started."""
         try:
             await child.start()
         except OSError as error:
-            return f"it could not be started: {error}"
+            return f"could not be started: {error}"
         if not may_start.is_set():
             child.terminate()  # it was stopped by name during the start
         self._save_state()
@@ -240,7 +241,11 @@ class Supervisor:
                 if not left:
                     return
                 await asyncio.sleep(0.05)
-        raise StandaloneError(f"cannot end what is left of an earlier run: {', '.join(left)}")
+        processes = ", ".join(f"{name} (pid {identity.pid})" for name, identity in left.items())
+        raise StandaloneError(
+            f"cannot stop processes of an earlier run: {processes} did not end within {LEFTOVER_TIMEOUT_S:.0f} s of "
+            "SIGKILL; start again when they have ended"
+        )
 
     def _check_ports_free(self) -> None:
         taken = [
@@ -370,8 +375,8 @@ class Supervisor:
             if child.state is ChildState.PAUSING and child.starts - before >= STARTS_WAITED_FOR:
                 log_tail = "\n    ".join(child.log_tail(LOG_TAIL_LINES) or ["(nothing)"])
                 raise StandaloneError(
-                    f"{name} cannot start and is tried again and again; `{self._directory.command('stop', name)}` "
-                    f"ends that. Its log ends with:\n    {log_tail}\n    ({self._directory.log_file(name)})"
+                    f"{name} cannot start and is restarted repeatedly; `{self._directory.command('stop', name)}` "
+                    f"stops it. Its log ends with:\n    {log_tail}\n    ({self._directory.log_file(name)})"
                 )
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(child.ready.wait(), HELD_CHECK_INTERVAL_S)

@@ -12,7 +12,6 @@ from bindery.common.json_http import JsonHttp, answerer_of, problem_of
 DEFAULT_URL: Final = "http://127.0.0.1:8080"
 TIMEOUT_S: Final = 60.0
 """Timeout in seconds of one request, longer than the broker waits for messages."""
-WAIT_MS_MAX: Final = 20_000
 
 
 class BrokerUnreachable(BinderyError):

@@ -54,7 +54,7 @@ def consume(
         bool, typer.Option("--follow", "-f", help="Wait for new messages, and reconnect; Ctrl-C ends it.")
     ] = False,
     maximum: Annotated[
-        int | None, typer.Option("--max", metavar="N", min=1, help="Number of messages to end after.")
+        int | None, typer.Option("--max", metavar="N", min=1, help="Number of messages after which the command ends.")
     ] = None,
     start: Annotated[
         str | None,
