@@ -34,7 +34,7 @@ def test_a_failover_within_the_delay_neither_restarts_nor_shortens_it(dies_after
         return dies_after_s + waited_s
 
     lasted_s = simulate(scenario())
-    assert 120 <= lasted_s <= 120 + 25, "a hand-over costs what nobody observed, and the settling"
+    assert 120 <= lasted_s <= 120 + 25, "a failover adds the unobserved time and the quiet time"
 
 
 def test_the_delay_ends_even_if_leaders_fail_repeatedly() -> None:

@@ -66,12 +66,12 @@ def test_the_rate_falls_to_its_minimum_while_bookies_are_slow_and_recovers_slowl
         assert budget.foreground_p99_ms == 5.0
         shrunk = await feel(budget, 0.2, 3)
         assert shrunk == sorted(shrunk, reverse=True)
-        assert shrunk[-1] <= 64 * MIB / 4, "halved each second"
-        assert (await feel(budget, 0.2, 20))[-1] == MIB, "healing goes on however slow they are"
+        assert shrunk[-1] <= 64 * MIB / 4, "the rate is halved each second"
+        assert (await feel(budget, 0.2, 20))[-1] == MIB, "recovery never stops"
         again = await feel(budget, 0.01, 3)
-        assert MIB < again[-1] <= MIB + 4 * 4 * MIB, "back by steps, not at once"
+        assert MIB < again[-1] <= MIB + 4 * 4 * MIB, "the rate grows by steps"
         await asyncio.sleep(60)
-        assert budget.foreground_p99_ms is None, "what was long ago says nothing"
+        assert budget.foreground_p99_ms is None, "old responses do not count"
 
     simulate(run())
 

@@ -84,7 +84,7 @@ def test_a_report_creates_a_record_and_a_mark_and_repeating_it_changes_nothing()
         here.tell(7)
         await here.until_marked()
         assert await here.marked() == {7: ("b1", "b2"), 8: ("b1",)}
-        assert here.reports.marked == 2, "reports of a ledger that wait are one mark"
+        assert here.reports.marked == 2, "waiting reports of one ledger cause one mark"
         record = await here.records.get(LedgerId(7))
         assert record is not None
         assert (record.state, record.reason) == (RecoveryState.WAITING, Reason.REPORTED_BY_WRITER)
@@ -116,9 +116,7 @@ def test_a_report_strengthens_the_reason_of_a_record_and_keeps_its_attempts() ->
         record = await here.records.get(LedgerId(7))
         assert record is not None
         assert record.reason is Reason.REPORTED_BY_WRITER
-        assert (record.state, record.attempts) == (RecoveryState.WAITING, 3), (
-            "why b2's was not healed says nothing of b1"
-        )
+        assert (record.state, record.attempts) == (RecoveryState.WAITING, 3), "the obstacle of b2 does not apply to b1"
         assert (record.bookies, record.first_marked_ms, record.missing_entries) == (("b1", "b2"), 1, None)
 
     simulate(scenario())
@@ -231,7 +229,7 @@ def test_a_flood_of_reports_is_paced_and_limited() -> None:
             here.tell(ledger_id)
         assert (here.reports.waiting, here.reports.dropped) == (100, 50)
         here.tell(0, B2)
-        assert here.reports.dropped == 50, "the ledger waits already"
+        assert here.reports.dropped == 50, "the ledger is already waiting"
         await here.until_marked()
         assert await here.marked() == {n: ("b1", "b2") if n == 0 else ("b1",) for n in range(100)}
         assert 9.5 <= asyncio.get_running_loop().time() - began - SETTLE_S < 13

@@ -35,7 +35,7 @@ async def test_the_ledgers_of_a_lost_bookie_are_marked_after_the_delay_with_reas
     lost = (await world.records.history(1))[0]
     assert lost.text == "b1 is lost: 3 of the 3 ledgers that name it were marked now"
     await asyncio.sleep(3600)
-    assert [mark.version for mark in await world.mark_list()] == [0, 0, 0], "marked once, and then left alone"
+    assert [mark.version for mark in await world.mark_list()] == [0, 0, 0], "each ledger is marked once"
 
 
 @with_auditor()
@@ -97,7 +97,7 @@ async def test_nothing_is_marked_while_recovery_is_disabled_and_enabling_it_star
     await asyncio.sleep(2000)
     assert await world.marked() == {}
     state = world.auditor.auditor.state.audit
-    assert (state.audits, state.postponed) == (1, 0), "there was none but that at the start"
+    assert (state.audits, state.postponed) == (1, 0), "only the audit at the start has run"
     await world.start_bookie("b2")
     await world.marks.enable()
     await world.wait_for_marks(3, timeout_s=10)

@@ -21,7 +21,9 @@ async def test_the_ledgers_of_a_draining_bookie_are_marked_until_none_names_it(w
     assert record.reason is Reason.BOOKIE_DRAINING
     held = await world.marks.lock(LedgerId(1))
     await asyncio.sleep(200)
-    assert [mark.version for mark in await world.mark_list()] == [0, 0, 0], "a worker at it is not disturbed"
+    assert [mark.version for mark in await world.mark_list()] == [0, 0, 0], (
+        "the worker that holds the lock is not disturbed"
+    )
     await world.manager.update(LedgerId(1), lambda _: ledger(("b4", "b2", "b3")))
     assert held is not None
     assert await world.marks.mark_replicated(held)
@@ -45,7 +47,7 @@ async def test_the_end_of_a_drain_is_reported_once_across_leaders(world: World) 
     for ledger_id in OF_B1:
         await world.manager.update(LedgerId(ledger_id), lambda _: ledger(("b4", "b2", "b3")))
     await asyncio.sleep(100)
-    assert await told() == [], "as long as it is writable it may get new ledgers"
+    assert await told() == [], "a writable bookie may receive new ledgers"
     await world.move_bookie("b1", read_only=True)
     await asyncio.sleep(100)
     assert await told() == ["drain_finished"]

@@ -114,7 +114,7 @@ async def test_a_refilling_bookie_has_no_missing_entries() -> None:
         check = await checked(client, ledger_id, depth)
         (bad,) = check.bad
         assert (bad.state, bad.bad_entry_ids, tuple(bad.entries_to_copy)) == (FragmentState.REFILLING, (), ())
-    assert check.entries_read < 620, "one answer says it of the whole ledger"
+    assert check.entries_read < 620, "one response applies to the whole ledger"
 
 
 async def many_segments(client: MemoryLedgerClient, status: Status) -> tuple[LedgerCheck, BookieId]:

@@ -47,7 +47,7 @@ def test_ledgers_with_missing_entries_are_marked_and_other_records_are_removed()
         record = await world.records.get(LedgerId(2))
         assert record is not None
         assert (record.reason, record.missing_entries, record.missing_bytes) == (Reason.ENTRY_MISSING, 11, 1100)
-        assert await notes.ledger_ids() == [1, 2], "a marked ledger is not seen to be whole yet"
+        assert await notes.ledger_ids() == [1, 2], "a marked ledger has not been found whole yet"
         assert running.auditor.state.closings.pending == 2
         findings = running.auditor.state.closings.findings
         assert (findings["whole"], findings["deleted"]) == (2, 1), "ledgers 0 and 3; ledger 99"
@@ -143,7 +143,7 @@ def test_an_absent_bookie_is_waited_for_and_checked_at_once_when_it_returns() ->
         await asyncio.sleep(2)
         await world.stop_bookie("b2")
         await asyncio.sleep(900)
-        assert await world.marked() == {2: ("b1",)}, "what the others lack is marked at once"
+        assert await world.marked() == {2: ("b1",)}, "entries missing on other bookies are marked at once"
         assert await notes.ledger_ids() == [0, 1, 2]
         await world.start_bookie("b2")
         await asyncio.sleep(10)

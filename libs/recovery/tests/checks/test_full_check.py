@@ -131,7 +131,7 @@ def test_the_check_keeps_to_its_rate() -> None:
         starts = sorted(dict(reversed(world.checked)).values())
         assert len(starts) == 300
         for first in range(200):
-            assert starts[first + 100] - starts[first] >= 9.5, "10 a second"
+            assert starts[first + 100] - starts[first] >= 9.5, "10 ledgers per second"
         assert starts[-1] - starts[0] <= 33
 
     simulate(scenario())
@@ -156,7 +156,7 @@ def test_the_next_leader_continues_at_the_cursor() -> None:
         assert (result["ledgers"], result["whole"], result["marked"]) == (1000, 998, 2)
         cursor = await world.records.get_cursor(CURSOR)
         assert cursor is not None
-        assert cursor["last_started_ms"] < clock_ms() - 100_000, "begun by the first"
+        assert cursor["last_started_ms"] < clock_ms() - 100_000, "the first leader started the check"
 
     simulate(scenario())
 

@@ -21,7 +21,7 @@ async def test_a_bookie_that_returns_within_the_delay_causes_no_marks(world: Wor
     await asyncio.sleep(300)
     assert await world.marked() == {}
     assert await world.kinds() == ["leader", *["bookie_absent", "bookie_back"] * 4]
-    assert (await world.records.history(1))[0].fields["returns_in_time"] == 4, "a flapping bookie can be told by it"
+    assert (await world.records.history(1))[0].fields["returns_in_time"] == 4, "the count shows a flapping bookie"
 
 
 @with_auditor()
@@ -134,7 +134,7 @@ def test_an_outage_of_the_metadata_store_makes_no_bookie_lost() -> None:
         return await outage(await World.make(ledgers=LEDGERS), settle_s=settle_s)
 
     assert simulate(scenario(15.0)) == {}
-    assert simulate(scenario(0.0)) != {}, "it is the settling that does it"
+    assert simulate(scenario(0.0)) != {}, "without the quiet time, bookies count as lost"
 
 
 def test_absence_counts_up_to_the_moment_of_a_lost_connection_and_not_beyond() -> None:

@@ -102,7 +102,7 @@ def test_a_handled_bookie_is_not_due_again_until_it_has_returned(seen: Watchman)
     seen.run(1)
     assert seen.told[-1].kind is ChangeKind.BACK
     assert seen.told[-1].was_handled
-    assert seen.lost.flaps == {}, "it was lost: no flap"
+    assert seen.lost.flaps == {}, "a return after a loss is no flap"
     seen.registered.discard(B1)
     seen.run(61)
     assert seen.due == {B1}
@@ -125,7 +125,7 @@ def test_a_requested_audit_includes_every_absent_bookie(seen: Watchman) -> None:
     seen.lost.force()
     assert seen.due == {B1, B2}
     seen.lost.set_delay(10_000)
-    assert seen.due == {B1, B2}, "asked for is asked for"
+    assert seen.due == {B1, B2}, "a changed delay does not withdraw the request"
     seen.registered.add(B1)
     seen.run(1)
     assert seen.due == {B2}
@@ -236,7 +236,7 @@ def test_an_outage_of_the_metadata_store_does_not_count_as_absence() -> None:
     seen.registered |= {B2, B3}
     seen.run(5)
     assert seen.due == set()
-    assert [change.bookie_id for change in seen.told] == [B1], "those that came back in time were never told of"
+    assert [change.bookie_id for change in seen.told] == [B1], "returns within the quiet time are not reported"
     seen.run(5)
     assert seen.due == {B1}
 
@@ -267,7 +267,7 @@ def test_the_next_leader_continues_the_observed_absence() -> None:
     assert second.due == set()
     second.run(1)
     assert second.due == {B1}
-    assert second.told == [], "the first leader has told of it"
+    assert second.told == [], "the first leader has reported it"
 
 
 def test_the_delay_ends_even_if_each_term_is_shorter_than_the_delay() -> None:

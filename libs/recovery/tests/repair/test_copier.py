@@ -92,7 +92,9 @@ def test_large_entries_after_small_ones_do_not_exceed_the_memory_limit() -> None
         result = await copy(here, client, writer)
         assert (len(result.done), result.entries) == (1, 410)
         assert max(client.stored_sizes) <= BATCH_SIZE_HELD_MAX
-        assert max(count for _, count in client.read) > BATCH_SIZE_HELD_MAX // size, "there was too much for a batch"
+        assert max(count for _, count in client.read) > BATCH_SIZE_HELD_MAX // size, (
+            "one batch exceeded the memory limit"
+        )
         copies = here.ledgers.find(writer.ledger_id).copies
         assert copies.runs(result.done[0].new) == [(0, 410)]
 
@@ -132,7 +134,7 @@ def test_a_source_that_hangs_is_skipped_while_there_is_another() -> None:
         assert asyncio.get_running_loop().time() - began < 20
         (failure,) = result.failed.values()
         assert failure.obstacle is Obstacle.SOURCE_UNAVAILABLE, (
-            "it was asked for the entry that the other denies, and may have it"
+            "the hanging source may have the entry that the other one lacks"
         )
         assert 2_800 < result.entries < 3_000
 

@@ -26,10 +26,10 @@ def test_each_absence_has_its_own_grace_period() -> None:
         assert left(A, B, C, missing=[A]) == 30
         await asyncio.sleep(20)
         assert left(A, B, C, missing=[A]) == 10
-        assert left(A, B, C, missing=[A, B]) == 10, "the absence of A lasts"
+        assert left(A, B, C, missing=[A, B]) == 10, "the absence of A continues"
         await asyncio.sleep(10)
         assert left(A, B, C, missing=[B]) == 0
-        assert left(A, B, C, missing=[C]) == 30, "the absence of C is another"
+        assert left(A, B, C, missing=[C]) == 30, "the absence of C is a new one"
         await asyncio.sleep(3600)
         assert left(A, B, C, missing=[C], marked_ms=2) == 30, "another worker saw the end of the previous absence"
         await asyncio.sleep(20)

@@ -32,7 +32,7 @@ def test_without_a_spare_the_obstacle_is_recorded_and_a_new_bookie_ends_it() -> 
         assert record.next_retry_ms - clock_ms() <= 6_250, "5 s and up to 25 % more after the first failure"
         again = await here.until_record(writer.ledger_id, lambda r: r.attempts >= 8, 3_000)
         assert again.next_retry_ms is not None
-        assert 200_000 < again.next_retry_ms - clock_ms() <= 380_000, "the back-off has grown, and no further"
+        assert 200_000 < again.next_retry_ms - clock_ms() <= 380_000, "the back-off has reached its maximum"
         joined_at = asyncio.get_running_loop().time()
         here.ledgers.bookies[BookieId("bookie-9:3181")] = True
         await here.until_healed(writer.ledger_id)
@@ -179,12 +179,12 @@ def test_a_single_copy_on_a_bookie_that_is_gone_is_unrecoverable_until_that_book
         assert record.next_retry_ms is None
         assert record.detail == f"entry 0 cannot be read from any bookie: {gone} was removed permanently"
         assert await here.is_marked(writer.ledger_id), "the mark is kept"
-        assert await here.marks.locks() == {}, "and its lock released"
+        assert await here.marks.locks() == {}, "the lock is released"
         (event,) = await here.records.history()
         assert event.kind == "unrecoverable"
         failed = healer.worker.stats.attempts_failed
         await asyncio.sleep(10_000)
-        assert healer.worker.stats.attempts_failed == failed, "terminal: it is not tried again"
+        assert healer.worker.stats.attempts_failed == failed, "an unrecoverable ledger is not tried again"
         await here.memberships.clear(gone)
         here.ledgers.bookies[gone] = True
         await here.until_healed(writer.ledger_id)

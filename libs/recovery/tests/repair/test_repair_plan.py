@@ -212,13 +212,13 @@ def test_another_round_follows_copies_a_new_refusal_or_a_partial_restore() -> No
     problems, has_changed = attempt.copied(targets, CopyResult(failed={1: refusal}))
     assert ([one.obstacle for one in problems], has_changed) == ([Obstacle.TARGET_REFUSES], True)
     assert attempt.refused.keys() == {D}
-    assert attempt.copied(targets, CopyResult(failed={1: refusal}))[1] is False, "the second refusal is nothing new"
+    assert attempt.copied(targets, CopyResult(failed={1: refusal}))[1] is False, "a repeated refusal is no change"
 
     no_copy = CopyFailure(Obstacle.NO_COPY_LEFT, "entry 3 is lost", is_final=True)
     problems, has_changed = attempt.copied(targets, CopyResult(failed={0: no_copy, 1: no_copy}))
     assert [one.is_final for one in problems] == [True, True]
     assert has_changed
-    assert attempt.without_source == {PLACE: problems[0]}, "a replacement got nothing"
+    assert attempt.without_source == {PLACE: problems[0]}, "only fragments of restored bookies are recorded"
 
 
 def test_an_abandoned_copy_records_only_unreadable_entries() -> None:

@@ -87,7 +87,7 @@ def test_another_worker_completes_the_repair_of_a_killed_one() -> None:
         assert record.missing_bytes is not None
         assert record.missing_bytes < 2_000 * 10_000
         await first.kill()
-        assert await here.client.metadata(writer.ledger_id) == before, "nothing points to half of a copy"
+        assert await here.client.metadata(writer.ledger_id) == before, "the metadata does not name an incomplete copy"
         assert await here.is_marked(writer.ledger_id)
         here.healer("second").start()
         await here.until_healed(writer.ledger_id)
@@ -133,7 +133,7 @@ def test_a_lost_session_keeps_the_mark_and_another_attempt_removes_it() -> None:
         assert expired
         assert healer.worker.stats.locks_lost == 1
         await here.assert_whole(writer.ledger_id, payloads(50))
-        assert healer.client.entries_stored == 50, "the copies made before count"
+        assert healer.client.entries_stored == 50, "copies made before the session ended are not repeated"
 
     play(scene)
 
@@ -247,7 +247,7 @@ def test_a_back_off_applies_to_all_workers() -> None:
         record = await here.records.get(writer.ledger_id)
         assert record is not None
         assert record.attempts == sum(healer.worker.stats.attempts_failed for healer in healers)
-        assert 6 <= record.attempts <= 10, "5, 10, 20 ... 300 s and then each 300 s, between all of them"
+        assert 6 <= record.attempts <= 10, "one back-off of 5, 10, 20 ... 300 s for all workers together"
         assert [event.kind for event in await here.records.history()] == [], "a blocked ledger is not unrecoverable"
 
     play(scene, bookies=3)

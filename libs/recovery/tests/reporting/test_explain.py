@@ -418,7 +418,7 @@ def test_every_reason_has_its_words(reason: Reason) -> None:
     sentence, _ = said(record=record(Obstacle.NONE, reason=reason))
     assert sentence.startswith("Ledger 7 is marked (")
     assert ": bookie-b) and a worker will start" in sentence
-    assert "_" not in sentence, "words, not codes"
+    assert "_" not in sentence, "the sentence contains no codes"
 
 
 @pytest.mark.parametrize(

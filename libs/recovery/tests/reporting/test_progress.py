@@ -62,7 +62,7 @@ def test_the_estimate_divides_the_remaining_bytes_by_the_rate() -> None:
     progress = summarize(snapshot(record(1), record(2)))
     assert (progress.bytes_left, progress.entries_left) == (20 * MIB, 200)
     assert (progress.rate_bytes_per_s, progress.eta_s, progress.why_no_eta) == (2 * MIB, 10.0, "")
-    assert progress.oldest_mark_age_s == 120, "the record's first marking, not the mark's last"
+    assert progress.oldest_mark_age_s == 120, "the age counts from the first mark in the record"
     assert summarize(snapshot(record(1), record(2)), rate_bytes_per_s=MIB).eta_s == 20.0
     assert (progress.by_state, progress.by_reason, progress.by_obstacle) == ({"waiting": 2}, {"bookie_lost": 2}, {})
     assert progress.age_counts["60"] == 0
