@@ -141,7 +141,7 @@ def test_recover_needs_yes_then_marks_waits_and_retires(
     cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger_id = cluster.ledger("b0", "b1")
-    assert "b0 is registered: it is not gone" in output_of(cluster.invoke("bookie", "recover", "b0", "--yes"))
+    assert "b0 is registered: it is not lost" in output_of(cluster.invoke("bookie", "recover", "b0", "--yes"))
     cluster.stop("b0")
     for arguments, code in (((), 1), (("--dry-run",), 0), (("--dry-run", "--yes"), 0)):
         result = cluster.invoke("bookie", "recover", "b0", *arguments)

@@ -106,8 +106,8 @@ def test_the_last_audits_are_listed_deepest_first(cluster: MemoryCluster) -> Non
     ]
     assert facts[0]["coverage"] == 0.9975
     assert cluster.invoke("recovery", "status").stdout.splitlines()[-2:] == [
-        "last deep audit: CORRUPT 2.0 h ago, 399 of 400 copies seen, findings: 2 unreadable, 1 warning (run r1)",
-        "last quick audit: HEALTHY 2.0 h ago, 399 of 400 copies seen, findings: none (run r2)",
+        "last deep audit: CORRUPT 2.0 h ago, 399 of 400 copies checked, findings: 2 unreadable, 1 warning (run r1)",
+        "last quick audit: HEALTHY 2.0 h ago, 399 of 400 copies checked, findings: none (run r2)",
     ]
 
 

@@ -82,7 +82,7 @@ def test_pauses_double_up_to_a_limit_and_the_last_failure_requests_the_end_of_th
         watcher.add("other", other)
         await watcher.run()
         assert starts == [0, 1, 3, 7, 12, 17]
-        assert exits == ["worker died 6 times within 1000 s, the last time because: ValueError: broken"]
+        assert exits == ["worker failed 6 times within 1000 s, the last time because: ValueError: broken"]
         assert other.cancelled == 1
 
     simulate(scenario())
@@ -122,7 +122,9 @@ def test_a_part_whose_awaited_task_is_cancelled_is_restarted() -> None:
         watcher.add("other", other)
         await watcher.run()
         assert starts == [0, 1.5, 4]
-        assert exits == ["worker died 3 times within 100 s, the last time because: what it waited for was cancelled"]
+        assert exits == [
+            "worker failed 3 times within 100 s, the last time because: a task that it awaited was cancelled"
+        ]
         assert other.cancelled == 1
 
     simulate(scenario())

@@ -90,8 +90,8 @@ async def test_a_ledger_is_an_orphan_only_if_no_topic_and_no_cursor_references_i
     found = await fates(store, ledgers)
     assert [finding.fate for finding in found.values()] == [Fate.REFERENCED] * 3 + [Fate.ORPHAN] * 2
     assert "subscription s" in found[3].why
-    assert (found[4].topic, found[4].why) == (TOPIC, f"made for {TOPIC}, which is there, does not name it")
-    assert "which is gone" in found[5].why
+    assert (found[4].topic, found[4].why) == (TOPIC, f"created for {TOPIC}, which exists but does not reference it")
+    assert "which no longer exists" in found[5].why
     assert (found[4].size, found[5].size) == (2000, None)
 
 

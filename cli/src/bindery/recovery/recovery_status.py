@@ -355,7 +355,7 @@ def _marked_lines(facts: Mapping[str, Any]) -> list[str]:
 def _audit_line(audit: Mapping[str, Any]) -> str:
     return (
         f"last {audit['level']} audit: {audit['verdict']} {duration_text(audit['age_s'])} ago, "
-        f"{audit['copies_verified']} of {audit['copies_expected']} copies seen, "
+        f"{audit['copies_verified']} of {audit['copies_expected']} copies checked, "
         f"findings: {findings_text(audit['severities'])} (run {audit['run_id']})"
     )
 

@@ -110,7 +110,7 @@ class DeathWatcher:
                 task = asyncio.current_task()
                 if task is None or task.cancelling():
                     raise
-                error = "what it waited for was cancelled"
+                error = "a task that it awaited was cancelled"
                 log.warning("part_died", part=name, error=error, exc_info=True)
             except Exception as failure:
                 error = f"{type(failure).__name__}: {failure}"
@@ -125,7 +125,7 @@ class DeathWatcher:
             state.died_at.append(now)
             if len(state.died_at) >= self._deaths_max:
                 times = f"{len(state.died_at)} times within {self._window_s:g} s"
-                self._give_up(f"{name} died {times}, the last time because: {error}")
+                self._give_up(f"{name} failed {times}, the last time because: {error}")
                 return
             pause_s = self._backoff.delay_s(len(state.died_at))
             log.warning("part_will_be_restarted", part=name, error=error, deaths=state.deaths, pause_s=pause_s)

@@ -171,7 +171,8 @@ def _decoded(decode: "_Decode", data: bytes, path: str) -> list[int]:
         return list(decode(data)) if data else []
     except Corrupt as error:
         raise Corrupt(
-            f"cannot read which ledgers {path} names: {error}; therefore no ledger is reported as an orphan", path=path
+            f"cannot read the ledger references in {path}: {error}; therefore no ledger is reported as an orphan",
+            path=path,
         ) from error
 
 
@@ -219,23 +220,25 @@ def judge(
 
     name = references.named.get(ledger_id)
     if name is not None:
-        return fate(Fate.REFERENCED, f"named by {name}")
+        return fate(Fate.REFERENCED, f"referenced by {name}")
     if created_ms is None or now_ms - created_ms < older_than_ms:
-        return fate(Fate.YOUNG, "younger than the grace" if created_ms else "does not tell when it was made")
+        return fate(Fate.YOUNG, "younger than the grace period" if created_ms else "its creation time is unknown")
     if application not in OUR_APPLICATIONS:
         return fate(Fate.FOREIGN, f"created by {application}" if application else "has no creator in its metadata")
     if component in _INDIRECT_COMPONENTS:
         owner = custom.get(_SCHEMA_KEY, "") if component == "schema" else topic
         there = references.schemas if component == "schema" else references.topics
-        if not owner or owner in there:
-            return fate(Fate.UNCERTAIN, f"{component} of {owner or 'an unknown topic'}, which is there")
-        return fate(Fate.ORPHAN, f"{component} of {owner}, which is gone")
+        if not owner:
+            return fate(Fate.UNCERTAIN, f"{component} of an unknown topic")
+        if owner in there:
+            return fate(Fate.UNCERTAIN, f"{component} of {owner}, which exists")
+        return fate(Fate.ORPHAN, f"{component} of {owner}, which no longer exists")
     if application == "pulsar" and component not in ("", "managed-ledger"):
-        return fate(Fate.UNCERTAIN, f"a component that is not known here: {component}")
+        return fate(Fate.UNCERTAIN, f"unknown component: {component}")
     if not topic:
-        return fate(Fate.ORPHAN, "no topic and no subscription names it")
-    there_too = "which is there, does not name it" if topic in references.topics else "which is gone"
-    return fate(Fate.ORPHAN, f"made for {topic}, {there_too}")
+        return fate(Fate.ORPHAN, "no topic and no subscription references it")
+    state = "exists but does not reference it" if topic in references.topics else "no longer exists"
+    return fate(Fate.ORPHAN, f"created for {topic}, which {state}")
 
 
 def _managed_ledger_name(text: str) -> str:

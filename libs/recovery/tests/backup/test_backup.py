@@ -246,7 +246,7 @@ async def test_a_merge_into_another_cluster_is_refused(clusters: tuple[MetadataS
     lines, _ = await backed_up(store)
     target = await connect()
     await initialize_cluster(target, LAYOUT, randomness=random.Random(99))
-    with pytest.raises(CannotRestore, match="another cluster is here"):
+    with pytest.raises(CannotRestore, match="the target is another cluster"):
         await restored(target, lines, merge=True)
 
 
@@ -315,6 +315,14 @@ async def test_a_cluster_that_keeps_changing_is_backed_up_and_the_changes_are_re
     lines, summary = await backed_up(store, progress=restless, passes_max=3)
     await asyncio.gather(*tasks)
     assert (summary.settled, summary.passes, summary.changed) == (False, 3, ("/bindery/membership/b0",))
+    assert verify_backup(lines).summary == summary
+
+
+async def test_a_single_pass_is_not_settled_because_it_cannot_detect_changes() -> None:
+    store = MemoryTree().connect()
+    await populated(store)
+    lines, summary = await backed_up(store, passes_max=1)
+    assert (summary.settled, json.loads(lines[-1])["settled"]) == (False, False)
     assert verify_backup(lines).summary == summary
 
 

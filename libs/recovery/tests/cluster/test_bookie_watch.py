@@ -86,6 +86,21 @@ async def test_a_rolling_restart_under_leases_marks_nothing_but_an_expired_lease
     assert 410 < await world.wait_for_marks(3, timeout_s=440) < 430
 
 
+@with_auditor()
+async def test_history_states_why_an_absent_bookie_no_longer_waits_for_the_delay(world: World) -> None:
+    for name, intent in (("b1", Intent.MAINTENANCE), ("b2", Intent.REMOVED)):
+        await world.stop_bookie(name)
+        await asyncio.sleep(50)
+        until_ms = clock_ms() + 900_000 if intent is Intent.MAINTENANCE else None
+        await world.memberships.set(BookieId(name), intent, until_ms=until_ms)
+        await asyncio.sleep(10)
+    texts = [event.text for event in await world.records.history() if event.kind == "bookie_excused"]
+    assert texts == [
+        "b2 was declared permanently lost after 50 s; the lost-bookie delay no longer applies to it",
+        "b1 is absent under a maintenance lease, after 50 s; it does not count as lost",
+    ]
+
+
 def test_a_bookie_that_changes_lists_between_two_reads_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         world = await World.make(ledgers=LEDGERS)

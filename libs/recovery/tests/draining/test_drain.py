@@ -257,8 +257,8 @@ async def test_obstacles_are_reported_as_sentences() -> None:
     )
     await cluster.records.put(record)
     assert (await first_progress(cluster, B[0])).obstacles == (
-        "recovery is paused (anna: moving racks); `bindery recovery resume` lets it go on",
-        f"1 ledgers wait (no_spare); ledger {ledger_id}: no spare bookie",
+        "recovery is paused (anna: moving racks); `bindery recovery resume` resumes it",
+        f"1 ledger waits (no_spare); ledger {ledger_id}: no spare bookie",
     )
 
 
@@ -294,7 +294,7 @@ async def test_a_lost_bookie_is_removed_marked_and_retired_when_no_ledger_names_
     await cluster.cookies.write(B[0], b"cookie", version=None)
     ledger_id = await cluster.ledger(B[0], B[1])
     await cluster.ledger(B[1], B[2])
-    with pytest.raises(CannotRecover, match="b0 is registered: it is not gone"):
+    with pytest.raises(CannotRecover, match="b0 is registered: it is not lost"):
         await cluster.emptier.plan_recovery(B[0])
     del cluster.registered[B[0]]
     read: list[int] = []
@@ -363,7 +363,7 @@ async def test_unreadable_metadata_keeps_the_cookie_and_is_reported() -> None:
     started = await cluster.emptier.start_recovery(await cluster.emptier.plan_recovery(B[5]))
     progress = await anext(cluster.emptier.follow(started))
     assert not progress.done
-    assert "the metadata of 1 ledgers cannot be read: 0" in progress.obstacles
+    assert "the metadata of 1 ledger cannot be read: 0" in progress.obstacles
     with pytest.raises(CannotRecover):
         await cluster.emptier.retire(B[5])
     assert await cluster.cookies.bookies() == [B[5]]

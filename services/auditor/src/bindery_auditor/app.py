@@ -160,7 +160,7 @@ async def _history(context: AuditorContext, request: Request) -> Answer:
 async def _pause(context: AuditorContext, request: Request) -> Answer:
     reason = request.json_object(may_be_empty=True, only=("reason",)).get("reason", "")
     if not isinstance(reason, str) or len(reason) > REASON_SIZE_MAX:
-        raise BadRequest(f"reason must be a text of up to {REASON_SIZE_MAX} characters", member="reason")
+        raise BadRequest(f"reason must be a string of at most {REASON_SIZE_MAX} characters", member="reason")
     pause = await (await context.recovery_admin()).pause(reason)
     return json_answer({"paused": {"by": pause.by, "reason": pause.reason, "at_ms": pause.at_ms}})
 

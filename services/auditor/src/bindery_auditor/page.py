@@ -48,7 +48,7 @@ def render(
         _table(("bookie", "registered", "membership", ""), (_bookie_row(bookie) for bookie in bookies), empty="None."),
         "<h2>Last audits of the whole cluster</h2>",
         _table(
-            ("level", "verdict", "ended", "copies seen", "findings", "run"),
+            ("level", "verdict", "ended", "copies checked", "findings", "run"),
             (_audit_row(audit) for audit in status["audits"]),
             empty="No audit has recorded a result.",
         ),
@@ -76,7 +76,7 @@ def headline(status: Mapping[str, Any]) -> str:
         return "No ledger is known to be under-replicated."
     if status["eta_s"] is None:
         return f"{left}: {status['why_no_eta']}."
-    return f"{left}; about {sentences.span(status['eta_s'])} to go."
+    return f"{left}; about {sentences.span(status['eta_s'])} left."
 
 
 def _facts(status: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
@@ -90,7 +90,7 @@ def _facts(status: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     for bookie in status["lost"]:
         left_s = bookie["left_s"]
         soon = f"counts as lost in {sentences.span(left_s)}" if left_s else "lost"
-        yield f"{bookie['bookie_id']} is down", "its ledgers are marked" if left_s is None else soon
+        yield f"{bookie['bookie_id']} is absent", "its ledgers are marked" if left_s is None else soon
     yield "delay before a bookie counts as lost", f"{status['lost_bookie_delay_s']} s"
 
 

@@ -9,7 +9,7 @@ had when it was locked, so a ledger that is marked again during its repair stays
 
 The content of a mark is only a hint for operators: an unreadable mark (`Mark.problem`) is listed, locked and deleted
 like any other.
-Source: BookKeeper's ZkLedgerUnderreplicationManager; spec section 4.10.
+Source: BookKeeper's ZkLedgerUnderreplicationManager.
 """
 
 import asyncio

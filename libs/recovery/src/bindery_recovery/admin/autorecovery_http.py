@@ -57,7 +57,7 @@ async def _set_status(context: HasRecoveryAdmin, request: Request) -> Answer:
     if request.flag("enabled"):
         await admin.resume()
     else:
-        await admin.pause("asked for over HTTP")
+        await admin.pause("requested over HTTP")
     return await _status(context, request)
 
 
@@ -120,7 +120,7 @@ async def _decommission(context: HasRecoveryAdmin, request: Request) -> Answer:
 
 async def _replace(context: HasRecoveryAdmin, source: object, body: Mapping[str, Any]) -> None:
     if not isinstance(source, str):
-        raise BadRequest("a bookie id is a text", member="bookie_src")
+        raise BadRequest("a bookie id must be a string", member="bookie_src")
     delete_cookie = bool(boolean(body, "delete_cookie", default=False))
     await (await context.recovery_admin()).replace(validate_bookie_id(source), delete_cookie=delete_cookie)
 

@@ -6,7 +6,7 @@
 | age_seconds                  | level           | seconds since it ended                                              |
 | verdict                      | level, verdict  | 1 for its verdict, 0 for the others                                 |
 | findings                     | level, severity | number of findings                                                  |
-| coverage_ratio               | level           | share of the replicas that it read                                  |
+| coverage_ratio               | level           | share of the replicas that it checked                               |
 | oldest_verification_seconds  | level           | age of the oldest verification of a ledger that the verdict uses    |
 
 All are gauges. Ages are computed by this process's clock: they keep growing if the records can no longer be read.
@@ -66,10 +66,10 @@ class LastAuditsWatch:
         now_ms = self._clock_ms()
         gauges: tuple[tuple[str, str, Callable[[LastAudit], float]], ...] = (
             ("age_seconds", "Seconds since the last audit of the whole cluster ended.", lambda one: one.age_s(now_ms)),
-            ("coverage_ratio", "Share of the replicas that it read.", lambda one: one.coverage),
+            ("coverage_ratio", "Share of the replicas that the last audit checked.", lambda one: one.coverage),
             (
                 "oldest_verification_seconds",
-                "Age of the oldest verification of a ledger that its verdict uses.",
+                "Age of the oldest verification of a ledger that the verdict uses.",
                 lambda one: max(0, now_ms - one.oldest_verified_ms) / 1000,
             ),
         )

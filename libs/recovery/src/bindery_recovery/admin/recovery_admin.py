@@ -252,7 +252,7 @@ class RecoveryAdmin:
             clock_ms=self._clock_ms,
             by=self._by,
         )
-        started = await emptier.start_recovery(await emptier.plan_recovery(bookie_id), reason="asked for over HTTP")
+        started = await emptier.start_recovery(await emptier.plan_recovery(bookie_id), reason="requested over HTTP")
         before = self._replacing.pop(bookie_id, None)
         if before is not None:
             before.cancel()

@@ -33,8 +33,18 @@ _CHECK_TIMES: Final = {
 }
 _RESULTS: Final = (
     (CheckKind.PLACEMENT, "failed", "NUM_LEDGERS_NOT_ADHERING_TO_PLACEMENT_POLICY", "Ledgers that are misplaced."),
-    (CheckKind.PLACEMENT, "soft", "NUM_LEDGERS_SOFTLY_ADHERING_TO_PLACEMENT_POLICY", "On fewer racks than could be."),
-    (CheckKind.REPLICAS, "ledgers_without_replica", "NUM_LEDGERS_HAVING_NO_REPLICA_OF_AN_ENTRY", "Of the last check."),
+    (
+        CheckKind.PLACEMENT,
+        "soft",
+        "NUM_LEDGERS_SOFTLY_ADHERING_TO_PLACEMENT_POLICY",
+        "Ledgers on fewer racks than possible.",
+    ),
+    (
+        CheckKind.REPLICAS,
+        "ledgers_without_replica",
+        "NUM_LEDGERS_HAVING_NO_REPLICA_OF_AN_ENTRY",
+        "Ledgers with an entry without a replica.",
+    ),
 )
 
 
@@ -80,8 +90,8 @@ class RecoveryMetrics:
     def _add_auditor(self, page: Page) -> None:
         state = self._service.auditor.state
         times = {
-            "AUDIT_BOOKIES_TIME": "Looking for lost bookies and marking their ledgers, ms.",
-            "BOOKIE_TO_LEDGERS_MAP_CREATION_TIME": "Of that, reading the metadata of all ledgers, ms.",
+            "AUDIT_BOOKIES_TIME": "Duration of an audit for lost bookies, ms.",
+            "BOOKIE_TO_LEDGERS_MAP_CREATION_TIME": "Duration of metadata reads in an audit for lost bookies, ms.",
             "NUM_UNDER_REPLICATED_LEDGERS": "Ledgers that an audit marked.",
             **dict(_CHECK_TIMES.values()),
         }
@@ -123,7 +133,7 @@ class RecoveryMetrics:
         gauges = (
             ("this_leads", "1: this process is the auditor.", int(service.is_leader)),
             ("this_budget_bytes_per_second", "Current rate limit of copying.", service.budget.bytes_per_s),
-            ("this_entries_in_flight", "Entries being copied here.", service.budget.entries_in_flight),
+            ("this_entries_in_flight", "Entries that this process is copying.", service.budget.entries_in_flight),
             (
                 "this_foreground_p99_seconds",
                 "Recent 99th percentile of response times of bookies; NaN: no requests.",
@@ -135,12 +145,12 @@ class RecoveryMetrics:
         for name, text, value in gauges:
             page.add(f"{OURS}_{name}", "gauge", text, [("", value)])
         counters = (
-            ("this_bytes_copied_total", "Bytes of copies made here.", stats.bytes_copied),
-            ("this_entries_copied_total", "Copies of entries made here.", stats.entries_copied),
+            ("this_bytes_copied_total", "Bytes copied by this process.", stats.bytes_copied),
+            ("this_entries_copied_total", "Replicas of entries written by this process.", stats.entries_copied),
             ("this_ledgers_healed_total", "Ledgers whose mark this process removed.", stats.ledgers_healed),
             (
                 "this_ledgers_fenced_total",
-                "Open ledgers closed here to be repaired.",
+                "Open ledgers that this process closed to repair them.",
                 stats.ledgers_fenced,
             ),
             ("this_attempts_failed_total", "Attempts that did not repair their ledger.", stats.attempts_failed),

@@ -16,7 +16,8 @@ ZooKeeper offers no snapshot of all nodes. The tree is therefore read repeatedly
 PASSES_MAX times. Each pass reads topics before ledgers, so that a topic that rolls over in the meantime refers to no
 ledger that the backup lacks. It reads closing records after the ledgers, so that no closed ledger lacks its record. If
 the last pass still found changes, the trailer reports them (`settled` false): these nodes are as the last pass read
-them, and references among them may be inconsistent.
+them, and references among them may be inconsistent. `settled` is also false after a single pass, because only a second
+pass detects changes.
 
 Ephemeral nodes are left out: processes create their registrations, locks, votes and ownership again. ACLs are left out
 too. The backup contains ledger passwords, as ZooKeeper does.
@@ -84,15 +85,15 @@ class BackupSummary:
     ledgers: int
     passes: int
     changed_count: int
-    """Number of nodes that were changed, created or removed between the last two passes."""
+    """Number of nodes that were changed, created or removed between the last two passes; 0 after a single pass."""
     changed: tuple[str, ...]
     """Paths of these nodes, at most CHANGED_SHOWN_MAX."""
     sha256: str
 
     @property
     def settled(self) -> bool:
-        """Whether the last pass found no change."""
-        return self.changed_count == 0
+        """Whether the last pass found no change. False after a single pass, which cannot detect changes."""
+        return self.passes > 1 and self.changed_count == 0
 
 
 def roots_of(layout: LedgersLayout) -> tuple[str, ...]:
@@ -309,7 +310,7 @@ def verify_backup(lines: Iterable[bytes]) -> Backup:
     number = 0
     for number, line in enumerate(lines, 1):
         if trailer is not None:
-            raise Corrupt("the backup goes on behind its end", line=number)
+            raise Corrupt("the backup contains lines after its trailer", line=number)
         facts = _parsed(line, number)
         if header is None:
             header = _checked_header(facts)
@@ -319,7 +320,7 @@ def verify_backup(lines: Iterable[bytes]) -> Backup:
         else:
             path = facts.get("path")
             if not isinstance(path, str) or not path.startswith("/"):
-                raise Corrupt("a line of the backup names no node", line=number)
+                raise Corrupt("a line of the backup contains no valid path", line=number)
             if path in state:
                 last_line_of[path] = number
             state[path] = "gone" not in facts
@@ -351,13 +352,13 @@ def _checked_header(facts: dict[str, Any]) -> dict[str, Any]:
         raise BadRequest("not a backup of a cluster's metadata")
     if facts.get("version") != BACKUP_VERSION:
         raise BadVersion(
-            "the backup has a format that is not known here; a newer version of this command reads it",
+            "the backup has an unknown format version; use a newer version of this command",
             version=facts.get("version"),
             known=BACKUP_VERSION,
         )
     wanted = {"instance_id": str, "at_ms": int, "ledgers_root": str, "roots": list}
     if any(not isinstance(facts.get(name), kind) for name, kind in wanted.items()):
-        raise Corrupt("the backup's header is not whole")
+        raise Corrupt("the backup's header is incomplete or invalid")
     return facts
 
 

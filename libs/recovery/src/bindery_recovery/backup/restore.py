@@ -93,7 +93,7 @@ async def restore_backup(
     """
     if backup.ledgers_root != layout.root:
         raise BadRequest(
-            f"the backup is of the ledgers root {backup.ledgers_root}; name that one (--ledgers-root)", root=layout.root
+            f"the backup is of the ledgers root {backup.ledgers_root}; pass it with --ledgers-root", root=layout.root
         )
     nodes = backup.nodes(lines)
     if len(nodes) != backup.summary.nodes:
@@ -129,8 +129,8 @@ async def _refuse_other_cluster(store: MetadataStore, layout: LedgersLayout, bac
         return False
     if found != backup.instance_id:
         raise CannotRestore(
-            f"another cluster is here: instance id {found}, the backup is of {backup.instance_id}. Restore into an "
-            "empty ZooKeeper"
+            f"the target is another cluster: instance id {found}, the backup is of {backup.instance_id}. Restore into "
+            "an empty ZooKeeper"
         )
     return True
 

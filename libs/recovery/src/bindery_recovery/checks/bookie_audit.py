@@ -267,7 +267,7 @@ class BookieAudit:
         await self._store.sync(self._layout.available)
         await watch.poll()
         if watch.is_blind:
-            raise AuditPostponed("the metadata store was away during the audit")
+            raise AuditPostponed("the metadata store was disconnected during the audit")
         self._add_bookies_without_cookie(index)
         # bookies that the index does not include were registered when it was built; the next audit handles them
         due = frozenset(filter(index.is_wanted, watch.due()))
@@ -312,7 +312,7 @@ class BookieAudit:
         if not watch.is_enabled:
             raise AuditPostponed("automatic recovery was disabled during the audit")
         if watch.is_blind:
-            raise AuditPostponed("the metadata store was away during the audit")
+            raise AuditPostponed("the metadata store was disconnected during the audit")
         try:
             metadata = await self._client.metadata(ledger_id)
         except NoSuchLedger:

@@ -14,8 +14,8 @@
 A read-only bookie counts like any other.
 
 The last segment of an open ledger has no known end, and its writer would not notice a replacement by another process,
-so its entries are not read. `OpenTail` only shows whether all members are registered. Source: BookKeeper LedgerChecker;
-spec section 6.3. BookKeeper has no state REFILLING, and treats an error as a missing entry.
+so its entries are not read. `OpenTail` only shows whether all members are registered. Source: BookKeeper LedgerChecker.
+BookKeeper has no state REFILLING, and treats an error as a missing entry.
 """
 
 import asyncio

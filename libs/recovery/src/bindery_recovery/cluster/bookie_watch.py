@@ -373,10 +373,17 @@ class BookieWatch:
         if change.kind is ChangeKind.ABSENT:
             left_s = self.left_s(bookie_id) or 0.0
             kind, text = "bookie_absent", f"{bookie_id} is not registered; it counts as lost in {left_s:.0f} s"
+        elif change.kind is ChangeKind.EXEMPT and bookie_id in self.snapshot.removed:
+            kind = "bookie_excused"
+            text = (
+                f"{bookie_id} was declared permanently lost after {away}; the lost-bookie delay no longer applies to it"
+            )
         elif change.kind is ChangeKind.EXEMPT:
-            kind, text = "bookie_excused", f"{bookie_id} is away with leave, after {away}; it does not count as lost"
+            kind = "bookie_excused"
+            text = f"{bookie_id} is absent under a maintenance lease, after {away}; it does not count as lost"
         elif change.was_handled:
-            kind, text = "bookie_back", f"{bookie_id} is back after {away}; what it still holds will not be copied"
+            kind = "bookie_back"
+            text = f"{bookie_id} is back after {away}; entries that it still stores are no longer copied"
         else:
             kind, text = "bookie_back", f"{bookie_id} is back after {away}, in time: nothing was marked for it"
         fields: dict[str, Any] = {"absent_s": round(change.absent_s, 1), "bookie_id": bookie_id}

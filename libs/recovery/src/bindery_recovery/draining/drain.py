@@ -46,6 +46,7 @@ from bindery_recovery.cluster.ledger_index import members_of, share_of
 from bindery_recovery.cluster.ledger_walk import LedgerWalk, Skip, each
 from bindery_recovery.records.drain_end import drain_finished, is_drain_end_recorded
 from bindery_recovery.records.reasons import marked_for
+from bindery_recovery.records.sentences import counted
 
 READS_IN_FLIGHT: Final = 64
 """Maximum number of ledgers whose metadata is read at a time."""
@@ -241,11 +242,13 @@ class BookieEmptier:
         bookies = await self._ledgers.list_bookies()
         await self._check_known(bookie_id, bookies, holdings)
         if membership.intent is Intent.REMOVED:
-            raise CannotDrain(f"{bookie_id} is removed; `bindery bookie drain {bookie_id} --cancel` takes that back")
+            raise CannotDrain(
+                f"{bookie_id} is removed; `bindery bookie drain {bookie_id} --cancel` makes it active again"
+            )
         if bookie_id not in bookies:
             raise CannotDrain(
-                f"{bookie_id} is not registered. Start it and drain it then; when it is gone for good, "
-                f"`bindery bookie recover {bookie_id}` makes new copies of what it held"
+                f"{bookie_id} is not registered. Start it, then drain it. If it is permanently lost, "
+                f"`bindery bookie recover {bookie_id}` re-replicates its entries"
             )
         await self._check_quorum(bookie_id, bookies, holdings)
         membership = await self._memberships.set(
@@ -258,7 +261,7 @@ class BookieEmptier:
         )
         await self._record_event(
             "drain_started",
-            f"{bookie_id} is being drained: {len(holdings.ledgers)} ledgers, {holdings.size} bytes",
+            f"{bookie_id} is being drained: {counted(len(holdings.ledgers), 'ledger')}, {holdings.size} bytes",
             bookie_id=bookie_id,
             ledgers=len(holdings.ledgers),
             bytes=holdings.size,
@@ -277,7 +280,7 @@ class BookieEmptier:
             raise CannotDrain(f"{bookie_id} is not being drained: it is {before.effective(self._clock_ms()).value}")
         await self._memberships.clear(bookie_id)
         kind = "drain_cancelled" if before.intent is Intent.DRAINING else "removal_cancelled"
-        await self._record_event(kind, f"{bookie_id} is an ordinary member again", bookie_id=bookie_id)
+        await self._record_event(kind, f"the membership of {bookie_id} is active again", bookie_id=bookie_id)
         return before
 
     async def plan_recovery(self, bookie_id: BookieId, *, progress: Callable[[int], None] = lambda _: None) -> Started:
@@ -287,8 +290,8 @@ class BookieEmptier:
         bookies = await self._ledgers.list_bookies()
         if bookie_id in bookies:
             raise CannotRecover(
-                f"{bookie_id} is registered: it is not gone. `bindery bookie drain {bookie_id}` empties a living one; "
-                "of one that was just stopped the registration ends with its ZooKeeper session"
+                f"{bookie_id} is registered: it is not lost. `bindery bookie drain {bookie_id}` drains a running "
+                "bookie. If it was stopped just now, its registration ends with its ZooKeeper session; try again then"
             )
         holdings = await holdings_of(self._ledgers, bookie_id, progress=progress)
         await self._check_known(bookie_id, bookies, holdings, membership)
@@ -316,7 +319,7 @@ class BookieEmptier:
             )
             await self._record_event(
                 "bookie_removed",
-                f"{bookie_id} was declared gone for good: {len(plan.holdings.ledgers)} ledgers",
+                f"{bookie_id} was declared permanently lost: {counted(len(plan.holdings.ledgers), 'ledger')}",
                 bookie_id=bookie_id,
                 ledgers=len(plan.holdings.ledgers),
                 reason=reason,
@@ -342,7 +345,7 @@ class BookieEmptier:
             return False
         await self._cookies.delete(bookie_id, version=cookie.version)
         await self._record_event(
-            "bookie_retired", f"no ledger names {bookie_id} any more; its cookie is gone", bookie_id=bookie_id
+            "bookie_retired", f"no ledger names {bookie_id} any more; its cookie was deleted", bookie_id=bookie_id
         )
         return True
 
@@ -390,14 +393,14 @@ class BookieEmptier:
         if not await self._marks.is_enabled():
             pause = await self._records.pause_info()
             why = f" ({pause.by}: {pause.reason})" if pause else ""
-            sentences.append(f"recovery is paused{why}; `bindery recovery resume` lets it go on")
+            sentences.append(f"recovery is paused{why}; `bindery recovery resume` resumes it")
         if await current_auditor(self._store, self._layout) is None:
             sentences.append("no auditor is running, so no ledgers are marked: start one")
         elif not await self._records.reports() and not await self._marks.locks():  # Apache's workers write no reports
             sentences.append("no replication worker is running, so nothing is copied: start an auditor with workers")
         if left.unreadable:
             shown = ", ".join(map(str, left.unreadable[:SHOWN_MAX]))
-            sentences.append(f"the metadata of {len(left.unreadable)} ledgers cannot be read: {shown}")
+            sentences.append(f"the metadata of {counted(len(left.unreadable), 'ledger')} cannot be read: {shown}")
         records = [
             record
             for record in await asyncio.gather(*map(self._records.get, list(left.ledgers)[:RECORDS_READ_MAX]))
@@ -410,7 +413,8 @@ class BookieEmptier:
         for obstacle, those in blocked.items():
             example = those[0]
             detail = example.detail or example.last_error or obstacle.value.replace("_", " ")
-            sentences.append(f"{len(those)} ledgers wait ({obstacle.value}); ledger {example.ledger_id}: {detail}")
+            waiting = counted(len(those), "ledger waits", "ledgers wait")
+            sentences.append(f"{waiting} ({obstacle.value}); ledger {example.ledger_id}: {detail}")
         unrecoverable = tuple(r.ledger_id for r in records if r.state is RecoveryState.UNRECOVERABLE)
         if unrecoverable and len(left.ledgers) <= RECORDS_READ_MAX:
             return tuple(sentences), unrecoverable
@@ -539,7 +543,8 @@ async def set_maintenance(
     current = await memberships.get(bookie_id)
     if current.intent in (Intent.DRAINING, Intent.REMOVED):
         raise Conflict(
-            f"{bookie_id} is {current.intent.value}; `bindery bookie drain {bookie_id} --cancel` ends that first"
+            f"{bookie_id} is {current.intent.value}. First make it active again: "
+            f"`bindery bookie drain {bookie_id} --cancel`"
         )
     return await memberships.set(
         bookie_id, Intent.MAINTENANCE, until_ms=until_ms, reason=reason, by=by, version=current.version

@@ -10,7 +10,7 @@ record, so all workers respect them. A worker that has just started tries each u
 bookies may have returned since the last attempt.
 
 If the session expires, the locks are released. A copy in progress still completes: compare-and-set protects the
-metadata, and only the holder of the lock can remove the mark. Source: BookKeeper ReplicationWorker; spec section 6.4.
+metadata, and only the holder of the lock can remove the mark. Source: BookKeeper ReplicationWorker.
 """
 
 import asyncio
