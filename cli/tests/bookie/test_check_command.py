@@ -197,7 +197,7 @@ def test_a_location_that_holds_another_entry_is_found(bookie: Path, log: Path, i
     index.close()
     damage, _ = check(bookie)
     by_text = {each["text"]: each for each in damage}
-    assert by_text["entry cannot be read: another entry is there"]["entry_id"] == 0
+    assert by_text["entry cannot be read: the record's ledger id or entry id differs from the index"]["entry_id"] == 0
     assert by_text["this entry is missing in the index"]["ledger_id"] == 3
 
 
@@ -208,7 +208,7 @@ def test_a_lost_fence_and_a_short_row_are_found(bookie: Path, index: Index) -> N
     index.commit(runs=[], merges={}, ledgers={3: changed}, deleted=(), generation=None)
     index.close()
     assert {each["text"] for each in check(bookie)[0]} == {
-        "the ledger row ends before its entries",
+        "the last entry id in the ledger row is lower than that of the ledger's last run",
         "the ledger is fenced in the entry logs and not in the index",
         "entry logs and index have different keys",
     }

@@ -61,7 +61,7 @@ async def test_the_progress_of_a_long_replay_is_visible_and_no_client_is_served_
     page = (await world.get("/metrics")).text
     assert "\nbookie_SERVER_STATUS -1\n" in page
     assert "\nbindery_bookie_metrics_broken 0\n" in page
-    assert "bookie_ledgers_count" not in page, "nobody knows yet"
+    assert "bookie_ledgers_count" not in page, "not counted yet"
     assert (await world.get("/api/v1/bookie/disks")).status_code == 200
     assert (await world.get("/api/v1/bookie/gc")).json()["code"] == "starting"
     with pytest.raises(ConnectionRefusedError):

@@ -116,7 +116,7 @@ async def begin_maintenance(
         current = await memberships.get(bookie_id)
         intent = current.effective(now_ms)
         if intent in (Intent.JOINING, Intent.DRAINING, Intent.REMOVED):
-            return f"maintenance not set: {bookie_id} is {intent.value}, and stays so"
+            return f"maintenance not set: {bookie_id} is {intent.value}, which takes precedence"
         if intent is Intent.MAINTENANCE and (current.until_ms is None or current.until_ms >= until_ms):
             return f"{bookie_id} is already in maintenance that ends later"
         is_own = current.intent is Intent.MAINTENANCE and current.by == str(bookie_id)

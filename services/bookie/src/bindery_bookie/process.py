@@ -292,13 +292,13 @@ class BookieProcess:
         """Determine which ledgers may have missing entries on this bookie, before any client can read."""
         from bindery_metadata.ledgers.ledger_manager import LedgerManager  # as in `_ledger_ids`
 
-        self._notes.ledgers_found(0)
+        self._notes.ledgers_checked(0)
         await LimboListing(
             self.shards,
             LedgerManager(metadata, self._layout, randomness=self._randomness),
             bookie_id,
             sync=partial(metadata.sync, self._layout.root),
-            progress=self._notes.ledgers_found,
+            progress=self._notes.ledgers_checked,
         ).run()
         self._notes.limbo()
 

@@ -168,7 +168,7 @@ async def test_an_open_ledger_is_read_without_closing_it(cluster) -> None:
     writer = await write(cluster, [b"a"])
     await writer.add(b"b")  # this add carries the LAC, which confirms the first entry
     found = (await cluster.http.get(f"{LEDGER}/read?ledger_id={writer.ledger_id}")).json()
-    assert found in ({"0": "a"}, {"0": "a", "1": "b"}), "the writer also tells by itself, now and then"
+    assert found in ({"0": "a"}, {"0": "a", "1": "b"}), "the writer also sends its LAC on its own"
     await writer.add(b"c")
     assert (await writer.close()).last_entry_id == 2
     assert cluster.bookie.store.ledgers[writer.ledger_id].fenced is False

@@ -347,7 +347,7 @@ async def test_a_scrub_is_listed_and_started(sharded, scrubs) -> None:
     assert [one.asked for one in scrubs] == [[None], [None, 5000]]
     for body in ({"shard": 2}, {"shard": True}, {"rate": 0}, {"rate": "x"}, {"shards": 1}):
         assert (await sharded.http.put(f"{API}/scrub", json=body)).status_code == 400
-    assert [one.asked for one in scrubs] == [[None], [None, 5000]], "nothing begins by a mistake"
+    assert [one.asked for one in scrubs] == [[None], [None, 5000]], "an invalid request starts nothing"
 
 
 async def test_fault_injection_is_served_only_if_it_is_enabled(make_admin) -> None:

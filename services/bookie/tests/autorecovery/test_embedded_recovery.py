@@ -43,7 +43,7 @@ async def test_a_bookie_takes_part_in_the_election_under_its_id_and_releases_lea
     metrics = (await world.get("/metrics")).text
     assert "\nbindery_recovery_this_leads 1\n" in metrics
     assert "\nbookie_SERVER_STATUS 1\n" in metrics
-    assert 'bindery_last_audit_recorded{level="deep"} 0\n' in metrics, "so that an overdue one is noticed here, too"
+    assert 'bindery_last_audit_recorded{level="deep"} 0\n' in metrics, "an overdue audit must be visible here, too"
     await world.process.stop()
     assert await current_auditor(world.observer, LAYOUT) is None
     assert world.shutdown.exit_code == 0

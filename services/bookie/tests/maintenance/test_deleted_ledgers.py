@@ -163,7 +163,7 @@ async def test_a_single_ledger_is_gone_only_if_every_check_passes(tree: Tree) ->
     assert await collector.is_gone(2)
     calls = tree.store.calls[:]
     assert (calls[0], len(calls)) == (("sync", LAYOUT.root), 6), "cookie and layout, before and after"
-    assert not await collector.is_gone(LONG), "whoever can read its metadata"
+    assert not await collector.is_gone(LONG), "its metadata exists, although it cannot be read"
     for failing in range(len(calls)):
         left = iter(range(len(calls)))
 

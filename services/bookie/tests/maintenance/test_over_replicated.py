@@ -200,7 +200,9 @@ async def test_over_replicated_ledgers_are_deleted_after_the_grace_period_and_no
     assert await world.collector.step() == 0
     await asyncio.sleep(1)
     assert await world.collector.step() == 2
-    assert world.shard.held == {2, 3, 5}, "named in some segment; open; without metadata, which is for others to judge"
+    assert world.shard.held == {2, 3, 5}, (
+        "named in some segment; open; without metadata, which the garbage collector handles"
+    )
     assert await world.locks() == []
     assert (world.collector.state.forgotten, world.collector.state.candidates) == (2, 0)
     assert [client.is_closed for client in world.clients] == [True]

@@ -235,7 +235,11 @@ class OverReplicated:
         bookies = await client.list_bookies()
         check = await check_ledger(client, LedgerId(ledger_id), metadata, bookies=bookies)
         if not check.is_whole:
-            log.warning("over_replicated_kept", ledger_id=ledger_id, reason="a bookie in the metadata misses entries")
+            log.warning(
+                "over_replicated_kept",
+                ledger_id=ledger_id,
+                reason="the check could not confirm that every bookie in the metadata has its entries",
+            )
         return bool(check.is_whole)
 
     async def _forget(self, manager: "LedgerManager", client: "LedgerClient", ledger_id: int, seen: _Seen) -> bool:

@@ -44,11 +44,9 @@ class ReadinessNotes:
             "limbo", f"storage is incomplete and is being refilled from other bookies{counted}: {reasons}"
         )
 
-    def ledgers_found(self, ledgers: int) -> None:
+    def ledgers_checked(self, ledgers: int) -> None:
         """Show the progress of a start after storage was lost. `ledgers`: number of ledgers checked so far."""
-        self._health.progress(
-            "storage was lost: finding the ledgers that were stored here", done=ledgers, unit="ledgers"
-        )
+        self._health.progress("storage was lost: checking which ledgers were stored here", done=ledgers, unit="ledgers")
 
     def replayed(self, progress: ReplayProgress) -> None:
         """Show the progress of the journal replay."""

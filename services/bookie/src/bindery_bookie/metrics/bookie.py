@@ -14,7 +14,7 @@
 | bookie_SERVER_STATUS                                     | gauge   | 1 writable, 0 read-only, -1 not registered      |
 | bookie_ledger_num_dirs, bookie_JOURNAL_DIRS              | gauge   | directories                                     |
 | bookie_ledger_writable_dirs                              | gauge   | ledger directories that are not full            |
-| bookie_ledger_dir_<path>_usage                           | gauge   | per cent of its disk in use                     |
+| bookie_ledger_dir_<path>_usage                           | gauge   | percentage of its file system in use            |
 | bindery_bookie_storage_<name>                            | gauge   | each number of StorageStats, by shard           |
 | bindery_bookie_connections, _long_polls, ..._size        | gauge   | current values                                  |
 | bindery_bookie_bad_frames                                | counter | connections closed because of malformed frames  |
@@ -178,7 +178,7 @@ class BookieMetrics:
             page.add(
                 f"bookie_{one.kind}_dir_{metric_name(one.path)}_usage",
                 "gauge",
-                "Per cent in use.",
+                "Percentage of the file system in use, including the bookie's reserve.",
                 [("", 100 * one.usage)],
             )
 

@@ -4,7 +4,7 @@
 |-------------------------------------------------|---------|--------------------------------------------------------|
 | bindery_bookie_directory_free_bytes{path}       | gauge   | of its file system                                     |
 | bindery_bookie_directory_total_bytes{path}      | gauge   | of its file system                                     |
-| bindery_bookie_directory_writable{path}         | gauge   | 0: full or failed                                      |
+| bindery_bookie_directory_writable{path}         | gauge   | 1: writable; 0: full or failed                         |
 | bindery_bookie_reserve_held_bytes{path}         | gauge   | bytes kept free for a full disk                        |
 | bindery_bookie_limbo{shard}                     | gauge   | 1: storage was lost here and is not repaired yet       |
 | bindery_bookie_limbo_ledgers{shard}             | gauge   | ledgers not repaired yet                               |
@@ -105,7 +105,7 @@ def add_parts(
         states = [(str(at), shard.compactor.state().running) for at, shard in enumerate(shards)]
         return [({"shard": at, "kind": kind.value}, kind is now) for at, now in states for kind in CollectionKind]
 
-    metrics.figure("bindery_bookie_gc_running", "gauge", "1 while it runs.", running)
+    metrics.figure("bindery_bookie_gc_running", "gauge", "1 while this kind of garbage collection runs.", running)
 
 
 def _add_bookkeepers(
@@ -141,7 +141,11 @@ def _add_directories(metrics: BookieMetrics, directories: "Callable[[], Sequence
 
     show("bindery_bookie_directory_free_bytes", "Bytes of the file system.", lambda one: one.free)
     show("bindery_bookie_directory_total_bytes", "Bytes of the file system.", lambda one: one.total)
-    show("bindery_bookie_directory_writable", "0: full or failed.", lambda one: one.is_writable)
+    show(
+        "bindery_bookie_directory_writable",
+        "1 if the directory is writable, 0 if it is full or failed.",
+        lambda one: one.is_writable,
+    )
     show("bindery_bookie_reserve_held_bytes", "Bytes kept free for a full disk.", lambda one: one.reserve_held)
 
 

@@ -73,7 +73,7 @@ _GAUGES: Final[tuple[tuple[str, str, Callable[[StorageStats], float]], ...]] = (
     ("bookie_read_cache_size", "Bytes in the read cache.", lambda s: s.read_cache_size),
     ("bookie_ACTIVE_ENTRY_LOG_TOTAL", "Entry logs at the last scan.", lambda s: s.entry_logs),
     ("bookie_ACTIVE_ENTRY_LOG_SPACE_BYTES", "Bytes of entry logs at the last scan.", lambda s: s.entry_log_bytes),
-    ("bookie_ACTIVE_LEDGER_TOTAL", "Ledgers with bytes in entry logs at the last scan.", lambda s: s.active_ledgers),
+    ("bookie_ACTIVE_LEDGER_TOTAL", "Ledgers in the index at the last scan.", lambda s: s.active_ledgers),
 )
 
 
@@ -134,7 +134,7 @@ def add_storage(page: Page, shards: Sequence[ShardMetrics]) -> None:
         page.add(
             f"bindery_bookie_storage_{name}",
             "gauge",
-            "See StorageStats.",
+            "A counter or gauge of the shard's storage.",
             [(f'shard="{shard.shard}"', float(getattr(shard.stats, name))) for shard in shards],
         )
 

@@ -138,7 +138,13 @@ class LogCheck:
                     )
             if last is not None and row.last_entry_id < last.last_entry_id:
                 facts = {"ledger_id": ledger_id, "row": row.last_entry_id, "indexed": last.last_entry_id}
-                yield Finding(DAMAGE, path, "the ledger row ends before its entries", fix=rebuild, facts=facts)
+                yield Finding(
+                    DAMAGE,
+                    path,
+                    "the last entry id in the ledger row is lower than that of the ledger's last run",
+                    fix=rebuild,
+                    facts=facts,
+                )
             if row.is_limbo:
                 yield Finding(NOTE, path, "a ledger is in limbo", facts={"ledger_id": ledger_id})
             self._totals.ledgers += 1

@@ -162,7 +162,7 @@ async def test_damaged_rows_are_detected_and_the_others_verified(kit: Any) -> No
     assert ("index row is damaged", None, None) in told
     assert ("index rows overlap", 5, 50) in told
     hidden = {(5, e) for e in range(300) if (run := Index(world.kv).run_before(5, e)) and run.first_entry_id == 50}
-    assert {one[1:] for one in told if one[0] == "another entry is there"} == hidden
+    assert {one[1:] for one in told if one[0] == "the record's ledger id or entry id differs from the index"} == hidden
     assert len(hidden) > 10
     assert sum(step.entries for step in steps) >= 700
 

@@ -203,7 +203,11 @@ class Rewrite:
             body = data[body_at : body_at + size]
             fmt.check_record(data[at:body_at], body, path=self.source_path, offset=offset + body_at)
             if fmt.unpack_ids(body)[0] != ledger_id:
-                raise DamagedStorage("another entry is there", path=self.source_path, offset=offset + body_at)
+                raise DamagedStorage(
+                    "the record's ledger id or entry id differs from the index",
+                    path=self.source_path,
+                    offset=offset + body_at,
+                )
             at = body_at + size
         if not at:
             raise DamagedStorage("entry log is short", path=self.source_path, offset=offset)
@@ -229,7 +233,11 @@ class Rewrite:
                     header, body = data[: fmt.RECORD_HEADER_SIZE], data[fmt.RECORD_HEADER_SIZE :]
                     fmt.check_record(header, body, path=self.source_path, offset=offset)
                     if fmt.unpack_ids(body) != (ledger_id, entry_id):
-                        raise DamagedStorage("another entry is there", path=self.source_path, offset=offset)
+                        raise DamagedStorage(
+                            "the record's ledger id or entry id differs from the index",
+                            path=self.source_path,
+                            offset=offset,
+                        )
                 except DamagedStorage as error:
                     if len(found) + len(self.damage) < DAMAGE_MAX:
                         found.append(Damage(self.source_path, offset, error.message, ledger_id, entry_id))

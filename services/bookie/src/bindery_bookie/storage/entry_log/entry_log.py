@@ -243,7 +243,12 @@ class EntryLogReader:
             try:
                 fmt.check_record(data[at - fmt.RECORD_HEADER_SIZE : at], body, path=path, offset=start + at)
                 if len(body) != body_size or fmt.unpack_ids(body) != (ledger_id, entry_id):
-                    raise DamagedStorage("another entry is there", path=path, offset=start + at, entry_id=entry_id)
+                    raise DamagedStorage(
+                        "the record's ledger id or entry id differs from the index",
+                        path=path,
+                        offset=start + at,
+                        entry_id=entry_id,
+                    )
             except DamagedStorage:
                 if bodies:
                     break  # only read ahead; reported once a client requests the entry

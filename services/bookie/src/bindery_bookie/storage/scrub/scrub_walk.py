@@ -356,7 +356,9 @@ class ScrubWalk:
             header, body = data[: fmt.RECORD_HEADER_SIZE], data[fmt.RECORD_HEADER_SIZE :]
             if not _is_good(header, body, ledger_id, entry_id, size):
                 fmt.check_record(header, body, path=path, offset=offset)
-                return DamagedStorage("another entry is there", path=path, offset=offset)
+                return DamagedStorage(
+                    "the record's ledger id or entry id differs from the index", path=path, offset=offset
+                )
         except FileNotFoundError:
             return DamagedStorage("entry log is missing", path=path, offset=0)
         except DamagedStorage as error:
