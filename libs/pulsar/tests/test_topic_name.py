@@ -99,6 +99,12 @@ def test_names_in_metadata_are_form_encoded() -> None:
         TopicName.from_managed_ledger_name("t/n/x")
 
 
+@pytest.mark.parametrize("part", ["%FF", "a%C3", "%ED%A0%80"])
+def test_a_managed_ledger_name_that_is_not_utf_8_is_a_bad_request(part: str) -> None:
+    with pytest.raises(BadRequest, match="not UTF-8"):
+        TopicName.from_managed_ledger_name(f"t/n/persistent/{part}")
+
+
 def test_the_position_on_the_ring_is_the_crc32_of_the_full_name() -> None:
     assert (
         TopicName.parse("my-topic").bundle_position == zlib.crc32(b"persistent://public/default/my-topic") == 0x2BAD45F7

@@ -88,7 +88,7 @@ class World:
         if ids and self.kind == "exclusive":
             end = MessageId.parse(ids[-1])
             before = {m for m in self.produced if MessageId.parse(m) < end}
-            assert not before - self.acked - self.leases.keys() - set(ids), "passed over"
+            assert not before - self.acked - self.leases.keys() - set(ids), "messages were skipped"
             first = MessageId.parse(ids[0])
             assert self.last is None or self.last < first, "out of order"
             self.last = MessageId.parse(ids[-1])

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.integration
 
 TOPIC = "/v1/topics/public/default/t"
 SUB = f"{TOPIC}/subscriptions/s"
-PATIENCE_S = 40.0
+TIMEOUT_S = 40.0
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def urls(cluster: ThrowawayCluster) -> list[str]:
 
 async def ask(client: httpx.AsyncClient, method: str, url: str, **kwargs: object) -> httpx.Response:
     """Repeat the request until it succeeds: a broker may be down or not yet the owner."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while True:
         try:
             answer = await client.request(method, url, **kwargs)
@@ -56,7 +56,7 @@ async def ask(client: httpx.AsyncClient, method: str, url: str, **kwargs: object
 
 async def test_messages_and_acknowledgements_survive_the_death_of_their_broker(cluster):
     first, second = urls(cluster)
-    async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
+    async with httpx.AsyncClient(timeout=TIMEOUT_S) as client:
         lines = "\n".join(json.dumps({"payload": f"m{n}"}) for n in range(100))
         answer = await ask(
             client,
@@ -88,7 +88,7 @@ async def test_messages_and_acknowledgements_survive_the_death_of_their_broker(c
 async def test_a_broker_that_stops_finishes_requests_and_releases_its_topics_at_once(cluster):
     first, second = urls(cluster)
     topic = "/v1/topics/public/default/stopping"
-    async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
+    async with httpx.AsyncClient(timeout=TIMEOUT_S) as client:
         produced = (await ask(client, "POST", f"{second}{topic}/messages", content=b"a")).json()["message_ids"]
         # Without this subscription, entries that `s` skips may be trimmed.
         await ask(client, "PUT", f"{second}{topic}/subscriptions/keep", json={})
@@ -176,7 +176,7 @@ async def test_recovery_of_open_ledgers_does_not_disturb_the_owner_of_the_topic(
                 answer = await http.post(f"{url}{topic}/subscriptions/s/ack", json={"message_ids": list(got)})
                 assert answer.status_code == 200, answer.text
 
-    async with httpx.AsyncClient(timeout=PATIENCE_S) as http:
+    async with httpx.AsyncClient(timeout=TIMEOUT_S) as http:
         await ask(http, "PUT", f"{url}{topic}", json={})
         await ask(http, "PUT", f"{url}{topic}/subscriptions/s", json={})
         await ask(http, "PUT", f"{url}{topic}/subscriptions/keep", json={})
@@ -187,7 +187,7 @@ async def test_recovery_of_open_ledgers_does_not_disturb_the_owner_of_the_topic(
             group.create_task(consume(http, delivered))
             for _ in range(rounds):
                 before = len(told)
-                async with asyncio.timeout(PATIENCE_S):
+                async with asyncio.timeout(TIMEOUT_S):
                     while len(told) < before + 20:
                         await asyncio.sleep(0.01)
                 for ledger_id in await open_ledgers(ledgers, "healed"):

@@ -81,14 +81,18 @@ class TopicName:
 
     @classmethod
     def from_managed_ledger_name(cls, name: str) -> Self:
-        """Return the topic name of a `managed_ledger_name`.
+        """Return the topic name of a `managed_ledger_name`. Raises the errors of `parse`.
 
-        Raises BadRequest, or UnicodeDecodeError if the encoded part is not UTF-8.
+        Raises BadRequest also if the name has another form, or if its local part is not UTF-8 once decoded.
         """
         parts = name.split("/")
         if len(parts) != 4 or parts[2] != "persistent":
             raise BadRequest("not a managed ledger name", name=name)
-        return cls.of(tenant=parts[0], namespace=parts[1], local=znode_layout.decode_name(parts[3]))
+        try:
+            local = znode_layout.decode_name(parts[3])
+        except UnicodeDecodeError as error:
+            raise BadRequest("the topic in a managed ledger name is not UTF-8 once decoded", name=name) from error
+        return cls.of(tenant=parts[0], namespace=parts[1], local=local)
 
     @property
     def full(self) -> str:

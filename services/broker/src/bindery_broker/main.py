@@ -175,7 +175,11 @@ def _own_url(server: HttpServer) -> str:
     if server.host not in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
         return server.url
     name = socket.getfqdn()
-    log.warning("advertising_the_host_name", host=name, hint="--advertised-url says it better")
+    log.warning(
+        "advertising_the_host_name",
+        host=name,
+        hint="set --advertised-url to the URL at which other brokers reach this one",
+    )
     return f"http://{name}:{server.port}"
 
 

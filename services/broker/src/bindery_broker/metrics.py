@@ -99,7 +99,9 @@ def _by_topic(topics: list[Topic]) -> Iterator[Metric]:
     consumers = GaugeMetricFamily("pulsar_consumers_count", "Consumer sessions.", labels=labels)
     backlog = GaugeMetricFamily("pulsar_msg_backlog", "Entries not acknowledged, over subscriptions.", labels=labels)
     messages_in = CounterMetricFamily("pulsar_in_messages_total", "Messages received.", labels=labels)
-    bytes_in = CounterMetricFamily("pulsar_in_bytes_total", "Bytes stored for them.", labels=labels)
+    bytes_in = CounterMetricFamily(
+        "pulsar_in_bytes_total", "Bytes of the entries stored for received messages.", labels=labels
+    )
     for topic in topics:
         values = [CLUSTER, f"{topic.name.tenant}/{topic.name.namespace}", topic.name.full]
         found = topic.subscriptions.values()

@@ -249,7 +249,7 @@ class ExclusiveModel(RuleBasedStateMachine):
         self.held.clear()
 
     @rule()
-    def nobody_is_connected(self):
+    def no_consumer_is_connected(self):
         self.reader.dispatcher.put_down()
 
     def teardown(self):

@@ -321,7 +321,7 @@ class SharedModel(RuleBasedStateMachine):
             self.free.add(n)
 
     @rule()
-    def nobody_is_connected(self):
+    def no_consumer_is_connected(self):
         """New messages that were not delivered are read from the cursor again, from the first one on."""
         first = self.shared.put_down()
         assert self.ahead.used == 0

@@ -190,7 +190,7 @@ async def test_a_stale_owner_is_fenced_and_answers_an_unknown_outcome(pair, ledg
     there = list(ledgers.ledgers)
     answer = await one.client.post(f"{TOPIC}/messages", content=b"stale")
     assert problem(answer, status=504, code="outcome_unknown")
-    assert list(ledgers.ledgers) == there, "who asked the store and is not the owner writes nothing"
+    assert list(ledgers.ledgers) == there, "a broker that is not the owner writes nothing"
     assert ledgers._next_ledger_id == there[-1] + 1
     stored = payloads((await two.client.get(f"{TOPIC}/messages")).json()["messages"])
     assert stored == ["a", "b"]

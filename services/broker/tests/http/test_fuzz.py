@@ -87,7 +87,7 @@ def _operation_ids() -> list[str]:
 
 
 @pytest.mark.parametrize("operation_id", _operation_ids())
-@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["right", "wrong"])
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["valid", "invalid"])
 def test_answers_conform_to_the_openapi_document(schema, operation_id, mode):
     operation = schema.find_operation_by_id(operation_id)
     count = 0

@@ -22,7 +22,7 @@ from managed_ledger_faults import FaultyClient, FaultyStore, Plan
 
 LIFETIMES = 5
 SMALL: dict[str, Any] = {"entries_max": 7, "cursor_entries_max": 4, "operation_timeout_s": 0.3, "add_timeout_s": 0.3}
-PATIENT = SMALL | {"operation_timeout_s": 30, "add_timeout_s": 30}
+LONG_TIMEOUTS = SMALL | {"operation_timeout_s": 30, "add_timeout_s": 30}
 """Settings without injected faults. The limits are long, so that a pause of the machine does not cause a timeout."""
 
 
@@ -45,7 +45,7 @@ class History:
         entries = await read_all(topic)
         for position, payload in entries.items():
             assert self.seen.setdefault(position, payload) == payload, f"{position} names two entries"
-        assert len(set(self.seen.values())) == len(self.seen), "an entry stands at two positions"
+        assert len(set(self.seen.values())) == len(self.seen), "an entry has two positions"
         assert not self.refused.intersection(entries.values()), "an entry is stored that was reported as not stored"
         for position, payload in self.produced.items():
             if position not in entries:
@@ -75,7 +75,7 @@ async def produce(topic: ManagedLedger, history: History, chance: random.Random,
             continue
         assert len(set(positions)) == len(positions)
         for position, payload in zip(positions, payloads, strict=True):
-            assert position not in history.produced, "a position was handed out twice"
+            assert position not in history.produced, "a position was returned for two entries"
             history.produced[position] = payload
 
 
@@ -117,7 +117,7 @@ async def broker(cluster: Cluster, history: History, chance: random.Random, plan
             continue
         cluster.forget(topic)  # a failed broker closes nothing
         await live(topic, history, chance)
-        raise AssertionError("it gave the topic up, though nobody wanted it")
+        raise AssertionError("the broker lost the topic although no other broker opened it")
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -136,13 +136,13 @@ async def test_a_broker_may_fail_at_any_step(cluster: Cluster, seed: int) -> Non
             if isinstance(result, Exception):
                 raise result
         died.cancel()
-        survivor = await cluster.open(**PATIENT)
+        survivor = await cluster.open(**LONG_TIMEOUTS)
         await history.check(survivor)
         await survivor.crash()
     assert history.sent
 
 
-async def believes() -> bool:
+async def stale_owner() -> bool:
     return True
 
 
@@ -158,7 +158,7 @@ async def take_over(cluster: Cluster, **options: Any) -> ManagedLedger:
             await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize("is_owner", [None, believes], ids=["unsure", "believing"])
+@pytest.mark.parametrize("is_owner", [None, stale_owner], ids=["without-ownership-check", "stale-ownership-check"])
 @pytest.mark.parametrize("seed", range(10))
 async def test_a_replaced_broker_acknowledges_nothing(
     cluster: Cluster, seed: int, is_owner: OwnershipCheck | None
@@ -166,11 +166,11 @@ async def test_a_replaced_broker_acknowledges_nothing(
     """The old owner is not notified, or still considers itself the owner; both get requests."""
     chance = random.Random(seed)
     history = History()
-    old = await cluster.open(**PATIENT, is_owner=is_owner)
+    old = await cluster.open(**LONG_TIMEOUTS, is_owner=is_owner)
     for _ in range(LIFETIMES):
         traffic = asyncio.ensure_future(live(old, history, chance))
         await asyncio.sleep(chance.random() * 0.01)
-        new = await take_over(cluster, **PATIENT, is_owner=is_owner)
+        new = await take_over(cluster, **LONG_TIMEOUTS, is_owner=is_owner)
         with pytest.raises(TopicFenced):
             await old.add_many([b"late"])
         if "s" in old.cursors:

@@ -159,13 +159,13 @@ async def test_an_add_is_unknown_if_the_owner_is_not_determined_in_time_and_the_
 
     async def asked() -> bool:
         if not reachable:
-            raise MetadataUnavailable("nobody knows")
+            raise MetadataUnavailable("no connection to ZooKeeper")
         return True
 
     topic = await cluster.open(is_owner=asked, add_timeout_s=0.05)
     await topic.add_many([b"a"])
     await heal(cluster, 0)
-    with pytest.raises(AddTimeout, match="nobody knows"):
+    with pytest.raises(AddTimeout, match="no connection to ZooKeeper"):
         await topic.add_many([b"b"])
     assert topic.is_open
     reachable = True
@@ -250,7 +250,7 @@ async def test_an_acknowledgement_fails_and_can_be_repeated_while_the_owner_cann
 
     async def asked() -> bool:
         if not reachable:
-            raise MetadataUnavailable("nobody knows")
+            raise MetadataUnavailable("no connection to ZooKeeper")
         return True
 
     topic = await cluster.open(is_owner=asked)
@@ -316,7 +316,7 @@ async def test_healing_under_load_causes_no_error_and_no_loss(cluster: Cluster, 
             ):
                 assert len(positions) == len(payloads)
                 for position, payload in zip(positions, payloads, strict=True):
-                    assert told.setdefault(position, payload) == payload, f"{position} was handed out twice"
+                    assert told.setdefault(position, payload) == payload, f"{position} was returned for two entries"
             await asyncio.sleep(chance.choice([0, 0, 0.01]))
 
     async def consume() -> None:
@@ -336,7 +336,7 @@ async def test_healing_under_load_causes_no_error_and_no_loss(cluster: Cluster, 
                     acked.update(chosen)
                     break
             except BinderyError as error:
-                raise AssertionError("a consumer noticed") from error
+                raise AssertionError("a call of the consumer failed") from error
             await asyncio.sleep(0.003)
 
     background = [asyncio.ensure_future(consume()), asyncio.ensure_future(healer(cluster, topic, chance))]

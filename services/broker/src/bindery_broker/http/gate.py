@@ -137,9 +137,7 @@ class Gate:
             self._log_failure(exchange, error)
             if exchange.is_answered:
                 raise
-            response = problem_response(
-                status=500, code="internal", detail="an error of ours; the service's log has the details"
-            )
+            response = problem_response(status=500, code="internal", detail="internal error; see the broker's log")
             await response(exchange.scope, exchange.receive, exchange.answer)
 
     async def _ordinary(self, exchange: Exchange) -> None:

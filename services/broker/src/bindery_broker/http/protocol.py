@@ -11,4 +11,4 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 class ProblemHttpProtocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """Answer that the request cannot be parsed, and close the connection."""
-        hang_up(self.transport, 400, "invalid_http", "this is not an HTTP/1.1 request we can parse")
+        hang_up(self.transport, 400, "invalid_http", "the request cannot be parsed as HTTP/1.1")

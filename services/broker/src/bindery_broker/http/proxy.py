@@ -67,7 +67,7 @@ class Proxy:
         request = self._client.build_request(exchange.method, target, headers=headers, content=content)
         if request.url.raw_path.partition(b"?")[0].count(b"/") != target.partition("?")[0].count("/") - 2:
             raise BadRequest(
-                "the path cannot be passed on to the topic's owner as it is"
+                "the path cannot be forwarded unchanged to the topic's owner"
             )  # normalization would change the path
         if not has_body:
             body_sent.set()

@@ -475,9 +475,9 @@ class ManagedLedger:
         For tests, for a failed open or close, and for a topic that was lost.
         """
         if self._end is None:
-            self._finish(TryAgain("the topic was given up", topic=self.name))
+            self._finish(TryAgain("this broker stopped serving the topic", topic=self.name))
         if self._writer is not None:
-            self._writer.stop(TryAgain("the topic was given up", topic=self.name))
+            self._writer.stop(TryAgain("this broker stopped serving the topic", topic=self.name))
         await self._release()
 
     async def _release(self) -> None:

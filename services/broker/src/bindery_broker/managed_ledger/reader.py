@@ -84,7 +84,9 @@ class EntryReader:
             entries = await self._read(record.ledger_id, first=first, last=last)
         payloads = [entry.payload for entry in entries]
         if len(payloads) != last - first + 1:
-            raise NoSuchEntry("fewer entries than asked for", ledger_id=record.ledger_id, first=first, last=last)
+            raise NoSuchEntry(
+                "the read returned fewer entries than requested", ledger_id=record.ledger_id, first=first, last=last
+            )
         self._cache.put_many(
             (((record.ledger_id, entry_id), payload) for entry_id, payload in enumerate(payloads, first))
         )

@@ -149,7 +149,7 @@ class Topics:
         """Delete a topic with its subscriptions and ledgers. Raises TopicInUse if it has consumers, unless `force`."""
         topic = await self.get(name)
         if topic.has_consumers and not force:
-            raise TopicInUse("the topic has consumers; force=true deletes it all the same", topic=name.short)
+            raise TopicInUse("the topic has consumers; pass force=true to delete it", topic=name.short)
         await topic.delete()
 
     def abandon(self, bundle: Bundle) -> None:

@@ -73,7 +73,9 @@ def _summary(about: SubscriptionInfo, blocked_by: list[str]) -> str:
         return "everything is acknowledged"
     if blocked_by:
         return f"{about.backlog_entries} entries are not acknowledged; {held}; blocked: {'; '.join(blocked_by)}"
-    return f"{about.backlog_entries} entries are not acknowledged; {held}; the rest goes to the next call"
+    return (
+        f"{about.backlog_entries} entries are not acknowledged; {held}; the other messages are delivered to later calls"
+    )
 
 
 def _consumer(subscription: Subscription, session: Session, *, now: float) -> ConsumerInfo:
