@@ -258,7 +258,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--budget-mib", type=int, default=384)
-    parser.add_argument("--fill-mib", type=int, default=400, help="bytes stored before the load begins")
+    parser.add_argument("--fill-mib", type=int, default=400, help="MiB stored before the load begins")
     parser.add_argument("--slow-readers", type=int, default=20)
     parser.add_argument("--directory", help="directory of the bookie (default: a temporary one)")
     parser.add_argument("--serve", nargs=4, help=argparse.SUPPRESS)

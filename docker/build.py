@@ -103,12 +103,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 2
         done = subprocess.run(command, cwd=args.context, stdout=sys.stderr, check=False)
         if done.returncode != 0:
-            print(
-                f"build.py: {name} was not built; once more", file=sys.stderr
-            )  # builds fail occasionally; finished layers are kept
+            # Builds fail occasionally; finished layers are kept.
+            print(f"build.py: {name} was not built; retrying once", file=sys.stderr)
             done = subprocess.run(command, cwd=args.context, stdout=sys.stderr, check=False)
         if done.returncode != 0:
-            print(f"build.py: {name} was not built; its builder's last words are above", file=sys.stderr)
+            print(f"build.py: {name} was not built; the builder's output is above", file=sys.stderr)
             return done.returncode
         print(name, flush=True)
     return 0

@@ -26,8 +26,8 @@ the images, [docs/kubernetes.md](../../docs/kubernetes.md) how to install, run, 
     helm install bindery charts/bindery -n bindery --create-namespace --wait
     helm test bindery -n bindery --logs
 
-Kubernetes {kubernetes}; version {version} of the chart, {app_version} of Bindery. This page is made of values.yaml by
-tools/chart_readme.py.
+Kubernetes {kubernetes}; version {version} of the chart, {app_version} of Bindery. This page is generated from
+values.yaml by tools/chart_readme.py.
 
 ## Presets
 
@@ -37,16 +37,16 @@ tools/chart_readme.py.
 ## Values
 
 A key that is not listed is refused, and so is a value of the wrong type. Numbers that contradict each other, such as
-fewer bookies than an ensemble has, are refused in a sentence that says what to set.
+fewer bookies than an ensemble has, are rejected with a message that names the fix.
 
 `bookie.config`, `broker.config` and `auditor.config` take every setting of these programs in camelCase, not only those
-that are listed: `storage.scrubRate` for `--storage-scrub-rate`. Bookies':
-[docs/storage.md](../../docs/storage.md#settings); all of them: `bindery-bookie --help`, `bindery-broker --help`,
+that are listed: `storage.scrubRate` for `--storage-scrub-rate`. Settings of bookies:
+[docs/storage.md](../../docs/storage.md#settings). All settings: `bindery-bookie --help`, `bindery-broker --help`,
 `bindery-auditor --help`. Sizes may be written `64Mi`.
 """
 
 SHARED: Final = """
-Each of these keys may also stand in {workloads}: maps are merged over these, lists and plain values replace them.
+Each of these keys can also be set in {workloads}: maps are merged over these, lists and scalar values replace them.
 """
 
 
@@ -55,7 +55,7 @@ def main() -> None:
     if sys.argv[1:] != ["--check"]:
         README.write_text(text)
     elif not README.exists() or README.read_text() != text:
-        sys.exit("charts/bindery/README.md is not what values.yaml makes: run `make chart-files`")
+        sys.exit("charts/bindery/README.md is out of date: run `make chart-files`")
 
 
 def render() -> str:

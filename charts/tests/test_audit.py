@@ -263,8 +263,8 @@ def test_policies_let_only_executors_reach_the_driver() -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"audit.heapSize": "256Mi"}, "audit.heapSize (256Mi) is less than Spark starts with: set it to 512Mi"),
-        ({"audit.executors.heapSize": "64Mi"}, "audit.executors.heapSize (64Mi) is less than Spark starts with"),
+        ({"audit.heapSize": "256Mi"}, "audit.heapSize (256Mi) is less than Spark requires: set it to 512Mi"),
+        ({"audit.executors.heapSize": "64Mi"}, "audit.executors.heapSize (64Mi) is less than Spark requires"),
         ({"audit.heapSize": "1400Mi"}, "leaves Java and Python no room within audit.resources.limits.memory"),
         ({"audit.executors.enabled": True, "audit.persistence.enabled": False}, "share the run's files by the claim"),
         (

@@ -208,7 +208,7 @@ def test_existing_claims_of_another_number_of_servers_are_refused(namespace: str
             "metadata": {"name": "data-bindery-zookeeper-1", "namespace": namespace}}  # fmt: skip
     assert kubectl("apply", "-f", "-", given=json.dumps(left)).returncode == 0
     done = helm("install", "bindery", str(CHART), "-n", namespace, "--dry-run=server", *preset_options("ha"))
-    assert "of 1 servers are here, and zookeeper.replicas is 3" in done.stderr
+    assert "of 1 servers exist, and zookeeper.replicas is 3" in done.stderr
     done = helm("install", "bindery", str(CHART), "-n", namespace, "--dry-run=server")
     assert done.returncode == 0, done.stderr
 

@@ -126,7 +126,7 @@ def test_alerts_can_be_omitted_changed_and_added() -> None:
 def test_an_unknown_alert_is_refused_by_its_name(member: str) -> None:
     done = helm('metrics.rules={"enabled": true, ' + member + "}")
     assert done.returncode != 0
-    assert "not there: BinderyNope. There are: BinderyAuditFoundDamage" in done.stderr
+    assert "an unknown alert: BinderyNope. Known alerts: BinderyAuditFoundDamage" in done.stderr
 
 
 @pytest.mark.parametrize(

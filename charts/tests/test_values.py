@@ -49,9 +49,15 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     ),
     "bookies that scale by load": (
         {"bookie.autoscaling": {"enabled": True}},
-        ("bookie.autoscaling is not offered", "remove the block"),
+        ("bookie.autoscaling is not supported", "remove the block"),
     ),
-    "an even number of servers": ({"zookeeper.replicas": 2}, ("zookeeper.replicas (2) is even", "set it to 1 or 3")),
+    "an even number of servers": (
+        {"zookeeper.replicas": 2},
+        (
+            "zookeeper.replicas (2) is even: a ZooKeeper ensemble of 2 servers",
+            "no more failures than one of 1; set it to 1 or 3",
+        ),
+    ),
     "evictions of the majority": (
         {"zookeeper.replicas": 3, "zookeeper.pdb.maxUnavailable": 2},
         ("zookeeper.pdb.maxUnavailable (2) would leave no majority of zookeeper.replicas (3)", "set it to 1"),
@@ -116,13 +122,13 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"defaults.serviceAccount.name": "x"},
         (
             "- bookie.serviceAccount, broker.serviceAccount, auditor.serviceAccount, zookeeper.serviceAccount, ",
-            'helmTest.serviceAccount, upgradeGate.serviceAccount would each make an account called "x"',
+            'helmTest.serviceAccount, upgradeGate.serviceAccount would each create an account called "x"',
             "set create to false in all of them",
         ),
     ),
     "the gate's account is another's": (
         {"upgradeGate.serviceAccount.name": "bindery-bookie"},
-        ('bookie.serviceAccount, upgradeGate.serviceAccount would each make an account called "bindery-bookie"',),
+        ('bookie.serviceAccount, upgradeGate.serviceAccount would each create an account called "bindery-bookie"',),
     ),
     "an account that goes with the gate": (
         {"broker.serviceAccount": {"create": False, "name": "bindery-gate"}},
@@ -130,7 +136,7 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     ),
     "a share of no request": (
         {"broker.autoscaling.enabled": True, "broker.resources.requests": {"memory": "160Mi", "cpu": None}},
-        ("broker.resources.requests.cpu is not set", "set it, say to 200m"),
+        ("broker.resources.requests.cpu is not set", "set it, for example to 200m"),
     ),
     "fewest above most": (
         {"broker.autoscaling": {"enabled": True, "minReplicas": 5, "maxReplicas": 3}},

@@ -48,7 +48,7 @@ def test_logs_of_a_failure_are_collected_even_if_some_cannot_be_read(tmp_path: P
     answers: list[str | Exception] = ["pods", "objects", "yaml", refused, "events", "values"]
     runner = Recorded(*answers, "pod/b-0\n", "said", "said before it died")
     release_of(runner).collect(tmp_path)
-    assert (tmp_path / "nodes.txt").read_text() == "not to be had: the server is away\n"
+    assert (tmp_path / "nodes.txt").read_text() == "could not be read: the server is away\n"
     assert (tmp_path / "b-0.log").read_text() == "said"
     assert (tmp_path / "b-0.previous.log").read_text() == "said before it died"
 

@@ -28,7 +28,7 @@ Combinations of values that cannot work. Each message names the values and the f
 {{- $problems = append $problems (printf "the objects' names would begin with %q; that must be 1 to 40 lower-case letters, digits and '-', first a letter: choose a shorter release name or set fullnameOverride" $name) -}}
 {{- else if and .Values.audit.enabled .Values.audit.persistence.enabled (gt (len $name) 38) -}}
 {{- /* The maximum length of a CronJob's name is 52. The longest name is <fullname>-audit-reports, which exists only with the volume. */ -}}
-{{- $problems = append $problems (printf "the objects' names would begin with %q; with audit.enabled that must be 38 characters at most, for Kubernetes adds to the names of CronJobs: choose a shorter release name or set fullnameOverride, before the first install; an installed release keeps its name, and takes audit.persistence.enabled false, or audit.enabled false" $name) -}}
+{{- $problems = append $problems (printf "the objects' names would begin with %q; with audit.enabled that must be 38 characters at most, because Kubernetes appends to the names of CronJobs: choose a shorter release name or set fullnameOverride, before the first install; an installed release keeps its name, and takes audit.persistence.enabled false, or audit.enabled false" $name) -}}
 {{- end -}}
 {{- toYaml $problems }}
 {{- end }}
@@ -72,7 +72,7 @@ use them. */}}
 {{- end -}}
 {{- range $name, $blocks := $makers -}}
 {{- if gt (len $blocks) 1 -}}
-{{- $problems = append $problems (printf "%s would each make an account called %q: leave their names empty (defaults.serviceAccount.name, too) for one each, or set create to false in all of them to use an account of yours" (join ", " $blocks) $name) -}}
+{{- $problems = append $problems (printf "%s would each create an account called %q: leave their names empty (defaults.serviceAccount.name, too) for one each, or set create to false in all of them to use an existing account" (join ", " $blocks) $name) -}}
 {{- else if and (has "upgradeGate.serviceAccount" $blocks) (gt (len (get $users $name)) 1) -}}
 {{- $problems = append $problems (printf "the account %q is created by upgradeGate.serviceAccount and deleted with its job, and %s use it: give upgradeGate.serviceAccount.name another name, or set upgradeGate.serviceAccount.create to false" $name (without (get $users $name) "upgradeGate.serviceAccount" | join ", ")) -}}
 {{- end -}}
@@ -87,7 +87,7 @@ use them. */}}
 {{- $write := int .Values.broker.config.ledger.writeQuorum -}}
 {{- $ack := int .Values.broker.config.ledger.ackQuorum -}}
 {{- if lt $bookies $ensemble -}}
-{{- $problems = append $problems (printf "bookie.replicas (%d) is less than broker.config.ledger.ensembleSize (%d): no ledger could be made; set bookie.replicas to %d or more (one more lets a lost bookie be healed), or a smaller ensemble" $bookies $ensemble $ensemble) -}}
+{{- $problems = append $problems (printf "bookie.replicas (%d) is less than broker.config.ledger.ensembleSize (%d): no ledger could be created; set bookie.replicas to %d or more (one more lets a lost bookie be healed), or a smaller ensemble" $bookies $ensemble $ensemble) -}}
 {{- end -}}
 {{- if lt $ensemble $write -}}
 {{- $problems = append $problems (printf "broker.config.ledger.ensembleSize (%d) is less than writeQuorum (%d): each copy needs a bookie of its own; set ensembleSize to %d or more" $ensemble $write $write) -}}
@@ -103,7 +103,7 @@ use them. */}}
 {{- $problems = append $problems (printf "bookie.pdb.maxUnavailable (%d) is more than ackQuorum - 1 (%d): a node drain could make acknowledged entries unreadable; set it to %d" (int $budget.maxUnavailable) (sub $ack 1) (max 1 (sub $ack 1))) -}}
 {{- end -}}
 {{- if hasKey .Values.bookie "autoscaling" -}}
-{{- $problems = append $problems "bookie.autoscaling is not offered: bookies hold entries, and taking one away means draining it first; remove the block, set bookie.replicas, and see `bindery bookie drain --help` for less" -}}
+{{- $problems = append $problems "bookie.autoscaling is not supported: bookies hold entries, and taking one away means draining it first; remove the block, set bookie.replicas, and see `bindery bookie drain --help` for less" -}}
 {{- end -}}
 {{- toYaml $problems }}
 {{- end }}
@@ -114,7 +114,7 @@ use them. */}}
 {{- if .Values.zookeeper.enabled -}}
 {{- $replicas := int .Values.zookeeper.replicas -}}
 {{- if eq (mod $replicas 2) 0 -}}
-{{- $problems = append $problems (printf "zookeeper.replicas (%d) is even: it bears no more losses than %d; set it to %d or %d" $replicas (sub $replicas 1) (sub $replicas 1) (add $replicas 1)) -}}
+{{- $problems = append $problems (printf "zookeeper.replicas (%d) is even: a ZooKeeper ensemble of %d servers tolerates no more failures than one of %d; set it to %d or %d" $replicas $replicas (sub $replicas 1) (sub $replicas 1) (add $replicas 1)) -}}
 {{- end -}}
 {{- $spare := max 1 (div (sub $replicas 1) 2) | int -}}
 {{- with .Values.zookeeper.pdb.maxUnavailable -}}
@@ -123,7 +123,7 @@ use them. */}}
 {{- end -}}
 {{- end -}}
 {{- if $servers -}}
-{{- $problems = append $problems "zookeeper.external.servers is set while zookeeper.enabled is true: set zookeeper.enabled to false to use them, or remove them" -}}
+{{- $problems = append $problems "zookeeper.external.servers is set while zookeeper.enabled is true: set zookeeper.enabled to false to use these servers, or remove the list" -}}
 {{- end -}}
 {{- else if not $servers -}}
 {{- $problems = append $problems "zookeeper.enabled is false and zookeeper.external.servers is empty: name your ZooKeeper servers, as in zookeeper.external.servers={zk-0.example:2181,zk-1.example:2181}" -}}
@@ -220,7 +220,7 @@ Times are in seconds.
 {{- $problems = append $problems (printf "broker.pdb.maxUnavailable (%d) lets a node drain take all %d brokers: set it to %d or less" (int $broker.pdb.maxUnavailable) $replicas (sub $replicas 1)) -}}
 {{- end -}}
 {{- if and $broker.autoscaling.enabled (not (dig "requests" "cpu" "" (default dict (include "bindery.workload" (dict "root" . "component" "broker") | fromYaml).resources))) -}}
-{{- $problems = append $problems "broker.autoscaling.enabled is true and broker.resources.requests.cpu is not set: the percentage to aim at is one of the request; set it, say to 200m" -}}
+{{- $problems = append $problems "broker.autoscaling.enabled is true and broker.resources.requests.cpu is not set: the target is a percentage of the request; set it, for example to 200m" -}}
 {{- end -}}
 {{- if and $broker.ingress.enabled (not $broker.ingress.hosts) -}}
 {{- $problems = append $problems "broker.ingress.enabled is true and broker.ingress.hosts is empty: name a host, as in broker.ingress.hosts={bindery.example.org}" -}}
@@ -272,7 +272,7 @@ that may get them from `extraEnvFrom` or `podTemplate.merge` is accepted. */}}
 {{- $isSet := or (dig "tls" "caFile" "" $bookie) (dig "repair" "caFile" "" $bookie) -}}
 {{- range list "*" "BOOKIE_TLS_CA_FILE" "BOOKIE_REPAIR_CA_FILE" -}}{{- $isSet = or $isSet (has . $names) -}}{{- end -}}
 {{- if and (hasKey $needed "caFile") (not $isSet) -}}
-{{- $problems = append $problems (printf "%s, and bookie.config.tls.caFile and bookie.config.repair.caFile are empty: bookies could not fetch from one another what they lost; set the first to a file that bookie.extraVolumes mounts" (get $needed "caFile")) -}}
+{{- $problems = append $problems (printf "%s, and bookie.config.tls.caFile and bookie.config.repair.caFile are empty: bookies could not copy lost entries from one another; set the first to a file that bookie.extraVolumes mounts" (get $needed "caFile")) -}}
 {{- end -}}
 {{- toYaml $problems }}
 {{- end }}
@@ -283,10 +283,10 @@ that may get them from `extraEnvFrom` or `podTemplate.merge` is accepted. */}}
 {{- $least := include "bindery.bytes" "512Mi" | int64 -}}
 {{- $heap := include "bindery.bytes" $audit.heapSize | int64 -}}
 {{- if lt $heap $least -}}
-{{- $problems = append $problems (printf "audit.heapSize (%v) is less than Spark starts with: set it to 512Mi or more" $audit.heapSize) -}}
+{{- $problems = append $problems (printf "audit.heapSize (%v) is less than Spark requires: set it to 512Mi or more" $audit.heapSize) -}}
 {{- end -}}
 {{- if lt (include "bindery.bytes" $audit.executors.heapSize | int64) $least -}}
-{{- $problems = append $problems (printf "audit.executors.heapSize (%v) is less than Spark starts with: set it to 512Mi or more" $audit.executors.heapSize) -}}
+{{- $problems = append $problems (printf "audit.executors.heapSize (%v) is less than Spark requires: set it to 512Mi or more" $audit.executors.heapSize) -}}
 {{- end -}}
 {{- with include "bindery.memoryLimit" (include "bindery.workload" (dict "root" . "component" "audit") | fromYaml) -}}
 {{- if ge (add $heap (include "bindery.bytes" "256Mi")) (int64 .) -}}
@@ -295,7 +295,7 @@ that may get them from `extraEnvFrom` or `podTemplate.merge` is accepted. */}}
 {{- end -}}
 {{- $w := include "bindery.workload" (dict "root" . "component" "audit") | fromYaml -}}
 {{- if and $audit.enabled $audit.executors.enabled (not $w.serviceAccount.create) (not $w.serviceAccount.name) -}}
-{{- $problems = append $problems "audit.executors.enabled is true, audit.serviceAccount.create is false and audit.serviceAccount.name is empty: every pod of the namespace that has no account of its own would get the right to make pods; set audit.serviceAccount.name to an account of yours, or create to true" -}}
+{{- $problems = append $problems "audit.executors.enabled is true, audit.serviceAccount.create is false and audit.serviceAccount.name is empty: every pod of the namespace that has no account of its own would get permission to create pods; set audit.serviceAccount.name to an existing account, or create to true" -}}
 {{- end -}}
 {{- with dig "limits" "cpu" "" (default dict $w.resources) -}}
 {{- if and $audit.enabled $audit.executors.enabled (gt (include "bindery.cpus" $audit.executors.requestCpu | float64) (include "bindery.cpus" . | float64)) -}}
@@ -316,7 +316,7 @@ that may get them from `extraEnvFrom` or `podTemplate.merge` is accepted. */}}
 {{- range (lookup "apps/v1" "StatefulSet" $namespace "").items -}}
 {{- $labels := default dict .metadata.labels -}}
 {{- if and (eq (get $labels "app.kubernetes.io/instance") $.Release.Name) (eq (get $labels "app.kubernetes.io/component") "bookie") (ne .metadata.name (printf "%s-bookie" $fullname)) -}}
-{{- $problems = append $problems (printf "this release's bookies are called %s, and would now be called %s-bookie: new, empty bookies, and their entries left behind; set nameOverride and fullnameOverride back to what they were" .metadata.name $fullname) -}}
+{{- $problems = append $problems (printf "this release's bookies are called %s, and would now be called %s-bookie: this would start new, empty bookies and leave the entries behind; set nameOverride and fullnameOverride back to what they were" .metadata.name $fullname) -}}
 {{- end -}}
 {{- $called := get (default dict .spec.selector.matchLabels) "app.kubernetes.io/name" -}}
 {{- if and (eq (get $labels "app.kubernetes.io/instance") $.Release.Name) (ne $called (include "bindery.name" $)) (eq (get $labels "app.kubernetes.io/part-of") "bindery") -}}
@@ -344,7 +344,7 @@ that may get them from `extraEnvFrom` or `podTemplate.merge` is accepted. */}}
 {{- if hasPrefix (printf "data-%s-zookeeper-" $fullname) .metadata.name -}}{{- $claims = add1 $claims -}}{{- end -}}
 {{- end -}}
 {{- if and (gt (int $claims) 0) (ne (int $claims) $replicas) -}}
-{{- $problems = append $problems (printf "volume claims data-%s-zookeeper-... of %d servers are here, and zookeeper.replicas is %d: servers without data could outvote those that have it; set zookeeper.replicas to %d, or delete the claims to start with empty servers" $fullname (int $claims) $replicas (int $claims)) -}}
+{{- $problems = append $problems (printf "volume claims data-%s-zookeeper-... of %d servers exist, and zookeeper.replicas is %d: servers without data could outvote those that have it; set zookeeper.replicas to %d, or delete the claims to start with empty servers" $fullname (int $claims) $replicas (int $claims)) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -387,7 +387,7 @@ that may get them from `extraEnvFrom` or `podTemplate.merge` is accepted. */}}
 {{- end -}}
 {{- end -}}
 {{- if ne $before.storageClass (default "" $claim.storageClass) -}}
-{{- $problems = append $problems (printf "the storage class of %s's claim %q was %q and is now %q: Kubernetes cannot change it, and claims that are there keep theirs; set it back, or `kubectl delete statefulset %s --cascade=orphan` and upgrade: only new claims get the new class" $values $name $before.storageClass $claim.storageClass $object) -}}
+{{- $problems = append $problems (printf "the storage class of %s's claim %q was %q and is now %q: Kubernetes cannot change it, and existing claims keep theirs; set it back, or `kubectl delete statefulset %s --cascade=orphan` and upgrade: only new claims get the new class" $values $name $before.storageClass $claim.storageClass $object) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -31,7 +31,7 @@ def test_a_search_ends_after_its_time(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_a_violation_names_invariant_seed_and_replay_command(capsys: pytest.CaptureFixture[str]) -> None:
-    mutant = TABLES[Kind.PROTOCOL]["one denial ends the ledger"]
+    mutant = TABLES[Kind.PROTOCOL]["recovery treats an entry as absent after one denial"]
     options = ["--seed", str(mutant.seed), "--profile", "fence race", "--mutant", mutant.name]
     assert main(["protocol", *options]) == 1
     printed = capsys.readouterr().out
@@ -41,7 +41,7 @@ def test_a_violation_names_invariant_seed_and_replay_command(capsys: pytest.Capt
 
 
 def test_a_range_with_violations_fails_after_five(capsys: pytest.CaptureFixture[str]) -> None:
-    mutant = "one replica's denial is enough for a reader"
+    mutant = "a reader treats an entry as absent after one denial"
     assert main(["protocol", "--seeds", "0..200", "--mutant", mutant]) == 1
     assert "5 violations" in capsys.readouterr().out
 

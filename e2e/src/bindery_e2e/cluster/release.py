@@ -168,7 +168,7 @@ class Release:
         try:
             text = get()
         except (ClusterError, CommandFailed, ApiException) as error:
-            path.write_text(f"not to be had: {error}\n")
+            path.write_text(f"could not be read: {error}\n")
             return ""
         path.write_text(text)
         return text

@@ -79,7 +79,9 @@ class Row:
         return self.producer, self.sequence
 
     def __str__(self) -> str:
-        return f"{self.id} ({self.producer} #{self.sequence})" if self.producer else f"{self.id} (not ours)"
+        return (
+            f"{self.id} ({self.producer} #{self.sequence})" if self.producer else f"{self.id} (not sent by the traffic)"
+        )
 
 
 @dataclass(slots=True)

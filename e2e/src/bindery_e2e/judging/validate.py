@@ -220,7 +220,7 @@ def _deliveries(observed: Observed, subscribed: Subscribed) -> Iterator[Case]:
 
 def _delivery(subscribed: Subscribed, message_id: str) -> str:
     first = subscribed.first[message_id]
-    return f"{subscribed}: {message_id} ({first.sent or 'not ours'}) in operation {first.request}"
+    return f"{subscribed}: {message_id} ({first.sent or 'not sent by the traffic'}) in operation {first.request}"
 
 
 def _undelivered(observed: Observed, subscribed: Subscribed) -> Iterator[Case]:

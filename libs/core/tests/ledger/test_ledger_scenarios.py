@@ -166,7 +166,7 @@ def test_a_failed_recovery_leaves_no_lac_that_depends_on_its_own_ensembles() -> 
 
 def test_a_newer_lac_in_recovered_entries_leaves_an_entry_with_too_few_copies() -> None:
     """Goal: the scenario above detects the defect."""
-    defect = MUTANTS["recovered entries carry a lac that rests on unpublished ensembles"]
+    defect = MUTANTS["recovered entries carry a LAC that depends on unpublished ensembles"]
     with defect.applied(), pytest.raises(Violation, match=r"places entry 0 .closed over. where 1 of 2 copies are"):
         play_a_recovery_that_dies_after_replacing_bookies(stage_of(bookies=5))
 

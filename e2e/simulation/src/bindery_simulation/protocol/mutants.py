@@ -100,7 +100,7 @@ def _fence_is_forgotten() -> list[Replacement]:
 
 
 @mutant(
-    "a bookie in limbo takes ordinary adds",
+    "a bookie in limbo accepts ordinary adds",
     Invariant.NO_ACK_AFTER_FENCE,
     Invariant.READABLE,
     seed=202,
@@ -116,7 +116,7 @@ def _limbo_is_not_fenced() -> list[Replacement]:
     return [(Bookie, "lose_storage", lose)]
 
 
-@mutant("a bookie in limbo denies what it lost", Invariant.READABLE, seed=0, profile="lost disks")
+@mutant("a bookie in limbo denies entries that it lost", Invariant.READABLE, seed=0, profile="lost disks")
 def _limbo_denies() -> list[Replacement]:
     def read(self: Bookie, entry_id: int) -> tuple[int, bytes | None]:
         frame = self.entries.get(max(self.entries, default=-1) if entry_id < 0 else entry_id)
@@ -146,13 +146,23 @@ def _coverage_off_by_one() -> list[Replacement]:
     return [(ledger_recovery, "is_covered", covered), (ledger_reader, "is_covered", covered)]
 
 
-@mutant("one denial ends the ledger", Invariant.READABLE, Invariant.NO_ACK_AFTER_FENCE, seed=9, profile="fence race")
+@mutant(
+    "recovery treats an entry as absent after one denial",
+    Invariant.READABLE,
+    Invariant.NO_ACK_AFTER_FENCE,
+    seed=9,
+    profile="fence race",
+)
 def _one_denial() -> list[Replacement]:
     return [(ledger_recovery, "denials_needed", lambda **_: 1)]
 
 
 @mutant(
-    "silence counts as a denial", Invariant.READABLE, Invariant.NO_ACK_AFTER_FENCE, seed=9, profile="rival recoveries"
+    "recovery counts a missing answer as a denial",
+    Invariant.READABLE,
+    Invariant.NO_ACK_AFTER_FENCE,
+    seed=9,
+    profile="rival recoveries",
 )
 def _silence_is_denial() -> list[Replacement]:
     original = LedgerRecovery._go_on
@@ -195,7 +205,7 @@ def _reads_from_newcomers() -> list[Replacement]:
 
 
 @mutant(
-    "recovered entries carry a lac that rests on unpublished ensembles",
+    "recovered entries carry a LAC that depends on unpublished ensembles",
     Invariant.READABLE,
     Invariant.DENSE,
     Invariant.LAC_SAFE,
@@ -228,7 +238,7 @@ mutant("acks of a replaced bookie still count", Invariant.NO_DIVERGENCE, seed=3,
 )
 
 
-@mutant("an entry is confirmed before the one in front of it", Invariant.DENSE, seed=5)
+@mutant("an entry is confirmed before the preceding entry", Invariant.DENSE, seed=5)
 def _out_of_order() -> list[Replacement]:
     original = LedgerWriter._drain
 
@@ -272,7 +282,11 @@ def _no_compare_and_set() -> list[Replacement]:
 
 
 @mutant(
-    "a change does not see that recovery has begun", Invariant.SEGMENTS, Invariant.FINAL, seed=8, profile="change race"
+    "an ensemble change ignores that recovery has begun",
+    Invariant.SEGMENTS,
+    Invariant.FINAL,
+    seed=8,
+    profile="change race",
 )
 def _change_ignores_state() -> list[Replacement]:
     def plan(
@@ -285,7 +299,7 @@ def _change_ignores_state() -> list[Replacement]:
 
 
 @mutant(
-    "a partial change of unknown outcome is denied, not adopted",
+    "a partial ensemble change of unknown outcome is treated as not executed",
     Invariant.NO_DIVERGENCE,
     seed=109,
     profile="change race",
@@ -316,7 +330,7 @@ def _close_at_lap() -> list[Replacement]:
     return [(LedgerWriter, "close", close)]
 
 
-@mutant("the writer closes with the length of all it pushed", Invariant.FINAL, seed=19)
+@mutant("the writer closes with the length of all entries pushed", Invariant.FINAL, seed=19)
 def _close_with_wrong_length() -> list[Replacement]:
     original = LedgerWriter.close
 
@@ -330,7 +344,7 @@ def _close_with_wrong_length() -> list[Replacement]:
 # -- readers -----------------------------------------------------------------------------------------------------------
 
 
-@mutant("entries carry the last entry pushed as their lac", Invariant.LAC_SAFE, Invariant.DENSE, seed=1, profile="tail")
+@mutant("entries carry the last entry pushed as their LAC", Invariant.LAC_SAFE, Invariant.DENSE, seed=1, profile="tail")
 def _early_lac() -> list[Replacement]:
     original = entry.pack_many
 
@@ -340,7 +354,7 @@ def _early_lac() -> list[Replacement]:
     return [(entry, "pack_many", pack_many)]
 
 
-@mutant("a reader takes the last entry for the lac", Invariant.LAC_SAFE, seed=0, profile="tail")
+@mutant("a reader uses the last entry as the LAC", Invariant.LAC_SAFE, seed=0, profile="tail")
 def _last_entry_is_lac() -> list[Replacement]:
     def lac_in(self: LacRead, answer: ReadLacResponse) -> int:
         if answer.last_entry_body is None:
@@ -350,7 +364,7 @@ def _last_entry_is_lac() -> list[Replacement]:
     return [(LacRead, "_lac_in", lac_in)]
 
 
-@mutant("one replica's denial is enough for a reader", Invariant.READABLE, seed=21)
+@mutant("a reader treats an entry as absent after one denial", Invariant.READABLE, seed=21)
 def _first_denial_is_absence() -> list[Replacement]:
     original = ledger_reader._replicas
     return [(ledger_reader, "_replicas", lambda *args: original(*args)[:1])]
@@ -369,7 +383,7 @@ def _delete_without_fence() -> list[Replacement]:
     return [(ledger_plans, "fence_targets", lambda metadata: ())]
 
 
-@mutant("the mark goes before the copies come", Invariant.MARK, seed=5, profile="repair")
+@mutant("the mark is removed before the entries are copied", Invariant.MARK, seed=5, profile="repair")
 def _mark_removed_first() -> list[Replacement]:
     original = Replicator.copy
 
@@ -382,7 +396,11 @@ def _mark_removed_first() -> list[Replacement]:
 
 
 @mutant(
-    "metadata points to copies before they are there", Invariant.READABLE, Invariant.DENSE, seed=0, profile="repair"
+    "the metadata names a new bookie before its copies exist",
+    Invariant.READABLE,
+    Invariant.DENSE,
+    seed=0,
+    profile="repair",
 )
 def _published_before_copied() -> list[Replacement]:
     original = Replicator.copy
@@ -397,7 +415,7 @@ def _published_before_copied() -> list[Replacement]:
     return [(Replicator, "copy", copy)]
 
 
-@mutant("copies get the length of the ledger, not their own", Invariant.AGREE, seed=0, profile="repair")
+@mutant("copies carry a wrong length in the entry header", Invariant.AGREE, seed=0, profile="repair")
 def _copies_get_another_length() -> list[Replacement]:
     def longer(digester: Digester, *, length: int, **rest: Any) -> bytes:
         return pack(digester, length=length + 1, **rest)
@@ -406,7 +424,7 @@ def _copies_get_another_length() -> list[Replacement]:
 
 
 @mutant(
-    "a delete takes no notice of an ensemble change since it fenced",
+    "a delete ignores an ensemble change made after its fencing",
     Invariant.NO_ACK_AFTER_FENCE,
     seed=4170,
     profile="deletion",
