@@ -36,6 +36,12 @@ def test_without_files_there_is_neither_tls_nor_a_token() -> None:
     assert not NO_SECURITY.is_needed
 
 
+def test_host_names_are_checked_by_default() -> None:
+    security = load_security(ca_file=CA)
+    assert security.tls is not None
+    assert security.tls.check_hostname
+
+
 def test_every_file_is_loaded(tmp_path: Path) -> None:
     token_file = tmp_path / "token"
     token_file.write_bytes(b" secret\n")

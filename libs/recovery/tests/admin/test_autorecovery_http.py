@@ -1,5 +1,6 @@
 """BookKeeper's autorecovery routes: which operation of the admin each calls, and what it answers."""
 
+import json
 from typing import Any
 
 import pytest
@@ -13,6 +14,11 @@ class Context:
 
     def __init__(self) -> None:
         self.replaced: list[tuple[str, bool]] = []
+        self.delay_s: int | None = None
+        self.marks = self
+
+    async def lost_bookie_delay_s(self) -> int | None:
+        return self.delay_s
 
     async def recovery_admin(self) -> Any:
         return self
@@ -21,9 +27,22 @@ class Context:
         self.replaced.append((bookie_id, delete_cookie))
 
 
+async def call(context: Context, method: str, name: str, body: bytes = b"") -> Answer:
+    (route,) = [one for one in ROUTES if (one.method, one.path) == (method, f"{ROOT}/{name}")]
+    return await route.handler(context, Request(method, route.path, body=body))
+
+
 async def put(context: Context, name: str, body: bytes) -> Answer:
-    (route,) = [one for one in ROUTES if (one.method, one.path) == ("PUT", f"{ROOT}/{name}")]
-    return await route.handler(context, Request("PUT", route.path, body=body))
+    return await call(context, "PUT", name, body)
+
+
+async def test_the_lost_bookie_delay_is_not_found_until_an_auditor_has_set_it() -> None:
+    context = Context()
+    answer = await call(context, "GET", "lost_bookie_recovery_delay")
+    assert (answer.status, json.loads(answer.body)["code"]) == (404, "no_auditor")
+    context.delay_s = 0
+    answer = await call(context, "GET", "lost_bookie_recovery_delay")
+    assert (answer.status, answer.body) == (200, b"lostBookieRecoveryDelay value: 0")
 
 
 @pytest.mark.parametrize(
