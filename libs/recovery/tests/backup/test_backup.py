@@ -372,6 +372,9 @@ async def test_a_damaged_backup_is_refused() -> None:
         ):
             with pytest.raises((Corrupt, BadRequest)):
                 verify_backup(damaged)
+    for without_path in (b"{}", b'{"path": 7}', b'{"path": "ledgers"}'):
+        with pytest.raises(Corrupt, match="contains no valid path"):
+            verify_backup([*lines[:5], without_path + b"\n", *lines[6:]])
     line = lines[5]
     for offset in range(len(line) - 1):
         flipped = line[:offset] + bytes([line[offset] ^ 1]) + line[offset + 1 :]
