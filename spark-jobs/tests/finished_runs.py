@@ -1,12 +1,15 @@
 """Finished audit runs on disk, with summaries and findings, for tests that need no Spark."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as parquet
+from bindery_spark.audit.apply import Applied
 from bindery_spark.audit.checkpoint import RunDirectory
-from bindery_spark.audit.findings.actions import proposals
+from bindery_spark.audit.findings.actions import Proposal, proposals
 from bindery_spark.audit.findings.summary import BookieCoverage, Summary, summarize
+from bindery_spark.audit.options import Options
 from bindery_spark.audit.outcome import write_outputs
 from frames import NOW_MS, finding
 
@@ -52,3 +55,24 @@ def finished(out: Path, run_id: str, findings: list[dict]) -> RunDirectory:
     result = summary(findings, run_id=run_id)
     write_outputs(directory, result, findings, proposals(findings))
     return directory
+
+
+def deep(out: Path, run_id: str, findings: list[dict]) -> RunDirectory:
+    """A finished deep run that still has its checkpoint."""
+    directory = finished(out, run_id, findings)
+    directory.write_run({"options": asdict(Options()), "began_ms": 1})
+    return directory
+
+
+class Cluster:
+    """Records the proposals to mark."""
+
+    def __init__(self) -> None:
+        self.marked: list[list[int]] = []
+        self.dies = False
+
+    def __call__(self, zookeeper: str, ledgers_root: str, proposals: list[Proposal], **_: object) -> Applied:
+        if self.dies:
+            raise KeyboardInterrupt
+        self.marked.append([one.ledger_id for one in proposals])
+        return Applied(marked=self.marked[-1], left={9: "it was deleted"})

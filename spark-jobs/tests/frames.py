@@ -1,5 +1,6 @@
 """Small tables for the checks: rows with defaults, and DataFrames of them."""
 
+import random
 import struct
 from collections import defaultdict
 from typing import Any
@@ -58,6 +59,23 @@ def copy(ledger_id: int, entry_id: int, bookie: str, status: str = "good", **mor
         "error": {"unknown": "unreachable: refused", "damaged": "io_error: it could not read it"}.get(status),
         **more,
     }
+
+
+def random_copy(rng: random.Random, ledger_id: int, entry_id: int, name: str, faults: float, more: dict) -> dict:
+    """A row of REPLICAS with a random fault, with the probability `faults`. Bookie `gone` has no known copies."""
+    if name == "gone":
+        return copy(ledger_id, entry_id, name, "unknown", **more)
+    if rng.random() >= faults:
+        return copy(ledger_id, entry_id, name, **more, lac=rng.randint(-1, entry_id))
+    match rng.choice(["missing", "corrupt", "damaged", "unknown", "payload", "length", "ledger_length"]):
+        case "payload":
+            return copy(ledger_id, entry_id, name, **more, payload_crc32c=rng.randint(1, 2))
+        case "length":
+            return copy(ledger_id, entry_id, name, **more, payload_length=rng.randint(11, 12))
+        case "ledger_length":
+            return copy(ledger_id, entry_id, name, **more, ledger_length=rng.randint(1, 2))
+        case status:
+            return copy(ledger_id, entry_id, name, status, **more)
 
 
 def bookie(name: str, **more: Any) -> dict:

@@ -12,36 +12,14 @@ import pytest
 from bindery_core.errors import BadRequest, Conflict
 from bindery_spark import main as main_module
 from bindery_spark.audit import apply as apply_module
-from bindery_spark.audit.apply import Applied
 from bindery_spark.audit.checkpoint import RunDirectory
-from bindery_spark.audit.findings.actions import Proposal
 from bindery_spark.audit.findings.findings import Exit
 from bindery_spark.audit.options import Options
 from bindery_spark.main import main
 from bindery_spark.run_lock import LOCK, held
-from finished_runs import finished
+from finished_runs import Cluster, deep
 
 FIRST, SECOND, THIRD = (f"2026010{n}T000000Z-abcdef" for n in (1, 2, 3))
-
-
-def deep(out: Path, run_id: str, findings: list[dict]) -> RunDirectory:
-    directory = finished(out, run_id, findings)
-    directory.write_run({"options": asdict(Options()), "began_ms": 1})
-    return directory
-
-
-class Cluster:
-    """Records the proposals to mark."""
-
-    def __init__(self) -> None:
-        self.marked: list[list[int]] = []
-        self.dies = False
-
-    def __call__(self, zookeeper: str, ledgers_root: str, proposals: list[Proposal], **_: object) -> Applied:
-        if self.dies:
-            raise KeyboardInterrupt
-        self.marked.append([one.ledger_id for one in proposals])
-        return Applied(marked=self.marked[-1], left={9: "it was deleted"})
 
 
 @pytest.fixture

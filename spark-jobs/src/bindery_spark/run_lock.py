@@ -33,7 +33,9 @@ def held(directory: Path, *, pid: int, warn: Callable[[str], None]) -> Iterator[
             file.seek(0)
             holder = file.read(200).strip() or "unknown"
             raise Conflict(
-                "another process is at this run; wait for its end, or end it", run_id=directory.name, holder=holder
+                "another process is working on this run; wait until it ends, or stop it",
+                run_id=directory.name,
+                holder=holder,
             ) from None
         except OSError as error:
             warn(f"the run cannot be locked; make sure that no other process uses it: {error}")

@@ -8,21 +8,13 @@ import pytest
 from bindery_core.errors import BadRequest
 from bindery_spark import main as main_module
 from bindery_spark.audit import apply as apply_module
-from bindery_spark.audit.apply import Applied
 from bindery_spark.audit.checkpoint import RunDirectory, last_finished, run_directory, runs_in
-from bindery_spark.audit.findings.actions import Proposal
 from bindery_spark.audit.findings.findings import Exit
 from bindery_spark.audit.options import Options
 from bindery_spark.main import main
-from finished_runs import finished, missing
+from finished_runs import Cluster, deep, finished, missing
 
 FIRST, SECOND, THIRD = (f"2026010{n}T000000Z-abcdef" for n in (1, 2, 3))
-
-
-def deep(out: Path, run_id: str, findings: list[dict]) -> RunDirectory:
-    directory = finished(out, run_id, findings)
-    directory.write_run({"options": asdict(Options()), "began_ms": 1})
-    return directory
 
 
 def test_a_run_without_its_checkpoint_is_still_finished(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,20 +67,6 @@ def test_invalid_options_are_rejected_before_the_run_begins(
     assert main(["run", *arguments, "--out", str(tmp_path / "runs")]) == Exit.JOB_ERROR
     assert complaint in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
-
-
-class Cluster:
-    """Records the proposals to mark."""
-
-    def __init__(self) -> None:
-        self.marked: list[list[int]] = []
-        self.dies = False
-
-    def __call__(self, zookeeper: str, ledgers_root: str, proposals: list[Proposal], **_: object) -> Applied:
-        if self.dies:
-            raise KeyboardInterrupt
-        self.marked.append([one.ledger_id for one in proposals])
-        return Applied(marked=self.marked[-1], left={9: "it was deleted"})
 
 
 @pytest.fixture

@@ -71,7 +71,7 @@ async def test_ledgers_are_listed_without_a_proxy(monkeypatch: pytest.MonkeyPatc
 )
 async def test_an_invalid_list_of_ledgers_is_reported_as_unlisted(answer: bytes) -> None:
     async with answering(answer) as there:
-        with pytest.raises(Unlisted, match="does not tell its ledgers"):
+        with pytest.raises(Unlisted, match="did not list its ledgers"):
             await held_ledgers(there, BOOKIE, timeout_s=5)
 
 

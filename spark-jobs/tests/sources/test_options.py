@@ -63,7 +63,7 @@ def test_tasks_contain_only_the_names_of_credential_files(tmp_path: Path) -> Non
     run = Options(security=files)
     assert Options.from_json(json.loads(json.dumps(asdict(run)))) == run
     assert files.load().token == b"s3cret"
-    with pytest.raises(BadRequest, match="cannot use the files"):
+    with pytest.raises(BadRequest, match="cannot load the client's TLS or token files"):
         SecurityFiles(token_file=str(tmp_path / "none")).load()
 
 

@@ -169,7 +169,7 @@ async def test_copies_that_are_missing_when_the_ledger_is_closed_are_reported(mo
         await add_numbers(writer, 0, 10)
         await writer.close()
         found = await notes.get(writer.ledger_id)
-        assert found is not None, "who is to tell may die before it does"
+        assert found is not None, "the process may die before it reports the bookie"
         assert found.cause is ClosingCause.IN_FLIGHT
         async with asyncio.timeout(LIMIT_S):
             while not told:

@@ -136,7 +136,9 @@ async def test_a_ledger_without_entries_is_recovered_although_no_bookie_has_it()
         writer = await (await cluster.client()).create()
         reader = await (await cluster.client()).open(writer.ledger_id)
         assert (reader.is_closed, reader.last_add_confirmed) == (True, -1)
-        assert await ClosingRecords(cluster.tree.connect()).ledger_ids() == [], "what is empty lacks nothing"
+        assert await ClosingRecords(cluster.tree.connect()).ledger_ids() == [], (
+            "an empty ledger is not under-replicated"
+        )
 
 
 async def test_failed_and_silent_bookies_do_not_block_a_delete() -> None:

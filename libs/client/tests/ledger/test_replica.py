@@ -92,7 +92,7 @@ def test_a_response_ok_without_an_entry_is_an_error() -> None:
         ledger_id=ledger_id,
         entry_id=entry_id,
     )
-    assert (replica.verdict, replica.reason) == (Verdict.ERROR, "answer without an entry")
+    assert (replica.verdict, replica.reason) == (Verdict.ERROR, "response without an entry")
 
 
 async def test_a_busy_bookie_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ def test_acks_confirm_entries_and_a_force_publishes_them() -> None:
     assert ack(one, B0, 0, 1) == []
     assert ack(one, B2, 0, 1) == [Confirm(0, 1)]
     assert (one.published_lac, one.published_length) == (-1, 0)
-    assert lacs(list(one.add_many([b"d"], now=0.0))) == [-1], "entries tell readers of forced ones only"
+    assert lacs(list(one.add_many([b"d"], now=0.0))) == [-1], "frames carry the LAC of forced entries only"
     mark = one.mark()
     assert mark == (1, 3)
     ack(one, B0, 2)

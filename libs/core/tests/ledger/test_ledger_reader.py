@@ -101,7 +101,7 @@ def test_a_run_is_read_from_one_bookie_if_every_bookie_has_every_entry() -> None
     assert len({action.bookie_id for action in actions if isinstance(action, SendReads)}) == 3
     striped = LedgerRead(LEDGER_ID, metadata(write_quorum=2), first=0, last=5, digester=DIGESTER, run_size=4)
     asked = [action.entry_ids for action in striped.start(now=0.0) if isinstance(action, SendReads)]
-    assert sorted(asked) == [(0, 3), (1, 4), (2, 5)], "elsewhere the write sets say whom to ask"
+    assert sorted(asked) == [(0, 3), (1, 4), (2, 5)], "otherwise the write sets determine the bookies"
 
 
 def test_bookies_to_avoid_are_read_last() -> None:

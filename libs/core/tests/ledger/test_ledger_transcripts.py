@@ -270,7 +270,7 @@ class Session:
                 what = "last" if tuple(entry_ids) == (-1,) else f"entry={text(entry_ids)}"
                 return f"{'fence and ' if fence else ''}read {what} to {bookie_id}"
             case SendLac(bookie_ids, lac):
-                return f"tell lac={lac} to {' '.join(bookie_ids)}"
+                return f"send lac={lac} to {' '.join(bookie_ids)}"
             case ChangeEnsemble(failed, first_entry_id, publish):
                 self.change = action
                 where = "" if publish else " in memory"

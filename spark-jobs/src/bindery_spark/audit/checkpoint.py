@@ -127,7 +127,7 @@ class RunDirectory:
         try:
             facts: dict[str, Any] = json.loads((self.path / name).read_text())
         except (OSError, ValueError) as error:
-            raise BadRequest("no run that can be resumed is there", path=str(self.path), reason=str(error)) from None
+            raise BadRequest("there is no run that can be resumed", path=str(self.path), reason=str(error)) from None
         if facts.get("format") != FORMAT:
             raise BadRequest("the run was begun by another version: begin a new one", format=facts.get("format"))
         return facts
@@ -152,7 +152,7 @@ def run_directory(out: Path, run: str) -> RunDirectory:
     for path in (out / run, Path(run)):
         if _is_run(path):
             return RunDirectory(path.resolve())
-    raise BadRequest(f"there is no audit run {run} in {out}: `bindery audit show` lists those that are there")
+    raise BadRequest(f"there is no audit run {run} in {out}: `bindery audit show --out {out}` lists all runs")
 
 
 def runs_in(out: Path) -> list[RunDirectory]:

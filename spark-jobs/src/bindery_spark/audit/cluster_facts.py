@@ -63,7 +63,7 @@ async def read_facts(store: MetadataStore, layout: LedgersLayout) -> Facts:
     try:
         cluster_id = (await store.get(layout.instance_id)).data.decode(errors="replace")
     except NoSuchNode:
-        raise NoSuchNode(f"there is no cluster at {layout.root}: `bindery cluster init`") from None
+        raise NoSuchNode(f"there is no cluster at {layout.root}. To create one, run `bindery cluster init`") from None
     marks = UnderreplicationManager(store, layout, randomness=NoRandomness(), clock_ms=lambda: 0)
     delay_s = await marks.lost_bookie_delay_s()
     records = RecoveryRecords(store)

@@ -61,7 +61,7 @@ async def held_ledgers(pool: BookiePool, bookie_id: BookieId, *, timeout_s: floa
         runs = await asyncio.to_thread(_get, url, timeout_s)
         return [range(int(first), int(last) + 1) for first, last in runs]
     except (OSError, HTTPException, ValueError, KeyError, TypeError) as error:
-        raise Unlisted(f"unlisted: the bookie's admin HTTP does not tell its ledgers: {error!r}"[:300]) from error
+        raise Unlisted(f"unlisted: the bookie's admin HTTP API did not list its ledgers: {error!r}"[:300]) from error
 
 
 def _get(url: str, timeout_s: float) -> Any:

@@ -504,7 +504,7 @@ class BookieReader:
         if self._out_since is None:
             self._out_since = self._loop.time()
         if self._loop.time() - self._out_since >= self._timeout_s:
-            self._given_up = "busy: the bookie takes no more requests"
+            self._given_up = "busy: the bookie accepts no more requests"
             return
         await asyncio.sleep(BUSY_PAUSE_S)
 
@@ -546,5 +546,5 @@ def _held(runs: Sequence[tuple[int, int]], wanted: Sequence[int]) -> set[int]:
 
 def _error_text(status: int) -> str:
     if status == Status.UNKNOWN_LEDGER_STATE:
-        return "limbo: the bookie lost data and may have held it"
+        return "limbo: the bookie lost data, perhaps this entry"
     return f"{status_name(status).lower()}: the bookie could not read it"

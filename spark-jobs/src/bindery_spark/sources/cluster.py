@@ -22,7 +22,6 @@ from bindery_metadata.ledgers.ledger_manager import LedgerManager
 from bindery_metadata.stores.zookeeper import ZooKeeperStore
 
 T = TypeVar("T")
-READS_IN_FLIGHT: Final = 64
 TIMER_TICK_S: Final = 0.05
 """Granularity in seconds of request timeouts."""
 RANDOMNESS: Final = random.SystemRandom()

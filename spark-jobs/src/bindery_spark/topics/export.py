@@ -32,7 +32,9 @@ def check_target(out: Path, *, overwrite: bool) -> None:
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     if not overwrite:
-        raise AlreadyExists("there is something already; --overwrite replaces an export", out=out)
+        raise AlreadyExists(
+            "the target exists and is not an empty directory; --overwrite replaces an earlier export", out=out
+        )
     if not (out / FACTS).is_file():
         raise BadRequest(f"not an export, it has no {FACTS}: choose another directory, or empty it", out=out)
 

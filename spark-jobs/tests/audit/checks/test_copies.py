@@ -8,7 +8,7 @@ import pytest
 from bindery_core.placement.write_set import write_set
 from bindery_spark.audit.checks import copies as checks
 from bindery_spark.audit.checks.finding_rows import together
-from frames import NOW_MS, RUN, Tables, bookie, copy, facts, ledger
+from frames import NOW_MS, RUN, Tables, bookie, copy, facts, ledger, random_copy
 from oracle import copy_facts
 from pyspark.sql import SparkSession
 from pyspark.sql.types import Row
@@ -144,25 +144,9 @@ def random_worlds() -> tuple[list[dict], list[dict]]:
             for entry_id in range(first, (9 if end is None else end) + 1):
                 for index in write_set(entry_id=entry_id, ensemble_size=size, write_quorum=qw):
                     more = {"segment": segment, "expected": entry_id <= confirmed}
-                    replicas.append(_random_copy(rng, ledger_id, entry_id, ensemble[index], faults, more))
+                    replicas.append(random_copy(rng, ledger_id, entry_id, ensemble[index], faults, more))
     rng.shuffle(replicas)
     return replicas, ledgers
-
-
-def _random_copy(rng: random.Random, ledger_id: int, entry_id: int, name: str, faults: float, more: dict) -> dict:
-    if name == "gone":
-        return copy(ledger_id, entry_id, name, "unknown", **more)
-    if rng.random() >= faults:
-        return copy(ledger_id, entry_id, name, **more, lac=rng.randint(-1, entry_id))
-    match rng.choice(["missing", "corrupt", "damaged", "unknown", "payload", "length", "ledger_length"]):
-        case "payload":
-            return copy(ledger_id, entry_id, name, **more, payload_crc32c=rng.randint(1, 2))
-        case "length":
-            return copy(ledger_id, entry_id, name, **more, payload_length=rng.randint(11, 12))
-        case "ledger_length":
-            return copy(ledger_id, entry_id, name, **more, ledger_length=rng.randint(1, 2))
-        case status:
-            return copy(ledger_id, entry_id, name, status, **more)
 
 
 @pytest.fixture(scope="module")

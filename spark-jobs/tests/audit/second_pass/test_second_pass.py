@@ -210,7 +210,11 @@ def test_findings_about_a_steady_ledger_stay_until_the_bookie_answers_again(
         (None, "UNREADABLE_BOOKIE", "b", None, None),
     }
     damage = seen[11, "DIGEST_MISMATCH", "b", 2, 2]
-    assert (damage["severity"], damage["action"], damage["found"]) == ("corrupt", "mark", "it contradicts its digest")
+    assert (damage["severity"], damage["action"], damage["found"]) == (
+        "corrupt",
+        "mark",
+        "the copy does not match its digest",
+    )
     assert {key[:4] for key, f in seen.items() if f["severity"] == "warning"} == {
         (13, "DIGEST_MISMATCH", "b", 2),
         (14, "DIGEST_MISMATCH", "a", 2),

@@ -24,29 +24,9 @@ from bindery_spark.sources.topic.positions import (
     tasks_of,
     to_offset,
 )
+from topic_extents import HOUR_MS, entries_of, extents
 
 T = "public/default/t"
-
-
-HOUR_MS = 3_600_000
-
-
-def extents(*lasts: int, is_open: bool = True) -> list[Extent]:
-    """Ledgers 10, 20, ... with these last entries, each written for one hour. The last one may be open."""
-    return [
-        Extent(
-            ledger_id=10 * (n + 1),
-            last_entry=last,
-            is_closed=not is_open or n + 1 < len(lasts),
-            created_ms=n * HOUR_MS + 1,
-            closed_ms=(n + 1) * HOUR_MS if not is_open or n + 1 < len(lasts) else 0,
-        )
-        for n, last in enumerate(lasts)
-    ]
-
-
-def entries_of(slices: list[Slice]) -> list[tuple[int, int]]:
-    return [(each.ledger_id, entry) for each in slices for entry in range(each.first, each.last + 1)]
 
 
 def test_bounds_are_positions_or_times() -> None:

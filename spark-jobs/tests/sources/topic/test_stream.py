@@ -11,35 +11,14 @@ from bindery_spark.sources.topic.options import TopicOptions
 from bindery_spark.sources.topic.positions import (
     ALL,
     Extent,
-    Slice,
     to_offset,
 )
 from bindery_spark.sources.topic.source import TopicPart, TopicStreamReader, _shares, narrowed
 from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, LessThan
 from pyspark.sql.streaming.datasource import ReadAllAvailable
+from topic_extents import HOUR_MS, entries_of, extents
 
 T = "public/default/t"
-
-
-HOUR_MS = 3_600_000
-
-
-def extents(*lasts: int, is_open: bool = True) -> list[Extent]:
-    """Ledgers 10, 20, ... with these last entries, each written for one hour. The last one may be open."""
-    return [
-        Extent(
-            ledger_id=10 * (n + 1),
-            last_entry=last,
-            is_closed=not is_open or n + 1 < len(lasts),
-            created_ms=n * HOUR_MS + 1,
-            closed_ms=(n + 1) * HOUR_MS if not is_open or n + 1 < len(lasts) else 0,
-        )
-        for n, last in enumerate(lasts)
-    ]
-
-
-def entries_of(slices: list[Slice]) -> list[tuple[int, int]]:
-    return [(each.ledger_id, entry) for each in slices for entry in range(each.first, each.last + 1)]
 
 
 def test_filters_on_publish_time_are_rounded_outwards() -> None:
@@ -86,7 +65,7 @@ def test_a_first_batch_that_is_read_again_after_a_restart_has_the_same_entries(
     noted = stream.end(begin)
     assert stream.entries(begin, noted) == expected.get(start, [(20, n) for n in range(4)])
     stream.topics = {T: extents(3, 3, 3)}
-    assert stream.reader.initialOffset() == before, "Spark asks for it anew"
+    assert stream.reader.initialOffset() == before, "Spark requests it again"
     assert stream.entries(before, begin) == []
     assert stream.entries(noted, stream.end(noted)) == [(30, n) for n in range(4)]
 

@@ -329,7 +329,7 @@ class BookieConnection(asyncio.Protocol):
         try:
             responses = (v3 if in_v3 else v2).decode_responses(self._decoder.feed(data))
         except BinderyError as error:
-            log.warning("bookie_sent_nonsense", bookie_id=self.bookie_id, error=repr(error))
+            log.warning("bookie_response_malformed", bookie_id=self.bookie_id, error=repr(error))
             self._abort()
             return
         self._received_at = self._loop.time()

@@ -74,7 +74,7 @@ def load_security(
             token = Path(token_file).read_bytes().strip()
     except (OSError, ssl.SSLError) as error:
         raise BadRequest(
-            f"cannot use the files of the client's security: {error.strerror or error}",
+            f"cannot load the client's TLS or token files: {error.strerror or error}",
             ca_file=ca_file,
             certificate_file=certificate_file,
             key_file=key_file,

@@ -63,7 +63,7 @@ def judge(
     if status in (Status.NO_ENTRY, Status.NO_LEDGER):
         return ReplicaRead(ledger_id, entry_id, bookie_id, status, None, Verdict.ABSENT)
     if status != Status.OK or frame is None:
-        reason = "answer without an entry" if status == Status.OK else f"bookie answers {status_name(status)}"
+        reason = "response without an entry" if status == Status.OK else f"bookie answers {status_name(status)}"
         return ReplicaRead(ledger_id, entry_id, bookie_id, status, frame, Verdict.ERROR, reason=reason)
     try:
         entry = unpack(digester, frame, ledger_id=ledger_id, entry_id=entry_id)
@@ -154,7 +154,10 @@ class ReplicaBatch(Generic[T]):
                 # The connection may have been replaced after a timeout, which failed this request.
                 may_retry = False
             elif not attempt.is_busy or busy_attempts == BUSY_ATTEMPTS_MAX:
-                self._give_up(reason or ("bookie is too busy" if attempt.is_busy else "bookie answers something else"))
+                self._give_up(
+                    reason
+                    or ("bookie is too busy" if attempt.is_busy else "the bookie's response does not match the request")
+                )
             if self._missing and attempt.is_busy:
                 busy_attempts += 1
                 await asyncio.sleep(BUSY_PAUSE_S)

@@ -55,9 +55,9 @@ class Cookie:
         """Return the cookie in layout 5. Raises BadRequest for a directory whose name the text cannot represent."""
         for directory in (*self.journal_dirs, *self.ledger_dirs, *(self.index_dirs or ())):
             if not directory or "\t" in directory or "\n" in directory:
-                raise BadRequest("a cookie cannot hold this directory's name", directory=directory)
+                raise BadRequest("a cookie cannot contain this directory's name", directory=directory)
         if any("," in directory for directory in self.journal_dirs):
-            raise BadRequest("a journal directory's name must not hold a comma", journal_dirs=self.journal_dirs)
+            raise BadRequest("a journal directory's name must not contain a comma", journal_dirs=self.journal_dirs)
         fields = {
             "bookieHost": self.bookie_id,
             "journalDir": ",".join(self.journal_dirs),

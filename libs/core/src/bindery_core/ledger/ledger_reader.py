@@ -307,7 +307,7 @@ class LacRead:
             ack_quorum=self._metadata.ack_quorum,
         ):
             self.error = TryAgain(
-                "too few bookies answered to know the last add confirmed",
+                "too few bookies answered to determine the last add confirmed",
                 ledger_id=self.ledger_id,
                 missing="; ".join(f"{self.targets[index]}: {why}" for index, why in sorted(self._failed.items())),
             )

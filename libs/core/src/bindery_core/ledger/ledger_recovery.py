@@ -380,7 +380,7 @@ class LedgerRecovery:
                 case Confirm():
                     pass
                 case _:
-                    raise AssertionError(f"recovery's writer never asks for {action}")
+                    raise AssertionError(f"recovery's writer must not request {action}")
         return passed
 
     def _go_on_unless_finished(self, now: float) -> list[RecoveryAction]:

@@ -192,7 +192,7 @@ def encode_response(response: Response) -> bytes:
             )
         case AuthResponse():
             return _auth_frame(response.txn_id, response.plugin, response.payload)
-    raise AssertionError(f"version 2 has no such answer: {type(response).__name__}")
+    raise AssertionError(f"version 2 has no such response: {type(response).__name__}")
 
 
 def encode_responses(responses: Iterable[Response]) -> bytes:

@@ -49,7 +49,6 @@ REPLACE_POLL_S: Final = 5.0
 """Minimum interval in seconds at which the progress of a replacement is read."""
 REPLACING_MAX: Final = 16
 """Maximum number of replacements that are followed at a time."""
-READS_IN_FLIGHT: Final = 64
 
 log = get_logger(__name__)
 

@@ -257,7 +257,7 @@ def orphan_data(blocks: DataFrame, ledgers: DataFrame, run: Run) -> DataFrame:
     )
     no_ledger = F.col("is_closed").isNull()
     rows = orphans.withColumn(
-        "expected", F.when(no_ledger, "no such ledger in metadata").otherwise("metadata name other bookies")
+        "expected", F.when(no_ledger, "no such ledger in metadata").otherwise("the metadata names other bookies")
     )
     severity = F.when(no_ledger, str(Severity.WARNING)).otherwise(str(Severity.INFO))
     return as_findings(rows, run, Kind.ORPHAN_DATA, severity)

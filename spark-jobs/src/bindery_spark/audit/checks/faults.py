@@ -54,7 +54,7 @@ def faults_of(copies: Sequence[Copy]) -> Iterator[Fault]:
         if copy.status == "missing":
             yield Fault(Kind.MISSING_REPLICA, copy.bookie, "a copy", "the bookie denies it", 0, bool(good))
         elif copy.status == "corrupt":
-            expected, found = "a copy that agrees with its digest", "it contradicts its digest"
+            expected, found = "a copy that matches its digest", "the copy does not match its digest"
             yield Fault(Kind.DIGEST_MISMATCH, copy.bookie, expected, found, 0, bool(good))
         elif copy.status == "damaged":
             expected, found = "a copy that its bookie can read", "the bookie reports it damaged"
@@ -74,7 +74,7 @@ def _differences(known: Sequence[Copy]) -> Iterator[Fault]:
             yield Fault(Kind.REPLICA_DIVERGENCE, copy.bookie, expected, found, _hash(found))
     same = [copy for copy in known if copy.payload == payload and copy.ledger_length is not None]
     length = _most_common(copy.ledger_length for copy in same)
-    expected = "equal ledger lengths" if length is None else f"ledger length {length}, as most copies say"
+    expected = "equal ledger lengths" if length is None else f"ledger length {length}, as in most copies"
     for copy in same:
         if copy.ledger_length != length:
             found = f"ledger length {copy.ledger_length}"

@@ -72,7 +72,7 @@ def false_marks(
     rows = false.select(
         "ledger_id",
         F.lit("a copy that is missing").alias("expected"),
-        F.when(F.col("exists").isNull(), "the ledger was deleted").otherwise("every copy is there").alias("found"),
+        F.when(F.col("exists").isNull(), "the ledger was deleted").otherwise("every copy is stored").alias("found"),
     )
     return as_findings(rows, run, Kind.FALSE_MARK, Severity.WARNING)
 
@@ -106,6 +106,6 @@ def not_healed(lacking: DataFrame, marks: DataFrame, healed: DataFrame, run: Run
         .join(marks.select("ledger_id"), "ledger_id", "left_anti")
         .groupBy("ledger_id")
         .agg(F.concat_ws(", ", F.sort_array(F.collect_set("found"))).alias("found"))
-        .withColumn("expected", F.lit("all copies, since its mark went"))
+        .withColumn("expected", F.lit("all copies, because its mark was removed"))
     )
     return as_findings(still, run, Kind.NOT_HEALED, Severity.UNDER_REPLICATED, repairable=True, action=Action.MARK)

@@ -74,7 +74,9 @@ def unnamed_ledgers(
     old = ours.where(F.lit(run.now_ms) - F.col("created_ms") > orphan_after_ms)
     orphans = old.join(named, "ledger_id", "left_anti").crossJoin(F.broadcast(whole)).where("whole")
     rows = orphans.select(
-        "ledger_id", F.lit("a topic or cursor that names it").alias("expected"), F.lit("none does").alias("found")
+        "ledger_id",
+        F.lit("a topic or cursor that names it").alias("expected"),
+        F.lit("no topic or cursor names it").alias("found"),
     )
     return as_findings(rows, run, Kind.ORPHAN_METADATA, Severity.WARNING, action=Action.INSPECT)
 
@@ -94,7 +96,7 @@ def topic_inconsistencies(topics: DataFrame, ledgers: DataFrame, run: Run) -> Da
     wrong = done.where(is_open | (has != F.col("entries")) | (F.col("length") != F.col("bytes")))
     rows = wrong.select(
         "ledger_id",
-        F.when(is_open, F.concat(F.lit("closed, since topic "), "topic", F.lit(" went on")))
+        F.when(is_open, F.concat(F.lit("closed, because topic "), "topic", F.lit(" no longer writes it")))
         .otherwise(
             F.concat(F.lit("topic "), "topic", F.lit(": "), "entries", F.lit(" entries, "), "bytes", F.lit(" bytes"))
         )

@@ -67,7 +67,7 @@ def repaired(damage: DataFrame) -> DataFrame:
     return damage.withColumns(
         {
             "severity": F.lit(str(Severity.WARNING)),
-            "found": F.concat("found", F.lit("; not when it was read again")),
+            "found": F.concat("found", F.lit("; intact when it was read again")),
             "repairable": F.lit(False),
             "action": F.lit(str(Action.INSPECT)),
         }

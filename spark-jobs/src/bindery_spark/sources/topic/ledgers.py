@@ -70,9 +70,7 @@ async def _info(store: MetadataStore, topic: TopicName) -> TopicInfo:
     except NoSuchNode:
         if topic.partition >= 0:
             return TopicInfo()
-        raise NoSuchTopic(
-            "no such topic; `bindery topics list` shows those that are there", topic=topic.short
-        ) from None
+        raise NoSuchTopic("no such topic; `bindery topics list` lists all topics", topic=topic.short) from None
 
 
 async def _extent(client: LedgerClient, record: LedgerRecord, *, skip_missing: bool) -> Extent | None:

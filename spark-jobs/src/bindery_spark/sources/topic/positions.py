@@ -215,7 +215,9 @@ def from_offset(offset: Mapping[str, Any]) -> dict[str, Position]:
     try:
         return {topic: Position(int(at["ledger"]), int(at["entry"])) for topic, at in offset.items()}
     except (TypeError, KeyError, ValueError) as error:
-        raise BadRequest("not an offset of this source; is the checkpoint another query's?", offset=offset) from error
+        raise BadRequest(
+            "not an offset of this source; the checkpoint may belong to another query", offset=offset
+        ) from error
 
 
 def settled(extents: Sequence[Extent]) -> list[Extent]:
@@ -263,8 +265,8 @@ def check_not_trimmed(topic: str, extents: Sequence[Extent], start: Position) ->
     deleted."""
     if start.ledger_id >= 0 and all(extent.ledger_id != start.ledger_id for extent in extents):
         raise NoSuchEntry(
-            "the topic went on without this query: entries after its last position may have been deleted by retention; "
-            "option fail_on_data_loss=false (--skip-lost) goes on with what is left",
+            "the topic no longer has the ledger of the query's position: entries after this position may have been "
+            "deleted by retention; option fail_on_data_loss=false (--skip-lost) continues with the remaining entries",
             topic=topic,
             position=start,
         )

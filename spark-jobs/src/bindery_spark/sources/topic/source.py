@@ -110,7 +110,7 @@ class TopicSource(DataSource):
     def reader(self, schema: StructType) -> "TopicReader":
         options = TopicOptions.parse(self.options, os.environ)
         if options.bounds.after == LATEST:
-            raise BadRequest("option start=latest is for streams; a table ends where a stream would begin")
+            raise BadRequest("option start=latest is for streams; a table with start=latest would be empty")
         return TopicReader(options)
 
     def streamReader(self, schema: StructType) -> "TopicStreamReader":
@@ -171,7 +171,9 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begins at the end of that micro-batch."""
         topics = cluster.run(self._topics)
         if self._options.bounds.has_positions and len(topics) > 1:
-            raise BadRequest("a position is of one partition; name it as topic", partitions=", ".join(topics))
+            raise BadRequest(
+                "a position belongs to one partition; set option topic to that partition", partitions=", ".join(topics)
+            )
         if self._options.bounds.after == LATEST:
             return {}
         return to_offset(dict.fromkeys(topics, self._options.bounds.after))
