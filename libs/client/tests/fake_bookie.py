@@ -79,6 +79,8 @@ class FakeBookie:
         """Wire versions of received requests by the name of their class."""
         self.write_flags: set[int] = set()
         self.batch_reads_refused = 0
+        self.batch_reads: list[tuple[int, int]] = []
+        """(first entry, requested number of entries) of each batch read."""
         self._refused: dict[str, int] = {}
         self._frozen = False
         self._held: list[tuple[_Connection, Request, Codec]] = []
@@ -243,6 +245,7 @@ class FakeBookie:
             self.batch_reads_refused += 1
             connection.transport.close()
             return None
+        self.batch_reads.append((request.entry_id, request.count_max))
         ledger = self.ledgers.get(request.ledger_id)
         status, bodies = Status.NO_LEDGER, []
         if ledger is not None:

@@ -1,6 +1,7 @@
 """Which ledgers an audit marks, and when it stops or is postponed."""
 
 import asyncio
+from dataclasses import asdict
 
 import pytest
 from auditor_world import LAYOUT, LEDGERS, OF_B1, World, clock_ms, with_auditor
@@ -8,12 +9,16 @@ from bindery_core.errors import MetadataUnavailable
 from bindery_core.ids import BookieId, LedgerId
 from bindery_metadata.bookies.membership import Intent
 from bindery_metadata.recovery.recovery_records import Reason, RecoveryRecord, RecoveryState
-from bindery_recovery.checks.bookie_audit import LedgerMarker
+from bindery_recovery.checks.bookie_audit import AuditState, LedgerMarker
 from bindery_recovery.cluster import bookie_watch
 from scripted import ledger
 from simulated import simulate
 
 B1 = BookieId("b1")
+
+
+def test_before_the_first_audit_all_figures_are_zero() -> None:
+    assert not any(asdict(AuditState()).values())
 
 
 @with_auditor()
