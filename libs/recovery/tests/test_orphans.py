@@ -199,6 +199,20 @@ async def test_the_topic_is_read_again_before_a_ledger_is_deleted(store: MemoryS
     assert not await still_orphan(store, JsonCodec(), finding)
 
 
+async def test_a_subscription_that_is_deleted_during_the_search_hides_no_other(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the references of the other subscriptions were not read, their ledgers would be deleted."""
+    children = store.children
+
+    async def with_a_deleted_one(path: str) -> list[str]:
+        return ["deleted", *await children(path)] if path.endswith(TOPIC) else await children(path)
+
+    monkeypatch.setattr(store, "children", with_a_deleted_one)
+    references = await read_references(store, JsonCodec())
+    assert references.named[3] == f"{TOPIC}, subscription s"
+
+
 async def test_an_empty_cluster_has_no_references() -> None:
     references = await read_references(MemoryTree().connect(), JsonCodec())
     assert (references.named, references.topics, references.schemas) == ({}, frozenset(), frozenset())

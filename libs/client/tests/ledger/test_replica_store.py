@@ -62,6 +62,17 @@ async def test_a_bookie_that_stays_busy_is_reported_at_the_timeout(monkeypatch: 
         assert statuses == [Status.TOO_MANY_REQUESTS] * 2
 
 
+async def test_a_busy_bookie_is_not_asked_again_if_the_pause_would_exceed_the_timeout() -> None:
+    async with FakeCluster(bookies=4) as cluster:
+        client = await cluster.client()
+        ledger_id, metadata, frames, spare = await frames_and_spare(cluster, client, 2)
+        spare.refuse(AddRequest, Status.TOO_MANY_REQUESTS)
+        before = spare.requests["AddRequest"]
+        statuses = await client.store_replicas(ledger_id, metadata, spare.bookie_id, frames, timeout_s=0.0)
+        assert statuses == [Status.TOO_MANY_REQUESTS] * 2
+        assert spare.requests["AddRequest"] - before == 2, "one request per entry"
+
+
 @pytest.mark.parametrize("how", ["down", "silent"])
 async def test_a_bookie_that_does_not_respond_is_unavailable(how: str) -> None:
     async with FakeCluster(bookies=4) as cluster:
