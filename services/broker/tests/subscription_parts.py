@@ -23,13 +23,13 @@ PARTITION = -1
 class Parts:
     """The modules of one subscription. Times are those of the running event loop."""
 
-    def __init__(self, topic: ManagedLedger, cursor: Any) -> None:
+    def __init__(self, topic: ManagedLedger, cursor: Any, *, limits: DispatchLimits | None = None) -> None:
         self.topic = topic
         self.cursor = cursor
         self.now = asyncio.get_running_loop().time
         self.sessions = Sessions()
         self.reader = MessageReader(cursor, topic, partition=PARTITION)
-        limits = DispatchLimits()
+        limits = limits or DispatchLimits()
         self.loop = DispatchLoop(
             self.reader, self.sessions, limits=limits, read_ahead=ReadAhead(limits.ready_bytes_max), now=self.now
         )
@@ -39,11 +39,11 @@ class Parts:
         topic.on_new_entries(self.loop.wake)
 
     @classmethod
-    async def create(cls, cluster: Cluster, *entries: bytes) -> "Parts":
+    async def create(cls, cluster: Cluster, *entries: bytes, limits: DispatchLimits | None = None) -> "Parts":
         topic = await cluster.open()
         if entries:
             await topic.add_many(entries)
-        return cls(topic, await topic.open_cursor("s", start=EARLIEST))
+        return cls(topic, await topic.open_cursor("s", start=EARLIEST), limits=limits)
 
     def call(
         self,
@@ -52,6 +52,7 @@ class Parts:
         count_max: int = 100,
         wait_s: float = 0.0,
         ack_timeout_s: float = 30.0,
+        session_ttl_s: float = 3600.0,
         is_gone: Callable[[], bool] | None = None,
     ) -> ReceiveCall:
         request = ReceiveRequest(
@@ -60,9 +61,9 @@ class Parts:
             bytes_max=2**20,
             wait_s=wait_s,
             ack_timeout_s=ack_timeout_s,
-            session_ttl_s=3600,
+            session_ttl_s=session_ttl_s,
         )
-        session = self.sessions.begin_call(consumer, ttl_s=3600, now=self.now())
+        session = self.sessions.begin_call(consumer, ttl_s=session_ttl_s, now=self.now())
         return ReceiveCall(request=request, session=session, deadline=self.now() + wait_s, is_gone=is_gone)
 
     async def take(self, consumer: str = "c", **fields: Any) -> list[bytes]:

@@ -2,6 +2,7 @@
 
 from bindery_broker.dispatch.exclusive import ExclusiveDispatcher
 from bindery_broker.dispatch.item import DispatchLimits, Item
+from bindery_broker.dispatch.read_ahead import ReadAhead
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
@@ -147,10 +148,11 @@ def test_a_cumulative_acknowledgement_includes_held_and_ready_messages():
 
 def test_cumulative_acknowledgement_can_end_inside_a_batch():
     dispatcher: ExclusiveDispatcher[int] = ExclusiveDispatcher()
-    dispatcher.offer([Item((0, 0, n), 1, n) for n in range(4)], generation=0)
+    dispatcher.offer([Item((4, 7, n), 1, n) for n in range(4)], generation=0)
     dispatcher.take("c", count_max=3, bytes_max=100, ack_timeout_s=30, now=0)
-    assert dispatcher.begin_cumulative_ack((0, 0, 1)) == [(0, 0, 0), (0, 0, 1)]
-    assert list(dispatcher.leases) == [(0, 0, 2)]
+    assert dispatcher.begin_cumulative_ack((4, 7, 1)) == [(4, 7, 0), (4, 7, 1)]
+    assert list(dispatcher.leases) == [(4, 7, 2)]
+    assert dispatcher.begin_cumulative_ack((4, 7, -1)) == [(4, 7, 2), (4, 7, 3)]
 
 
 def test_one_message_is_delivered_whatever_its_size():
@@ -195,6 +197,159 @@ def test_without_room_to_read_ahead_nothing_is_read_while_a_message_is_ready():
     assert reader.dispatcher.room(asked=2) == 0
     reader.take()
     assert reader.dispatcher.room(asked=2) == 2
+
+
+def test_messages_may_fill_the_bytes_of_a_call_exactly():
+    reader = Reader(3)
+    reader.read()
+    taken = reader.dispatcher.take("c", count_max=10, bytes_max=20, ack_timeout_s=30, now=0)
+    assert [delivery.message for delivery in taken] == [0, 1]
+
+
+def test_nothing_is_read_ahead_at_the_byte_limit():
+    reader = Reader(5, ready_bytes_max=20)
+    reader.read(1)
+    assert reader.dispatcher.room() > 0
+    reader.read(1)
+    assert reader.dispatcher.room() == 0
+    reader.ack(1)
+    assert reader.dispatcher.room() > 0, "a ready message that is acknowledged frees its bytes"
+    reader.read(1)
+    assert reader.dispatcher.room() == 0
+    assert reader.take(1) == [0]
+    assert reader.dispatcher.room() > 0
+
+
+def test_ready_messages_take_the_room_of_messages_to_read():
+    reader = Reader(5, ready_max=3)
+    assert reader.dispatcher.room() == 3
+    reader.read(2)
+    assert reader.dispatcher.room() == 1
+    assert reader.dispatcher.known_count == 2
+
+
+def test_a_batch_that_exceeds_the_limits_leaves_no_room():
+    """An entry is offered as a whole. A negative room would hide that a limit is reached."""
+    reader = Reader(5, unacked_max=3, unacked_per_consumer_max=3, ready_max=2)
+    reader.dispatcher.offer([item(n) for n in range(5)], generation=0)
+    assert reader.dispatcher.room() == 0
+
+
+def test_only_ready_messages_count_as_read_ahead():
+    ahead = ReadAhead(1_000)
+    dispatcher: ExclusiveDispatcher[int] = ExclusiveDispatcher(read_ahead=ahead)
+    dispatcher.offer([item(n) for n in range(5)], generation=0)
+    assert ahead.used == 50
+    dispatcher.take("c", count_max=1, bytes_max=100, ack_timeout_s=30, now=0)
+    assert ahead.used == 40
+    dispatcher.begin_ack([key(1)])
+    assert ahead.used == 30
+    dispatcher.release("c")
+    assert ahead.used == 0
+
+
+def test_a_read_that_ends_after_a_completed_rewind_is_dropped():
+    reader = Reader(3)
+    reader.read(1)
+    reader.take()
+    generation = reader.dispatcher.generation
+    reader.dispatcher.release("c")
+    reader.dispatcher.offer([item(1)], generation=reader.dispatcher.generation)  # the read position is not moved yet
+    reader.dispatcher.rewound()
+    reader.dispatcher.offer([item(1), item(2)], generation=generation)
+    assert reader.dispatcher.ready_count == 0
+    reader.position = 0
+    reader.read()
+    assert reader.take() == [0, 1, 2]
+
+
+def test_no_single_message_is_read_again():
+    reader = Reader(2)
+    reader.read()
+    reader.take()
+    reader.dispatcher.nack([key(0)], delay_s=0, now=0)
+    assert reader.dispatcher.replayable() is False
+    assert reader.dispatcher.replay(10) == []
+
+
+def test_the_key_of_an_entry_means_all_messages_of_its_batch():
+    dispatcher: ExclusiveDispatcher[int] = ExclusiveDispatcher()
+    dispatcher.offer([Item((0, n // 3, n % 3), 1, n) for n in range(6)], generation=0)
+    dispatcher.take("c", count_max=2, bytes_max=100, ack_timeout_s=30, now=0)
+    acked = dispatcher.begin_ack([(0, 0, -1)])
+    assert [key for key in acked if key[2] >= 0] == [(0, 0, 0), (0, 0, 1), (0, 0, 2)]
+    assert dispatcher.begin_ack([(0, 0, 0)]) == [], "it is being acknowledged already"
+    taken = dispatcher.take("c", count_max=1, bytes_max=100, ack_timeout_s=30, now=0)
+    assert [delivery.message for delivery in taken] == [3]
+    assert dispatcher.nack([(0, 1, -1)], delay_s=0, now=0) == [(0, 1, 0)]
+
+
+def test_an_index_that_is_not_held_does_not_mean_the_whole_entry():
+    dispatcher: ExclusiveDispatcher[int] = ExclusiveDispatcher()
+    dispatcher.offer([Item((0, 0, n), 1, n) for n in range(3)], generation=0)
+    dispatcher.take("c", count_max=2, bytes_max=100, ack_timeout_s=30, now=0)
+    assert dispatcher.begin_ack([(0, 0, 2)]) == [(0, 0, 2)]
+    assert dispatcher.nack([(0, 0, 2)], delay_s=0, now=0) == []
+    assert list(dispatcher.leases) == [(0, 0, 0), (0, 0, 1)]
+
+
+def test_a_cumulative_acknowledgement_ends_with_its_message_and_forgets_redeliveries():
+    reader = Reader(5)
+    reader.read()
+    reader.take(4)
+    reader.dispatcher.nack([key(1), key(3)], delay_s=0, now=0)
+    keys = reader.dispatcher.begin_cumulative_ack(key(2))
+    assert keys == [key(1)], "only messages that are known"
+    reader.dispatcher.finish_ack(keys)
+    assert [reader.dispatcher.redelivery_count(key(n)) for n in (1, 3)] == [0, 1]
+    reader.read()
+    reader.take()
+    assert reader.dispatcher.begin_cumulative_ack(key(2)) == [key(0), key(1), key(2)]
+    assert list(reader.dispatcher.leases) == [key(3), key(4)]
+
+
+def test_without_a_delay_returned_messages_are_delivered_at_once():
+    reader = Reader(1)
+    reader.read()
+    reader.take()
+    reader.dispatcher.nack([key(0)], delay_s=0, now=7)
+    assert reader.dispatcher.paused_until is None
+    reader.read()
+    assert reader.take(now=7) == [0]
+
+
+def test_messages_are_returned_only_if_the_given_consumer_holds_them():
+    reader = Reader(2)
+    reader.read()
+    reader.take(1, consumer="a")
+    assert reader.dispatcher.nack([key(0)], delay_s=0, now=0, consumer="b") == []
+    assert list(reader.dispatcher.leases) == [key(0)]
+    assert reader.dispatcher.nack([key(0)], delay_s=0, now=0, consumer="a") == [key(0)]
+
+
+def test_a_reset_forgets_everything_and_needs_no_rewind():
+    """The owner has set the read position: a rewind would move it back."""
+    reader = Reader(4)
+    reader.read()
+    reader.take(2)
+    reader.dispatcher.nack([key(0)], delay_s=5, now=0)
+    reader.dispatcher.begin_ack([key(2)])
+    reader.dispatcher.reset()
+    assert (reader.dispatcher.rewind_wanted, reader.dispatcher.paused_until) == (False, None)
+    assert (reader.dispatcher.known_count, reader.dispatcher.redelivery_count(key(0))) == (0, 0)
+    reader.position = 0
+    reader.read()
+    assert reader.take() == [0, 1, 2, 3]
+
+
+def test_state_counts_leave_out_states_without_messages():
+    reader = Reader(4)
+    reader.read()
+    assert reader.dispatcher.state_counts() == {"ready": 4}
+    reader.take(2)
+    reader.dispatcher.begin_ack([key(0)])
+    assert reader.dispatcher.state_counts() == {"ready": 2, "leased": 1, "acking": 1}
+    assert reader.dispatcher.known_count == 4
 
 
 class ExclusiveModel(RuleBasedStateMachine):

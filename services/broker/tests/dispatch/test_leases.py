@@ -47,6 +47,22 @@ def test_release_returns_keys_in_the_order_of_delivery():
     assert table.release("a") == []
 
 
+def test_renewing_restarts_only_the_leases_that_the_consumer_holds():
+    table = LeaseTable()
+    old = table.grant("a", [(KEYS[0], 7), (KEYS[1], 8)], deadline=10, now=0)
+    table.grant("b", [(KEYS[2], 9)], deadline=10, now=0)
+    grant, kept = table.renew("a", [KEYS[1], KEYS[2], KEYS[3]], deadline=30, now=5)
+    assert grant is not None
+    assert kept == [KEYS[1]]
+    assert (grant.serial > old.serial, grant.granted_at, grant.sizes) == (True, 5, {KEYS[1]: 8})
+    assert table.expire(now=10) == [KEYS[0], KEYS[2]]
+    assert (len(table), table.bytes_held) == (1, 8)
+    assert table.renew("b", KEYS, deadline=30, now=10) == (None, [])
+    assert table.next_deadline() == 30
+    table.clear()
+    assert (len(table), table.bytes_held, KEYS[1] in table) == (0, 0, False)
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(

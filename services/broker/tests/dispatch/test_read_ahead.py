@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from bindery_broker.dispatch.read_ahead import ReadAhead
 from broker_harness import TOPIC, Harness, ids, payloads
 
 SUBSCRIPTIONS = [f"s{n}" for n in range(5)]
@@ -12,6 +13,17 @@ KINDS = pytest.mark.parametrize("kind", ["shared", "exclusive"])
 def at_hand(broker: Harness) -> int:
     """Return the number of ready messages of all subscriptions."""
     return sum(s.dispatcher.ready_count for topic in broker.broker.topics for s in topic.subscriptions.values())
+
+
+def test_a_reservation_may_fill_the_budget_exactly():
+    ahead = ReadAhead(10)
+    ahead.change(4)
+    assert ahead.reserve(7) == 0
+    assert ahead.used == 4
+    assert ahead.reserve(6) == 6
+    assert ahead.used == 10
+    ahead.change(-6)
+    assert ahead.used == 4
 
 
 async def drained(broker: Harness, sub: str, kind: str, **fields: object) -> list[str]:

@@ -59,3 +59,50 @@ def test_only_the_latest_answers_are_remembered():
     for number in range(REQUESTS_REMEMBERED_MAX + 2):
         session.remember(f"r{number}", ((0, number, -1),))
     assert list(session.remembered) == [f"r{n}" for n in range(2, REQUESTS_REMEMBERED_MAX + 2)]
+
+
+def test_the_latest_call_sets_the_ttl():
+    sessions = Sessions()
+    sessions.end_call(sessions.begin_call("c", ttl_s=60, now=0), now=0)
+    sessions.end_call(sessions.begin_call("c", ttl_s=10, now=5), now=5)
+    assert sessions.expire(now=15, leases_end_at=no_leases) == ["c"]
+
+
+def test_a_session_lasts_until_all_its_calls_have_ended():
+    sessions = Sessions()
+    first = sessions.begin_call("c", ttl_s=10, now=0)
+    second = sessions.begin_call("c", ttl_s=10, now=0)
+    sessions.end_call(first, now=0)
+    assert sessions.expire(now=100, leases_end_at=no_leases) == []
+    assert sessions.ends_at(second, leases_end=None) is None
+    sessions.end_call(second, now=100)
+    assert sessions.expire(now=110, leases_end_at=no_leases) == ["c"]
+
+
+def test_a_session_ends_with_its_ttl_or_its_last_lease():
+    sessions = Sessions()
+    session = sessions.begin_call("c", ttl_s=10, now=5)
+    sessions.end_call(session, now=5)
+    assert sessions.ends_at(session, leases_end=None) == 15
+    assert sessions.ends_at(session, leases_end=12) == 15
+    assert sessions.ends_at(session, leases_end=20) == 20
+
+
+def test_a_repeated_answer_counts_as_the_latest_one():
+    sessions = Sessions()
+    session = sessions.begin_call("c", ttl_s=60, now=0)
+    for number in range(REQUESTS_REMEMBERED_MAX):
+        session.remember(f"r{number}", ())
+    session.remember("r0", ((0, 0, -1),))
+    session.remember("new", ())
+    assert "r0" in session.remembered
+    assert "r1" not in session.remembered
+
+
+def test_a_removed_consumer_is_a_new_one_with_its_next_call():
+    sessions = Sessions()
+    session = sessions.begin_call("c", ttl_s=60, now=0)
+    assert sessions.remove("c") is session
+    assert sessions.remove("c") is None
+    again = sessions.begin_call("c", ttl_s=60, now=9)
+    assert (again.joined_at, again.call_count, again.message_count) == (9, 1, 0)

@@ -201,6 +201,14 @@ def test_without_room_to_read_ahead_one_entry_is_read_again_while_no_message_is_
     assert shared.replay(100, entries_max=1) == [(0, 1, 0), (0, 1, 1)]
 
 
+def test_the_entries_of_returned_messages_are_counted_once_each():
+    shared = dispatcher()
+    shared.offer([Item((0, n, index), 1, n) for n in range(3) for index in range(2)], generation=0)
+    take(shared, "a")
+    shared.release("a")
+    assert shared.replay(100, entries_max=2) == [(0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1)]
+
+
 def test_returned_messages_are_not_read_again_beyond_the_byte_limit():
     shared = dispatcher(20, ready_bytes_max=50)
     take(shared, "a")
@@ -363,3 +371,100 @@ def test_nothing_is_read_ahead_at_the_byte_limit():
     assert shared.room() == 0
     take(shared, count=1)
     assert shared.room() == 99
+
+
+def test_a_batch_that_exceeds_the_limits_leaves_no_room():
+    """An entry is offered as a whole. A negative room would hide that a limit is reached."""
+    shared = dispatcher(5, unacked_max=3, unacked_per_consumer_max=3, ready_max=2)
+    assert shared.room() == 0
+
+
+def test_returned_messages_are_not_read_again_beyond_the_limit_of_ready_messages():
+    shared = dispatcher(6, ready_max=3)
+    take(shared)
+    shared.release("c")
+    shared.offer_again([item(n) for _, n, _ in shared.replay(2)], generation=0)
+    assert shared.replay(1) == [key(2)]
+    shared.offer_again([item(2)], generation=0)
+    assert shared.replay(1) == []
+
+
+def test_a_message_that_was_read_again_twice_is_delivered_once():
+    """The queue holds a stale row of the same key. The bodies must not be compared, because they have no order."""
+    shared: SharedDispatcher[object] = SharedDispatcher()
+    shared.offer([Item(key(0), 10, object())], generation=0)
+    shared.take("c", count_max=1, bytes_max=100, ack_timeout_s=30, now=0)
+    shared.release("c")
+    for _ in range(2):
+        shared.offer_again([Item(again, 10, object()) for again in shared.replay(1)], generation=0)
+        shared.fail_ack(shared.begin_ack([key(0)]))
+    shared.offer_again([Item(again, 10, object()) for again in shared.replay(1)], generation=0)
+    taken = shared.take("c", count_max=5, bytes_max=100, ack_timeout_s=30, now=0)
+    assert [delivery.key for delivery in taken] == [key(0)]
+
+
+def test_messages_may_fill_the_bytes_of_a_call_exactly():
+    shared = dispatcher(3)
+    taken = shared.take("c", count_max=10, bytes_max=20, ack_timeout_s=30, now=0)
+    assert [delivery.message for delivery in taken] == [0, 1]
+
+
+def test_only_ready_messages_count_as_read_ahead():
+    ahead = ReadAhead(1_000)
+    shared: SharedDispatcher[int] = SharedDispatcher(read_ahead=ahead)
+    shared.offer([item(n) for n in range(4)], generation=0)
+    assert ahead.used == 40
+    take(shared, count=3)
+    assert ahead.used == 10
+    shared.release("c")
+    replay(shared)
+    assert ahead.used == 40
+    assert take(shared, count=1) == [0]
+    assert ahead.used == 30
+    shared.reset()
+    assert ahead.used == 0
+
+
+def test_the_next_deadline_is_that_of_the_first_lease_or_delay():
+    shared = dispatcher(2)
+    assert shared.next_deadline() is None
+    take(shared)
+    shared.nack([key(0)], delay_s=5, now=0)
+    assert shared.next_deadline() == 5
+    shared.nack([key(1)], delay_s=50, now=0)
+    shared.tick(now=5)
+    replay(shared)
+    assert take(shared, now=6) == [0]
+    assert shared.next_deadline() == 36
+
+
+def test_a_reset_forgets_messages_in_every_state():
+    shared = dispatcher(5)
+    take(shared, count=4)
+    shared.nack([key(0)], delay_s=5, now=0)
+    shared.nack([key(1), key(2)], delay_s=0, now=0)
+    shared.offer_again([item(n) for _, n, _ in shared.replay(1)], generation=0)
+    assert shared.state_counts() == {"ready": 2, "leased": 1, "delayed": 1, "replay": 1}
+    shared.reset()
+    assert (shared.state_counts(), shared.ready_count, len(shared.leases)) == ({}, 0, 0)
+    assert shared.next_deadline() is None
+    assert not shared.replayable()
+    shared.offer([item(n) for n in range(5)], generation=shared.generation)
+    assert take(shared) == [0, 1, 2, 3, 4]
+    assert [shared.redelivery_count(key(n)) for n in range(5)] == [0] * 5
+
+
+def test_an_unknown_index_of_a_batch_does_not_mean_the_whole_entry():
+    shared = dispatcher()
+    shared.offer([Item((0, 7, n), 1, n) for n in range(3)], generation=0)
+    assert shared.begin_ack([(0, 7, 5)]) == []
+    assert take(shared) == [0, 1, 2]
+
+
+def test_redeliveries_of_an_acknowledged_message_are_forgotten():
+    shared = dispatcher(1)
+    take(shared)
+    shared.nack([key(0)], delay_s=0, now=0)
+    assert shared.redelivery_count(key(0)) == 1
+    shared.finish_ack(shared.begin_ack([key(0)]))
+    assert shared.redelivery_count(key(0)) == 0

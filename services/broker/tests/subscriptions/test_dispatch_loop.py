@@ -1,12 +1,19 @@
 """Waiting calls: what wakes them, what ends them, and how they share reads."""
 
 import asyncio
+from typing import Any
 
 import pytest
+from bindery_broker.dispatch.item import DispatchLimits
 from bindery_broker.subscriptions.reading import READ_ENTRIES_MAX
 from bindery_core.errors import TryAgain
+from bindery_pulsar.message_id import MessageId
 from managed_ledger_cluster import Cluster
-from subscription_parts import Parts, batch, single
+from subscription_parts import Parts, at, batch, single
+
+
+async def refuse(*arguments: object, **limits: object) -> None:
+    raise TryAgain("made up")
 
 
 async def test_a_waiting_call_gets_the_message_of_an_expired_lease(cluster: Cluster) -> None:
@@ -111,3 +118,121 @@ async def test_a_replaced_dispatcher_is_reset_and_reading_starts_again(cluster: 
     assert parts.loop.dispatcher.in_order
     assert len(parts.reader.batch_sizes) == 0
     assert await parts.take() == [b"a", b"b"]
+
+
+async def test_a_call_that_finds_enough_ready_messages_reads_nothing(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = await Parts.create(cluster, *(single(b"%d" % n) for n in range(READ_ENTRIES_MAX + 10)))
+    assert len(await parts.take(count_max=READ_ENTRIES_MAX - 2)) == READ_ENTRIES_MAX - 2
+    monkeypatch.setattr(parts.cursor, "read_unacked", refuse)
+    assert await parts.take(count_max=2) == [b"98", b"99"]
+    with pytest.raises(TryAgain):
+        await parts.take(count_max=2)
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        DispatchLimits(unacked_max=2, unacked_per_consumer_max=2),
+        DispatchLimits(unacked_max=10, unacked_per_consumer_max=2),
+    ],
+)
+async def test_a_call_that_a_limit_blocks_continues_after_an_acknowledgement(
+    cluster: Cluster, limits: DispatchLimits
+) -> None:
+    parts = await Parts.create(cluster, *(single(b"%d" % n) for n in range(3)), limits=limits)
+    began = parts.now()
+    assert await parts.take() == [b"0", b"1"]
+    waiting = asyncio.ensure_future(parts.take(wait_s=20))
+    await asyncio.sleep(1)
+    assert not waiting.done()
+    ids = [MessageId.parse("0:0")]
+    await parts.acknowledger.ack(*await parts.acknowledger.resolve(ids), ids)
+    assert await waiting == [b"2"]
+    assert parts.now() - began < 2
+
+
+async def test_an_acknowledgement_wakes_only_calls_that_a_limit_blocks(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = await Parts.create(cluster, single(b"a"))
+    await parts.take("c1")
+    waiting = asyncio.ensure_future(parts.take("c2", wait_s=20))
+    await asyncio.sleep(1)
+    wakes: list[None] = []
+    monkeypatch.setattr(parts.loop, "wake", lambda: wakes.append(None))
+    parts.loop.wake_blocked()
+    assert not wakes
+    waiting.cancel()
+
+
+async def test_a_call_of_a_consumer_that_left_during_the_read_takes_nothing(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = await Parts.create(cluster, single(b"a"))
+    read_on = parts.reader.read_on
+
+    async def leave_meanwhile(*arguments: Any, **limits: Any) -> bool:
+        parts.sessions.remove("c1")
+        return await read_on(*arguments, **limits)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(parts.reader, "read_on", leave_meanwhile)
+        assert await parts.take("c1") == []
+    assert await parts.take("c2") == [b"a"]
+
+
+async def test_ready_messages_are_delivered_before_a_read_error_is_raised(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = await Parts.create(cluster, single(b"a"), single(b"b"))
+    assert await parts.take(count_max=1) == [b"a"]
+    monkeypatch.setattr(parts.reader, "read_on", refuse)
+    assert await parts.take(count_max=5) == [b"b"]
+    with pytest.raises(TryAgain):
+        await parts.take(count_max=5)
+    assert parts.loop._waiters == []
+
+
+async def test_ready_messages_are_kept_during_a_read_and_while_a_session_lasts(cluster: Cluster) -> None:
+    parts = await Parts.create(cluster, single(b"a"), single(b"b"))
+    call = parts.call(count_max=1, session_ttl_s=10)
+    await parts.loop.take(call)
+    parts.sessions.end_call(call.session, now=parts.now())
+    parts.loop.tick()
+    assert parts.loop.dispatcher.ready_count == 1
+    await asyncio.sleep(30)  # the lease ends after the session
+    async with parts.loop.read_lock:
+        parts.loop.tick()
+        assert len(parts.sessions) == 0
+        assert parts.loop.dispatcher.ready_count == 1
+    parts.loop.tick()
+    assert parts.loop.dispatcher.ready_count == 0
+    assert parts.reader.position == at(1)
+    assert [await parts.take(), await parts.take()] == [[b"a"], [b"b"]]
+
+
+async def test_a_restart_delivers_again_from_the_position_of_the_cursor(cluster: Cluster) -> None:
+    parts = await Parts.create(cluster, batch(b"a", b"b"), single(b"c"))
+    assert await parts.take() == [b"a", b"b", b"c"]
+    waiting = asyncio.ensure_future(parts.take("c2", wait_s=20))
+    await asyncio.sleep(1)
+    began = parts.now()
+    parts.reader.stuck = "made up"
+    parts.loop.restart()
+    assert (parts.reader.stuck, len(parts.reader.batch_sizes)) == (None, 0)
+    assert await waiting == [b"a", b"b", b"c"]
+    assert parts.now() - began < 1
+    assert parts.loop.dispatcher.leases.count_of("c") == 0
+
+
+async def test_a_delayed_message_is_delivered_when_its_delay_ends(cluster: Cluster) -> None:
+    parts = await Parts.create(cluster, single(b"a"), single(b"b"))
+    parts.loop.change_type("exclusive")
+    assert await parts.take(count_max=1) == [b"a"]
+    began = parts.now()
+    assert parts.redelivery.nack([MessageId.parse("0:0")], delay_s=5, consumer="c") == [(0, 0, -1)]
+    assert await parts.take() == []
+    assert await parts.take(wait_s=60) == [b"a", b"b"]
+    assert parts.now() - began == pytest.approx(5, abs=0.1)

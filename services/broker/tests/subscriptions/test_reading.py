@@ -2,9 +2,11 @@
 
 import pytest
 from bindery_broker.dispatch.shared import SharedDispatcher
+from bindery_broker.managed_ledger import BatchAck
 from bindery_broker.subscriptions.reading import BatchSizes
 from bindery_core.errors import BinderyError, MetadataUnavailable
 from bindery_pulsar.message_codec import Message
+from bindery_pulsar.message_id import Position
 from managed_ledger_cluster import Cluster
 from subscription_parts import Parts, at, batch, single
 
@@ -97,6 +99,73 @@ async def test_keys_are_given_back_if_they_cannot_be_read_again(
             await parts.reader.read_again(dispatcher, dispatcher.replay(10))
     assert dispatcher.state_counts() == {"replay": 1}
     assert await parts.take() == [b"a"]
+
+
+async def test_a_returned_message_that_cannot_be_decoded_is_not_forgotten(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = await Parts.create(cluster, single(b"a"))
+    dispatcher = parts.loop.dispatcher
+    await parts.take()
+    dispatcher.release("c")
+
+    async def damaged(*arguments: object, **limits: object) -> list[tuple[Position, bytes]]:
+        return [(at(0), BAD)]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(parts.topic, "read", damaged)
+        with pytest.raises(BinderyError) as caught:
+            await parts.reader.read_again(dispatcher, dispatcher.replay(10))
+    assert caught.value.facts["message_id"] == "0:0:-1:-1"
+    assert "acknowledge" in str(caught.value.facts["hint"])
+    assert dispatcher.state_counts() == {"replay": 1}
+    assert await parts.take() == [b"a"]
+
+
+async def test_consecutive_entries_are_read_again_at_once(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read may return fewer entries than requested. Entries that were trimmed are left out."""
+    parts = await Parts.create(cluster, *(single(b"%d" % n) for n in range(8)))
+    read, reads = parts.topic.read, []
+
+    async def two_at_once(position: Position, *, entries_max: int, size_max: int) -> list[tuple[Position, bytes]]:
+        reads.append((position.entry_id, entries_max))
+        return await read(position, entries_max=min(entries_max, 2), size_max=size_max)
+
+    monkeypatch.setattr(parts.topic, "read", two_at_once)
+    items = await parts.reader.load([(0, n, -1) for n in (0, 1, 2, 3, 4, 6, 7, 8)])
+    assert [item.key[1] for item in items] == [0, 1, 2, 3, 4, 6, 7]
+    assert reads == [(0, 5), (2, 3), (4, 1), (6, 3), (8, 1)]
+
+
+async def test_a_read_without_a_message_to_deliver_counts_as_a_read(cluster: Cluster) -> None:
+    """The caller then reads on, instead of waiting for the next entry."""
+    topic = await cluster.open()
+    await topic.add_many([single(b"a", "red"), single(b"b", "red")])
+    parts = Parts(topic, await topic.open_cursor("s", start=at(0), properties={"blue": "1"}))
+    dispatcher = SharedDispatcher[Message]()
+    assert await parts.reader.read_on(dispatcher, 1, size_max=2**20) is True
+    assert (dispatcher.known_count, parts.reader.position) == (0, at(1))
+    assert parts.cursor.mark_delete == at(0)
+    assert await parts.reader.read_on(dispatcher, 1, size_max=2**20) is True
+    assert await parts.reader.read_on(dispatcher, 1, size_max=2**20) is False
+    assert parts.reader.position == at(2)
+
+
+async def test_messages_of_a_batch_that_are_acknowledged_are_not_offered(cluster: Cluster) -> None:
+    parts = await Parts.create(cluster, batch(b"a", b"b", b"c"))
+    await parts.cursor.ack_many([], batches=[BatchAck(at(0), 3, [1])])
+    assert await parts.take() == [b"a", b"c"]
+    assert [item.message.payload for item in await parts.reader.load([(0, 0, n) for n in range(3)])] == [b"a", b"c"]
+    await parts.cursor.ack_many([at(0)])
+    assert await parts.reader.load([(0, 0, 0)]) == []
+
+
+async def test_the_size_of_a_message_includes_its_overhead(cluster: Cluster) -> None:
+    """Messages without payload take memory too, so they must not be read without a limit."""
+    parts = await Parts.create(cluster, single(b""), single(b"12345"))
+    empty, other = await parts.reader.load([(0, 0, -1), (0, 1, -1)])
+    assert empty.size > 0
+    assert other.size == empty.size + 5
 
 
 async def test_a_returned_message_that_was_acknowledged_is_forgotten(cluster: Cluster) -> None:

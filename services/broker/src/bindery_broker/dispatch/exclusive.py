@@ -185,7 +185,7 @@ class ExclusiveDispatcher(Generic[M]):
             for key in returned:
                 self._counts[key] += 1
             if delay_s > 0:
-                self.paused_until = max(self.paused_until or 0.0, now + delay_s)
+                self.paused_until = now + delay_s  # no message is held during a pause, so there is no earlier one
             self.rewind()
         return returned
 

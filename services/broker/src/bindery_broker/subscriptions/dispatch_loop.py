@@ -182,8 +182,7 @@ class DispatchLoop:
         now = self._now()
         dispatcher = self._dispatcher
         returned = dispatcher.tick(now=now)
-        for consumer in self._sessions.expire(now=now, leases_end_at=dispatcher.leases.last_deadline_of):
-            returned += dispatcher.release(consumer)
+        self._sessions.expire(now=now, leases_end_at=dispatcher.leases.last_deadline_of)
         if returned:
             self.wake()
         self.put_down_if_idle()
