@@ -13,6 +13,7 @@ from bindery_core.errors import (
     VersionConflict,
 )
 from bindery_metadata.layout.znode_path import DATA_SIZE_MAX
+from bindery_metadata.stores.parents import ATTEMPTS_MAX
 from bindery_metadata.stores.store import Check, Create, MetadataStore, SessionState, Set
 
 # --- nodes and versions -----------------------------------------------------------------------------------------------
@@ -103,19 +104,28 @@ async def test_missing_parents_are_created_on_request(store: MetadataStore) -> N
 
 
 async def test_parents_that_are_deleted_meanwhile_are_created_again(store: MetadataStore, other: MetadataStore) -> None:
-    """One store creates leaves; the other deletes the parents as soon as they are empty."""
+    """One store creates leaves; the other deletes the parents as soon as they are empty, but for each leaf fewer times
+    than the first store repeats its attempt."""
+    deletions = 0
+    deletions_max = 0
 
     async def prune() -> None:
+        nonlocal deletions
         while True:
             for path in ("/a/b", "/a"):
+                while deletions >= deletions_max:
+                    await asyncio.sleep(0)
                 with contextlib.suppress(NoSuchNode, NotEmpty):
                     await other.delete(path, version=None)
+                    deletions += 1
 
     pruning = asyncio.create_task(prune())
     try:
         for _ in range(30):
+            deletions_max = deletions + ATTEMPTS_MAX // 2
             await store.create("/a/b/c", make_parents=True)
             await store.delete("/a/b/c", version=0)
+        assert deletions >= 1
     finally:
         pruning.cancel()
         await asyncio.gather(pruning, return_exceptions=True)
