@@ -29,7 +29,8 @@ from bindery_core.wire.messages import AddRequest, AddResponse, ReadRequest, Rea
 
 BOOKIE_PORT = 3181
 FRAMES_PACKED = 512
-"""Entries packed at once. Fewer than a window of 1,000, so that packing does not increase the latency."""
+"""Number of entries that are encoded at a time. It is lower than the largest number of requests in flight (1,000 by
+default), so that the encoding does not increase the latency."""
 
 
 class Window(asyncio.Protocol):

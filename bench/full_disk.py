@@ -2,17 +2,21 @@
 
     python bench/full_disk.py --cycles 50
 
-Each cycle fills a tmpfs to its last byte or above the bookie's high-water mark, alternately with another file and with
-the bookie's own writes, keeps it full for a while, and frees it. A writer and two readers are connected all the time.
-Every few cycles, the bookie is stopped and started while the disk is full. The program checks that
+Each cycle fills a tmpfs to its last byte, or above the usage at which the bookie turns read-only. A filler file and the
+bookie's own writes fill it alternately. The disk stays full for a while and is then freed. A writer and two readers are
+connected while the bookie runs. Every few cycles, the bookie is stopped and started while the disk is full. The program
+checks that
 
 - the bookie turns read-only (its state and its registration), and is writable again after at most two disk checks;
 - the bookie never dies, and reads return the right bytes all the time;
 - all acknowledged entries are readable at the end and after another restart.
 
-The bookies: `usage`: one file system, with marks at 80 and 70 %; `enospc`: one file system without marks, so that every
-write may fail with ENOSPC; `split`: one file system for the journal and one for ledgers, filled alternately; `shards`:
-a file system for each of two ledger directories, and one for the journals.
+There are four bookies:
+
+- `usage` has one file system. It turns read-only above 80 % usage, and writable again below 70 %.
+- `enospc` has one file system and no usage limit, so that every write may fail with ENOSPC.
+- `split` has one file system for the journal and one for ledgers, which are filled alternately.
+- `shards` has a file system for each of two ledger directories, and one for the journals.
 
 The file systems are mounted in a mount namespace of this process (`unshare`). They disappear when it ends, and the
 program does not require root. Exit codes: 0 all checks passed, 1 a check failed.
@@ -86,7 +90,7 @@ def body(ledger_id: int, entry_id: int) -> bytes:
 
 
 class Link:
-    """A writer with one connection and one batch in flight."""
+    """A client of the bookie with one connection. It sends the next batch after the responses to the previous one."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -211,7 +215,7 @@ class Bookie:
         await self.process.stop()
 
     def check(self) -> None:
-        """Raise the first error of a client."""
+        """Raise the error of a client that failed, or Wrong if a client or the bookie has ended."""
         for task in self.tasks:
             if task.done():
                 task.result()
@@ -238,7 +242,8 @@ class Bookie:
                     self.refused[name] = self.refused.get(name, 0) + 1
                     if answer.status not in (Status.READ_ONLY, Status.TOO_MANY_REQUESTS):
                         raise Wrong(f"{self.name}: an add was answered {name}")
-            # The rate leaves space for 50 cycles. While the disk is full, the writer only tries occasionally.
+            # The pauses limit the rate, so that the entries of 50 cycles fit on the disks. They are longer while the
+            # bookie refuses adds.
             await asyncio.sleep(0.05 if refused else 0.004)
         link.close()
 
@@ -286,9 +291,10 @@ class Bookie:
         return found is not None
 
     def _is_read_only(self, disk: Disk, leave: int) -> bool:
-        """Fill the disk repeatedly: the bookie frees space when it deletes journal files, which must be filled, too.
+        """Fill the disk until `leave` bytes are free. Return True if the bookie is read-only.
 
-        With `leave`, the bookie itself writes the last part.
+        Must be called repeatedly, because the bookie frees space when it deletes journal files. If `leave` is not 0,
+        the bookie's own writes fill the rest.
         """
         disk.fill(leave=leave)
         return self.process.state.read_only

@@ -1,13 +1,14 @@
 """Measure the add latency of a steady load without maintenance, during flushes, and during compaction.
 
-    .venv/bin/python bench/maintenance.py                       # the table, about 30 s
+    .venv/bin/python bench/maintenance.py                       # print the table; takes about 30 s
     .venv/bin/python bench/maintenance.py --rate 30000 --json
 
-One storage engine in this process, without a network, with fsync, and with one disk for all files. That is the worst
-case: a journal on its own disk is not affected by the others. A load of `--rate` adds per second runs all the time, in
-batches every 2 ms. The latency of a batch is the time from its due time to its callback, so it includes a blocked event
-loop. A batch counts for the phase that was active in between. Compaction copies the live half of logs whose other half
-was deleted, at `--compaction-rate`.
+The program runs one storage engine in its own process, without a network, and with fsync. Journal, entry logs and
+index are on one disk. That is the worst case: flushes and compaction do not delay a journal that is on a separate disk.
+A load of `--rate` adds per second runs all the time, in batches every 2 ms. The latency of a batch is the time from its
+due time to its callback, so it includes delays of the event loop. A batch counts for the flush or the compaction that
+was running when it was sent or when it was answered. Compaction copies the live half of logs whose other half was
+deleted, at `--compaction-rate`.
 """
 
 import argparse
@@ -38,7 +39,7 @@ QUIET: Final = "quiet"
 
 
 class Load:
-    """Adds at a steady rate. `phase`: the current phase of maintenance."""
+    """Sends adds at a steady rate. `phase`: the maintenance that is running: "flush", "compaction" or QUIET (none)."""
 
     def __init__(self, engine: StorageEngine, *, rate: int, payload: bytes) -> None:
         self._engine = engine
@@ -83,7 +84,7 @@ class Load:
 
 
 async def fill(engine: StorageEngine, *, size: int, payload: bytes) -> None:
-    """Write entry logs with entries of all ledgers."""
+    """Write `size` payload bytes. Each entry log has entries of all OLD_LEDGERS."""
     loop = asyncio.get_running_loop()
     step = len(OLD_LEDGERS) * 16
     for first in range(size // len(payload) // step):

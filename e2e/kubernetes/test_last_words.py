@@ -22,7 +22,7 @@ def release(images: Images, reports: Path) -> Iterator[Release]:
 
 
 def break_it(release: Release, values: dict[str, Any], cause: str, file: Path) -> tuple[str, list[str]]:
-    """Upgrade with `values`, and wait until a pod of that workload ends with a message that contains `cause`.
+    """Upgrade with `values`, which name one workload, and wait until one of its pods ends with `cause` in its message.
 
     Returns (termination message, last log lines) of this pod.
     """

@@ -1,4 +1,7 @@
-"""A naive second implementation of the checks: entry by entry and copy by copy, in plain Python over `frames`."""
+"""A naive second implementation of the checks of copies, in plain Python: entry by entry and copy by copy.
+
+Tests compare its findings with those of `checks.copies`. Its input has the form of the rows in `frames`.
+"""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -36,7 +39,7 @@ def status_of(row: dict, left: set[str]) -> str:
 
 
 def copy_facts(replicas: list[dict], ledgers: list[dict], bookies: list[dict]) -> set[tuple]:
-    """The findings of `checks.copies` but ORPHAN_DATA, as `frames.facts`."""
+    """Return the findings that `checks.copies` must report, except ORPHAN_DATA, in the form of `frames.facts`."""
     left = gone(bookies) | _strangers(ledgers, bookies)
     by_id = {row["ledger_id"]: row for row in ledgers}
     entries: dict[tuple[int, int], list[dict]] = defaultdict(list)
@@ -83,7 +86,10 @@ def _winner(votes: Counter) -> object:
 
 
 def _runs(ids: set[int], meta: dict, segment: int, bookie: str | None) -> list[tuple[int, int]]:
-    """Runs of `ids` among the segment's entries on the bookie, or among all entries without a bookie."""
+    """Group `ids` into runs (first entry, last entry) of adjacent entries of a segment.
+
+    With a `bookie`, two entries are adjacent if the bookie must store no entry between them.
+    """
     first, end, ensemble = meta["segments"][segment]
     end = max(ids) if end is None else end
     held = [

@@ -22,7 +22,7 @@ def process(loop: SimLoop) -> Process:
     return Process(loop, "host")
 
 
-def test_an_hour_of_sleep_takes_no_time(loop, process) -> None:
+def test_an_hour_of_sleep_advances_the_simulated_clock_by_an_hour(loop, process) -> None:
     async def sleep() -> float:
         await asyncio.sleep(3600)
         return asyncio.get_running_loop().time()
@@ -30,7 +30,7 @@ def test_an_hour_of_sleep_takes_no_time(loop, process) -> None:
     assert run(loop, process, sleep(), time_max=4000) == 3600
 
 
-def test_callbacks_run_by_time_and_then_by_the_order_of_their_calls(loop, process) -> None:
+def test_callbacks_run_in_order_of_time_and_then_of_scheduling(loop, process) -> None:
     seen: list[str] = []
 
     async def schedule() -> None:

@@ -20,7 +20,7 @@ DELAY_S = 8
 ROUNDING_S = 0.1
 """Resolution of the stored absence in seconds."""
 OBSERVED_S = 3.0
-"""Absence in seconds that the first leader has observed and stored when it is killed."""
+"""Absence of the bookie in seconds that the first leader stores before it is stopped."""
 WAIT_S = 120.0
 
 
@@ -65,7 +65,7 @@ async def test_a_killed_bookie_is_lost_after_its_delay_although_the_leader_is_ki
             while await observed_s(first, lost) < OBSERVED_S:
                 await asyncio.sleep(0.05)
             assert [mark async for mark in first.marks.list()] == []
-            await first_store.close()  # ends the session, as a crash would
+            await first_store.close()  # ends the session, so that the other auditor is elected
             first_task.cancel()
             while await current_auditor(store, LAYOUT) != second.name:
                 await asyncio.sleep(0.05)
@@ -84,7 +84,8 @@ async def test_a_killed_bookie_is_lost_after_its_delay_although_the_leader_is_ki
             progress = summarize(snapshot)
             assert progress.auditor == second.name
             assert [(b.bookie_id) for b in progress.lost] == [lost]
-            # Workers may repair the first ledgers before the audit has marked the last: wait for its event first.
+            # Workers may repair the first ledgers before the audit has marked the last one. The audit records its event
+            # after all marks, so the test waits for the event and then for the end of the repair.
             while "bookie_lost" not in [event.kind for event in await second.records.history()]:
                 await asyncio.sleep(0.1)
             while [mark async for mark in second.marks.list()]:

@@ -89,7 +89,7 @@ def replicas(spark: SparkSession, cluster: ThrowawayCluster, **options: Any) -> 
 
 
 def counts(frame: DataFrame) -> dict[tuple[Any, ...], int]:
-    """Rows by (ledger, expected, present, digest_ok, first word of the error)."""
+    """Number of rows by (ledger, expected, present, digest_ok, first word of the error)."""
     word = F.split_part("error", F.lit(":"), F.lit(1)).alias("error")
     grouped = frame.groupBy("ledger_id", "expected", "present", "digest_ok", word).count()
     return {tuple(row)[:-1]: row["count"] for row in grouped.collect()}
@@ -231,7 +231,7 @@ def control(cluster: ThrowawayCluster, verb: str, name: str) -> None:
     assert answer["ok"], answer
 
 
-def test_entries_of_a_stopped_bookie_are_unknown_and_not_missing(
+def test_entries_of_a_stopped_bookie_are_unknown_and_a_damaged_entry_is_reported(
     spark: SparkSession, cluster: ThrowawayCluster, data: Data
 ) -> None:
     victim = table(spark, cluster, "ledgers").where(f"ledger_id = {data.dense}").first().segments[0].ensemble[1]

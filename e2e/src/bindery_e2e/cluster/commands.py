@@ -25,7 +25,7 @@ class Runner(Protocol):
 def run(command: Sequence[str], *, timeout_s: float, stdin: str | None = None, check: bool = True) -> str:
     """Run a command and return its standard output.
 
-    Raises CommandFailed at the timeout and, with `check`, for a non-zero exit code.
+    Raises CommandFailed if the program does not exist, at the timeout and, with `check`, for a non-zero exit code.
     """
     try:
         done = subprocess.run(

@@ -6,9 +6,11 @@ kept if there is any doubt:
 | fate       | the ledger                                                               | deleted             |
 |------------|--------------------------------------------------------------------------|---------------------|
 | REFERENCED | is named by a topic or a cursor                                          | never               |
-| YOUNG      | is younger than the grace period: its creator may still add a reference  | never               |
-| UNCERTAIN  | belongs to an existing topic or schema, and only data that is not read   | never               |
-|            | here shows whether it is in use (compaction, schemas, delay buckets)     |                     |
+| YOUNG      | is younger than the grace period, or of unknown age: its creator may     | never               |
+|            | still add a reference                                                    |                     |
+| UNCERTAIN  | belongs to an existing or unknown topic or schema, and only data that is | never               |
+|            | not read here shows whether it is in use (compaction, schemas, delay     |                     |
+|            | buckets); or it has an unknown component                                 |                     |
 | UNREADABLE | has metadata that cannot be read                                         | never               |
 | FOREIGN    | was created by another application, or does not name its creator         | only on request     |
 | ORPHAN     | was created by a broker, and no existing topic, cursor or schema         | yes                 |
@@ -126,7 +128,7 @@ async def read_references(store: MetadataStore, codec: TopicCodec) -> References
 async def survey(
     store: MetadataStore, ledgers: Ledgers, codec: TopicCodec, *, now_ms: int, older_than_ms: int
 ) -> AsyncIterator[Finding]:
-    """Yield every ledger with its fate, in ascending order. Raises as `read_references`."""
+    """Yield every ledger with its fate, in ascending order of ids. Raises the same errors as `read_references`."""
     ids = [ledger_id async for ledger_id in ledgers.list_ledgers()]
     references = await read_references(store, codec)
     for batch in _in_steps(ids):
@@ -139,7 +141,7 @@ async def survey(
 
 async def still_orphan(store: MetadataStore, codec: TopicCodec, finding: Finding) -> bool:
     """Return True if the topic of the ledger still does not reference it. Call this just before deleting the ledger.
-    Raises as `read_references`."""
+    Raises the same errors as `read_references`."""
     if not finding.topic:
         return True
     return int(finding.ledger_id) not in await _of_topic(store, codec, finding.topic)

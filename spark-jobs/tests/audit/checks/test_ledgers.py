@@ -5,7 +5,7 @@ from bindery_spark.audit.checks import ledgers as ledger_checks
 from frames import DAY_MS, NOW_MS, RUN, Tables, bookie, cursor, facts, ledger, topic
 from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.timeout(600)  # seconds, but minutes on a busy machine
+pytestmark = pytest.mark.timeout(600)  # the tests take seconds, or minutes on a busy machine
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def test_each_defect_of_ledger_metadata_is_found(tables: Tables) -> None:
     )
     ledgers = tables.ledgers(
         ledger(1, [(0, ["a", "c"])], last=3),
-        ledger(2, [(0, ["a", "down"]), (2, ["a", "c"])], last=3),  # down is not gone
+        ledger(2, [(0, ["a", "down"]), (2, ["a", "c"])], last=3),  # the bookie `down` may come back
         ledger(3, [(0, ["a", "removed"]), (2, ["c", "foreign"])], last=None),
         ledger(4, [(0, ["a", "c"]), (4, ["a", "removed"])], last=3),  # the last segment has no entries
         ledger(5, [(0, ["a", "new"])], last=0),

@@ -10,7 +10,7 @@ from bindery_simulation.service.cluster import Cluster
 from bindery_simulation.service.machine import Machine
 
 Fault = Callable[[Cluster], None]
-"""Injects a fault. Its name identifies the fault."""
+"""A function that injects a fault. The name of the function identifies the fault."""
 
 
 def kill_bookie(cluster: Cluster) -> None:

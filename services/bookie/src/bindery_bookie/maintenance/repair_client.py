@@ -1,8 +1,8 @@
 """Connect the ledger client with which a bookie reads from other bookies, and choose the credentials it presents.
 
-All bookies of a cluster require the same of their clients. Unless the repair settings name other credentials, the
-client therefore presents what this bookie itself would accept: a token from its secrets file or signed with its key,
-and its certificate. The client is imported when it is first needed, because the import delays the start.
+All bookies of a cluster require the same credentials from their clients. Unless the repair settings name others, the
+client therefore presents credentials that this bookie itself would accept: a token from its secrets file or one signed
+with its key, and its certificate. The client is imported when it is first needed, because the import delays the start.
 """
 
 import asyncio

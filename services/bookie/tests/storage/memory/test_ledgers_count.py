@@ -44,7 +44,7 @@ async def test_the_count_is_exact_after_creations_deletions_and_restarts(tmp_pat
         await engine.close()
 
 
-def test_ledgers_in_memory_count_once_and_later_changes_are_in_the_balance() -> None:
+def test_a_ledger_in_memory_and_index_is_counted_once_and_the_balance_has_later_changes() -> None:
     index = Index(MemoryKV())
     rows = {ledger_id: LedgerRow(b"k" * 20, False, -1, -1, None) for ledger_id in range(10)}
     index.commit(runs=[], merges={}, ledgers=rows, deleted=[], generation=1, sync=True)
