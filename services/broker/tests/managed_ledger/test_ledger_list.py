@@ -54,6 +54,13 @@ def test_the_oldest_ledgers_can_be_dropped() -> None:
     assert (ledgers.size, len(ledgers), ledgers.get(5)) == (10, 1, None)
 
 
+def test_only_the_last_ledger_grows() -> None:
+    ledgers = listing(2, 3)
+    ledgers.grow(entries=2, size=7)
+    assert [(record.entries, record.size) for record in ledgers] == [(2, 20), (5, 37)]
+    assert (ledgers.entries_count, ledgers.size) == (7, 57)
+
+
 def test_ids_must_ascend() -> None:
     with pytest.raises(AssertionError, match="ascend"):
         LedgerList([LedgerRecord(ledger_id=2), LedgerRecord(ledger_id=2)])

@@ -213,3 +213,18 @@ async def test_concurrent_writes_do_not_make_one_another_stale() -> None:
     assert (await store.get(PATH)).stat.version == 5
     await metadata.delete_topic(cursors)
     assert await store.exists(PATH) is None
+
+
+@pytest.mark.parametrize("kind", ["cursor", "topic"])
+async def test_a_deletion_without_a_connection_fails_as_not_applied(kind: str) -> None:
+    store = MemoryTree().connect(operation_timeout_s=0.01)
+    metadata = await owned(store, timeout_s=0.05)
+    cursor = OwnedNode(metadata.cursor_path("s"), None)
+    await metadata.write_cursor(cursor, b"1")
+    for _ in range(1000):
+        store.fail_next(MetadataUnavailable("made up"))
+    with pytest.raises(MetadataUnavailable):
+        await (metadata.delete_cursor(cursor) if kind == "cursor" else metadata.delete_topic([cursor]))
+    store._faults.clear()
+    await metadata.write_cursor(cursor, b"2")
+    assert (await store.get(cursor.path)).data == b"2"

@@ -3,10 +3,11 @@
 import asyncio
 
 import pytest
+from bindery_broker.dispatch.item import DispatchLimits
 from bindery_broker.errors import UnknownMessages
 from bindery_broker.managed_ledger import BatchAck
 from bindery_broker.subscriptions.acknowledging import UNKNOWN_SHOWN_MAX
-from bindery_core.errors import MetadataUnavailable
+from bindery_core.errors import BadRequest, MetadataUnavailable
 from bindery_pulsar.message_id import MessageId
 from managed_ledger_cluster import Cluster
 from subscription_parts import Parts, at, batch, single
@@ -57,6 +58,119 @@ async def test_an_acknowledgement_is_kept_if_the_type_changes_meanwhile(
     ids = [message("0:0")]
     await parts.acknowledger.ack(*await parts.acknowledger.resolve(ids), ids)
     assert parts.loop.dispatcher.state_counts() == {"ready": 1}
+
+
+async def test_an_acknowledgement_is_kept_if_reading_restarts_meanwhile(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = await Parts.create(cluster, single(b"a"), single(b"b"))
+    await parts.take("c1")
+    ack_many = parts.cursor.ack_many
+
+    async def restart_meanwhile(*arguments: object, **batches: object) -> object:
+        monkeypatch.setattr(parts.cursor, "ack_many", ack_many)
+        parts.loop.restart()
+        assert await parts.take("c2", count_max=1) == [b"a"]
+        return await ack_many(*arguments, **batches)
+
+    monkeypatch.setattr(parts.cursor, "ack_many", restart_meanwhile)
+    ids = [message("0:0")]
+    await parts.acknowledger.ack(*await parts.acknowledger.resolve(ids), ids)
+    assert parts.loop.dispatcher.state_counts() == {"ready": 1}
+
+
+async def test_the_size_of_an_acknowledged_batch_is_not_kept(cluster: Cluster) -> None:
+    parts = await Parts.create(cluster, batch(b"a", b"b"))
+    await parts.take()
+    for text in ("0:0:-1:0", "0:0:-1:1", "0:0:-1:1"):
+        ids = [message(text)]
+        await parts.acknowledger.ack(*await parts.acknowledger.resolve(ids), ids)
+    assert parts.cursor.mark_delete == at(0)
+    assert len(parts.reader.batch_sizes) == 0
+
+
+async def exclusive(cluster: Cluster, *entries: bytes) -> Parts:
+    parts = await Parts.create(cluster, *entries)
+    parts.loop.change_type("exclusive")
+    return parts
+
+
+async def ack_upto(parts: Parts, text: str) -> None:
+    last = message(text)
+    await parts.acknowledger.ack_cumulative(*await parts.acknowledger.resolve([last]), last)
+
+
+async def test_a_cumulative_acknowledgement_includes_its_message_and_no_later_one(cluster: Cluster) -> None:
+    parts = await exclusive(cluster, single(b"a"), batch(b"b", b"c", b"d"), single(b"e"))
+    await parts.take()
+    await ack_upto(parts, "0:0")
+    assert parts.cursor.mark_delete == at(0)
+    await ack_upto(parts, "0:1:-1:1")
+    assert (parts.cursor.mark_delete, parts.cursor.remaining(at(1))) == (at(0), 0b100)
+    assert list(parts.loop.dispatcher.leases) == [(0, 1, 2), (0, 2, -1)]
+    assert len(parts.reader.batch_sizes) == 1
+    await ack_upto(parts, "0:1")
+    assert parts.cursor.mark_delete == at(1)
+    assert parts.loop.dispatcher.state_counts() == {"leased": 1}
+    assert len(parts.reader.batch_sizes) == 0
+
+
+async def test_messages_of_a_failed_cumulative_acknowledgement_are_delivered_to_a_waiting_call(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = await exclusive(cluster, single(b"a"), single(b"b"))
+    began = parts.now()
+    await parts.take()
+
+    async def refuse(*arguments: object, **batches: object) -> None:
+        raise MetadataUnavailable("made up")
+
+    waiting = asyncio.ensure_future(parts.take(wait_s=20))
+    await asyncio.sleep(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(parts.cursor, "ack_cumulative", refuse)
+        with pytest.raises(MetadataUnavailable):
+            await ack_upto(parts, "0:0")
+    assert await waiting == [b"a", b"b"]
+    assert parts.now() - began < 2
+
+
+async def test_a_cumulative_acknowledgement_is_kept_if_reading_restarts_meanwhile(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = await exclusive(cluster, single(b"a"), single(b"b"))
+    await parts.take()
+    ack_cumulative = parts.cursor.ack_cumulative
+
+    async def restart_meanwhile(*arguments: object, **batches: object) -> object:
+        parts.loop.restart()
+        assert await parts.take("c2", count_max=1) == [b"a"]
+        return await ack_cumulative(*arguments, **batches)
+
+    monkeypatch.setattr(parts.cursor, "ack_cumulative", restart_meanwhile)
+    await ack_upto(parts, "0:0")
+    assert parts.loop.dispatcher.state_counts() == {"ready": 1}
+
+
+async def test_a_call_that_a_limit_blocks_continues_after_a_cumulative_acknowledgement(cluster: Cluster) -> None:
+    limits = DispatchLimits(unacked_max=2, unacked_per_consumer_max=2)
+    parts = await Parts.create(cluster, *(single(b"%d" % n) for n in range(4)), limits=limits)
+    parts.loop.change_type("exclusive")
+    began = parts.now()
+    assert await parts.take() == [b"0", b"1"]
+    waiting = asyncio.ensure_future(parts.take(wait_s=20))
+    await asyncio.sleep(1)
+    await ack_upto(parts, "0:1")
+    assert await waiting == [b"2", b"3"]
+    assert parts.now() - began < 2
+
+
+async def test_a_shared_subscription_has_no_cumulative_acknowledgement(cluster: Cluster) -> None:
+    parts = await Parts.create(cluster, single(b"a"))
+    await parts.take()
+    with pytest.raises(BadRequest, match="exclusive"):
+        await ack_upto(parts, "0:0")
+    assert not parts.cursor.is_acked(at(0))
 
 
 async def test_ids_become_positions_and_batches(cluster: Cluster) -> None:

@@ -116,6 +116,7 @@ async def test_a_replaced_dispatcher_is_reset_and_reading_starts_again(cluster: 
     parts.loop.change_type("exclusive")
     assert (replaced.generation > generation, replaced.known_count) == (True, 0)
     assert parts.loop.dispatcher.in_order
+    assert parts.loop.type == "exclusive"
     assert len(parts.reader.batch_sizes) == 0
     assert await parts.take() == [b"a", b"b"]
 
@@ -125,10 +126,18 @@ async def test_a_call_that_finds_enough_ready_messages_reads_nothing(
 ) -> None:
     parts = await Parts.create(cluster, *(single(b"%d" % n) for n in range(READ_ENTRIES_MAX + 10)))
     assert len(await parts.take(count_max=READ_ENTRIES_MAX - 2)) == READ_ENTRIES_MAX - 2
-    monkeypatch.setattr(parts.cursor, "read_unacked", refuse)
+    read, reads = parts.reader.read_on, 0
+
+    async def counted(*arguments: Any, **limits: Any) -> bool:
+        nonlocal reads
+        reads += 1
+        return await read(*arguments, **limits)
+
+    monkeypatch.setattr(parts.reader, "read_on", counted)
     assert await parts.take(count_max=2) == [b"98", b"99"]
-    with pytest.raises(TryAgain):
-        await parts.take(count_max=2)
+    assert reads == 0
+    assert await parts.take(count_max=2) == [b"100", b"101"]
+    assert reads == 1
 
 
 @pytest.mark.parametrize(
@@ -156,15 +165,22 @@ async def test_a_call_that_a_limit_blocks_continues_after_an_acknowledgement(
 async def test_an_acknowledgement_wakes_only_calls_that_a_limit_blocks(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parts = await Parts.create(cluster, single(b"a"))
+    limits = DispatchLimits(unacked_max=10, unacked_per_consumer_max=1)
+    parts = await Parts.create(cluster, single(b"a"), limits=limits)
     await parts.take("c1")
-    waiting = asyncio.ensure_future(parts.take("c2", wait_s=20))
+    waiting = [asyncio.ensure_future(parts.take("c2", wait_s=20))]
     await asyncio.sleep(1)
     wakes: list[None] = []
     monkeypatch.setattr(parts.loop, "wake", lambda: wakes.append(None))
     parts.loop.wake_blocked()
     assert not wakes
-    waiting.cancel()
+    waiting.append(asyncio.ensure_future(parts.take("c1", wait_s=20)))
+    await asyncio.sleep(1)
+    parts.loop.wake_blocked()
+    parts.loop.wake_blocked()
+    assert len(wakes) == 1
+    for call in waiting:
+        call.cancel()
 
 
 async def test_a_call_of_a_consumer_that_left_during_the_read_takes_nothing(

@@ -30,6 +30,13 @@ async def test_the_size_of_a_batch_is_read_once(cluster: Cluster, monkeypatch: p
         await sizes.look_up(at(1))
 
 
+async def test_a_batch_may_have_a_single_message(cluster: Cluster) -> None:
+    """Pulsar's clients write such batches."""
+    parts = await Parts.create(cluster, batch(b"a"))
+    assert await parts.reader.batch_sizes.look_up(at(0)) == 1
+    assert await parts.take() == [b"a"]
+
+
 async def test_only_sizes_of_completely_acknowledged_batches_are_forgotten(cluster: Cluster) -> None:
     parts = await Parts.create(cluster, batch(b"a", b"b"), batch(b"c", b"d"))
     sizes = parts.reader.batch_sizes

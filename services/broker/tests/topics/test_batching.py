@@ -50,6 +50,17 @@ def test_entries_are_bounded_in_count_and_size() -> None:
     assert shape(plan_entries([message()] * 3, batch=False)) == [(0,), (1,), (2,)]
 
 
+@pytest.mark.parametrize("fields", [{"key": "k" * 150}, {"properties": {"a": "b" * 150}}])
+def test_keys_and_properties_count_for_the_size_of_an_entry(fields: dict[str, object]) -> None:
+    assert shape(plan_entries([message(**fields)] * 3, size_max=300)) == [(0,), (1,), (2,)]
+    assert shape(plan_entries([message()] * 3, size_max=300)) == [(0, 1, 2)]
+
+
+def test_entries_have_at_most_a_thousand_messages_or_about_128_kib() -> None:
+    assert [len(indexes) for indexes in shape(plan_entries([message()] * 1001))] == [1000, 1]
+    assert [len(indexes) for indexes in shape(plan_entries([message(bytes(2**15 - 100))] * 5))] == [4, 1]
+
+
 @pytest.mark.parametrize(
     "fields",
     [{"payload": bytes(PAYLOAD_SIZE_MAX + 1)}, {"key": "k" * METADATA_SIZE_MAX}, {"properties": {"a": "b" * 10**6}}],

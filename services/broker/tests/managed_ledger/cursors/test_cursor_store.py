@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 import structlog
+from bindery_broker.managed_ledger.cursors.cursor_store import LEDGER_RETRY_S
 from bindery_core.errors import (
     AddTimeout,
     MetadataOutcomeUnknown,
@@ -47,11 +48,28 @@ async def test_acknowledgements_are_stored_in_the_znode_if_no_cursor_ledger_can_
     cluster.ledgers.fail_next("create", NotEnoughBookies("made up"))
     await cursor.ack_many(at(1, 3))
     assert decode_cursor((await cluster.tree.connect().get(SUB)).data).ledger_id == -1
+    assert list(cluster.ledgers.ledgers) == [0], "the failed cursor ledger is deleted"
     await cursor.ack_many(at(5))
     await topic.crash()
     _, cursor = await topic_of(cluster)
     assert cursor.mark_delete == Position(0, 1)
     assert cursor.individually_acked() == "[(0:2..0:3],(0:4..0:5]]"
+
+
+async def test_a_cursor_ledger_is_tried_again_after_a_while(cluster: Cluster) -> None:
+    topic, cursor = await topic_of(cluster)
+    cluster.ledgers.fail_next("create", NotEnoughBookies("made up"))
+    await cursor.ack_many(at(0))
+    await asyncio.sleep(LEDGER_RETRY_S - 0.1)
+    await cursor.ack_many(at(1))
+    assert list(cluster.ledgers.ledgers) == [0]
+    await asyncio.sleep(0.1)
+    await cursor.ack_many(at(2))
+    assert decode_cursor((await cluster.tree.connect().get(SUB)).data).ledger_id == 1
+    stats = topic.internal_stats()["cursors"]["s"]
+    assert (stats["cursorLedger"], stats["cursorLedgerLastEntry"]) == (1, 0)
+    await cursor.ack_many(at(3))
+    assert topic.internal_stats()["cursors"]["s"]["cursorLedgerLastEntry"] == 1
 
 
 async def test_an_acknowledgement_that_cannot_be_stored_fails_and_can_be_repeated(cluster: Cluster) -> None:
