@@ -6,8 +6,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from bindery_broker.errors import NotOwner
+from bindery_broker.ownership.bundles import Bundle
 from bindery_broker.topics import topics as topics_module
-from bindery_core.errors import MetadataUnavailable
+from bindery_broker.topics.topics import LOOK_FOR_IDLE_S_MIN
+from bindery_core.errors import MetadataUnavailable, NoSuchTopic
 from bindery_pulsar.topic_name import TopicName
 from broker_harness import TOPIC, Harness, ids, payloads, problem
 
@@ -64,6 +67,7 @@ async def test_a_topic_is_opened_by_one_task_at_a_time(broker: Harness, monkeypa
     assert second is third
     assert topics.loaded(NAME) is second
     assert most == 1
+    assert topics.loads_failed == 1
 
 
 async def test_a_cursor_has_one_subscription(broker: Harness, monkeypatch):
@@ -141,7 +145,9 @@ async def test_topics_in_use_are_not_closed_at_the_limit(small: Harness, clock):
     await small.produce("y", topic=f"{NAMESPACE}/b")
     async with asyncio.timeout(10):
         assert payloads((await reading).json()["messages"]) == ["y"]
-    clock.advance(2)
+    clock.advance(LOOK_FOR_IDLE_S_MIN / 2)
+    problem(await small.client.put(f"{NAMESPACE}/c"), status=429, code="too_many_requests")  # no second search yet
+    clock.advance(LOOK_FOR_IDLE_S_MIN / 2)
     assert (await small.client.put(f"{NAMESPACE}/c")).status_code == 201
     assert loaded(small) == ["a", "c"]
 
@@ -220,3 +226,124 @@ async def test_idle_topics_are_closed_in_parallel(broker: Harness, clock, monkey
     await broker.broker.topics.maintain()
     assert loaded(broker) == []
     assert most == 3
+
+
+async def test_topics_that_are_being_opened_count_for_the_limit(small: Harness, monkeypatch):
+    open_really = topics_module.ManagedLedger.open
+
+    async def opened(*args: Any, **kwargs: Any) -> Any:
+        await asyncio.sleep(0.01)
+        return await open_really(*args, **kwargs)
+
+    monkeypatch.setattr(topics_module.ManagedLedger, "open", opened)
+    answers = await asyncio.gather(*(small.client.put(f"{NAMESPACE}/{name}") for name in "abc"))
+    assert sorted(answer.status_code for answer in answers) == [201, 201, 429]
+    assert len(loaded(small)) == 2
+
+
+async def test_a_missing_topic_is_created_only_on_request(broker: Harness):
+    await broker.produce("a")
+    other = next(
+        name
+        for name in (TopicName.parse(f"public/default/t{n}") for n in range(10_000))
+        if Bundle.of(name) == Bundle.of(NAME)
+    )
+    with pytest.raises(NoSuchTopic):
+        await broker.broker.topics.get(other)
+    assert (await broker.broker.topics.get(other, create=True)).name == other
+
+
+async def test_a_topic_is_opened_only_by_the_owner_of_its_bundle(broker: Harness, tree):
+    with pytest.raises(NotOwner):
+        await broker.broker.topics.get(NAME, create=True)
+    assert await tree.connect().children("/") == [] or not await broker.broker.topics.exists(NAME)
+
+
+async def test_a_topic_whose_bundle_is_lost_while_it_is_opened_is_not_served(broker: Harness, tree, monkeypatch):
+    open_really = topics_module.ManagedLedger.open
+    opened_ledgers = []
+
+    async def opened(*args: Any, **kwargs: Any) -> Any:
+        opened_ledgers.append(await open_really(*args, **kwargs))
+        await tree.connect().delete(Bundle.of(NAME).owner_path, version=None)
+        await steps()
+        return opened_ledgers[-1]
+
+    monkeypatch.setattr(topics_module.ManagedLedger, "open", opened)
+    assert await broker.broker.locate(NAME, create=True) is None
+    with pytest.raises(NotOwner):
+        await broker.broker.topics.get(NAME, create=True)
+    assert loaded(broker) == []
+    assert not opened_ledgers[0].is_open
+
+
+async def test_maintenance_deletes_ledgers_whose_retention_has_ended(broker: Harness, clock):
+    await broker.produce("a")
+    (topic,) = broker.broker.topics
+    await topic.ledger.roll()
+    await broker.produce("b")
+    await broker.broker.topics.maintain()
+    assert topic.ledger.entries_count == 2
+    clock.advance(broker.settings.ledger.retention_unsubscribed_s + 1)
+    await broker.broker.topics.maintain()
+    assert topic.ledger.entries_count == 1
+
+
+async def test_an_idle_topic_that_is_used_again_before_its_close_stays_open(broker: Harness, clock, monkeypatch):
+    for name in ("a", "b"):
+        await broker.client.put(f"{NAMESPACE}/{name}")
+    first, second = broker.broker.topics
+    close_really = first.close
+
+    async def close(why: str) -> None:
+        broker.broker.topics.begin_use(second.name)
+        await close_really(why)
+
+    monkeypatch.setattr(first, "close", close)
+    clock.advance(400)
+    await broker.broker.topics.maintain()
+    assert (first.is_open, second.is_open) == (False, True)
+    broker.broker.topics.end_use(second.name)
+    assert second.used_at == clock.now()
+
+
+async def test_a_topic_is_in_use_until_all_its_requests_have_ended(broker: Harness, clock):
+    await broker.client.put(TOPIC)
+    topics = broker.broker.topics
+    topics.begin_use(NAME)
+    topics.begin_use(NAME)
+    topics.end_use(NAME)
+    clock.advance(400)
+    await topics.maintain()
+    assert loaded(broker) == ["t"]
+    topics.end_use(NAME)
+    clock.advance(299)
+    await topics.maintain()
+    assert loaded(broker) == ["t"]
+    clock.advance(1)
+    await topics.maintain()
+    assert loaded(broker) == []
+
+
+async def test_the_topics_close_even_if_one_of_them_fails_and_wait_for_abandoned_ones(broker: Harness, monkeypatch):
+    for name in ("a", "b", "c"):
+        await broker.produce("x", topic=f"{NAMESPACE}/{name}")
+    failing, abandoned, other = broker.broker.topics
+    crash_really = abandoned.ledger.crash
+
+    async def refuse() -> None:
+        raise MetadataUnavailable("made up")
+
+    async def crash() -> None:
+        await asyncio.sleep(0.02)
+        await crash_really()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(failing.ledger, "close", refuse)
+        patch.setattr(abandoned.ledger, "crash", crash)
+        abandoned.abandon("made up")
+        await broker.broker.topics.close()
+    assert [topic.ledger.is_open for topic in (failing, abandoned, other)] == [True, False, False]
+    with pytest.raises(NotOwner):
+        await broker.broker.topics.get(other.name)
+    await failing.ledger.crash()

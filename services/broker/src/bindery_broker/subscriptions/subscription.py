@@ -34,12 +34,11 @@ class Subscription:
         *,
         partition: int,
         now: MonotonicClock,
-        limits: DispatchLimits | None = None,
-        read_ahead: ReadAhead | None = None,
-        sessions_max: int = 1000,
+        limits: DispatchLimits,
+        read_ahead: ReadAhead,
+        sessions_max: int,
     ) -> None:
         """`read_ahead`: shared by the broker's subscriptions."""
-        limits = limits or DispatchLimits()
         self.name = cursor.name
         self.cursor = cursor
         self.sessions = Sessions(sessions_max=sessions_max)
@@ -53,7 +52,7 @@ class Subscription:
             self._reader,
             self.sessions,
             limits=limits,
-            read_ahead=read_ahead or ReadAhead(limits.ready_bytes_max),
+            read_ahead=read_ahead,
             now=now,
         )
         self._redelivery = Redelivery(self._loop, self._reader, now=now)

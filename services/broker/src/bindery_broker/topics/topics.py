@@ -10,7 +10,7 @@ trimmed, or until the limit of loaded topics is reached.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from bindery_client.ledger.api import LedgerClient
 from bindery_core.errors import BinderyError, NoSuchNode, NoSuchTopic, TooManyRequests
@@ -39,21 +39,21 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicLimits:
-    topics_max: int = 10_000
+    topics_max: int
     """Maximum number of loaded topics. At the limit the topic that is idle longest is closed, else the load fails."""
-    idle_s_max: float = 300
+    idle_s_max: float
     """Seconds after which an empty, unused topic is closed. Not at once, because opening it again creates a ledger."""
     loads_max: int = 32
     """Maximum number of topics that are opened in parallel."""
-    subscriptions_max: int = 1_000
+    subscriptions_max: int
     """Maximum number of subscriptions of one topic."""
-    consumers_max: int = 1_000
+    consumers_max: int
     """Maximum number of consumer sessions of one subscription."""
-    read_ahead_bytes_max: int = 64 * 2**20
+    read_ahead_bytes_max: int
     """Maximum bytes of messages that all subscriptions together have read and not delivered. Above it, each call reads
     only what it requires. Small compared with a container of 512 MiB; enough for sixteen parallel reads of 4 MiB."""
-    auto_create: bool = True
-    dispatch: DispatchLimits = field(default_factory=DispatchLimits)
+    auto_create: bool
+    dispatch: DispatchLimits
 
 
 class Topics:
@@ -65,11 +65,11 @@ class Topics:
         clock: WallClock,
         now: MonotonicClock,
         ledger_settings: ManagedLedgerSettings,
-        limits: TopicLimits | None = None,
-        producer_name: str = "bindery-http",
+        limits: TopicLimits,
+        producer_name: str,
     ) -> None:
         """`clock`: wall time in ms; `now`: monotonic seconds; `producer_name`: default name of a message's producer."""
-        self.limits = limits or TopicLimits()
+        self.limits = limits
         self.cache = EntryCache(size_max=ledger_settings.cache_size_max)
         self.read_ahead = ReadAhead(self.limits.read_ahead_bytes_max)
         self._client = client
@@ -217,8 +217,9 @@ class Topics:
             if self._now() >= self._no_room_until:
                 by_age = sorted(self._loaded.values(), key=lambda topic: topic.used_at)
                 idle = next(filter(self._is_idle, by_age), None)
+                if idle is None:  # not after a load that was refused without a search: many would prevent every search
+                    self._no_room_until = self._now() + LOOK_FOR_IDLE_S_MIN
             if idle is None:
-                self._no_room_until = max(self._no_room_until, self._now() + LOOK_FOR_IDLE_S_MIN)
                 raise TooManyRequests(
                     "the broker has loaded the maximum number of topics, and none of them is idle",
                     topics=len(self._loaded),

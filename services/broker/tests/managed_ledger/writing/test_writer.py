@@ -290,6 +290,37 @@ async def test_a_slow_roll_fails_queued_adds_but_not_adds_in_flight(cluster: Clu
     assert await topic.add_many([b"x"]) == [Position(1, 0)]
 
 
+async def test_the_state_has_pulsars_names(cluster: Cluster) -> None:
+    topic = await cluster.open(add_timeout_s=1)
+
+    def state() -> object:
+        return topic.internal_stats()["state"]
+
+    assert state() == "LedgerOpened"
+    cluster.ledgers.hold_adds()
+    adding = asyncio.ensure_future(topic.add_many([b"x"]))
+    await asyncio.sleep(0.01)
+    rolling = asyncio.ensure_future(topic.roll())
+    await asyncio.sleep(0.01)
+    assert state() == "ClosingLedger"
+    cluster.ledgers.release_adds()
+    await asyncio.gather(adding, rolling)
+    assert state() == "LedgerOpened"
+    cluster.ledgers.fail_next("add", AddTimeout("made up"))
+    cluster.ledgers.fail_next("open", BookieUnavailable("made up"), count=10**6)
+    with pytest.raises(AddTimeout):
+        await topic.add_many([b"y"])
+    assert state() == "CreatingLedger"
+    await topic.crash()
+    assert state() == "Closed"
+    cluster.ledgers._faults.clear()
+    topic = await cluster.open()
+    cluster.ledgers.fail_next("add", LedgerFenced("made up"))
+    with pytest.raises(TopicFenced):
+        await topic.add_many([b"x"])
+    assert state() == "Fenced"
+
+
 async def test_a_ledger_prepared_for_a_roll_that_fails_is_deleted(cluster: Cluster) -> None:
     """The current ledger of the topic is missing when the roll closes it."""
     topic = await cluster.open()
