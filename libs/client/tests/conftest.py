@@ -15,7 +15,14 @@ from bindery_simulation.instant import InstantLoop
 sys.path.insert(0, str(Path(__file__).parent))
 pytest.register_assert_rewrite("ledger_client_contract")
 
-WITHOUT_SOCKETS = ("test_memory.py", "test_deadline_timer.py", "test_in_flight_budget.py")
+WITHOUT_SOCKETS = (
+    "test_add_window.py",
+    "test_deadline_timer.py",
+    "test_in_flight_budget.py",
+    "test_memory.py",
+    "test_memory_replicas.py",
+    "test_reader_without_sockets.py",
+)
 """Modules whose tests run on a loop whose time advances at once to the next timer."""
 
 

@@ -110,7 +110,7 @@ class ReadHandle:
             if self.metadata.segments == segments:
                 raise
             entries = await self._read(first, last)
-        self._average_size = max(1, sum(len(entry.payload) for entry in entries) // len(entries))
+        self._average_size = sum(len(entry.payload) for entry in entries) // len(entries)
         return entries
 
     async def _read(self, first: EntryId, last: EntryId) -> list[Entry]:

@@ -282,7 +282,7 @@ class MemoryReadHandle:
 class MemoryWriteHandle:
     """`api.WriteHandle` in memory."""
 
-    def __init__(self, ledgers: MemoryLedgers, ledger: _Ledger, *, deferred_sync: bool = False) -> None:
+    def __init__(self, ledgers: MemoryLedgers, ledger: _Ledger, *, deferred_sync: bool) -> None:
         self.ledger_id: LedgerId = ledger.ledger_id
         self._ledgers = ledgers
         self._ledger = ledger
@@ -354,15 +354,13 @@ class MemoryWriteHandle:
             if not future.done():
                 future.set_exception(error)
                 future.exception()  # no warning if the caller was cancelled or is absent
-        self._ledger.wake()
 
     async def force(self) -> int:
         await asyncio.sleep(0)
         if self._error is not None and not self._ledger.is_closed:
             raise self._error
         self._ledgers.raise_fault("force")
-        if not self._ledger.is_closed and self._ledger.entries:
-            self._ledger.confirm(max(self._ledger.confirmed, len(self._ledger.entries) - 1))
+        self._ledger.confirm(len(self._ledger.entries) - 1)
         return self._ledger.confirmed
 
     async def read(self, first: EntryId, last: EntryId) -> list[Entry]:
@@ -533,7 +531,4 @@ class MemoryLedgerClient:
     async def close(self) -> None:
         """Abandon every ledger that this client writes, as the end of its process would."""
         for writer in self._writers:
-            if writer.is_closed:
-                continue
             await writer.abandon()
-        self._writers.clear()
