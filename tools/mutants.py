@@ -152,7 +152,7 @@ def _is_skipped(node: ast.AST) -> bool:
         case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
             return name in NO_CHANGE_FUNCTIONS
         case ast.ClassDef(bases=bases):
-            return any(ast.unparse(base).split("[")[0].split(".")[-1] == "Protocol" for base in bases)
+            return any(ast.unparse(base).split("[")[0] in ("Protocol", "typing.Protocol") for base in bases)
         case ast.If(test=test):
             return ast.unparse(test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
         case ast.Assign(targets=[ast.Name(id="__all__" | "__slots__")]):

@@ -66,6 +66,12 @@ def test_each_kind_of_statement_is_changed(tmp_path: Path) -> None:
     ]
 
 
+def test_a_class_that_receives_data_from_a_transport_is_changed(tmp_path: Path) -> None:
+    """asyncio.Protocol is a base class with behavior; only protocols of `typing` have none."""
+    assert changes(tmp_path, "class C(asyncio.Protocol):\n    size = 7\n")
+    assert not changes(tmp_path, "class C(typing.Protocol[T]):\n    size = 7\n")
+
+
 def test_a_chained_comparison_is_changed_in_each_place(tmp_path: Path) -> None:
     found = changes(tmp_path, "x = a < b <= c\n")
     assert [after for _, _, _, after in found] == ["(a < b < c)", "(a <= b <= c)"]
