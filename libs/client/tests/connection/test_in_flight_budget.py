@@ -29,3 +29,14 @@ def test_bytes_up_to_exactly_the_limit_are_allowed_together() -> None:
     assert budget.take(4, lambda: None)
     assert budget.take(6, lambda: None)
     assert not budget.take(1, lambda: None)
+
+
+def test_a_caller_that_was_forgotten_is_not_called() -> None:
+    budget = InFlightBudget(10)
+    called: list[str] = []
+    retry = lambda: called.append("retry")  # noqa: E731
+    assert budget.take(10, retry)
+    assert not budget.take(1, retry)
+    budget.forget(retry)
+    budget.give_back(10)
+    assert called == []

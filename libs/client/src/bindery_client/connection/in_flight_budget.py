@@ -31,3 +31,7 @@ class InFlightBudget:
             refused, self._refused = self._refused, {}
             for retry in refused:
                 retry()
+
+    def forget(self, retry: Callable[[], None]) -> None:
+        """Do not call `retry`: its owner does not wait any more."""
+        self._refused.pop(retry, None)

@@ -138,4 +138,5 @@ class AddWindow:
         for call in calls:
             call.fail(error)
         size, self._bytes_in_flight, self._entries_in_flight = self._bytes_in_flight, 0, 0
+        self._budget.forget(self._admit)
         self._budget.give_back(size)
