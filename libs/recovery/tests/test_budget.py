@@ -157,3 +157,23 @@ def test_a_cancelled_waiter_holds_no_entries() -> None:
         assert budget.entries_in_flight == 0
 
     simulate(run())
+
+
+def test_a_cancelled_waiter_lets_in_those_behind_it() -> None:
+    async def run() -> None:
+        budget = make(entries_in_flight_max=10)
+
+        async def hold(count: int) -> None:
+            async with budget.entries(count):
+                await asyncio.sleep(10)
+
+        tasks = [asyncio.create_task(hold(count)) for count in (6, 8, 4)]
+        await asyncio.sleep(1)
+        assert budget.entries_in_flight == 6, "calls are served in order"
+        tasks[1].cancel()
+        await asyncio.sleep(1)
+        assert budget.entries_in_flight == 10
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert budget.entries_in_flight == 0
+
+    simulate(run())

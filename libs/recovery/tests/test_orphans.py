@@ -9,7 +9,7 @@ from bindery_core.formats.ledger_metadata import LedgerMetadata, LedgerState, Se
 from bindery_core.ids import BookieId, EntryId, LedgerId
 from bindery_metadata.stores.memory import MemoryStore, MemoryTree
 from bindery_metadata.stores.versioned import Versioned
-from bindery_recovery.orphans import Fate, Finding, read_references, still_orphan, survey
+from bindery_recovery.orphans import Fate, Finding, References, judge, read_references, still_orphan, survey
 
 HOUR_MS = 3_600_000
 NOW_MS = 100 * HOUR_MS
@@ -155,6 +155,29 @@ async def test_the_custom_metadata_decides_the_fate_of_an_unreferenced_ledger(
     ledgers = Ledgers()
     ledgers.put(9, custom)
     assert (await fates(store, ledgers))[9].fate is fate
+
+
+@pytest.mark.parametrize(
+    ("custom", "made_ms", "why"),
+    [
+        (MANAGED, NOW_MS, "younger than the grace period"),
+        (MANAGED, None, "its creation time is unknown"),
+        ({"application": b"kafka"}, 1, "created by kafka"),
+        ({}, 1, "has no creator in its metadata"),
+        ({"application": b"pulsar"}, 1, "no topic and no subscription references it"),
+        ({"application": b"pulsar", "component": b"schema"}, 1, "schema of an unknown topic"),
+        (MANAGED | {"pulsar/managed-ledger": b"a://b"}, 1, "created for a://b, which no longer exists"),
+    ],
+)
+def test_the_reason_of_a_fate_names_what_decided_it(custom: dict[str, bytes], made_ms: int | None, why: str) -> None:
+    ledgers = Ledgers()
+    ledgers.put(9, custom, made_ms=made_ms)
+    found = ledgers.found[9]
+    assert isinstance(found, Versioned)
+    if made_ms is None:
+        found = Versioned(found.value, 0, 0)
+    finding = judge(LedgerId(9), found, References({}, frozenset(), frozenset()), now_ms=NOW_MS, older_than_ms=HOUR_MS)
+    assert finding.why == why
 
 
 async def test_a_ledger_with_unreadable_metadata_is_kept_and_a_deleted_one_is_not_reported(store: MemoryStore) -> None:

@@ -33,6 +33,7 @@ from bindery_recovery.draining.drain import (
     Progress,
     _Pace,
     end_maintenance,
+    holdings_of,
     set_maintenance,
 )
 
@@ -284,6 +285,71 @@ def test_rate_and_remaining_time_follow_the_observed_progress() -> None:
         (0, None),
     ]
     assert [p.part for p in seen] == [0.5, 0.625, 0.625, 0.625]
+
+
+def test_slow_polls_still_give_a_rate() -> None:
+    """The rate is measured over at least two polls, even if they are further apart than the window."""
+    left = [Holdings({LedgerId(1): Held(10, size, 3, False)}) for size in (8000, 6000)]
+    pace = _Pace({}, left[0])
+    pace.progress(left[0], (), (), now_s=0)
+    assert pace.progress(left[1], (), (), now_s=100).bytes_per_s == 20
+
+
+async def test_what_a_bookie_holds_are_the_ledgers_that_name_it() -> None:
+    cluster = await cluster_of(3)
+    closed = await cluster.ledger(B[0], B[1], entries=10, length=1000)
+    is_open = await cluster.ledger(B[0], B[1], B[2], closed=False)
+    await cluster.ledger(B[1], B[2])
+    cluster.unreadable.add(await cluster.ledger(B[1], B[2]))
+    holdings = await holdings_of(cluster, B[0])
+    assert {ledger_id: held.is_open for ledger_id, held in holdings.ledgers.items()} == {closed: False, is_open: True}
+    assert (holdings.entries, holdings.size, holdings.open_count) == (10, 1000, 1)
+    assert holdings.unreadable == tuple(cluster.unreadable)
+    assert holdings.widest() == (is_open, 3)
+    among = await holdings_of(cluster, B[0], among=[closed])
+    assert (set(among.ledgers), among.unreadable) == ({closed}, ())
+
+
+async def test_the_end_of_a_drain_is_recorded_once() -> None:
+    cluster = await cluster_of(4)
+    await cluster.emptier.start_drain(B[0])
+    for _ in range(2):
+        await cluster.emptier.finish_drain(B[0])
+    finished, started = await cluster.records.history()
+    assert (finished.kind, started.kind) == ("drain_finished", "drain_started")
+    assert finished.fields == {"bookie_id": "b0", "by": "operator"}
+
+
+@pytest.mark.parametrize(
+    ("left", "total", "part"),
+    [((0, 0), (0, 0), 1.0), ((1, 0), (4, 0), 0.75), ((1, 900), (4, 1000), 0.1), ((5, 1200), (4, 1000), 0.0)],
+)
+def test_the_completed_share_counts_bytes_or_else_ledgers(
+    left: tuple[int, int], total: tuple[int, int], part: float
+) -> None:
+    assert Progress(left[0], total[0], left[1], total[1], 0, None, ()).part == pytest.approx(part)
+
+
+async def test_at_most_five_ledgers_without_readable_metadata_are_named() -> None:
+    cluster = await cluster_of(3)
+    obstacles, _ = await cluster.emptier.obstacles(B[0], Holdings({}, tuple(map(LedgerId, range(6)))))
+    assert "the metadata of 6 ledgers cannot be read: 0, 1, 2, 3, 4" in obstacles
+
+
+async def test_the_ledgers_that_wait_for_the_same_reason_are_counted_together() -> None:
+    cluster = await cluster_of(3)
+    held = Held(10, 1000, 2, False)
+    for number, state in ((1, RecoveryState.BLOCKED), (2, RecoveryState.BLOCKED), (3, RecoveryState.COPYING)):
+        record = RecoveryRecord(LedgerId(number), state=state, obstacle=Obstacle.NO_SPARE)
+        await cluster.records.put(record)
+    await cluster.records.put(RecoveryRecord(LedgerId(4), obstacle=Obstacle.SOURCE_UNAVAILABLE, last_error="refused"))
+    left = Holdings({LedgerId(number): held for number in range(6)})
+    obstacles, unrecoverable = await cluster.emptier.obstacles(B[0], left)
+    assert obstacles[1:] == (
+        "2 ledgers wait (no_spare); ledger 1: no spare",
+        "1 ledger waits (source_unavailable); ledger 4: refused",
+    )
+    assert unrecoverable == ()
 
 
 # --- recover ----------------------------------------------------------------------------------------------------------

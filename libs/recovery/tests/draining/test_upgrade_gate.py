@@ -260,6 +260,17 @@ async def test_a_draining_bookie_may_go_once_it_is_read_only_and_empty(cluster: 
     assert await cluster.refused() == await cluster.refused(4) == await cluster.refused(3) == lost
 
 
+async def test_a_lost_bookie_is_reported_with_its_drain_and_with_the_command_that_recovers_it(cluster: Cluster) -> None:
+    await cluster.add(1, B[0], LAST)
+    await cluster.stop(LAST)
+    (refusal,) = (await cluster.check()).refusals
+    assert refusal.text == f"bookie {LAST} is lost"
+    assert f"`bindery bookie recover {LAST} --yes --wait`" in refusal.fix
+    await cluster.memberships.set(LAST, Intent.DRAINING)
+    (refusal,) = (await cluster.check()).refusals
+    assert refusal.text == f"bookie {LAST} is draining, holds ledgers and is not registered"
+
+
 async def test_unreadable_ledgers_count_as_ledgers_that_name_a_draining_bookie(cluster: Cluster) -> None:
     await cluster.add(1, B[0], LAST)
     await cluster.add(2, B[0], B[1])
@@ -387,6 +398,8 @@ async def test_a_template_that_matches_no_bookie_is_refused(cluster: Cluster, on
     assert await kinds(1, "other-{}") == ["not_named"]
     assert await kinds(0, "other-{}") == [], "no bookie is to run"
     assert await kinds(5, TEMPLATE) == []
+    (refusal,) = (await cluster.check(3, "other-{}", only_going=only_going)).refusals
+    assert refusal.text == f"none of the 4 bookies (such as {B[0]}) has an id like other-0"
 
 
 async def test_a_cluster_without_bookies_passes_with_any_template() -> None:

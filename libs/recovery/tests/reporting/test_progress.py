@@ -217,6 +217,33 @@ def test_closing_records_that_were_not_checked_are_counted_and_have_an_age() -> 
     simulate(scenario())
 
 
+@pytest.mark.parametrize(
+    ("kept", "shown"),
+    [
+        ({}, (False, None, 0, 0, None, {})),
+        (
+            {"started_ms": 5, "next_ledger": 8, "result": {"ledgers": 7, "marked": 2}, "last_finished_ms": 3},
+            (True, 5, 7, 2, 3, {}),
+        ),
+        (
+            {"started_ms": 5, "next_ledger": None, "result": {"ledgers": 7, "marked": 2}, "last_result": {"marked": 1}},
+            (False, None, 0, 0, None, {"marked": 1}),
+        ),
+        ({"started_ms": 5, "next_ledger": 8, "result": "?", "last_result": "?"}, (True, 5, 0, 0, None, {})),
+    ],
+)
+def test_the_check_of_all_ledgers_has_figures_only_while_it_is_running(kept: dict[str, Any], shown: object) -> None:
+    found = summarize(snapshot(ledger_check=kept)).ledger_check
+    assert (
+        found.is_running,
+        found.started_ms,
+        found.ledgers,
+        found.marked,
+        found.last_finished_ms,
+        found.last_result,
+    ) == shown
+
+
 def test_the_summary_can_be_written_as_json() -> None:
     text = json.dumps(summarize(snapshot(record(1), unrecorded=1)).to_json())
     assert json.loads(text)["marked"] == 2
