@@ -241,6 +241,14 @@ def test_an_outage_of_the_metadata_store_does_not_count_as_absence() -> None:
     assert seen.due == {B1}
 
 
+def test_the_time_since_the_last_poll_counts_when_an_outage_begins(seen: Watchman) -> None:
+    seen.registered.discard(B1)
+    seen.look()
+    seen.now_s += 5
+    seen.lost.cut_off(seen.now_s)
+    assert seen.lost.left_s(B1, seen.now_s) == 55
+
+
 def test_a_suspended_process_counts_at_most_the_maximum_gap(seen: Watchman) -> None:
     seen.registered.discard(B1)
     seen.look()
@@ -319,8 +327,8 @@ def test_a_return_between_two_leaders_is_reported() -> None:
 )
 def test_an_invalid_stored_absence_is_ignored(kept: dict[str, object]) -> None:
     seen = Watchman()
-    seen.lost.resume(kept)
-    assert seen.lost.absences == {}
+    seen.lost.resume(kept | {"b2": {"absent_s": 0, "phase": "waiting", "since_ms": 1}})
+    assert seen.lost.absences.keys() == {B2}, "the valid ones are not"
 
 
 # --- random histories -------------------------------------------------------------------------------------------------
