@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from bindery_metadata.ledgers.ledger_manager import LedgerManager
 from bindery_metadata.recovery.recovery_records import Reason, RecoveryRecord, RecoveryRecords, RecoveryState
 from bindery_metadata.recovery.underreplication import UnderreplicationManager
 from bindery_metadata.stores.memory import MemoryTree
-from bindery_recovery.writer_reports import SETTLE_S, WriterReports
+from bindery_recovery.writer_reports import RETRY_S, SETTLE_S, WriterReports
 from bookie_cluster import QUICK, add, assert_whole, bookie_cluster, clock_ms, worker_on
 from scripted import ledger
 from simulated import simulate
@@ -155,6 +156,37 @@ def test_a_report_waits_while_the_bookie_is_down_and_requests_no_copies() -> Non
         await here.until_marked()
         assert await here.marked() == {2: ("b1",), 3: ("b1",)}
         assert here.reports.marked == 2
+
+    simulate(scenario())
+
+
+def test_a_waiting_report_is_checked_again_after_the_retry_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        here = await Reporting.make()
+        await here.unregister(B1)
+        checks: list[float] = []
+        get = here.store.get
+
+        async def counted_get(path: str, **options: Any) -> Any:
+            checks.append(asyncio.get_running_loop().time())
+            return await get(path, **options)
+
+        monkeypatch.setattr(here.store, "get", counted_get)
+        here.tell(7)
+        await asyncio.sleep(SETTLE_S + 5.5 * RETRY_S)
+        assert len(checks) == 6
+        assert all(RETRY_S <= later - earlier < RETRY_S + 1 for earlier, later in pairwise(checks))
+
+    simulate(scenario())
+
+
+def test_no_mark_is_written_beside_marks_of_another_format() -> None:
+    async def scenario() -> None:
+        here = await Reporting.make()
+        await here.observer.create(LAYOUT.underreplication_layout, b'type: "other"\nversion: 9\n', make_parents=True)
+        here.tell(7)
+        await here.until_marked()
+        assert await here.marked() == {}
 
     simulate(scenario())
 

@@ -4,6 +4,7 @@ import pytest
 from bindery_core.errors import BadVersion, BinderyError, Corrupt, MetadataUnavailable
 from bindery_core.ids import BookieId
 from bindery_core.placement.replication_plan import closed_fragments
+from bindery_recovery.cluster import ledger_index
 from bindery_recovery.cluster.ledger_index import Share, build_index, share_of
 from scripted import ScriptedClient, bookies, ledger
 from simulated import simulate
@@ -26,7 +27,8 @@ def test_a_ledger_is_listed_for_each_requested_bookie_that_a_segment_names() -> 
     assert index.bookies_by_ledger([B4, B1]) == {1: (B1,), 2: (B4,), 3: (B1, B4), 2**40: (B1, B4)}
     assert index.ledger_count == 4
     assert {b: totals.ledgers for b, totals in index.totals.items()} == {B1: 3, B2: 4, B3: 4, B4: 3}
-    assert index.totals[B1].length == 2000
+    assert (index.totals[B1].entries, index.totals[B1].length) == (10 + 0 + 10, 2000)
+    assert index.is_complete
     with pytest.raises(AssertionError):
         index.ledgers_of(B2)
 
@@ -57,6 +59,12 @@ def test_deleted_ledgers_are_left_out_and_unreadable_ones_are_recorded() -> None
     assert index.unreadable == {3: "garbage", 4: "of the future"}
     assert not index.is_complete
     assert index.ledger_count == 3
+
+
+def test_all_unreadable_ledgers_are_counted_and_only_the_first_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_index, "UNREADABLE_KEPT_MAX", 2)
+    index = simulate(build_index(ScriptedClient({n: Corrupt("garbage") for n in range(3)}), {B1}.__contains__))
+    assert (list(index.unreadable), index.unreadable_count, index.ledger_count) == ([0, 1], 3, 3)
 
 
 @pytest.mark.parametrize("write_quorum", [2, 3])
