@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from bindery_client.ledger.replica import ReplicaRead, Verdict
 from bindery_client.memory.memory import MemoryWriteHandle
+from bindery_core.errors import BookieUnavailable
 from bindery_core.formats.ledger_metadata import LedgerMetadata
 from bindery_core.ids import BookieId, EntryId, LedgerId
 from bindery_core.placement.replication_plan import closed_fragments
@@ -63,8 +64,10 @@ class Client(CountingClient):
         return await super().store_replicas(ledger_id, metadata, bookie_id, frames, **others)
 
 
-async def copy(here: World, client: Client, writer: MemoryWriteHandle, **budget: Any) -> CopyResult:
-    """Copy the entries of the first member of the ensemble to a spare."""
+async def copy(
+    here: World, client: Client, writer: MemoryWriteHandle, *, sources: Sources | None = None, **budget: Any
+) -> CopyResult:
+    """Copy the entries of the first member of the ensemble to a spare. `sources`: all bookies by default."""
 
     async def is_wanted() -> bool:
         return True
@@ -77,7 +80,7 @@ async def copy(here: World, client: Client, writer: MemoryWriteHandle, **budget:
         writer.ledger_id,
         metadata,
         [Target(fragment, spare)],
-        sources=Sources(frozenset(here.ledgers.bookies)),
+        sources=sources or Sources(frozenset(here.ledgers.bookies)),
         is_wanted=is_wanted,
     )
 
@@ -153,5 +156,84 @@ def test_a_digest_mismatch_proves_nothing_if_the_metadata_records_no_digest_type
         result = await copy(here, Client(here), writer)
         (failure,) = result.failed.values()
         assert (failure.obstacle, failure.is_final) == (Obstacle.SOURCE_UNAVAILABLE, False)
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    ("case", "obstacle", "is_final", "why"),
+    [
+        ("gone", Obstacle.NO_COPY_LEFT, True, "was removed permanently"),
+        ("absent", Obstacle.SOURCE_UNAVAILABLE, False, "is not registered"),
+        ("refilling", Obstacle.SOURCE_IN_LIMBO, False, "is refilling its lost storage"),
+        ("bad", Obstacle.NO_COPY_LEFT, True, "has no good copy"),
+        ("corrupt", Obstacle.NO_COPY_LEFT, True, "has a corrupt copy"),
+        ("lacks", Obstacle.NO_COPY_LEFT, True, "does not have it"),
+        ("hangs", Obstacle.SOURCE_UNAVAILABLE, False, "did not return it (no answer)"),
+    ],
+)
+def test_the_failure_names_why_each_source_has_no_copy_and_is_final_only_if_none_can_return(
+    case: str, obstacle: Obstacle, is_final: bool, why: str
+) -> None:
+    """The last source decides: of the first and the second member it is known that they will never return."""
+
+    async def scene(here: World) -> None:
+        writer = await here.write(3)
+        first, second, last = writer.metadata.last_segment.ensemble
+        everyone = frozenset(here.ledgers.bookies)
+        gone, sources = frozenset({first, second}), {}
+        ledger, client = here.ledgers.find(writer.ledger_id), Client(here)
+        match case:
+            case "gone":
+                gone |= {last}
+            case "absent":
+                everyone -= {last}
+            case "refilling":
+                sources = {"refilling": [last]}
+            case "bad":
+                sources = {"bad": {last: [0, 1, 2]}}
+            case "corrupt":
+                ledger.copies.damage(ledger.metadata, ledger.entries, last, 0)
+            case "lacks":
+                ledger.copies.lose(last, 0)
+            case "hangs":
+                client.hanging.add(last)
+        result = await copy(here, client, writer, sources=Sources(everyone, gone, **sources))
+        (failure,) = result.failed.values()
+        assert (failure.obstacle, failure.is_final, failure.refusing) == (obstacle, is_final, None)
+        assert failure.detail.startswith("entry 0 cannot be read from any bookie: ")
+        for bookie_id, reason in ((first, "was removed permanently"), (second, "was removed permanently"), (last, why)):
+            assert f"{bookie_id} {reason}" in failure.detail
+        assert result.unreadable[0] == 0
+        assert result.done == []
+
+    play(scene)
+
+
+@pytest.mark.parametrize("how", ["unreachable", "refuses", "refuses one"])
+def test_a_target_that_does_not_accept_entries_is_the_obstacle(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(here: World) -> None:
+        writer = await here.write(3, size=100)
+        client = Client(here)
+        store = client.store_replicas
+
+        async def refusing(ledger_id: LedgerId, metadata: LedgerMetadata, bookie_id: BookieId, frames: Any) -> Any:
+            if how == "unreachable":
+                raise BookieUnavailable("connection refused", bookie_id=bookie_id)
+            accepted = frames[:1] if how == "refuses one" else ()
+            statuses = await store(ledger_id, metadata, bookie_id, accepted) if accepted else []
+            return [*statuses, *[Status.READ_ONLY] * (len(frames) - len(accepted))]
+
+        monkeypatch.setattr(client, "store_replicas", refusing)
+        result = await copy(here, client, writer)
+        (failure,) = result.failed.values()
+        assert (failure.obstacle, failure.is_final, result.done) == (Obstacle.TARGET_REFUSES, False, [])
+        assert failure.refusing is not None
+        assert failure.detail.startswith(f"{failure.refusing}, chosen for copies of this ledger, ")
+        expected = "cannot be reached (connection refused)" if how == "unreachable" else "answered READ_ONLY"
+        assert failure.detail.endswith(expected)
+        assert result.entries == (1 if how == "refuses one" else 0)
+        assert result.bytes == sum(client.stored_sizes)
+        assert result.unreadable == []
 
     play(scene)
