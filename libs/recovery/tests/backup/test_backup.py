@@ -385,9 +385,17 @@ async def test_a_damaged_backup_is_refused() -> None:
 async def test_other_files_and_other_versions_are_refused() -> None:
     lines = await small_backup()
     header = json.loads(lines[0])
-    for first in (b"hello\n", b"[1]\n", json.dumps(header | {"format": "x"}).encode()):
-        with pytest.raises((BadRequest, Corrupt)):
+    for first in (b"hello\n", json.dumps(header | {"format": "x"}).encode()):
+        with pytest.raises(BadRequest, match="not a backup"):
             verify_backup([first, *lines[1:]])
+    with pytest.raises(BadRequest, match="the file is empty"):
+        verify_backup([])
+    with pytest.raises(Corrupt, match="cannot be read"):
+        verify_backup([b"[1]\n", *lines[1:]])
+    for name in ("instance_id", "at_ms", "ledgers_root", "roots"):
+        for incomplete in (header | {name: None}, {one: header[one] for one in header if one != name}):
+            with pytest.raises(Corrupt, match="the backup's header is incomplete or invalid"):
+                verify_backup([json.dumps(incomplete).encode(), *lines[1:]])
     with pytest.raises(BadVersion, match="newer version"):
         verify_backup([json.dumps(header | {"version": 2}).encode(), *lines[1:]])
     with pytest.raises(BadRequest, match="the ledgers root /ledgers"):

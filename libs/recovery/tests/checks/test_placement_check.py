@@ -44,6 +44,7 @@ def test_closed_ledgers_are_counted_by_adherence() -> None:
             3: ledger(("b1", "b1", "b4")),
             4: ledger(("b1", "b1", "b4"), last=None),
             5: Corrupt("garbage"),
+            7: Corrupt("garbage"),
         }
     )
     client.deleted_since = {6}
@@ -51,7 +52,7 @@ def test_closed_ledgers_are_counted_by_adherence() -> None:
     assert result.to_json() == {
         "ledgers": 3,
         "open_ledgers": 1,
-        "unreadable": 1,
+        "unreadable": 2,
         "strict": 1,
         "soft": 1,
         "failed": 1,
