@@ -67,8 +67,11 @@ async def test_a_hole_in_the_middle_is_found_by_reading_all_and_not_by_the_ends(
     holder = (await client.metadata(ledger_id)).last_segment.ensemble[1]
     client.ledgers.find(ledger_id).copies.lose(holder, 20, 21)
     assert (await checked(client, ledger_id)).is_whole
-    (bad,) = (await checked(client, ledger_id, ALL)).bad
+    check = await checked(client, ledger_id, ALL)
+    (bad,) = check.bad
     assert (bad.state, bad.bad_entry_ids, bad.fragment.bookie_id) == (FragmentState.MISSING, (20, 21), holder)
+    assert check.missing_entries == 2
+    assert check.missing_bytes == check.metadata.length * 2 // 50, "entries count as if they had equal sizes"
     assert bad.reason == "entry 20: entry is missing"
 
 

@@ -173,10 +173,11 @@ def test_a_record_is_kept_until_its_ledger_is_closed() -> None:
         await world.add_ledger(1, ledger(ON, last=None))
         notes = await noted(world, 1)
         world.lacks(1, "b2", [(0, 4)])
-        await world.start_auditor()
+        running = await world.start_auditor()
         await asyncio.sleep(100)
         assert await world.marked() == {}
         assert await notes.ledger_ids() == [1]
+        assert running.auditor.state.closings.pending == 1
         await world.manager.update(LedgerId(1), lambda _: ledger(ON))
         await asyncio.sleep(125)
         assert await world.marked() == {1: ("b2",)}

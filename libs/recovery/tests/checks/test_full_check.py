@@ -67,7 +67,11 @@ def test_ledgers_that_lack_entries_are_marked_and_others_are_not() -> None:
         assert (record.reason, record.missing_entries, record.missing_bytes) == (Reason.ENTRY_MISSING, 4, 400)
         event = (await world.records.history(1))[0]
         assert event.kind == "check_finished"
-        assert "8 ledgers were checked" in event.text
+        cursor = await world.records.get_cursor(CURSOR)
+        assert cursor is not None
+        took_s = (cursor["last_finished_ms"] - cursor["last_started_ms"]) / 1000
+        assert event.fields["took_s"] == round(took_s, 1) > 0
+        assert f"8 ledgers were checked in {took_s:.0f} s" in event.text
         assert "not decided: 1 refilling, 1 unsure, 2 failed" in event.text
         at_ms = await world.marks.check_time_ms(CheckKind.LEDGERS)
         assert at_ms is not None
