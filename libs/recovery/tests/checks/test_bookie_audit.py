@@ -41,6 +41,7 @@ async def test_the_ledgers_of_a_lost_bookie_are_marked_after_the_delay_with_reas
     assert lost.text == "b1 is lost: 3 of the 3 ledgers that name it were marked now"
     await asyncio.sleep(3600)
     assert [mark.version for mark in await world.mark_list()] == [0, 0, 0], "each ledger is marked once"
+    assert world.auditor.auditor.state.audit.marked_total == {Reason.BOOKIE_LOST: 3}
 
 
 @with_auditor()
