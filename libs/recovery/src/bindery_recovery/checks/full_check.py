@@ -137,9 +137,9 @@ class FullCheck:
         self._clock_ms = clock_ms
         self._randomness = randomness
         self._loop = asyncio.get_running_loop()
-        self.result: FullCheckResult
-        self.started_ms: int
-        self.next_ledger: int
+        self.result = FullCheckResult()
+        self.started_ms = 0
+        self.next_ledger = 0
 
     async def run(self) -> FullCheckResult:
         """Continue from the cursor, or start from the beginning. Raises NotLeader, MetadataUnavailable; a later call
