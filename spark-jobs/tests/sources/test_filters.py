@@ -6,6 +6,7 @@ from bindery_spark.sources.filters import Wanted
 from bindery_spark.sources.ledgers import LedgersReader
 from bindery_spark.sources.options import LedgersOptions
 from pyspark.sql.datasource import (
+    EqualNullSafe,
     EqualTo,
     Filter,
     GreaterThan,
@@ -83,3 +84,65 @@ def test_unsupported_filters_are_left_to_spark() -> None:
     wanted, left = taken(*filters)
     assert left == filters
     assert (wanted.first_ledger, wanted.last_ledger, wanted.is_empty) == (0, ID_MAX, False)
+
+
+def test_a_single_ledger_is_an_exact_range() -> None:
+    for same in (EqualTo(("ledger_id",), 7), EqualNullSafe(("ledger_id",), 7)):
+        wanted, left = taken(same)
+        assert (wanted.first_ledger, wanted.last_ledger, wanted.is_empty, left) == (7, 7, False, [])
+        assert [wanted.has(ledger_id) for ledger_id in (6, 7, 8)] == [False, True, False]
+    for wider in (GreaterThanOrEqual(("ledger_id",), 7), LessThanOrEqual(("ledger_id",), 7)):
+        wanted, left = taken(wider)
+        assert (wanted.has(7), wanted.is_empty, left) == (True, False, [])
+
+
+def test_without_filters_every_ledger_from_0_on_is_read() -> None:
+    wanted, left = taken()
+    assert (wanted.first_ledger, wanted.last_ledger, wanted.is_empty, wanted.has_ledgerless, left) == (
+        0,
+        ID_MAX,
+        False,
+        False,
+        [],
+    )
+    assert (wanted.has(0), wanted.has(ID_MAX), wanted.has(NO_LEDGER)) == (True, True, False)
+    assert wanted.allows("bookie", "any")
+
+
+def test_a_list_without_a_ledger_leaves_no_rows() -> None:
+    for values in ((), (None,), ("x",)):
+        wanted, left = taken(In(("ledger_id",), values))
+        assert wanted.is_empty
+        assert not wanted.has(0)
+        assert not wanted.allows("bookie", "a")
+        assert len(left) == 1, "Spark evaluates it"
+
+
+def test_a_contradiction_remains_one_with_further_filters() -> None:
+    ledgers = taken(EqualTo(("ledger_id",), 1), EqualTo(("ledger_id",), 2), IsNotNull(("ledger_id",)))[0]
+    assert ledgers.is_empty
+    wanted = taken(EqualTo(("ledger_id",), 1), EqualTo(("ledger_id",), 2), EqualTo(("bookie",), "a"))[0]
+    assert wanted.is_empty
+    wanted = taken(EqualTo(("bookie",), "a"), EqualTo(("bookie",), "b"), EqualTo(("ledger_id",), 1))[0]
+    assert wanted.is_empty
+    assert not wanted.has(1)
+
+
+def test_filters_of_one_text_column_do_not_restrict_another() -> None:
+    wanted = Wanted()
+    filters = [EqualTo(("bookie",), "a"), IsNotNull(("bookie",)), EqualNullSafe(("state",), "open")]
+    assert list(wanted.take(filters, columns=("bookie", "state"))) == []
+    assert [wanted.allows(*each) for each in (("bookie", "a"), ("bookie", "b"), ("state", "open"), ("rack", "r"))] == [
+        True,
+        False,
+        True,
+        True,
+    ]
+    assert not wanted.allows("state", "closed")
+
+
+def test_a_filter_on_a_column_that_another_source_filters_by_is_left_to_spark() -> None:
+    wanted = Wanted()
+    filters = [EqualTo(("state",), "open"), IsNotNull(("state",))]
+    assert list(wanted.take(filters, columns=("bookie",))) == filters
+    assert wanted.allows("state", "closed")

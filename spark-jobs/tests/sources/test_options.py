@@ -22,6 +22,30 @@ def test_options_have_defaults_and_names_in_any_case() -> None:
     assert (options.rate, options.entries, options.include_unexpected) == (20 * 2**20, "ends", True)
 
 
+def test_the_defaults_are_those_in_the_table_of_options() -> None:
+    for ledgers in (LedgersOptions.parse(ZOOKEEPER), LedgersOptions(zookeeper="h:1")):
+        assert (ledgers.ledgers_root, ledgers.entries, ledgers.rate, ledgers.timeout_s) == ("/ledgers", "all", 0, 10)
+        assert (ledgers.readers_per_bookie, ledgers.include_unexpected) == (2, False)
+        assert (ledgers.partition_bytes, ledgers.partition_entries) == (67_108_864, 250_000)
+    for metadata in (MetadataOptions.parse(ZOOKEEPER), MetadataOptions(zookeeper="h:1")):
+        assert (metadata.table, metadata.ledgers_per_part, metadata.ledgers_root) == ("ledgers", 5_000, "/ledgers")
+
+
+def test_given_options_replace_the_defaults() -> None:
+    given = {"ledgers_root": "/mine", "readers_per_bookie": "1", "partition_bytes": "7", "partition_entries": "1"}
+    ledgers = LedgersOptions.parse({**ZOOKEEPER, **given, "timeout_s": "0.5", "include_unexpected": "False"})
+    assert (ledgers.ledgers_root, ledgers.readers_per_bookie, ledgers.timeout_s) == ("/mine", 1, 0.5)
+    assert (ledgers.partition_bytes, ledgers.partition_entries, ledgers.include_unexpected) == (7, 1, False)
+    assert LedgersOptions.parse({**ZOOKEEPER, "partition_bytes": "0"}).partition_bytes == 1, "one entry per task"
+    assert LedgersOptions.parse({**ZOOKEEPER, "timeout_s": "86399.5"}).timeout_s == 86_399.5
+    metadata = MetadataOptions.parse({**ZOOKEEPER, "ledgers_per_part": "3", "ledgers_root": "/mine"})
+    assert (metadata.ledgers_per_part, metadata.ledgers_root) == (3, "/mine")
+
+
+def test_a_path_as_in_load_is_ignored() -> None:
+    assert LedgersOptions.parse({**ZOOKEEPER, "path": "x"}) == LedgersOptions(zookeeper="h:1")
+
+
 def test_every_table_has_a_schema() -> None:
     assert set(TABLE_NAMES) == set(TABLES)
 
@@ -33,7 +57,11 @@ def test_every_table_has_a_schema() -> None:
         ({"entries": "some"}, "one of all, listed, ends"),
         ({"rate": "fast"}, "rate must be a number of bytes"),
         ({"readers_per_bookie": "0"}, "at least 1"),
+        ({"readers_per_bookie": "two"}, "at least 1"),
         ({"timeout_s": "-1"}, "must be seconds"),
+        ({"timeout_s": "0"}, "must be seconds"),
+        ({"timeout_s": "soon"}, "must be seconds"),
+        ({"timeout_s": "86400"}, "must be seconds"),
         ({"timeout_s": "nan"}, "must be seconds"),
         ({"level": "deep"}, "unknown option level"),
         ({"include_unexpected": "maybe"}, "one of true, false"),
@@ -68,7 +96,8 @@ def test_tasks_contain_only_the_names_of_credential_files(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("0", 0), ("1024", 1024), ("1.5 KiB", 1536), ("20MiB/s", 20 * 2**20), ("1gib", 2**30)]
+    ("text", "size"),
+    [("0", 0), ("1024", 1024), ("1.5 KiB", 1536), ("20MiB/s", 20_971_520), ("1gib", 1_073_741_824), ("7 B", 7)],
 )
 def test_sizes_and_rates_are_converted_to_bytes(text: str, size: float) -> None:
     assert parse_size(text) == size

@@ -7,6 +7,7 @@ import pytest
 from bindery_core.errors import BadRequest, NoSuchEntry
 from bindery_pulsar.managed_ledger_records import Position
 from bindery_pulsar.message_id import EARLIEST, LATEST
+from bindery_pulsar.topic_name import TopicName
 from bindery_spark.sources.topic.options import TopicOptions
 from bindery_spark.sources.topic.positions import (
     ALL,
@@ -74,6 +75,23 @@ def test_without_an_end_all_late_publish_times_are_included() -> None:
 def test_errors_of_options_name_valid_values(options: dict[str, str], words: str) -> None:
     with pytest.raises(BadRequest, match=words):
         TopicOptions.parse({"zookeeper": "h:1", **options})
+
+
+def test_options_have_the_defaults_in_the_table_of_options() -> None:
+    least = {"zookeeper": "h:1", "topic": "t"}
+    for options in (
+        TopicOptions.parse(least),
+        TopicOptions(zookeeper="h:1", topic=TopicName.parse("t")),
+    ):
+        assert (options.topic.short, options.ledgers_root, options.bounds) == (T, "/ledgers", ALL)
+        assert (options.rate, options.timeout_s, options.max_entries_per_trigger) == (0, 10, 0)
+        assert (options.partition_bytes, options.partition_entries) == (67_108_864, 50_000)
+        assert options.fail_on_data_loss is True
+    given = {"partition_bytes": "0", "partition_entries": "1", "max_entries_per_trigger": "3", "rate": "2KiB"}
+    options = TopicOptions.parse({**least, **given, "timeout_s": "2", "fail_on_data_loss": "false"})
+    assert (options.partition_bytes, options.partition_entries, options.max_entries_per_trigger) == (1, 1, 3)
+    assert (options.rate, options.timeout_s, options.fail_on_data_loss) == (2_048, 2, False)
+    assert TopicOptions.parse({**least, "partition_bytes": "9"}).partition_bytes == 9
 
 
 def test_slices_are_within_positions_and_confirmed_entries() -> None:

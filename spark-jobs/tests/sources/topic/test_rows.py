@@ -3,6 +3,8 @@
 import struct
 from datetime import UTC, datetime
 
+import pytest
+from bindery_core.ids import ID_MAX
 from bindery_pulsar.message_codec import OutgoingMessage, encode_batch, encode_message
 from bindery_pulsar.pulsar_messages_pb2 import MessageMetadata
 from bindery_spark.sources.topic.positions import (
@@ -76,3 +78,90 @@ def test_an_encrypted_message_with_an_invalid_date_has_a_row() -> None:
     (row,) = rows.take().to_pylist()
     assert (row["publish_time"], row["sequence_id"]) == (None, None)
     assert "encrypted" in row["problem"]
+
+
+def small(rows: MessageRows, count: int) -> None:
+    entry = encode_message(OutgoingMessage(payload=b""), producer_name="me", publish_time_ms=1, sequence_id=1)
+    for entry_id in range(count):
+        rows.add(entry, ledger_id=3, entry_id=entry_id, partition=-1)
+
+
+def test_a_batch_is_full_at_16384_rows_or_8_mib() -> None:
+    rows = MessageRows(ALL)
+    small(rows, 16_383)
+    assert not rows.is_full
+    small(rows, 1)
+    assert rows.is_full
+    assert rows.take().num_rows == 16_384
+    assert rows.is_empty
+    facts = {"producer_name": "me", "publish_time_ms": 1, "sequence_id": 1}
+    for round_ in range(2):  # a taken batch leaves nothing
+        for size in (2**22, 2**22 - 1, 1):
+            assert not rows.is_full, round_
+            rows.add(
+                encode_message(OutgoingMessage(payload=bytes(size)), **facts), ledger_id=3, entry_id=0, partition=-1
+            )
+        assert rows.is_full
+        rows.take()
+    rows.add(b"\xff" * 2**23, ledger_id=3, entry_id=0, partition=-1)
+    assert rows.is_full, "entries that cannot be decoded count too"
+
+
+def encrypted(publish_time_ms: int, sequence_id: int = 9) -> bytes:
+    metadata = MessageMetadata(producer_name="me", sequence_id=sequence_id, publish_time=publish_time_ms)
+    metadata.encryption_keys.add(key="k", value=b"v")
+    head = metadata.SerializeToString()
+    return struct.pack(">I", len(head)) + head + b"secret"
+
+
+def test_an_entry_that_cannot_be_decoded_has_the_columns_that_are_known() -> None:
+    rows = MessageRows(Bounds(from_ms=10, to_ms=20))
+    for entry_id, time_ms in enumerate((9, 10, 20)):
+        rows.add(encrypted(time_ms), ledger_id=3, entry_id=entry_id, partition=4)
+    (row,) = rows.take().to_pylist()
+    problem = row.pop("problem")
+    assert "encrypted" in problem
+    assert row == {
+        "message_id": "3:1:4:-1",
+        "ledger_id": 3,
+        "entry_id": 1,
+        "batch_index": -1,
+        "publish_time": datetime(1970, 1, 1, 0, 0, 0, 10_000, tzinfo=UTC),
+        "event_time": None,
+        "key": None,
+        "key_is_base64": False,
+        "properties": [],
+        "payload": None,
+        "producer": "me",
+        "sequence_id": 9,
+    }
+
+
+@pytest.mark.parametrize(
+    ("publish_ms", "event_ms", "sequence_id", "problem"),
+    [
+        (TIME_MS_MAX - 1, TIME_MS_MAX - 1, ID_MAX, None),
+        (TIME_MS_MAX, TIME_MS_MAX - 1, ID_MAX, f"publish_time {TIME_MS_MAX} ms"),
+        (7, TIME_MS_MAX, ID_MAX, f"event_time {TIME_MS_MAX} ms"),
+        (7, 0, ID_MAX + 1, f"sequence_id {ID_MAX + 1}"),
+        (0, 0, 0, None),
+        (TIME_MS_MAX, 0, 5, f"publish_time {TIME_MS_MAX} ms"),
+        (7, 8, ID_MAX + 1, f"sequence_id {ID_MAX + 1}"),
+    ],
+)
+def test_only_values_beyond_the_limits_are_out_of_range(
+    publish_ms: int, event_ms: int, sequence_id: int, problem: str | None
+) -> None:
+    rows = MessageRows(ALL)
+    message = OutgoingMessage(payload=b"p", event_time_ms=event_ms)
+    facts = {"producer_name": "me", "publish_time_ms": publish_ms, "sequence_id": sequence_id}
+    rows.add(encode_message(message, **facts), ledger_id=3, entry_id=0, partition=-1)
+    batch = rows.take()
+    got = {name: batch.column(name).cast("int64").to_pylist()[0] for name in ("publish_time", "event_time")}
+    assert got == {
+        "publish_time": None if publish_ms >= TIME_MS_MAX else publish_ms * 1_000,
+        "event_time": None if event_ms >= TIME_MS_MAX or not event_ms else event_ms * 1_000,
+    }
+    (row,) = batch.select(["sequence_id", "problem"]).to_pylist()
+    assert row["sequence_id"] == (None if sequence_id > ID_MAX else sequence_id)
+    assert row["problem"] == (None if problem is None else OUT_OF_RANGE + problem)
