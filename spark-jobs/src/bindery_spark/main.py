@@ -341,7 +341,10 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command and return its exit code. `arguments` may begin with `audit`, as under spark-submit."""
     options = list(arguments[1:] if arguments[:1] == ["audit"] else arguments)
     try:
-        return int(app(options, prog_name="bindery audit", standalone_mode=False) or 0)
+        # Not `app(...)`: it would end a run whose output is not read with exit code 1, the code of a verdict, and handle
+        # an interruption itself.
+        with typer.main.get_command(app).make_context("bindery audit", options) as context:
+            return int(context.command.invoke(context) or 0)
     except typer.Exit as end:
         return end.exit_code
     except TyperException as error:  # wrong arguments: shows the usage

@@ -95,3 +95,77 @@ def test_sizes_come_from_the_metadata_and_are_estimated_for_open_ledgers() -> No
     assert closed == PlannedLedger(7, 20, 200)
     still_open = module.planned(Row(**ledger(8, [(0, ["a", "b"])], last=None)))
     assert still_open.copies == 2 * module.OPEN_ENTRIES_GUESSED
+
+
+def sized(size: int, *, copies: int = 1, ledgers: int = 3, unwanted: int = 0) -> list[tuple[int, int]]:
+    """Groups of `ledgers` ledgers of this size, after one of `unwanted` bytes that is not read."""
+    skipped = [PlannedLedger(0, 1, unwanted, False)] if unwanted else []
+    return groups(*skipped, *(PlannedLedger(i, copies, size) for i in range(1, ledgers + 1)))
+
+
+def test_a_group_has_at_least_1_gib_and_at_most_4_gib_if_there_are_enough_ledgers() -> None:
+    gib = 1_073_741_824
+    assert sized(gib // 2) == [(0, 2), (3, ID_MAX)]
+    assert sized(gib // 2 + 1) == [(0, 1), (2, 2), (3, ID_MAX)]
+    assert sized(2 * gib, ledgers=30)[:2] == [(0, 2), (3, 4)], "a tenth of 60 GiB is more than the maximum"
+    assert sized(2 * gib + 1, ledgers=30)[:2] == [(0, 1), (2, 2)]
+    assert len(sized(gib, ledgers=20)) == 10, "a tenth of all bytes, between the limits"
+
+
+def test_a_group_has_at_most_8_million_copies() -> None:
+    assert sized(1, copies=4_000_000, ledgers=2) == [(0, ID_MAX)]
+    assert sized(1, copies=4_000_001, ledgers=2) == [(0, 1), (2, ID_MAX)]
+    assert list(batches([PlannedLedger(i, 4_000_000, 1) for i in range(2)], ledgers_max=9)) == [[0, 1]]
+    assert list(batches([PlannedLedger(i, 4_000_001, 1) for i in range(2)], ledgers_max=9)) == [[0], [1]]
+
+
+def test_a_batch_has_at_most_4_gib() -> None:
+    assert list(batches([PlannedLedger(i, 1, 2**31) for i in range(2)], ledgers_max=9)) == [[0, 1]]
+    assert list(batches([PlannedLedger(i, 1, 2**31 + i) for i in range(2)], ledgers_max=9)) == [[0], [1]]
+    three = [PlannedLedger(0, 1, 2**31), PlannedLedger(1, 1, 2**30), PlannedLedger(2, 1, 2**30 + 1)]
+    assert list(batches(three, ledgers_max=9)) == [[0, 1], [2]]
+
+
+def test_more_than_256_mib_of_skipped_ledgers_are_a_gap() -> None:
+    assert sized(1, unwanted=268_435_456) == [(0, ID_MAX)]
+    assert sized(1, unwanted=268_435_457) == [(1, ID_MAX)]
+    read = PlannedLedger(1, 1, 1)
+    assert groups(read, PlannedLedger(5, 1, 268_435_456, False)) == [(0, ID_MAX)]
+    assert groups(read, PlannedLedger(5, 1, 268_435_457, False)) == [(0, 1)]
+
+
+def test_a_group_counts_its_ledgers_copies_and_bytes_including_a_small_gap() -> None:
+    ledgers = [PlannedLedger(1, 10, 100), PlannedLedger(2, 20, 200, False), PlannedLedger(3, 30, 300)]
+    plan = make_plan(ledgers, first=1, last=3)
+    (group,) = plan.groups
+    assert (group.number, group.first, group.last, group.ledgers, group.copies, group.size) == (0, 1, 3, 3, 60, 600)
+    assert plan.size == 600
+    assert [plan.covers(ledger_id) for ledger_id in range(5)] == [False, True, True, True, False]
+    two = make_plan([PlannedLedger(1, 10, 100), PlannedLedger(2, 20, 200)], group_bytes=1)
+    assert [(group.number, group.size) for group in two.groups] == [(0, 100), (1, 200)]
+    assert two.size == 300
+
+
+def test_a_range_of_one_id_has_a_group() -> None:
+    assert [(group.first, group.last) for group in make_plan([], first=7, last=7).groups] == [(7, 7)]
+
+
+def test_a_ledger_directly_after_a_gap_begins_the_next_group() -> None:
+    assert groups(PlannedLedger(5, 1, GAP_BYTES + 1, False), PlannedLedger(6, 1, 1)) == [(6, ID_MAX)]
+
+
+def test_nothing_is_read_of_a_ledger_with_unreadable_metadata() -> None:
+    unreadable = {**ledger(7, [(0, ["a", "b"])], last=9), "problem": "garbage"}
+    assert module.planned(Row(**unreadable)) == PlannedLedger(7, 0, 0, True)
+
+
+def test_sizes_of_unusual_ledgers() -> None:
+    ensemble = [(0, ["a", "b"])]
+    assert module.planned(Row(**ledger(7, ensemble, last=None))) == PlannedLedger(7, 2_000, 2_048_000)
+    without_length = {**ledger(7, ensemble, last=9), "length": None}
+    assert module.planned(Row(**without_length), is_wanted=False) == PlannedLedger(7, 20, 0, False)
+    assert module.planned(Row(**ledger(7, ensemble, last=-1))) == PlannedLedger(7, 0, 0)
+    recovering = {**ledger(7, ensemble, last=9), "state": "in_recovery"}
+    assert module.planned(Row(**recovering)) == PlannedLedger(7, 2_000, 2_048_000)
+    no_end = {**ledger(7, ensemble, last=9), "last_entry_id": None}
+    assert module.planned(Row(**no_end)) == PlannedLedger(7, 2_000, 2_048_000)

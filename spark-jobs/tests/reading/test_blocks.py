@@ -160,3 +160,149 @@ def test_orphaned_data_has_separate_rows() -> None:
     assert (first["expected"], first["first_entry"], first["last_entry"], first["copies"]) == (False, 3, 9, 3)
     assert (second["ledger_id"], second["copies"], second["reason"]) == (-1, 0, "unlisted: no answer")
     assert len(blocks) == 0
+
+
+def test_a_block_has_the_place_the_counts_and_the_states_of_its_copies() -> None:
+    of = ledger(19, entry_size=10)
+    blocks, mine = Blocks("b"), fragment(of, 10)
+    found = frames(19)
+    blocks.add_frames(mine, range(11, 13), found[11:13])
+    blocks.add_frames(mine, [13], [b"damaged"])
+    blocks.add_error(mine, [14, 15], "timeout: no answer in time")
+    blocks.add_error(mine, [15], "busy: later")
+    blocks.add_error(mine, [16], "io_error: the bookie could not read it")
+    blocks.add_listed(mine, [17])
+    blocks.add_absent(mine, [18])
+    assert len(blocks) == 0
+    blocks.complete(mine, 19, is_last=True)
+    assert len(blocks) == 1
+    (row,) = rows_of(blocks)
+    assert isinstance(row.pop("fingerprint"), int)
+    facts = row.pop("facts")
+    assert len(facts) == 2 * 16
+    assert row == {
+        "ledger_id": 7,
+        "segment": 0,
+        "block": 0,
+        "stripe": 0,
+        "bookie": "b",
+        "expected": True,
+        "first_entry": 11,
+        "last_entry": 18,
+        "step": 1,
+        "copies": 8,
+        "bad": 3,
+        "unknown": 2,
+        "bytes": 14,
+        "end_length": None,
+        "reason": "busy: later",
+        "states": bytes([0, 0, 2, 4, 4, 3, 6, 1]),
+    }
+    assert next(expand({**row, "facts": facts}))[:9] == (7, 0, 11, "b", True, True, True, 12 * 7, 7)
+
+
+def test_rows_of_stripes_have_the_step_of_the_ensemble() -> None:
+    of = ledger(20, sizes=(4, 2), entry_size=10)
+    blocks, mine = Blocks("b"), fragment(of, 2, index=1)
+    found = frames(20)
+    for entry_id in mine.entry_ids():
+        blocks.add_frames(mine, [entry_id], [found[entry_id]])
+    blocks.complete(mine, 21, is_last=True)
+    rows = rows_of(blocks)
+    assert [(r["stripe"], r["first_entry"], r["last_entry"], r["step"], r["copies"], r["bytes"]) for r in rows] == [
+        (0, 4, 20, 4, 5, 35),
+        (1, 5, 17, 4, 4, 28),
+    ]
+    assert [r["end_length"] for r in rows] == [21 * 7, 18 * 7]
+    assert {r["block"] for r in rows} == {0}
+    assert {r["states"] for r in rows} == {None}
+
+
+def test_orphaned_data_has_no_block_and_no_facts() -> None:
+    blocks = Blocks("b")
+    blocks.add_unexpected(9, 2, [3, 4, 9])
+    blocks.add_unlisted(8, -1, "unlisted: no answer")
+    of_nothing = {"fingerprint": None, "end_length": None, "states": None, "facts": None}
+    both = {"block": -1, "stripe": 0, "bookie": "b", "expected": False, "step": 1, **of_nothing}
+    both |= {"bad": 0, "unknown": 0, "bytes": 0}
+    assert rows_of(blocks) == [
+        {"ledger_id": 9, "segment": 2, "first_entry": 3, "last_entry": 9, "copies": 3, "reason": None, **both},
+        {
+            "ledger_id": 8,
+            "segment": -1,
+            "first_entry": -1,
+            "last_entry": -1,
+            "copies": 0,
+            "reason": "unlisted: no answer",
+            **both,
+        },
+    ]
+
+
+def test_a_batch_is_full_at_64_rows() -> None:
+    blocks = Blocks("b")
+    for ledger_id in range(63):
+        blocks.add_unexpected(ledger_id, -1, [0])
+    assert not blocks.is_full
+    blocks.add_unexpected(63, -1, [0])
+    assert blocks.is_full
+    assert len(rows_of(blocks)) == 64
+    assert not blocks.is_full
+
+
+def test_a_complete_block_has_a_row_before_the_fragment_ends() -> None:
+    of = ledger(29, entry_size=2**17)  # eight entries per block
+    blocks, mine = Blocks("b"), fragment(of, 3)
+    found = frames(29)
+    seen = []
+    for upto in (7, 8, 9, 23, 24, 30):
+        start = 3 if upto == 7 else {8: 7, 9: 8, 23: 9, 24: 23, 30: 24}[upto]
+        blocks.add_frames(mine, range(start, upto), found[start:upto])
+        blocks.complete(mine, upto, is_last=upto == 30)
+        seen.append([(row["block"], row["first_entry"], row["last_entry"]) for row in rows_of(blocks)])
+    assert seen == [[], [(0, 3, 7)], [], [(1, 8, 15)], [(2, 16, 23)], [(3, 24, 29)]]
+
+
+def test_the_reason_of_one_fragment_is_not_that_of_the_next() -> None:
+    blocks = Blocks("b")
+    for first in (0, 1):
+        mine = fragment(ledger(9), first)
+        blocks.add_error(mine, [5], f"{'ab'[first]}: x")
+        blocks.complete(mine, 10, is_last=True)
+    assert [row["reason"] for row in rows_of(blocks)] == ["a: x", "b: x"]
+
+
+def test_without_the_option_entries_of_one_block_share_a_row() -> None:
+    for ends_only, count in ((False, 1), (True, 4)):
+        blocks, mine = Blocks("b", ends_only=ends_only), fragment(ledger(3))
+        blocks.add_frames(mine, range(4), frames(3))
+        blocks.complete(mine, 4, is_last=True)
+        rows = rows_of(blocks)
+        assert [row["block"] for row in rows] == list(range(count))
+
+
+@pytest.mark.parametrize("digest_type", DigestType)
+def test_frames_and_entries_must_be_as_many(digest_type: DigestType) -> None:
+    digester = Digester(digest_type)
+    with pytest.raises(ValueError, match="zip"):
+        facts_of(digester, 7, range(3), [b"", b""])
+    with pytest.raises(ValueError, match="zip"):
+        judge(digester, 7, range(3), [b"", b""])
+
+
+@pytest.mark.parametrize("digest_type", DigestType)
+def test_an_entry_of_another_ledger_has_no_fact(digest_type: DigestType) -> None:
+    digester = Digester(digest_type)
+    sound = pack_many(digester, [b"x", b""], ledger_id=7, first_entry_id=0, lac=-1, length=0)
+    assert [fact is not None for fact in facts_of(digester, 7, range(2), sound)] == [True, True]
+    assert facts_of(digester, 8, range(2), sound) == [None, None]
+    assert facts_of(digester, 7, range(1, 3), sound) == [None, None]
+
+
+def test_a_damaged_block_row_is_rejected() -> None:
+    blocks, mine = Blocks("b"), fragment(ledger(3))
+    blocks.add_frames(mine, range(4), frames(3))
+    blocks.complete(mine, 4, is_last=True)
+    (row,) = rows_of(blocks)
+    with pytest.raises(ValueError, match="zip"):
+        list(expand({**row, "states": bytes(3)}))

@@ -2,8 +2,9 @@
 
 import re
 
+import pytest
 from bindery_metadata.recovery.last_audits import SEVERITIES, VERDICTS, LastAudit
-from bindery_spark.audit.findings.findings import Severity, Verdict, verdict_of
+from bindery_spark.audit.findings.findings import WHAT_TO_DO, Kind, Severity, Verdict, verdict_of
 from bindery_spark.audit.findings.summary import (
     BookieCoverage,
     Summary,
@@ -85,3 +86,79 @@ def test_metrics_are_valid_prometheus_text() -> None:
     assert "bindery_audit_coverage_ratio 0.6" in lines
     assert "bindery_audit_oldest_verification_seconds 10.0" in lines
     assert "bindery_audit_copies_per_second 5.0" in lines
+
+
+def test_the_text_has_sizes_skipped_ledgers_and_advice() -> None:
+    found = [missing(), missing(8)]
+    result = summary(found, [BookieCoverage("a:3181", 10, 0, 3 * 2**19)], ledgers_skipped=4, proposals=2)
+    assert result.proposals == 2
+    lines = summary_text(result, found).splitlines()
+    assert lines[:3] == [
+        "audit r1, level deep",
+        "checked 3 ledgers, 10 of 10 copies of entries (100 %), 1.5 MiB in 2.0 s",
+        "skipped 4 ledgers that were verified recently",
+    ]
+    assert lines[-2] == f"2 MISSING_REPLICA: {WHAT_TO_DO[Kind.MISSING_REPLICA]}"
+    assert not any(line.startswith("skipped") for line in summary_text(summary(found), found).splitlines())
+
+
+@pytest.mark.parametrize(("count", "more"), [(50, []), (51, ["  and 1 more, listed in report.html"])])
+def test_at_most_50_findings_are_in_the_text_the_worst_first(count: int, more: list[str]) -> None:
+    found = [missing(number, severity="warning") for number in range(count - 1)] + [missing(99)]
+    lines = summary_text(summary(found), found).splitlines()
+    listed = [line for line in lines if line.startswith("  MISSING_REPLICA")]
+    assert len(listed) == 50
+    assert "ledger 99" in listed[0]
+    assert [line for line in lines if "more, listed" in line] == more
+
+
+def test_a_run_without_a_duration_has_no_rate() -> None:
+    for ended_ms, rate in ((NOW_MS, 0.0), (NOW_MS + 500, 300.0), (NOW_MS + 7_000, 21.4), (NOW_MS + 1, 150_000.0)):
+        result = summary([], ended_ms=ended_ms)
+        assert result.to_json()["copies_per_s"] == rate
+        assert f"bindery_audit_copies_per_second {rate}" in metrics_text(result).splitlines()
+
+
+def test_without_proposals_no_ledger_is_to_be_marked() -> None:
+    assert summary([]).proposals == 0
+
+
+def test_every_metric_has_its_value_and_help() -> None:
+    bookies = [BookieCoverage("a", 8, 2, 70, "x"), BookieCoverage("b", 2, 0, 5)]
+    lines = metrics_text(summary([], bookies)).splitlines()
+    values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith(("#", "bindery_audit_findings{")))
+    assert {name.removeprefix("bindery_audit_"): float(value) for name, value in values.items()} == {
+        "exit_code": 3,
+        "ended_seconds": 1_800_000_002,
+        "duration_seconds": 2,
+        "ledgers": 3,
+        "ledgers_verified": 2,
+        "copies": 10,
+        "copies_per_second": 5,
+        "bytes": 75,
+        "coverage_ratio": 0.8,
+        "oldest_verification_seconds": 10,
+        'bookie_copies_unknown{bookie="a"}': 2,
+        'bookie_copies_unknown{bookie="b"}': 0,
+        'bookie_unlisted{bookie="a"}': 0,
+        'bookie_unlisted{bookie="b"}': 0,
+    }
+    names = {line.split("{")[0].split()[0] for line in lines if not line.startswith("#")}
+    assert {line.split()[2] for line in lines if line.startswith("# HELP")} == names
+    assert {tuple(line.split()[2:]) for line in lines if line.startswith("# TYPE")} == {(n, "gauge") for n in names}
+
+
+def test_without_a_verification_the_beginning_of_the_run_counts() -> None:
+    result = summary([], oldest_verified_ms=None)
+    assert last_audit(result).oldest_verified_ms == NOW_MS
+    assert "bindery_audit_oldest_verification_seconds 2.0" in metrics_text(result).splitlines()
+
+
+def test_texts_in_labels_are_escaped() -> None:
+    text = metrics_text(summary([], [BookieCoverage('a"\\\n', 1, 0, 0)]))
+    assert 'bindery_audit_bookie_unlisted{bookie="a\\"\\\\\\n"} 0' in text.splitlines()
+
+
+def test_a_run_without_copies_is_covered() -> None:
+    assert summary([], []).coverage == 1.0
+    assert "0 of 0 copies of entries (100 %)" in summary_text(summary([], []), [])
