@@ -341,7 +341,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command and return its exit code. `arguments` may begin with `audit`, as under spark-submit."""
     options = list(arguments[1:] if arguments[:1] == ["audit"] else arguments)
     try:
-        # Not `app(...)`: it would end a run whose output is not read with exit code 1, the code of a verdict, and handle
+        # Not `app(...)`: if nobody reads the output, it would exit with 1, the code of a verdict; and it would handle
         # an interruption itself.
         with typer.main.get_command(app).make_context("bindery audit", options) as context:
             return int(context.command.invoke(context) or 0)

@@ -139,3 +139,87 @@ def test_the_size_of_an_entry_is_estimated_from_what_is_known() -> None:
     opened = metadata_of((0, "abc"))
     assert ledger_of(LedgerId(1), opened, Tail(3, length=400, length_at=3)).entry_size == 100
     assert ledger_of(LedgerId(1), opened, Tail(-1)).entry_size == 1024
+
+
+def test_entries_from_the_first_one_on_are_confirmed_up_to_and_including_the_lac() -> None:
+    metadata = metadata_of((0, "abc"), (5, "abd"), write_quorum=3)
+    parts = [each.confirmed() for each in shares(metadata, Tail(lac=5, held={BookieId("a"): 20}))]
+    assert [(f.segment, f.first, f.last) for f in parts if f] == [(0, 0, 4)] * 3 + [(1, 5, 5)] * 3
+
+
+def test_the_entries_of_a_dense_share_are_counted_exactly() -> None:
+    for last in (0, 1, 9):
+        (first, *_) = shares(metadata_of((0, "abc"), write_quorum=3, last=last))
+        assert first.entry_count == last + 1 == len(first.entry_ids())
+
+
+def test_a_share_has_no_ends_if_no_entry_is_confirmed() -> None:
+    metadata = metadata_of((0, "abc"), (5, "abd"), write_quorum=3)
+    unconfirmed = [each for each in shares(metadata, Tail(lac=4, held={BookieId("a"): 20})) if each.segment == 1]
+    assert [(each.ends(), each.shared_ends()) for each in unconfirmed] == [((), ())]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("first", [0, 4, 7])
+def test_the_ends_of_a_short_share_are_within_it(size: int, first: int) -> None:
+    for last in range(first, first + 2 * size + 2):
+        metadata = metadata_of((0, "vwxyz"[:size]), (first or 1, "abcde"[:size]), write_quorum=1, last=last)
+        for share in shares(metadata):
+            ids = list(share.entry_ids())
+            assert share.ends() == tuple(sorted({ids[0], ids[-1]}))
+
+
+def test_a_tail_without_further_facts_names_no_entry() -> None:
+    tail = Tail(7)
+    assert (tail.length, tail.length_at, tail.held) == (0, -1, None)
+
+
+def test_an_entry_has_an_estimated_size_of_at_least_one_byte() -> None:
+    def size(last: int, length: int) -> int:
+        return ledger_of(LedgerId(1), metadata_of((0, "abc"), last=last, length=length), None).entry_size
+
+    assert [size(0, 700), size(1, 700), size(-1, 0), size(9, 3)] == [700, 350, 1, 1]
+
+    def size_of_open(length_at: int, length: int) -> int:
+        tail = Tail(3, length=length, length_at=length_at)
+        return ledger_of(LedgerId(1), metadata_of((0, "abc")), tail).entry_size
+
+    assert [size_of_open(0, 700), size_of_open(1, 700), size_of_open(-1, 700), size_of_open(9, 3)] == [
+        700,
+        350,
+        1024,
+        1,
+    ]
+
+
+def test_the_password_of_the_ledger_is_passed_to_its_readers() -> None:
+    metadata = metadata_of((0, "abc"), last=3)
+    assert ledger_of(LedgerId(1), metadata.with_changes(password=b"secret"), None).password == b"secret"
+    assert ledger_of(LedgerId(1), metadata, None).password == b""
+
+
+def test_an_earlier_segment_ends_at_the_end_of_a_ledger_that_was_closed_before_it() -> None:
+    closed = metadata_of((0, "abc"), (10, "abd"), write_quorum=3, last=4)
+    assert {(f.segment, f.first, f.last) for f in shares(closed)} == {(0, 0, 4)}
+    opened = metadata_of((0, "abc"), (10, "abd"), write_quorum=3)
+    assert {(f.segment, f.last) for f in shares(opened, Tail(lac=4, held={}))} == {(0, 9)}
+    assert {(f.segment, f.last) for f in shares(opened, Tail(lac=12, held=None))} == {(0, 9), (1, 12)}
+    assert {(f.segment, f.last) for f in shares(opened, Tail(lac=12, held={}))} == {(0, 9), (1, 12)}
+
+
+def test_a_bookie_that_stores_nothing_beyond_the_lac_has_no_unconfirmed_entries() -> None:
+    opened = metadata_of((0, "abc"), write_quorum=3)
+    assert shares(opened, Tail(lac=-1, held={BookieId("a"): -1})) == []
+    assert [(f.bookie_id, f.first, f.last) for f in shares(opened, Tail(lac=-1, held={BookieId("a"): 0}))] == [
+        ("a", 0, 0)
+    ]
+    silent = Tail(lac=None, held={BookieId("a"): -1, BookieId("b"): 7})
+    assert [(f.bookie_id, f.first, f.last) for f in shares(opened, silent)] == [("c", 0, 0)]
+
+
+def test_an_entry_is_expected_only_on_its_write_set() -> None:
+    metadata = metadata_of((0, "abcd"), (10, "efgh"), write_quorum=2, last=20)
+    for entry_id in range(21):
+        segment = metadata.segment_of(EntryId(entry_id))
+        wanted = {segment.ensemble[n] for n in write_set(entry_id=entry_id, ensemble_size=4, write_quorum=2)}
+        assert {b for b in map(BookieId, "abcdefgh") if is_expected(metadata, b, entry_id)} == wanted

@@ -2,13 +2,14 @@
 
 import pickle
 import random
+from collections.abc import Sequence
 
 import pytest
 from bindery_core.formats.ledger_metadata import DigestType
 from bindery_core.ids import BookieId, LedgerId
 from bindery_spark.reading.blocks import span_of
 from bindery_spark.reading.fragments import Fragment, Ledger
-from bindery_spark.reading.partitions import FRAGMENT_COST, Task, cost_of, tasks_of
+from bindery_spark.reading.partitions import FRAGMENT_COST, Task, cost_of, split, tasks_of
 
 
 def fragment(
@@ -88,3 +89,68 @@ def test_a_pickled_task_is_small() -> None:
     assert pickle.loads(data) == task
     assert len(data) < 20_000
     assert Task(BookieId("a"), (), (3, 9)).ledger_range == (3, 9)
+
+
+def sizes_of(tasks: Sequence[Task]) -> list[list[tuple[int, int]]]:
+    return [[(part.first, part.last) for part in task.fragments] for task in tasks]
+
+
+def test_the_cost_of_a_fragment_is_4_kib_and_its_frames() -> None:
+    assert cost_of(fragment("a", last=9, entry_size=100)) == 4_096 + 10 * (100 + 40)
+    assert cost_of(fragment("a", last=9, entry_size=100, sizes=(5, 2))) == 4_096 + 4 * (100 + 40)
+
+
+@pytest.mark.parametrize("ends_only", [False, True])
+def test_a_task_is_full_when_the_next_fragment_exceeds_a_limit(ends_only: bool) -> None:
+    """Each fragment has two entries of 100 bytes, so the ends are all entries."""
+    two = [fragment("a", ledger_id=n, last=1, entry_size=60) for n in range(6)]
+    cost = cost_of(two[0])
+    assert cost == 4_096 + 2 * 100
+
+    def count(bytes_max: int, entries_max: int) -> list[int]:
+        tasks = tasks_of(two, bytes_max=bytes_max, entries_max=entries_max, ends_only=ends_only)
+        return [len(task.fragments) for task in tasks]
+
+    assert count(3 * cost, 100) == [3, 3]
+    assert count(3 * cost - 1, 100) == [2, 2, 2]
+    assert count(10**9, 6) == [3, 3]
+    assert count(10**9, 5) == [2, 2, 2]
+    assert count(10**9, 7) == [3, 3]
+
+
+def test_a_fragment_is_split_evenly_by_the_smaller_limit() -> None:
+    ten = fragment("a", first=5, last=14, entry_size=60)
+
+    def parts(**limits: int) -> list[tuple[int, int]]:
+        return [(part.first, part.last) for part in split(ten, **{"bytes_max": 10**9, "entries_max": 10**6, **limits})]
+
+    assert parts(entries_max=10) == [(5, 14)]
+    assert parts(entries_max=9) == [(5, 9), (10, 14)]
+    assert parts(entries_max=5) == [(5, 9), (10, 14)]
+    assert parts(entries_max=4) == [(5, 8), (9, 12), (13, 14)]
+    assert parts(entries_max=1) == [(n, n) for n in range(5, 15)]
+    assert parts(bytes_max=4_096 + 1_000) == [(5, 14)]
+    assert parts(bytes_max=4_096 + 999) == [(5, 9), (10, 14)]
+    assert parts(bytes_max=0) == [(n, n) for n in range(5, 15)], "one entry at least"
+    assert parts(entries_max=4, span=10) == [(5, 14)], "one block at least"
+    assert parts(entries_max=4, span=9) == [(5, 8), (9, 14)] or parts(entries_max=4, span=9)[0][1] % 9 == 8
+    assert parts(entries_max=4, span=4) == [(5, 7), (8, 11), (12, 14)]
+
+
+def test_a_fragment_of_one_entry_is_not_split() -> None:
+    one = fragment("a", first=7, last=7, entry_size=10**6)
+    assert list(split(one, bytes_max=1, entries_max=1)) == [one]
+    assert sizes_of(tasks_of([one], bytes_max=1, entries_max=1)) == [[(7, 7)]]
+
+
+def test_fragments_are_read_in_the_order_of_their_ledgers() -> None:
+    mixed = [
+        fragment("a", ledger_id=2, first=5, last=9),
+        fragment("a", ledger_id=2, first=0, last=4),
+        fragment("a", ledger_id=1, last=9),
+    ]
+    (task,) = tasks_of(mixed, bytes_max=1 << 26, entries_max=1000)
+    assert [(part.ledger.ledger_id, part.first) for part in task.fragments] == [(1, 0), (2, 0), (2, 5)]
+    assert task.ledger_range == (1, 2)
+    (pair, single) = tasks_of(mixed, bytes_max=1 << 26, entries_max=15)
+    assert [task.ledger_range for task in (pair, single)] == [(1, 2), (2, 2)]
