@@ -3,20 +3,24 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from bindery_client.connection.connection import CLOSED_BY_PEER
 from bindery_core.digest import Digester
 from bindery_core.entry import pack_many
-from bindery_core.errors import Corrupt
+from bindery_core.errors import BookieUnavailable, Corrupt
 from bindery_core.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
 from bindery_core.ids import BookieId, EntryId, LedgerId
 from bindery_core.wire.messages import (
     BatchReadRequest,
     BatchReadResponse,
     ListEntriesRequest,
+    ListEntriesResponse,
     ReadRequest,
+    ReadResponse,
     Status,
 )
 from bindery_spark.reading import reader as reader_module
@@ -436,3 +440,421 @@ async def test_entries_larger_than_the_metadata_implies_are_charged_to_the_budge
     reader = BookieReader(world.bookie, world.metadata, BOOKIE, budget=budget, timeout_s=1)  # type: ignore[arg-type]
     assert sum([batch.num_rows async for batch in reader.read(world.fragments(), entries="all")]) == 1000
     assert sum(taken) == pytest.approx(sum(map(len, frames)), rel=0.01)
+
+
+# --- sizes of requests, and requests in flight ------------------------------------------------------------------------
+
+
+def of_size(world: World, entry_size: int) -> list[Fragment]:
+    """The fragments of the world with this estimated payload size of an entry."""
+    return [replace(each, ledger=replace(each.ledger, entry_size=entry_size)) for each in world.fragments()]
+
+
+def batches_of(world: World) -> list[tuple[int, int]]:
+    """First entry and count of each batch read."""
+    return [(each.entry_id, each.count_max) for each in world.bookie.requests if isinstance(each, BatchReadRequest)]
+
+
+@pytest.mark.parametrize(
+    ("entry_size", "counts"),
+    [
+        (1, [1000, 24]),  # at most 1000 entries
+        (984, [256, 256, 256, 256]),  # 1 KiB with its header: at most 256 KiB
+        (985, [255, 255, 255, 255, 4]),
+    ],
+)
+async def test_a_batch_read_requests_at_most_1000_entries_and_256_kib(entry_size: int, counts: list[int]) -> None:
+    world = World(entries=1024)
+    await world.read(of_size(world, entry_size))
+    assert [count for _, count in batches_of(world)] == counts
+    assert [first for first, _ in batches_of(world)] == [sum(counts[:n]) for n in range(len(counts))]
+    assert {each.size_max for each in world.bookie.requests} == {524_288}, "entries may be larger than estimated"
+
+
+async def test_entries_above_the_size_of_a_request_are_read_one_by_one() -> None:
+    world = World(entries=3)
+    assert verdicts(await world.read(of_size(world, 10**6))) == dict.fromkeys(range(3), "good")
+    assert [(type(each), each.entry_id) for each in world.bookie.requests] == [(ReadRequest, n) for n in range(3)]
+
+
+@pytest.mark.parametrize(("entry_size", "in_flight"), [(984, 4), (10**6, 2)])
+async def test_about_1_mib_is_in_flight(entry_size: int, in_flight: int) -> None:
+    """Jobs are begun until their estimated size reaches 1 MiB."""
+    world = World(entries=3_000)
+    answer = world.bookie.take
+    held: list[tuple[Any, ...]] = []
+    world.bookie.take = lambda *request: held.append(request)  # type: ignore[method-assign]
+    reading = asyncio.create_task(world.read(of_size(world, entry_size), timeout_s=1e6))
+    await asyncio.sleep(1)  # the clock is simulated: all tasks are blocked now
+    assert len(held) == in_flight
+    answer(*held.pop(0))
+    await asyncio.sleep(1)
+    assert len(held) == in_flight, "one more after each response"
+    world.bookie.take = answer  # type: ignore[method-assign]
+    for each in held:
+        answer(*each)
+    assert len(await reading) == 3_000
+
+
+async def test_at_most_32_requests_are_in_flight() -> None:
+    world = World(entries=100)
+    answer = world.bookie.take
+    held: list[tuple[Any, ...]] = []
+    world.bookie.take = lambda *request: held.append(request)  # type: ignore[method-assign]
+    (whole,) = world.fragments()
+    reading = asyncio.create_task(world.read([replace(whole, first=n, last=n) for n in range(100)], timeout_s=1e6))
+    await asyncio.sleep(1)
+    assert len(held) == 32
+    world.bookie.take = answer  # type: ignore[method-assign]
+    for each in held:
+        answer(*each)
+    assert len(await reading) == 100
+
+
+async def test_requests_in_flight_are_cancelled_if_the_caller_stops() -> None:
+    world = World()
+    world.bookie.take = lambda *_: None  # type: ignore[method-assign]
+    reading = asyncio.create_task(world.read(timeout_s=1e6))
+    await asyncio.sleep(1)
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+class Charged(Budget):
+    """Records what is taken."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__(rate, now=asyncio.get_running_loop().time())
+        self.taken: list[float] = []
+
+    def take(self, size: float, *, now: float) -> float:
+        self.taken.append(size)
+        return super().take(size, now=now)
+
+
+async def read_within(world: World, budget: Budget, *, entries: str = "all", timeout_s: float = 1.0) -> list[dict]:
+    reader = BookieReader(world.bookie, world.metadata, BOOKIE, budget=budget, timeout_s=timeout_s)  # type: ignore[arg-type]
+    return [row async for batch in reader.read(world.fragments(), entries=entries) for row in batch.to_pylist()]
+
+
+async def test_a_request_waits_for_the_budget() -> None:
+    world, began = World(), asyncio.get_running_loop().time()
+    assert len(await read_within(world, Charged(1_000))) == 20
+    assert asyncio.get_running_loop().time() - began == pytest.approx(0.75), "20 frames of 50 bytes, 250 bytes at once"
+
+
+async def test_a_byte_beyond_the_estimate_is_charged_later() -> None:
+    world, budget = World(), Charged(1e9)
+    for entry_id in range(20):
+        world.bookie.frames[LEDGER, entry_id] = bytes(50 + (entry_id == 3))
+    await read_within(world, budget)
+    assert budget.taken == [1_000, 1]
+    world.bookie.frames[LEDGER, 3] = bytes(50)
+    budget.taken.clear()
+    await read_within(world, budget)
+    assert sum(budget.taken) == 1_000
+
+
+async def test_a_list_of_entries_is_charged_as_1_kib_and_two_entries() -> None:
+    world, budget = World(), Charged(1e9)
+    await read_within(world, budget, entries="listed")
+    assert budget.taken[0] == 1_024 + 2 * 50
+
+
+async def test_nothing_is_charged_after_the_reader_gave_up() -> None:
+    world, budget = World(), Charged(1e9)
+    world.bookie.is_registered = False
+    reader = BookieReader(world.bookie, world.metadata, BOOKIE, budget=budget, timeout_s=1.0)  # type: ignore[arg-type]
+    (whole,) = world.fragments()
+    parts = [replace(whole, first=n, last=n) for n in range(20)]
+    async for _ in reader.read(parts[:1]):
+        pass
+    budget.taken.clear()
+    world.bookie.requests.clear()
+    rows = [row async for batch in reader.read(parts[1:]) for row in batch.to_pylist()]
+    assert verdicts(rows) == dict.fromkeys(range(1, 20), "unreachable")
+    assert (budget.taken, world.bookie.requests) == ([], [])
+
+
+@pytest.mark.parametrize("write_quorum", [3, 2])
+async def test_a_reader_pauses_while_the_bookie_answers_slowly(
+    write_quorum: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both batch reads and single reads are measured."""
+    monkeypatch.setattr(reader_module, "WINDOW_REQUESTS", 1)
+    monkeypatch.setattr(reader_module, "REQUEST_ENTRIES_MAX", 2)
+    world = World(entries=120, write_quorum=write_quorum)
+    loop, answer = asyncio.get_running_loop(), world.bookie.take
+    sent: list[float] = []
+
+    def slowly(*request: Any) -> None:
+        sent.append(loop.time())
+        loop.call_later(0.0625 if len(sent) <= 16 else 0.5, answer, *request)
+
+    world.bookie.take = slowly  # type: ignore[method-assign]
+    await world.read(timeout_s=1e6)
+    intervals = [after - before for before, after in pairwise(sent)]
+    assert intervals[:33] == [0.0625] * 16 + [0.5] * 15 + [1.0] * 2, "an answer, and from then on a pause as long"
+
+
+# --- scripted failures ------------------------------------------------------------------------------------------------
+
+
+def script(bookie: FakeBookie, *answers: str) -> None:
+    """Let the bookie respond to its next requests like this, and then answer. In any case it records the requests.
+
+    `silent`, `refused`, `closed` (by the peer), `reset` (by the peer), `busy`, `ok`.
+    """
+    loop, answer, left = asyncio.get_running_loop(), bookie.take, list(answers)
+
+    def take(requests: list[Any], sink: Any, timeout_s: float) -> None:
+        what = left.pop(0) if left else "ok"
+        if what in ("ok", "busy"):
+            bookie.busy_answers = len(requests) if what == "busy" else 0
+            answer(requests, sink, timeout_s)
+            return
+        bookie.requests += requests
+        if what == "silent":
+            loop.call_later(timeout_s, sink.expired, BOOKIE, BookieUnavailable("no answer in time"))
+            return
+        cause = {"refused": "refused", "closed": CLOSED_BY_PEER, "reset": "ConnectionResetError(104)"}[what]
+        loop.call_soon(sink.failed, BOOKIE, BookieUnavailable("lost", cause=cause))
+
+    bookie.take = take  # type: ignore[method-assign]
+
+
+@pytest.fixture
+def pauses_of_a_quarter_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader_module, "RETRY_PAUSE_S", 0.25)
+    monkeypatch.setattr(reader_module, "BUSY_PAUSE_S", 0.25)
+
+
+FAILED = {
+    "silent": "timeout: no answer in time",
+    "refused": "unreachable: lost: refused",
+    "busy": "busy: the bookie accepts no more requests",
+}
+
+
+@pytest.mark.usefixtures("pauses_of_a_quarter_second")
+@pytest.mark.parametrize("entries", ["all", "listed"])
+@pytest.mark.parametrize(("what", "count"), [("silent", 3), ("refused", 5), ("busy", 5)])
+async def test_a_reader_gives_up_after_three_timeouts_or_an_outage_as_long_as_the_timeout(
+    what: str, count: int, entries: str
+) -> None:
+    world = World()
+    script(world.bookie, *[what] * 99)
+    rows = await world.read(timeout_s=1.0, entries=entries)
+    assert {row["error"] for row in rows} == {FAILED[what]}
+    assert len(rows) == 20
+    assert len(world.bookie.requests) == count
+
+
+@pytest.mark.usefixtures("pauses_of_a_quarter_second")
+@pytest.mark.parametrize("write_quorum", [3, 2])
+@pytest.mark.parametrize("entries", ["all", "listed"])
+@pytest.mark.parametrize(("what", "most"), [("silent", 2), ("refused", 4), ("busy", 4)])
+async def test_an_answer_ends_an_outage(
+    what: str, most: int, entries: str, write_quorum: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader_module, "WINDOW_REQUESTS", 1)
+    monkeypatch.setattr(reader_module, "REQUEST_ENTRIES_MAX", 5)
+    monkeypatch.setattr(reader_module, "LISTING_ENTRIES_MAX", 5)
+    world = World(write_quorum=write_quorum)
+    script(world.bookie, *[what] * most, "ok", *[what] * most, "ok", *[what] * most)
+    assert "timeout" not in (found := verdicts(await world.read(timeout_s=1.0, entries=entries))).values()
+    assert set(found.values()) <= {"good", "unread"}
+    world = World(write_quorum=write_quorum)
+    script(world.bookie, *[what] * most, "ok", *[what] * 99)
+    found = verdicts(await world.read(timeout_s=1.0, entries=entries))
+    word = FAILED[what].split(":")[0]
+    assert word in found.values()
+    first = {"all": "good", "listed": "unread"}[entries]
+    assert set(found.values()) <= {word, first}
+    per_request = 1 if entries == "listed" or write_quorum == 3 else None
+    if per_request:
+        assert len(world.bookie.requests) >= most + 1 + {"silent": 3, "refused": 5, "busy": 5}[what]
+
+
+@pytest.mark.parametrize("cause", ["closed", "reset"])
+async def test_a_bookie_that_closes_on_batch_reads_is_probed_once(cause: str) -> None:
+    world = World(entries=4)
+    script(world.bookie, cause, "ok", cause)
+    assert verdicts(await world.read()) == dict.fromkeys(range(4), "good")
+    assert world.bookie.without_batch_reads == {BOOKIE}
+    first, plain, probe, *rest = world.bookie.requests
+    assert [type(first), type(plain), type(probe)] == [BatchReadRequest, ReadRequest, BatchReadRequest]
+    assert (first.entry_id, first.count_max) == (0, 4)
+    assert (plain.entry_id, probe.entry_id, probe.count_max, probe.size_max) == (0, 0, 2, 262_144)
+    assert [(type(each), each.entry_id) for each in rest] == [(ReadRequest, n) for n in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("answers", "kinds"),
+    [
+        pytest.param(["closed", "ok", "ok"], "BRBB", id="the probe is answered"),
+        pytest.param(["closed", "ok", "refused"], "BRBB", id="the probe fails for another reason"),
+        pytest.param(["closed", "closed"], "BRB", id="the plain read fails too"),
+        pytest.param(["refused"], "BB", id="the connection was not closed"),
+        pytest.param(["refused", "closed"], "BBB", id="the bookie was away before"),
+    ],
+)
+async def test_a_bookie_that_closes_for_another_reason_gets_batch_reads_again(answers: list[str], kinds: str) -> None:
+    world = World()
+    script(world.bookie, *answers)
+    assert verdicts(await world.read(timeout_s=5)) == dict.fromkeys(range(20), "good")
+    assert "".join("B" if isinstance(each, BatchReadRequest) else "R" for each in world.bookie.requests) == kinds
+    assert world.bookie.without_batch_reads == set()
+
+
+async def test_a_failure_without_a_cause_has_the_message_only() -> None:
+    world = World()
+    world.bookie.take = lambda requests, sink, timeout_s: sink.failed(BOOKIE, BookieUnavailable("lost"))  # type: ignore[method-assign]
+    assert {row["error"] for row in await world.read(timeout_s=0.0)} == {"unreachable: lost"}
+
+
+async def test_each_error_has_its_text() -> None:
+    world = World(letters="abcd", write_quorum=2)
+    statuses = {0: Status.IO_ERROR, 1: Status.UNKNOWN_LEDGER_STATE, 4: Status.UNAUTHORIZED}
+    for entry_id, status in statuses.items():
+        world.bookie.statuses[LEDGER, entry_id] = int(status)
+    assert {row["entry_id"]: row["error"] for row in await world.read() if row["error"]} == {
+        0: "io_error: the bookie could not read it",
+        1: "limbo: the bookie lost data, perhaps this entry",
+        4: "unauthorized: the bookie could not read it",
+    }
+
+
+async def test_without_a_lac_the_rows_say_why() -> None:
+    world = World(is_closed=False)
+    (row,) = await world.read(world.fragments(Tail(None)))
+    assert row["error"] == "unreachable: too few bookies of the ensemble reported the end of the ledger"
+
+
+# --- missing entries --------------------------------------------------------------------------------------------------
+
+
+async def test_the_first_entry_of_a_batch_may_be_unreadable_and_others_too() -> None:
+    """After the first one the entries are requested singly, all at once."""
+    world = World(entries=3)
+    world.bookie.statuses[LEDGER, 0] = int(Status.IO_ERROR)
+    del world.bookie.frames[LEDGER, 2]
+    assert verdicts(await world.read()) == {0: "io_error", 1: "good", 2: "absent"}
+    assert [type(each) for each in world.bookie.requests] == [BatchReadRequest, ReadRequest, ReadRequest]
+
+
+async def test_two_remaining_entries_are_read_as_a_batch_and_one_singly() -> None:
+    world = World(entries=5)
+    world.bookie.batch_entries_max = 2
+    await world.read()
+    assert [type(each) for each in world.bookie.requests] == [BatchReadRequest, BatchReadRequest, ReadRequest]
+
+
+async def test_at_most_a_thousand_missing_entries_of_an_open_ledger_are_requested_again() -> None:
+    world = World(entries=1_002, is_closed=False)
+    fragments = world.fragments(Tail(1_001, length=10_020, length_at=1_001, held={}))
+    for entry_id in range(1, 1_002):
+        del world.bookie.frames[LEDGER, entry_id]
+    world.bookie.requests.clear()
+    began = asyncio.get_running_loop().time()
+    found = verdicts(await world.read(fragments))
+    assert found == {0: "good", **dict.fromkeys(range(1, 1_002), "absent")}
+    assert asyncio.get_running_loop().time() - began == pytest.approx(reader_module.RETRY_PAUSE_S)
+    assert batches_of(world)[-1] == (1, 1_000)
+
+
+async def test_missing_entries_of_a_closed_ledger_are_not_requested_again() -> None:
+    world = World()
+    del world.bookie.frames[LEDGER, 19]
+    await world.read()
+    assert [each.entry_id for each in world.bookie.requests] == [0, 19]
+    assert world.metadata.reads == 1
+
+
+async def test_no_metadata_is_read_for_a_ledger_without_missing_entries() -> None:
+    world = World()
+    (whole,) = world.fragments()
+    del world.bookie.frames[LEDGER, 3]
+    rows = await world.read([replace(whole, last=4), replace(whole, first=5)])
+    assert verdicts(rows) == {n: "absent" if n == 3 else "good" for n in range(20)}
+    assert world.metadata.reads == 1
+
+
+async def test_the_last_confirmed_entry_is_reported_as_missing() -> None:
+    world = World(is_closed=False)
+    for entry_id in (14, 15):
+        del world.bookie.frames[LEDGER, entry_id]
+    found = verdicts(await world.read(world.fragments(Tail(14, length=200, length_at=19, held={BOOKIE: 19}))))
+    assert found == {n: "absent" if n == 14 else "good" for n in range(20) if n != 15}
+
+
+# --- lists ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("gone", "reads"), [((), [0, 19]), ((0,), [19]), ((19,), [0]), ((5,), [0, 19]), ((0, 19), []), ((0, 1, 2), [19])]
+)
+async def test_an_end_that_is_not_in_the_list_is_not_requested(gone: tuple[int, ...], reads: list[int]) -> None:
+    world = World()
+    for entry_id in gone:
+        del world.bookie.frames[LEDGER, entry_id]
+    found = verdicts(await world.read(entries="listed"))
+    assert {n for n, word in found.items() if word == "absent"} == set(gone)
+    assert {n for n, word in found.items() if word == "good"} == set(reads)
+    assert [each.entry_id for each in world.bookie.requests[1:]] == reads
+
+
+async def test_entries_around_the_fragment_are_not_in_its_list() -> None:
+    world = World()
+    (whole,) = world.fragments()
+    found = verdicts(await world.read([replace(whole, first=5, last=9)], entries="listed"))
+    assert found == {5: "good", 6: "unread", 7: "unread", 8: "unread", 9: "good"}
+    for last in (5, 6):
+        found = verdicts(await world.read([replace(whole, first=5, last=last)], entries="listed"))
+        assert found == dict.fromkeys(range(5, last + 1), "good")
+
+
+async def test_a_large_fragment_is_listed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert reader_module.LISTING_ENTRIES_MAX == 1_000_000
+    monkeypatch.setattr(reader_module, "LISTING_ENTRIES_MAX", 8)
+    world = World()
+    del world.bookie.frames[LEDGER, 10]
+    found = verdicts(await world.read(entries="listed"))
+    assert set(found) == set(range(20))
+    assert {n for n, word in found.items() if word == "absent"} == {10}
+    assert len([each for each in world.bookie.requests if isinstance(each, ListEntriesRequest)]) == 3
+
+
+async def test_a_list_that_cannot_be_decoded_is_no_list() -> None:
+    world = World()
+    world.bookie._list = lambda r: ListEntriesResponse(r.txn_id, OK, r.ledger_id, b"garbage")  # type: ignore[method-assign]
+    assert verdicts(await world.read(entries="listed")) == dict.fromkeys(range(20), "good")
+
+
+async def test_a_response_that_names_no_operation_is_no_list() -> None:
+    world = World()
+    world.bookie._list = lambda r: ReadResponse(3, OK, r.ledger_id, 0, None)  # type: ignore[method-assign]
+    assert verdicts(await world.read(entries="listed")) == dict.fromkeys(range(20), "good")
+
+
+async def test_lists_are_requested_with_wire_version_3() -> None:
+    world = World()
+    versions: list[int] = []
+    connection = world.bookie.connection
+
+    def connected(bookie_id: BookieId, wire_version: int) -> Any:
+        versions.append(wire_version)
+        return connection(bookie_id, wire_version)
+
+    world.bookie.connection = connected  # type: ignore[method-assign]
+    await world.read(entries="listed")
+    assert versions == [3, 2]
+
+
+async def test_ends_without_a_known_lac_are_unknown_and_other_fragments_are_read() -> None:
+    world = World(is_closed=False)
+    (unknown,) = world.fragments(Tail(None))
+    closed = World().fragments()
+    rows = await world.read([*closed, replace(unknown, first=20, last=20)], entries="ends")
+    assert verdicts(rows) == {0: "good", 19: "good", 20: "unreachable"}
