@@ -2,9 +2,11 @@
 
 import random
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 from bindery_core.errors import BadRequest, NoSuchEntry
+from bindery_core.ids import ID_MAX
 from bindery_pulsar.managed_ledger_records import Position
 from bindery_pulsar.message_id import EARLIEST, LATEST
 from bindery_pulsar.topic_name import TopicName
@@ -23,6 +25,7 @@ from bindery_spark.sources.topic.positions import (
     settled,
     slices_of,
     tasks_of,
+    to_ms,
     to_offset,
 )
 from topic_extents import HOUR_MS, entries_of, extents
@@ -201,3 +204,131 @@ def test_deletion_of_unread_ledgers_by_retention_is_detected() -> None:
         check_not_trimmed(T, ledgers[1:], initial(ledgers, ALL))
     # At the end of a closed ledger the position is already in the next one.
     check_not_trimmed(T, ledgers[1:], advance(ledgers, EARLIEST, 4))
+
+
+def test_the_average_size_of_an_entry_is_1_kib_if_it_is_unknown() -> None:
+    def average(last: int, size: int) -> int:
+        return Extent(ledger_id=1, last_entry=last, is_closed=True, size=size).entry_size
+
+    assert [average(0, 700), average(1, 700), average(9, 0), average(-1, 700)] == [700, 350, 1_024, 1_024]
+    assert Slice(T, 1, 0, 0).entry_size == 1_024
+    least = Extent(ledger_id=1, last_entry=4, is_closed=True)
+    assert (least.size, least.created_ms, least.closed_ms) == (0, 0, 0)
+
+
+def test_opening_a_ledger_costs_as_much_as_64_kib() -> None:
+    each = Slice(T, 1, 3, 5, 100)
+    assert (each.count, each.cost) == (3, 65_536 + 300)
+
+
+def test_only_a_given_position_is_a_bound_of_positions() -> None:
+    assert not ALL.has_positions
+    assert Bounds(after=Position(3, 1)).has_positions
+    assert Bounds(upto=Position(3, 1)).has_positions
+    assert not Bounds(from_ms=1, to_ms=2).has_positions
+    assert (ALL.from_ms, ALL.to_ms) == (0, 253_402_300_800_000)
+
+
+def test_a_range_of_times_or_positions_has_at_least_one_element() -> None:
+    with pytest.raises(BadRequest, match="range is empty"):
+        parse_bounds("2026-01-01", "2026-01-01")
+    assert parse_bounds("2026-01-01T00:00:00.000Z", "2026-01-01T00:00:00.001Z").from_ms == 1_767_225_600_000
+    least = parse_bounds("0:0", "0:0")
+    assert (least.after, least.upto) == (Position(0, -1), Position(0, 0))
+    with pytest.raises(BadRequest, match="range is empty"):
+        parse_bounds("7:3", "6:9")
+
+
+def test_ids_end_at_2_to_the_63() -> None:
+    most = parse_bounds(f"{ID_MAX}:{ID_MAX}", "latest")
+    assert most.after == Position(ID_MAX, ID_MAX - 1)
+    with pytest.raises(BadRequest, match="2\\^63"):
+        parse_bounds(f"{ID_MAX + 1}:0", "latest")
+    assert parse_bounds("7:-1", "latest").after == Position(7, -1)
+
+
+def test_times_are_in_ms_and_rounded_up() -> None:
+    assert parse_bounds("1970-01-01T00:00:00.002000Z", "latest").from_ms == 2
+    assert parse_bounds("1970-01-01T00:00:00.001001Z", "latest").from_ms == 2
+    assert parse_bounds("1970-01-02T00:00:01.005Z", "latest").from_ms == 86_401_005
+    assert to_ms(datetime(1970, 1, 2, 0, 0, 1, 5_999, tzinfo=UTC)) == 86_401_005
+    assert to_ms(datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC).replace(tzinfo=None)) == 1_000
+
+
+def held(bounds: Bounds, **times: int) -> bool:
+    extent = Extent(ledger_id=1, last_entry=0, is_closed=True, **times)
+    return bool(slices_of(T, [extent], bounds))
+
+
+def test_clocks_may_differ_by_ten_minutes() -> None:
+    closed = 1_000_000_000
+    assert held(Bounds(from_ms=closed + 600_000), closed_ms=closed)
+    assert not held(Bounds(from_ms=closed + 600_001), closed_ms=closed)
+
+
+def test_a_message_may_be_a_day_older_than_its_ledger() -> None:
+    created = 1_000_000_000
+    assert held(Bounds(to_ms=created - 86_400_000 + 1), created_ms=created)
+    assert not held(Bounds(to_ms=created - 86_400_000), created_ms=created)
+
+
+def test_a_task_is_filled_up_to_its_limits() -> None:
+    def tasks(
+        slices: list[Slice], entries_max: int = 10**6, bytes_max: int = 10**9
+    ) -> list[list[tuple[int, int, int]]]:
+        found = tasks_of(slices, entries_max=entries_max, bytes_max=bytes_max)
+        return [[(each.ledger_id, each.first, each.last) for each in task] for task in found]
+
+    ten = [Slice(T, 1, 0, 9, 100)]
+    assert tasks(ten, entries_max=10) == [[(1, 0, 9)]]
+    assert tasks(ten, entries_max=9) == [[(1, 0, 8)], [(1, 9, 9)]]
+    assert tasks(ten, entries_max=4) == [[(1, 0, 3)], [(1, 4, 7)], [(1, 8, 9)]]
+    assert tasks(ten, entries_max=1) == [[(1, n, n)] for n in range(10)]
+    assert tasks(ten, bytes_max=65_536 + 1_000) == [[(1, 0, 9)]]
+    assert tasks(ten, bytes_max=65_536 + 999) == [[(1, 0, 8)], [(1, 9, 9)]]
+    assert tasks(ten, bytes_max=1) == [[(1, n, n)] for n in range(10)]
+    two = [Slice(T, 1, 0, 3, 100), Slice(T, 2, 0, 3, 100)]
+    assert tasks(two, entries_max=5) == [[(1, 0, 3), (2, 0, 0)], [(2, 1, 3)]]
+    assert tasks(two, entries_max=4) == [[(1, 0, 3)], [(2, 0, 3)]]
+    assert tasks(two, bytes_max=2 * 65_536 + 500) == [[(1, 0, 3), (2, 0, 0)], [(2, 1, 3)]]
+    assert tasks(two, bytes_max=2 * 65_536 + 499) == [[(1, 0, 3)], [(2, 0, 3)]]
+    assert tasks([Slice(T, 1, 0, 3, 0)], entries_max=4) == [[(1, 0, 3)]], "the size may be unknown"
+    assert tasks([]) == []
+
+
+@pytest.mark.parametrize(
+    "offset", [{T: 3}, {T: {"ledger": 1}}, {T: {"ledger": "x", "entry": 1}}, {T: {"ledger": None, "entry": 1}}]
+)
+def test_an_offset_of_another_form_is_rejected(offset: dict) -> None:
+    with pytest.raises(BadRequest, match="another query"):
+        from_offset(offset)
+
+
+def test_only_ledgers_up_to_the_first_open_one_are_settled() -> None:
+    ledgers = extents(3, 3, 3, is_open=False)
+    assert settled(ledgers) == ledgers
+    first_open = [replace(ledgers[0], is_closed=False), *ledgers[1:]]
+    assert settled(first_open) == first_open[:1]
+    second_open = [ledgers[0], replace(ledgers[1], is_closed=False), ledgers[2]]
+    assert settled(second_open) == second_open[:2]
+
+
+def test_advance_counts_entries_across_ledgers() -> None:
+    ledgers = extents(3, 3, 3)
+    assert [advance(ledgers, EARLIEST, count) for count in (0, 1, 3, 4, 5, 8, 99)] == [
+        Position(10, -1),
+        Position(10, 0),
+        Position(10, 2),
+        Position(20, -1),
+        Position(20, 0),
+        Position(30, -1),
+        Position(30, 3),
+    ]
+    assert advance(ledgers, Position(10, 2), 2) == Position(20, 0)
+    assert advance([], Position(10, 2), 2) == Position(10, 2)
+
+
+def test_a_position_in_the_first_ledger_of_all_is_checked() -> None:
+    with pytest.raises(NoSuchEntry, match="fail_on_data_loss"):
+        check_not_trimmed(T, extents(3), Position(0, 1))
+    check_not_trimmed(T, [], EARLIEST)

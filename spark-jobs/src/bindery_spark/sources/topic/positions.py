@@ -48,10 +48,6 @@ class Bounds:
     """End of publish times (exclusive). TIME_MS_MAX: no end, so times beyond representable dates are in the range."""
 
     @property
-    def has_times(self) -> bool:
-        return self.from_ms > 0 or self.to_ms < TIME_MS_MAX
-
-    @property
     def has_positions(self) -> bool:
         return self.after not in (EARLIEST, LATEST) or self.upto != LATEST
 
