@@ -153,3 +153,36 @@ def test_a_run_of_another_version_is_not_resumed(tmp_path: Path) -> None:
         directory.read_run()
     with pytest.raises(BadRequest, match="no audit run x"):
         run_directory(tmp_path, "x")
+
+
+def test_a_batch_of_the_second_pass_keeps_its_facts_until_it_is_dropped(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "r")
+    assert directory.batches() == {}
+    for number in (12, 3):
+        making = directory.begin_batch(number)
+        assert list(directory.begin_batch(number).iterdir()) == [], "begun again"
+        (making / "part").touch()
+        assert number not in directory.batches()
+        directory.finish_batch(number, {"ended_ms": number})
+        assert (directory.batch(number) / "part").exists()
+    assert directory.batches() == {3: {"ended_ms": 3}, 12: {"ended_ms": 12}}
+    assert list(directory.batches()) == [3, 12]
+    directory.drop_batch(3)
+    assert list(directory.batches()) == [12]
+    assert directory.batch(3) == tmp_path / "r" / "checkpoint" / "second" / "00003"
+
+
+def test_tables_and_groups_have_their_places_below_the_checkpoint(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "r")
+    assert directory.table("before", "marks") == tmp_path / "r" / "checkpoint" / "before" / "marks"
+    assert directory.group(7) == tmp_path / "r" / "checkpoint" / "groups" / "00007"
+    assert directory.done() == set()
+
+
+def test_files_are_json_for_people_in_version_2(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "r")
+    directory.write_json("x.json", {"b": 1, "a": [2]})
+    assert (directory.path / "x.json").read_text() == '{\n "a": [\n  2\n ],\n "b": 1\n}\n'
+    directory.write_run({"options": {"level": "deep"}})
+    assert directory.read_json("options.json") == {"format": 2, "options": {"level": "deep"}}
+    assert directory.read_run()["format"] == 2

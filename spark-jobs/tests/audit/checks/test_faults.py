@@ -1,6 +1,7 @@
 """Faults of one entry, without Spark: thousands of random mixtures of copies compared with the naive oracle."""
 
 import random
+import zlib
 
 from bindery_spark.audit.checks.faults import Copy, faults_of
 from frames import ledger, random_copy
@@ -36,3 +37,25 @@ def test_faults_agree_with_the_oracle_for_random_copies() -> None:
         assert {(fault.kind, fault.bookie) for fault in faults_of(copies)} == {
             (kind, name) for kind, _, _, _, _, _, name in copy_facts(rows, [meta], [])
         }
+
+
+def test_a_fault_has_evidence_only_if_its_kind_does_not_describe_it() -> None:
+    def evidence(*copies: Copy) -> dict[str, int]:
+        return {str(fault.kind): fault.evidence for fault in faults_of(copies)}
+
+    good = Copy("a", "good", 10, 1, 100)
+    for status in ("missing", "corrupt", "damaged"):
+        assert set(evidence(good, Copy("b", status)).values()) == {0}
+    first = evidence(good, good, Copy("b", "good", 10, 2, 100))
+    assert first["REPLICA_DIVERGENCE"] == zlib.crc32(b"payload of 10 bytes, crc32c 00000002")
+    assert evidence(good, good, Copy("b", "good", 10, 1, 99)) == {"LENGTH_MISMATCH": zlib.crc32(b"ledger length 99")}
+    lost = evidence(Copy("b", "missing"), Copy("a", "corrupt"))
+    assert lost["ENTRY_LOST"] == zlib.crc32(b"a corrupt, b missing")
+
+
+def test_a_fault_is_repairable_only_if_there_is_a_good_copy() -> None:
+    for status in ("missing", "corrupt", "damaged"):
+        for other, is_repairable in ((Copy("a", "good"), True), (Copy("a", "unknown"), False)):
+            (fault,) = faults_of([other, Copy("b", status)])
+            assert fault.repairable is is_repairable
+    assert not any(fault.repairable for fault in faults_of([Copy("a", "good", 1, 1, 1), Copy("b", "good", 1, 2, 1)]))

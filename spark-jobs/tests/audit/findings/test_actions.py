@@ -19,3 +19,17 @@ def test_a_ledger_has_one_proposal_with_all_its_bookies() -> None:
     assert second == Proposal(8, ("c:3181",), "bookie_lost", None, ("STALE_ENSEMBLE",))
     assert proposal_text(first) == "mark ledger 7 for a:3181, b:3181: MISSING_MARK, MISSING_REPLICA, 4 copies"
     assert [Proposal.from_json(one.to_json()) for one in (first, second)] == [first, second]
+
+
+def test_the_number_of_copies_is_known_only_if_all_findings_of_copies_are_runs_of_entries() -> None:
+    def count(*more: dict) -> int | None:
+        (proposal,) = proposals([missing(), *more])
+        return proposal.missing_entries
+
+    assert count() == 3
+    assert count(finding("NOT_HEALED", 7, action="mark")) == 3
+    assert count({**missing(bookie="b:3181"), "kind": "DIGEST_MISMATCH"}) == 6
+    assert count(finding("STALE_ENSEMBLE", 7, bookie="c:3181", action="mark")) is None
+    (only_mark,) = proposals([finding("MISSING_MARK", 7, action="mark")])
+    assert (only_mark.missing_entries, only_mark.reason, only_mark.bookies) == (None, "bookie_lost", ())
+    assert proposal_text(only_mark) == "mark ledger 7: MISSING_MARK"

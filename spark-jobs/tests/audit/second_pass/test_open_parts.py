@@ -1,7 +1,7 @@
 """The parts of a finding that the second pass leaves open, entry by entry."""
 
 from bindery_spark.audit.second_pass.open_parts import parts
-from bindery_spark.reading.blocks import CORRUPT, LISTED, READ, UNKNOWN
+from bindery_spark.reading.blocks import CORRUPT, LISTED, MISSING, READ, UNKNOWN
 
 
 def test_a_finding_is_cut_to_its_unknown_entries() -> None:
@@ -22,3 +22,21 @@ def test_entries_of_other_bookies_do_not_end_a_part() -> None:
 def test_an_entry_with_a_good_copy_is_excluded() -> None:
     states = [(0, 3, 1, UNKNOWN), (0, 0, 1, CORRUPT), (1, 1, 1, READ), (2, 2, 1, LISTED), (3, 3, 1, CORRUPT)]
     assert [*parts(0, 3, states, wanted=UNKNOWN, unless=(READ, LISTED))] == [(0, 0), (3, 3)]
+
+
+def test_parts_are_relative_to_the_first_entry_and_follow_the_steps() -> None:
+    assert cut(10, 19, [(0, 30, 1, UNKNOWN)]) == [(10, 19)]
+    assert cut(10, 10, [(10, 10, 1, UNKNOWN)]) == [(10, 10)]
+    assert cut(10, 19, [(0, 30, 3, UNKNOWN)]) == [(12, 18)], "0, 3, 6 ..."
+    assert cut(10, 19, [(1, 40, 3, UNKNOWN)]) == [(10, 19)]
+    assert cut(10, 19, [(12, 15, 1, UNKNOWN)]) == [(12, 15)]
+    assert cut(10, 19, [(20, 25, 1, UNKNOWN), (0, 9, 1, UNKNOWN)]) == []
+    assert cut(10, 19, [(0, 30, 1, UNKNOWN), (13, 14, 1, READ)]) == [(10, 19)], "an entry with any unknown copy"
+    assert cut(10, 19, [(13, 14, 1, READ), (0, 30, 1, UNKNOWN)], unless=(READ,)) == [(10, 12), (15, 19)]
+    assert cut(10, 19, [(0, 30, 1, UNKNOWN), (13, 14, 1, READ)], unless=(READ,)) == [(10, 12), (15, 19)]
+    assert cut(10, 19, [(10, 12, 1, UNKNOWN), (14, 19, 1, MISSING)]) == [(10, 12)]
+    assert cut(10, 19, []) == []
+
+
+def cut(first: int, last: int, states: list[tuple[int, int, int, int]], *, unless: tuple[int, ...] = ()) -> list:
+    return list(parts(first, last, states, wanted=UNKNOWN, unless=unless))

@@ -98,3 +98,22 @@ def test_orphaned_data_of_a_steady_ledger_is_kept() -> None:
         (2, True): MergeRule.KEEP,
         (3, True): MergeRule.CONFIRM,
     }
+
+
+def test_a_ledger_without_a_result_does_not_hide_the_next_ones() -> None:
+    before = {1: BROKEN, 2: row(), 3: row()}
+    after = {2: BROKEN, 3: row(version=2)}
+    selection = select(before, after, [], {3: 29}, planned=[1, 2, 3], ends_only=False)
+    assert (selection.ids, dict(selection.broken)) == ((3,), {2: "broken"})
+    history = LedgerHistory({3: row()}, {3: row()}, {3: row()})
+    found = [(1, HOLE), (9, HOLE), (3, BESIDE)]
+    history = LedgerHistory({1: row(), 3: row()}, {3: row()}, {3: row()})
+    assert merge_rules(history, found, Selection((), {})) == {(9, False): MergeRule.KEEP, (3, True): MergeRule.KEEP}
+
+
+def test_a_changed_ledger_of_which_nothing_was_read_is_read_again() -> None:
+    def selected(last: int) -> tuple[int, ...]:
+        now = KnownLedger(1, "closed", 2, 1, last, None, None)
+        return select({1: row()}, {1: now}, [], {}, planned=[1], ends_only=False).ids
+
+    assert (selected(-1), selected(0)) == ((), (1,))
