@@ -173,7 +173,18 @@ def test_the_results_of_a_run_are_written_and_read_without_an_event_loop(monkeyp
     first, second = (Verified(LedgerId(n), "deep", 5, "r1", 3) for n in (7, 8))
     cluster_facts.write_verified("h:1", [first, second], ())
     cluster_facts.write_verified("h:1", [], [8])
-    audit = LastAudit("deep", "r1", "HEALTHY", 0, 1, 2, 3, 3, 4, 1)
+    audit = LastAudit(
+        level="deep",
+        run_id="r1",
+        verdict="HEALTHY",
+        exit_code=0,
+        began_ms=1,
+        ended_ms=2,
+        copies_expected=3,
+        copies_verified=3,
+        bytes_read=4,
+        oldest_verified_ms=1,
+    )
     cluster_facts.write_last("h:1", audit)
     facts, verified = cluster_facts.facts_of("h:1", "/ledgers")
     assert (facts.cluster_id, verified) == ("c-1", [first])
