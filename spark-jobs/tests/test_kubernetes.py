@@ -1,8 +1,11 @@
 """Pods of the Spark image: which run they resume, which files stay on the volume, how executors start."""
 
+import io
 import json
+import os
 import signal
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -242,3 +245,108 @@ def test_settings_of_the_environment_take_precedence() -> None:
 def test_settings_that_are_not_texts_are_rejected(text: str) -> None:
     with pytest.raises(BadRequest, match="BINDERY_SPARK_CONF must be a JSON object"):
         conf_of({"BINDERY_SPARK_CONF": text})
+
+
+def test_without_a_setting_ten_runs_are_kept(runs: Runs) -> None:
+    for day in range(12):
+        (runs.out / f"202602{day + 1:02}T120000Z-abcdef" / "checkpoint").mkdir(parents=True)
+    runs._does = ends(0)
+    assert scheduled([], {"BINDERY_AUDIT_OUT": str(runs.out), "BINDERY_AUDIT_JOB": UID}, run=runs, now_s=NOON_S) == 0
+    assert len(names_of(runs.out)) == 10
+
+
+def test_a_run_that_cannot_be_deleted_does_not_change_the_verdict(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: object, **__: object) -> None:
+        raise OSError("busy")
+
+    for day in range(3):
+        runs.pod(ends(0), uid=f"job {day}", now_s=NOON_S + day * DAY_S)
+    monkeypatch.setattr("os.rmdir", refuses)
+    assert runs.pod(ends(2), uid="job 9", now_s=NOON_S + 9 * DAY_S) == 2
+
+
+def test_the_verdict_is_printed_as_soon_as_the_run_has_ended(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kubernetes may kill the pod before Python writes its buffers."""
+    seen = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(seen, write_through=False))
+
+    def summary(path: Path) -> int:
+        code = ends(1)(path)
+        (path / "summary.txt").write_text("first line\n\nbindery c-1 is UNDER-REPLICATED\n")
+        return code
+
+    runs.pod(summary)
+    assert seen.getvalue() == b"bindery c-1 is UNDER-REPLICATED\n"
+
+
+def test_the_newest_run_of_a_job_is_resumed(runs: Runs) -> None:
+    for name in (f"20260301T120000Z-{job_tag(UID)}", f"20260302T120000Z-{job_tag(UID)}"):
+        dies_in_the_middle(runs.out / name)
+    found = run_of(runs.out, job_tag(UID))
+    assert found is not None
+    assert found.run_id.startswith("20260302")
+
+
+@pytest.fixture
+def in_pod(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
+    """Calls of `stop`, and the handler of SIGTERM as it was."""
+    stopped: list[object] = []
+    monkeypatch.setattr(kubernetes, "stop", lambda: stopped.append("stopped"))
+    before = signal.getsignal(signal.SIGTERM)
+    yield stopped
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_a_scheduled_pod_runs_the_audit_with_the_rest_of_its_arguments(
+    monkeypatch: pytest.MonkeyPatch, in_pod: list[object]
+) -> None:
+    asked: list[object] = []
+
+    def audited(arguments: Sequence[str], environment: object, *, run: object, now_s: float) -> int:
+        asked.extend((list(arguments), run, now_s))
+        return 1
+
+    monkeypatch.setattr(kubernetes, "scheduled", audited)
+    monkeypatch.setattr(kubernetes.time, "time", lambda: 7.0)
+    assert main(["scheduled", "--level=quick", "--json"]) == 1
+    assert asked == [["--level=quick", "--json"], kubernetes.audit.main, 7.0]
+    assert in_pod == ["stopped"], "executors end with the driver"
+    monkeypatch.setattr("sys.argv", ["bindery-spark", "scheduled", "--apply"])
+    assert main() == 1
+    assert asked[3] == ["--apply"]
+
+
+def test_a_pod_that_is_terminated_has_the_exit_code_of_an_interruption(
+    monkeypatch: pytest.MonkeyPatch, in_pod: list[object]
+) -> None:
+    def terminated(*_: object, **__: object) -> int:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return 0
+
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    monkeypatch.setattr(kubernetes, "scheduled", terminated)
+    assert main(["scheduled"]) == 130
+    assert in_pod == ["stopped"]
+
+
+def test_an_executor_replaces_the_process_with_its_jvm(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Replaced(BaseException):
+        pass
+
+    calls: list[tuple[str, list[str], dict[str, str]]] = []
+
+    def execve(path: str, command: list[str], environment: dict[str, str]) -> None:
+        calls.append((path, command, environment))
+        raise Replaced
+
+    monkeypatch.setattr(kubernetes.os, "execve", execve)
+    monkeypatch.setattr("bindery_spark.java.java_home", lambda _: Path("/java"))
+    for name, value in EXECUTOR.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(Replaced):
+        main(["executor"])
+    ((path, command, environment),) = calls
+    assert path == command[0] == "/java/bin/java"
+    assert (environment["JAVA_HOME"], environment["PYSPARK_PYTHON"]) == ("/java", sys.executable)
+    assert environment["SPARK_EXECUTOR_ID"] == "3"
+    assert Path(environment["SPARK_HOME"]).name == "pyspark"

@@ -9,9 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from bindery_core.errors import BookieUnavailable, Corrupt, NoSuchLedger
 from bindery_core.formats.bookie_service_info import HTTP, BookieServiceInfo, Endpoint
 from bindery_core.formats.ledger_metadata import LedgerMetadata, LedgerState, Segment
-from bindery_core.ids import BookieId, EntryId
+from bindery_core.ids import BookieId, EntryId, LedgerId
+from bindery_spark.reading import orphaned_data as module
 from bindery_spark.reading.blocks import Blocks
 from bindery_spark.reading.orphaned_data import LEDGERS_PATH, Unlisted, held_ledgers, read_unexpected, unexpected_of
 from bindery_spark.schemas import NO_LEDGER
@@ -115,3 +117,93 @@ def test_only_earlier_segments_are_expected_on_a_replaced_bookie() -> None:
     moved = metadata(segments=(Segment(EntryId(0), (A, B, C)), Segment(EntryId(3), (D, B, C))))
     assert list(unexpected_of(moved, A, [(0, 5)])) == [(-1, 3), (-1, 4)]
     assert list(unexpected_of(moved, D, [(2, 3)])) == [(-1, 2)]
+
+
+class Lists:
+    """Replaces the requests to a bookie: scripted runs or an error for each ledger."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, ledgers: list[range]) -> None:
+        self.of: dict[int, Any] = {}
+        self.in_flight = self.in_flight_max = 0
+        self.asked: list[int] = []
+
+        async def held(*_: object, timeout_s: float) -> list[range]:
+            assert timeout_s == 5
+            return ledgers
+
+        monkeypatch.setattr(module, "held_ledgers", held)
+        monkeypatch.setattr(module, "LedgerRequests", lambda ledger_id, *_: ledger_id)
+        monkeypatch.setattr(module, "EntryList", lambda ledger_id, bookie_id: Lists.Request(self, ledger_id))
+
+    class Request:
+        def __init__(self, lists: "Lists", ledger_id: int) -> None:
+            self._lists, self._ledger_id = lists, ledger_id
+
+        async def run(self, *, timeout_s: float) -> Any:
+            assert timeout_s == 5
+            lists = self._lists
+            lists.asked.append(self._ledger_id)
+            lists.in_flight += 1
+            lists.in_flight_max = max(lists.in_flight_max, lists.in_flight)
+            await asyncio.sleep(0)
+            lists.in_flight -= 1
+            found = lists.of.get(self._ledger_id, ())
+            if isinstance(found, Exception):
+                raise found
+            return found
+
+
+async def unexpected_rows(lists: Lists, known: FakeMetadata, wanted: tuple[int, int]) -> list[list[tuple]]:
+    rows = read_unexpected(pool(), known, BOOKIE, wanted, timeout_s=5, rows=Blocks(BOOKIE))
+    names = ("ledger_id", "segment", "first_entry", "last_entry", "copies", "reason")
+    return [[tuple(row[name] for name in names) for row in batch.to_pylist()] async for batch in rows]
+
+
+async def test_entries_of_the_wanted_ledgers_are_compared_with_their_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
+    lists, known = Lists(monkeypatch, [range(1, 4), range(5, 9)]), FakeMetadata()
+    closed = metadata(segments=(Segment(EntryId(0), (A, B, C)),), state=LedgerState.CLOSED, last_entry_id=EntryId(1))
+    known.ledgers = {3: metadata(segments=(Segment(EntryId(0), (A, D, C)),)), 5: closed, 7: metadata()}
+    lists.of = {
+        2: [(0, 2), (5, 1)],
+        3: [(4, 1)],
+        5: [(0, 4)],
+        6: NoSuchLedger(ledger_id=6),
+        7: BookieUnavailable("no answer"),
+        8: [(0, 1)],
+    }
+    assert await unexpected_rows(lists, known, (2, 7)) == [
+        [
+            (2, -1, 0, 5, 3, None),
+            (3, -1, 4, 4, 1, None),
+            (5, 0, 2, 3, 2, None),
+            (7, -1, -1, -1, 0, "unlisted: no answer"),
+        ]
+    ]
+    assert lists.asked == [2, 3, 5, 6, 7]
+
+
+async def test_a_ledger_with_unreadable_metadata_has_no_unexpected_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    lists, known = Lists(monkeypatch, [range(3)]), FakeMetadata()
+    lists.of = {1: [(0, 1)], 2: [(0, 1)]}
+    read = known.read
+
+    async def unreadable(ledger_id: LedgerId) -> LedgerMetadata:
+        if ledger_id == 1:
+            raise Corrupt("cannot be decoded")
+        return await read(ledger_id)
+
+    known.read = unreadable  # type: ignore[method-assign]
+    assert await unexpected_rows(lists, known, (0, 9)) == [[(2, -1, 0, 0, 1, None)]]
+
+
+async def test_at_most_64_lists_are_requested_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    lists = Lists(monkeypatch, [range(200)])
+    lists.of = {number: [(0, 1)] for number in range(0, 200, 2)}
+    batches = await unexpected_rows(lists, FakeMetadata(), (0, 199))
+    assert lists.in_flight_max == 64
+    assert [len(batch) for batch in batches] == [64, 36], "a batch of rows is full at 64"
+    assert [row[0] for batch in batches for row in batch] == list(range(0, 200, 2))
+
+
+async def test_a_bookie_without_unexpected_entries_has_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert await unexpected_rows(Lists(monkeypatch, [range(3)]), FakeMetadata(), (0, 9)) == []
