@@ -858,3 +858,34 @@ async def test_ends_without_a_known_lac_are_unknown_and_other_fragments_are_read
     closed = World().fragments()
     rows = await world.read([*closed, replace(unknown, first=20, last=20)], entries="ends")
     assert verdicts(rows) == {0: "good", 19: "good", 20: "unreachable"}
+
+
+async def test_a_full_sink_is_emptied_while_the_entries_of_a_bookie_without_lists_are_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rows_module, "BATCH_ROWS", 50)
+    monkeypatch.setattr(reader_module, "REQUEST_ENTRIES_MAX", 10)
+    world = World(entries=1_000)
+    world.bookie.list_status = int(Status.BAD_REQUEST)
+    loop = asyncio.get_running_loop()
+    budget = Budget(0, now=loop.time())
+    reader = BookieReader(world.bookie, world.metadata, BOOKIE, budget=budget, timeout_s=1)  # type: ignore[arg-type]
+    sizes = [batch.num_rows async for batch in reader.read(world.fragments(), entries="listed")]
+    assert sum(sizes) == 1_000
+    assert max(sizes) <= 50 + 10 * reader_module.WINDOW_REQUESTS
+
+
+async def test_an_unconfirmed_first_entry_is_not_reported_as_missing() -> None:
+    world = World(is_closed=False)
+    world.bookie.frames.clear()
+    fragments = world.fragments(Tail(-1, length=0, length_at=-1, held={BOOKIE: 3}))
+    assert [(each.first, each.last) for each in fragments] == [(0, 3)]
+    assert await world.read(fragments) == []
+
+
+async def test_a_busy_bookie_is_not_asked_for_its_list_without_a_pause() -> None:
+    world = World()
+    script(world.bookie, "busy", "busy")
+    began = asyncio.get_running_loop().time()
+    assert len(await world.read(entries="listed", timeout_s=5)) == 20
+    assert asyncio.get_running_loop().time() - began == pytest.approx(2 * reader_module.BUSY_PAUSE_S)
