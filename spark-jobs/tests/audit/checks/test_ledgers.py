@@ -56,6 +56,18 @@ def test_each_defect_of_ledger_metadata_is_found(tables: Tables) -> None:
         ("OPEN_TOO_LONG", "warning", 15, None, None, None, None),
         ("METADATA_UNREADABLE", "unreadable", 16, None, None, None, None),
     }
+    texts = {(r.kind, r.ledger_id, r.segment): (r.expected, r.found, r.repairable, r.action) for r in found.collect()}
+    assert texts["STALE_ENSEMBLE", 3, 0] == ("a bookie of this cluster", "it left for good", True, "mark")
+    assert texts["BAD_PLACEMENT", 6, 0] == (
+        "each copy on a bookie of its own",
+        "two copies on one bookie",
+        False,
+        "inspect",
+    )
+    assert texts["BAD_PLACEMENT", 7, 0] == ("copies on 2 racks", "on 1", False, "inspect")
+    assert texts["BAD_PLACEMENT", 9, 0] == ("copies on 2 racks", "on 1", False, "inspect")
+    assert texts["OPEN_TOO_LONG", 11, None] == ("closed within 604800 s", "open for 691200 s", False, "inspect")
+    assert texts["OPEN_TOO_LONG", 15, None][1] == "in_recovery for 691200 s"
     rest = found.where("ledger_id is null").select("kind", "expected", "found").collect()
     assert sorted(map(tuple, rest)) == [
         ("METADATA_UNREADABLE", "readable metadata of subscription s of t", "garbage"),

@@ -69,6 +69,13 @@ def test_false_and_missing_marks_are_found(tables: Tables) -> None:
             mark_checks.missing_marks(lacking, marks, not_healed, RUN, delay_ms=60_000),
         ]
     )
+    found = found.localCheckpoint()
+    texts = {(r.kind, r.ledger_id): (r.expected, r.found, r.repairable, r.action) for r in found.collect()}
+    assert texts["FALSE_MARK", 1] == ("a copy that is missing", "every copy is stored", False, None)
+    assert texts["FALSE_MARK", 77] == ("a copy that is missing", "the ledger was deleted", False, None)
+    assert texts["NOT_HEALED", 10] == ("all copies, because its mark was removed", "MISSING_REPLICA", True, "mark")
+    assert texts["MISSING_MARK", 6] == ("a mark after 60 s", "MISSING_REPLICA", True, "mark")
+    assert texts["MISSING_MARK", 23] == ("a mark after 60 s", "down away", True, "mark")
     assert facts(found) == {
         ("FALSE_MARK", "warning", 1, None, None, None, None),
         ("FALSE_MARK", "warning", 77, None, None, None, None),

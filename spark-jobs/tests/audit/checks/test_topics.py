@@ -52,6 +52,12 @@ def test_inconsistencies_between_topics_cursors_and_ledgers_are_found(tables: Ta
         cursor("empty", "waits", (7, 3)),
     )
     found = topic_checks.topic_findings(topics, cursors, ledgers, RUN, orphan_after_ms=HOUR_MS)
+    found = found.localCheckpoint()
+    texts = {(r.kind, r.ledger_id): (r.expected, r.found) for r in found.collect()}
+    assert texts["TOPIC_INCONSISTENT", 3] == ("topic counts: 6 entries, 50 bytes", "5 entries, 50 bytes")
+    assert texts["TOPIC_INCONSISTENT", 4] == ("topic counts: 4 entries, 50 bytes", "5 entries, 50 bytes")
+    assert texts["TOPIC_INCONSISTENT", 5] == ("closed, because topic open no longer writes it", "open")
+    assert texts["CURSOR_INCONSISTENT", 1][1] == "1:10, beyond the end"
     assert facts(found) == {
         ("ORPHAN_METADATA", "unreadable", 99, None, None, None, None),
         ("ORPHAN_METADATA", "warning", 98, None, None, None, None),
