@@ -311,6 +311,7 @@ def test_only_ledgers_up_to_the_first_open_one_are_settled() -> None:
     assert settled(first_open) == first_open[:1]
     second_open = [ledgers[0], replace(ledgers[1], is_closed=False), ledgers[2]]
     assert settled(second_open) == second_open[:2]
+    assert settled([first_open[0], *second_open[1:]]) == first_open[:1], "the first of two"
 
 
 def test_advance_counts_entries_across_ledgers() -> None:
