@@ -58,23 +58,6 @@ LONGEST: Final = (
 leaves the other workers idle."""
 
 
-VERDICTS: Final = (
-    "cli/tests/*test_kill_all.py",
-    "cli/tests/*test_ledger_copies.py",
-    "cli/tests/*test_recovery_cluster.py",
-    "cli/tests/*test_standalone.py",
-    "e2e/tests/*test_traffic_cluster.py",
-    "e2e/tests/*test_traffic_liar.py",
-    "libs/client/tests/*test_real_cluster.py",
-    "services/auditor/tests/*test_process.py",
-    "services/bookie/tests/*test_process.py",
-    "services/bookie/tests/*test_real_disk.py",
-    "services/bookie/tests/*test_full_disk.py",
-    "services/broker/tests/*test_integration.py",
-)
-"""Patterns of test files that judge whether acknowledged data was lost: `.ci/run` never repeats their tests."""
-
-
 def rank(path: str, patterns: Sequence[str]) -> int:
     """Return the index of the first pattern that matches, or the number of patterns. `path` is relative to the root."""
     return next((index for index, pattern in enumerate(patterns) if fnmatch(path, pattern)), len(patterns))
@@ -107,8 +90,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path not in ranks:
             ranks[item.path] = rank(item.path.relative_to(ROOT).as_posix(), LONGEST)
-        if rank(item.path.relative_to(ROOT).as_posix(), VERDICTS) < len(VERDICTS):
-            item.add_marker(pytest.mark.verdict)
     items.sort(key=lambda item: ranks[item.path])
 
 

@@ -13,9 +13,7 @@ test's moments), so a run of the same commit repeats them. `make e2e`, `make aud
 The table has the wall-clock and the processor time of each target. Processor time is that of processes that have ended
 and were waited for: Kubernetes' pods and daemons are not included.
 
-A test that failed is repeated only if all of this holds: pytest ran every test that it collected, at most three tests
-failed (counted by id), each starts real processes (marker `integration` or `interop`), and none of them judges whether
-data was lost (marker `verdict`). It is repeated once, alone, with the same seeds; the table names it.
+Nothing that failed is run again. A target of pytest must also have run every test that it collected.
 """
 
 import contextlib
@@ -35,7 +33,6 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-REPEATED_MAX = 3
 END_TIMEOUT_S = 180.0
 """Maximum time in seconds that ended processes may take to clean up. Stopping the cluster takes most of it."""
 COUNTS = re.compile(
@@ -56,7 +53,6 @@ class Step:
     target: str
     options: str = ""
     is_pytest: bool = False
-    may_repeat: bool = False
     nice: int = 0
     environment: Mapping[str, str] = field(default_factory=dict)
     variables: tuple[str, ...] = ()
@@ -68,7 +64,7 @@ def main_steps() -> list[Step]:
         Step("setup"),
         Step("lint"),
         Step("types"),
-        Step("test", is_pytest=True, may_repeat=True),
+        Step("test", is_pytest=True),
     ]
 
 
@@ -77,41 +73,12 @@ def beside_steps(seed: int) -> list[Step]:
         Step("healing", is_pytest=True),
         Step("chart", is_pytest=True, nice=5),
         Step("audit-truth", is_pytest=True, nice=5),
-        Step("interop", is_pytest=True, may_repeat=True),
+        Step("interop", is_pytest=True),
         Step("audit-pods", is_pytest=True, nice=5, environment={"BINDERY_CI_SAMPLE": str(seed)}),
         Step("storage-ci", nice=5, variables=("STORAGE_SECONDS=20",)),
         Step("fuzz", f"--seconds 12 --seed {seed}", nice=5),
         Step("sim-ci", nice=5, variables=("SIM_SECONDS=25",)),
     ]
-
-
-def may_be_repeated(outcome: Mapping[str, Any] | None) -> str:
-    """Why the failed tests of this outcome must not be repeated; empty: they may."""
-    if outcome is None:
-        return "pytest recorded no outcome"
-    if not outcome["complete"]:
-        return "the run is not complete: not every collected test was run"
-    failed = outcome["failed"]
-    if not failed:
-        return "no test failed, and yet the target did"
-    if len(failed) > REPEATED_MAX:
-        return f"{len(failed)} tests failed, at most {REPEATED_MAX} may"
-    for test_id, marks in failed.items():
-        if "verdict" in marks:
-            return f"{test_id} judges whether data was lost"
-        if not {"integration", "interop"} & set(marks):
-            return f"{test_id} starts no processes: it does not depend on the machine's load"
-    return ""
-
-
-def repeat_held(first: Mapping[str, Any], second: Mapping[str, Any] | None) -> bool:
-    """Whether the repeat ran exactly the tests that had failed, and all of them passed."""
-    return (
-        second is not None
-        and second["complete"]
-        and not second["failed"]
-        and second["passed"] == second["collected"] == len(first["failed"])
-    )
 
 
 class CheckFailed(Exception):
@@ -190,29 +157,17 @@ class Pipeline:
     def run(self, step: Step) -> None:
         began = time.monotonic()
         self.say(f"=== make {step.target} begins at {began - self._began:.0f} s")
-        code, log, outcome, cpu_s = self._make(step, "")
-        notes = ""
+        code, log, outcome, cpu_s = self._make(step)
         if code:
-            why = may_be_repeated(outcome) if step.may_repeat else "this target is never repeated"
-            if why:
-                raise CheckFailed(f"make {step.target} failed after {time.monotonic() - began:.0f} s; no repeat: {why}")
-            assert outcome is not None
-            names = sorted(outcome["failed"])
-            self.say("\n".join([f"=== make {step.target}: repeat what failed, alone", *names]))
-            code, _, again, again_cpu_s = self._make(step, "-n 0 --last-failed --last-failed-no-failures none")
-            cpu_s += again_cpu_s
-            if code or not repeat_held(outcome, again):
-                raise CheckFailed(f"make {step.target} failed, and its repeat: {', '.join(names)}")
-            notes = f"NOT CLEAN, held only in a repeat: {', '.join(names)}"
-        if step.is_pytest and not notes and (outcome is None or not outcome["complete"] or not outcome["passed"]):
+            raise CheckFailed(f"make {step.target} failed after {time.monotonic() - began:.0f} s")
+        if step.is_pytest and (outcome is None or not outcome["complete"] or not outcome["passed"]):
             raise CheckFailed(f"make {step.target} ended with 0 without having run every test that it collected")
-        self._row(step, log, outcome, time.monotonic() - began, cpu_s, notes)
+        self._row(step, log, outcome, time.monotonic() - began, cpu_s)
 
-    def _make(self, step: Step, more: str) -> tuple[int, Path, dict[str, Any] | None, float]:
+    def _make(self, step: Step) -> tuple[int, Path, dict[str, Any] | None, float]:
         """Exit code, log, recorded outcome of pytest, processor time in seconds."""
-        name = f"{step.target}{'-repeat' if more else ''}"
-        log, record = self.folder / f"{name}.log", self.folder / f"{name}.json"
-        options = [step.options, more]
+        log, record = self.folder / f"{step.target}.log", self.folder / f"{step.target}.json"
+        options = [step.options]
         environment = {**self.environment, **step.environment}
         if step.is_pytest:
             options += ["-p ci_outcome", f"-o cache_dir={self.folder / step.target}-cache"]
@@ -220,7 +175,7 @@ class Pipeline:
         command = ["nice", f"-n{step.nice}"] if step.nice else []
         command += ["make", step.target, *step.variables, f"ARGS={' '.join(filter(None, options))}"]
         code, cpu_s = self.wait(self.start(command, log, environment))
-        self.show(name, log)
+        self.show(step.target, log)
         return code, log, json.loads(record.read_text()) if record.exists() else None, cpu_s
 
     def show(self, name: str, log: Path) -> None:
@@ -228,7 +183,7 @@ class Pipeline:
         self.say(f"\n=== output of make {name}\n{text}")
 
     def _row(
-        self, step: Step, log: Path, outcome: Mapping[str, Any] | None, seconds: float, cpu_s: float, notes: str
+        self, step: Step, log: Path, outcome: Mapping[str, Any] | None, seconds: float, cpu_s: float, notes: str = ""
     ) -> None:
         if outcome is not None:
             counts = f"{outcome['passed']} tests"

@@ -1,4 +1,4 @@
-"""When .ci/run repeats failed tests, and when it fails at once."""
+"""What makes .ci/run fail, what it records of a run of pytest, and the order of its targets."""
 
 import importlib.util
 import json
@@ -10,55 +10,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pipeline import ROOT, CheckFailed, Pipeline, Step, beside_steps, main_steps, may_be_repeated, repeat_held
+from pipeline import ROOT, CheckFailed, Pipeline, Step, beside_steps, main_steps
 
-INTEGRATION = ["integration"]
 STEPS = [*main_steps(), *beside_steps(0)]
 
 
-def outcome(failed: dict[str, list[str]], *, collected: int = 10, complete: bool = True) -> dict[str, Any]:
+def outcome(*failed: str, collected: int = 10, complete: bool = True) -> dict[str, Any]:
     return {
         "complete": complete,
         "collected": collected,
         "skipped": 0,
-        "failed": failed,
-        "passed": collected - len(failed),
+        "failed": list(failed),
+        "passed": collected - len(failed) if complete else 1,
     }
-
-
-def test_a_few_failed_tests_of_processes_may_be_repeated() -> None:
-    assert may_be_repeated(outcome({"a.py::test_one[x y]": INTEGRATION, "a.py::test_one[x z]": ["interop"]})) == ""
-
-
-@pytest.mark.parametrize(
-    ("found", "why"),
-    [
-        (None, "no outcome"),
-        (outcome({}, complete=False), "not complete"),
-        (outcome({"a.py::test_one": INTEGRATION}, complete=False), "not complete"),
-        (outcome({}), "no test failed"),
-        (outcome({f"a.py::test_one[same {n}]": INTEGRATION for n in range(4)}), "4 tests failed"),
-        (outcome({"a.py::test_lost": ["integration", "verdict"]}), "judges whether data was lost"),
-        (outcome({"a.py::test_pure": []}), "starts no processes"),
-    ],
-)
-def test_other_failures_are_not_repeated(found: dict[str, Any] | None, why: str) -> None:
-    assert why in may_be_repeated(found)
-
-
-def test_a_repeat_must_have_run_exactly_what_failed() -> None:
-    first = outcome({"a": INTEGRATION, "b": INTEGRATION})
-    assert repeat_held(first, outcome({}, collected=2))
-    assert not repeat_held(first, outcome({}, collected=1)), "one of them was not run"
-    assert not repeat_held(first, outcome({"a": INTEGRATION}, collected=2))
-    assert not repeat_held(first, outcome({}, collected=2, complete=False))
-    assert not repeat_held(first, None)
 
 
 def recorded(folder: Path, text: str, *options: str, **environment: str) -> dict[str, Any]:
     """The outcome that a pytest run of `text` records."""
     (folder / "test_sample.py").write_text(text)
-    (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    integration:\n    verdict:\n")
+    (folder / "pytest.ini").write_text("[pytest]\naddopts =\n")
     record = folder / "outcome.json"
     variables = {**os.environ, "PYTHONPATH": str(ROOT / ".ci"), "BINDERY_CI_OUTCOME": str(record), **environment}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "ci_outcome", "-p", "no:cacheprovider", *options]
@@ -70,7 +40,6 @@ TESTS = """
 import pytest
 
 @pytest.mark.parametrize("words", ["a b", "a c"])
-@pytest.mark.integration
 def test_many(words):
     assert words == "a b"
 
@@ -82,7 +51,6 @@ def broken():
     yield
     raise OSError
 
-@pytest.mark.verdict
 def test_teardown(broken): pass
 
 def test_good(): pass
@@ -96,7 +64,7 @@ def test_outcomes_are_recorded_by_test_id(tmp_path: Path, workers: str) -> None:
         "collected": 5,
         "passed": 2,
         "skipped": 1,
-        "failed": {"test_sample.py::test_many[a c]": ["integration"], "test_sample.py::test_teardown": ["verdict"]},
+        "failed": ["test_sample.py::test_many[a c]", "test_sample.py::test_teardown"],
     }
 
 
@@ -110,15 +78,13 @@ def test_outcomes_are_recorded_by_test_id(tmp_path: Path, workers: str) -> None:
     ids=["collection error", "pytest.exit"],
 )
 def test_a_run_that_stopped_early_is_not_complete(tmp_path: Path, workers: str, text: str) -> None:
-    found = recorded(tmp_path, text, "-n", workers)
-    assert not found["complete"]
-    assert may_be_repeated(found)
+    assert not recorded(tmp_path, text, "-n", workers)["complete"]
 
 
 def test_a_sample_is_one_test_chosen_by_the_seed(tmp_path: Path) -> None:
     text = "".join(f"def test_{name}(): assert False\n" for name in "abc")
     chosen = [recorded(tmp_path, text, "-n", "0", BINDERY_CI_SAMPLE=str(seed))["failed"] for seed in range(4)]
-    assert [next(iter(one))[-1] for one in chosen] == ["a", "b", "c", "a"]
+    assert [one[0][-1] for one in chosen] == ["a", "b", "c", "a"]
 
 
 class Scripted(Pipeline):
@@ -128,39 +94,44 @@ class Scripted(Pipeline):
         super().__init__(folder, 7)
         self.made = list(made)
 
-    def _make(self, step: Step, more: str) -> tuple[int, Path, dict[str, Any] | None, float]:
+    def _make(self, step: Step) -> tuple[int, Path, dict[str, Any] | None, float]:
         log = self.folder / "log"
         log.touch()
         code, found = self.made.pop(0)
         return code, log, found, 1.0
 
 
-FAILED = (2, outcome({"a.py::test_one": INTEGRATION}))
+PASSED = (0, outcome())
 
 
-def test_a_repeat_that_passed_is_named_in_the_table(tmp_path: Path) -> None:
-    pipeline = Scripted(tmp_path, FAILED, (0, outcome({}, collected=1)))
-    pipeline.run(Step("test", is_pytest=True, may_repeat=True))
-    assert "NOT CLEAN, held only in a repeat: a.py::test_one" in pipeline.table()
+def test_a_target_that_passes_is_run_once_and_reported(tmp_path: Path) -> None:
+    pipeline = Scripted(tmp_path, PASSED, PASSED)
+    pipeline.run(Step("test", is_pytest=True))
+    assert len(pipeline.made) == 1
+    assert "10 tests" in pipeline.table()
 
 
 @pytest.mark.parametrize(
     ("step", "made"),
     [
-        (Step("healing", is_pytest=True), [FAILED]),
-        (Step("test", is_pytest=True, may_repeat=True), [FAILED, (2, outcome({"a.py::test_one": []}, collected=1))]),
-        (Step("test", is_pytest=True, may_repeat=True), [FAILED, (0, None)]),
-        (Step("lint"), [(2, None)]),
+        (Step("test", is_pytest=True), (2, outcome("a.py::test_one"))),
+        (Step("lint"), (2, None)),
+        (Step("test", is_pytest=True), (0, None)),
+        (Step("test", is_pytest=True), (0, outcome(complete=False))),
+        (Step("test", is_pytest=True), (0, outcome(collected=0))),
     ],
+    ids=["a failed test", "a failed tool", "no outcome", "tests not run", "no tests"],
 )
-def test_a_failed_target_or_repeat_fails_the_run(
-    tmp_path: Path, step: Step, made: list[tuple[int, dict[str, Any] | None]]
+def test_a_target_that_failed_or_did_not_run_every_test_fails_the_run_at_once(
+    tmp_path: Path, step: Step, made: tuple[int, dict[str, Any] | None]
 ) -> None:
+    pipeline = Scripted(tmp_path, made, PASSED)
     with pytest.raises(CheckFailed, match=step.target):
-        Scripted(tmp_path, *made).run(step)
+        pipeline.run(step)
+    assert len(pipeline.made) == 1, "nothing is run again"
 
 
-def test_a_repeat_has_the_seeds_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_seed_of_the_run_selects_every_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("BINDERY_KILL_SEED", "E2E_SAMPLE"):
         monkeypatch.delenv(name, raising=False)
     environment = Pipeline(tmp_path, 1234).environment
@@ -180,7 +151,7 @@ def test_the_longest_files_exist() -> None:
         for folder in ("libs", "services", "cli", "spark-jobs", "e2e")
         for path in (ROOT / folder).rglob("test_*.py")
     ]
-    for pattern in (*conftest.LONGEST, *conftest.VERDICTS):
+    for pattern in conftest.LONGEST:
         assert any(conftest.rank(file, [pattern]) == 0 for file in files), pattern
 
 
@@ -203,7 +174,7 @@ def test_targets_exist_and_every_test_file_belongs_to_one() -> None:
 
 
 MAKEFILE = """\
-RECORD = {"complete": true, "collected": 3, "passed": 3, "skipped": 0, "failed": {}}
+RECORD = {"complete": true, "collected": 3, "passed": 3, "skipped": 0, "failed": []}
 %:
 \t@echo begin $@ >>order; ./script $@; echo '$(RECORD)' >"$${BINDERY_CI_OUTCOME:-/dev/null}"; echo end $@ >>order
 """
