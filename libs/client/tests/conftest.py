@@ -22,6 +22,7 @@ WITHOUT_SOCKETS = (
     "test_in_flight_budget.py",
     "test_memory.py",
     "test_memory_replicas.py",
+    "test_pool_without_sockets.py",
     "test_reader_without_sockets.py",
 )
 """Modules whose tests run on a loop whose time advances at once to the next timer."""
