@@ -157,3 +157,12 @@ async def until(condition, *, timeout_s: float = TIMEOUT_S) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():
             await asyncio.sleep(0.002)
+
+
+async def until_answered(store: MetadataStore) -> None:
+    """Sync until a response arrives within the store's operation timeout. Then all its earlier requests are processed."""
+    async with asyncio.timeout(TIMEOUT_S):
+        while True:
+            with contextlib.suppress(MetadataUnavailable):
+                await store.sync("/")
+                return

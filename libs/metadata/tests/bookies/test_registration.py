@@ -155,7 +155,7 @@ async def test_a_broken_connection_leaves_the_bookie_registered(
 async def test_a_mode_changed_during_an_outage_is_applied_after_it(
     environment: StoreEnvironment, other: MetadataStore
 ) -> None:
-    store = await environment.connect(operation_timeout_s=0.1)
+    store = await environment.connect(operation_timeout_s=1.0)
     registration = registration_of(store)
     await registration.register()
     await environment.suspend(store)

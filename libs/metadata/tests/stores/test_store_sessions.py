@@ -8,7 +8,7 @@ from bindery_core.errors import (
     MetadataUnavailable,
 )
 from bindery_metadata.stores.store import Create, MetadataStore, SessionState
-from store_environments import StoreEnvironment, until
+from store_environments import StoreEnvironment, until, until_answered
 
 # --- sessions ---------------------------------------------------------------------------------------------------------
 
@@ -112,7 +112,9 @@ async def test_a_request_waits_for_the_connection(environment: StoreEnvironment,
     assert "a" in await reading
 
 
-async def test_a_request_that_times_out_without_a_connection_is_not_applied(environment: StoreEnvironment) -> None:
+async def test_a_request_that_times_out_without_a_connection_is_not_applied(
+    environment: StoreEnvironment, other: MetadataStore
+) -> None:
     store = await environment.connect(operation_timeout_s=0.05)
     await environment.suspend(store)
     with pytest.raises(MetadataUnavailable):
@@ -120,8 +122,9 @@ async def test_a_request_that_times_out_without_a_connection_is_not_applied(envi
     with pytest.raises(MetadataUnavailable):
         await store.get("/")
     await environment.resume(store)
-    await store.sync("/")
-    assert await store.exists("/a") is None
+    await until_answered(store)
+    await other.sync("/")
+    assert await other.exists("/a") is None
 
 
 # --- lost responses ---------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from bindery_metadata.stores.embedded import EmbeddedZooKeeper, ServerSpec
 from bindery_metadata.stores.store import SessionState
 from bindery_metadata.stores.zookeeper import ZooKeeperStore, _Crossing, validate_hosts
 from proxy import Proxy
-from store_environments import free_port
+from store_environments import free_port, until_answered
 
 
 @pytest.mark.parametrize("hosts", ["a:2181", "127.0.0.1:2181,127.0.0.1:2182", "[::1]:2181", "zk.example.:2181"])
@@ -147,16 +147,6 @@ async def test_sessions_ephemerals_and_watches_survive_a_crash_of_the_server(tmp
         await store.close()
         await other.close()
         await server.stop()
-
-
-async def until_answered(store: ZooKeeperStore) -> None:
-    async with asyncio.timeout(30):
-        while True:
-            try:
-                await store.sync("/")
-                return
-            except MetadataUnavailable:
-                continue
 
 
 @pytest.mark.integration
