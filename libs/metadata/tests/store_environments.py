@@ -160,7 +160,7 @@ async def until(condition, *, timeout_s: float = TIMEOUT_S) -> None:
 
 
 async def until_answered(store: MetadataStore) -> None:
-    """Sync until a response arrives within the store's operation timeout. Then all its earlier requests are processed."""
+    """Sync until a response arrives within the operation timeout. All earlier requests are processed by then."""
     async with asyncio.timeout(TIMEOUT_S):
         while True:
             with contextlib.suppress(MetadataUnavailable):
