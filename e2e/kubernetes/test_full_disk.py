@@ -27,5 +27,5 @@ def test_the_cluster_survives_full_disks(release: Release, reports: Path) -> Non
     settings = RunSettings(folder=reports / "disks", seed=SEED, facts=facts_of("full disks"), traffic=traffic)
     steps = [[FillDisk(draw, disk=disk)] for draw in (0.1, 0.6) for disk in ("ledgers", "journal")]
     report = asyncio.run(play(world_of(release, settings), settings, steps))
+    assert report.judgement.is_good, str(report.judgement)
     assert [fault.outcome for fault in report.figures.faults] == ["ok"] * len(steps)
-    assert report.judgement.verdict == "GOOD", report.judgement

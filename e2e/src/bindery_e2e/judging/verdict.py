@@ -61,3 +61,8 @@ class Judgement:
     @property
     def is_good(self) -> bool:
         return self.verdict == "GOOD"
+
+    def __str__(self) -> str:
+        """The verdict, then one line for each example of an error and for each reason why the run is incomplete."""
+        errors = [f"{found.kind} ({found.count}): {example}" for found in self.findings for example in found.examples]
+        return "\n".join([self.verdict, *errors, *(f"incomplete: {reason}" for reason in self.missing)])
