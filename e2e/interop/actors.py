@@ -87,6 +87,16 @@ class Actor(Protocol):
         ...
 
 
+JAVA_TIMEOUTS: Final = {
+    "addEntryTimeoutSec": "60",
+    "readEntryTimeoutSec": "60",
+    "startTLSTimeoutSecs": "60",
+    "clientConnectTimeoutMillis": "60000",
+}
+"""Timeouts of Apache's client, whose defaults are 5 and 10 s. On a busy machine, the first TLS handshake of two Java
+processes takes longer: the client then gives the bookie up, and the add ends with NotEnoughBookies."""
+
+
 class JavaActor:
     """Apache's client, in the driver process."""
 
@@ -94,7 +104,7 @@ class JavaActor:
         self.name = name
         self._driver = driver
         self._uri = uri
-        self._settings = settings
+        self._settings = {**JAVA_TIMEOUTS, **settings}
         self._handles = 0
 
     async def connect(self) -> None:
