@@ -4,18 +4,11 @@ import subprocess
 import sys
 
 import pytest
-from bindery_broker.http.gate import REMEMBERED_MAX, REMEMBERED_PATH_SIZE_MAX, HotRoutes
 from bindery_broker.http.route import HotRoute
-from bindery_core.errors import BadRequest, TooLarge
 from broker_harness import ROUTES, TOPIC, problem
 from starlette.routing import Match
 
 HOT = [route for route in ROUTES if isinstance(route, HotRoute)]
-
-
-@pytest.fixture
-def hot() -> HotRoutes:
-    return HotRoutes(HOT)
 
 
 def fill(template: str) -> str:
@@ -39,40 +32,6 @@ def test_each_route_is_found_by_its_template_and_by_no_other(route):
     assert params.get("topic", "x y") == "x y"
     assert params.get("subscription", "s/u") == "s/u"
     assert params.get("message_id", "1:2") == "1:2"
-
-
-@pytest.mark.parametrize("route", HOT, ids=lambda route: route.operation_id)
-def test_hot_routes_are_found_by_the_gate(hot, route):
-    (method,) = route.methods
-    for _ in range(2):  # the second time from the cache
-        found = hot.find(method, fill(route.path_format).encode())
-        assert found is not None
-        assert found.route is route
-        assert found.topic.short == "t/n/x y"
-        assert found.params.get("subscription", "s/u") == "s/u"
-
-
-def test_other_operations_are_left_to_the_framework(hot):
-    assert hot.find("GET", b"/v1/topics/t/n/x/messages") is None
-    assert hot.find("PUT", b"/v1/topics/t/n/x/messages") is None
-    assert hot.find("POST", b"/v2/topics") is None
-    assert hot.find("HEAD", b"/v1/topics/t/n/x/subscriptions/s/stream") is None
-    with pytest.raises(BadRequest):
-        hot.find("POST", b"/v1/topics/t/n/%ff/messages")
-    with pytest.raises(BadRequest):
-        hot.find("POST", b"/v1/topics/t/n/\xff/messages")
-    with pytest.raises(TooLarge):
-        hot.find("POST", b"/v1/topics/t/n/" + b"x" * 300 + b"/messages")
-
-
-def test_the_cache_of_paths_is_limited(hot):
-    for number in range(REMEMBERED_MAX + 10):
-        hot.find("POST", f"/v1/topics/t/n/x{number}/messages".encode())
-    assert hot.remembered.cache_info().currsize == REMEMBERED_MAX
-    before = hot.remembered.cache_info().misses
-    with pytest.raises(TooLarge):
-        hot.find("POST", b"/v1/topics/t/n/" + b"x" * REMEMBERED_PATH_SIZE_MAX + b"/messages")
-    assert hot.remembered.cache_info().misses == before
 
 
 async def test_a_fixed_segment_has_precedence_over_a_parameter(broker):
