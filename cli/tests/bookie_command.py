@@ -6,12 +6,7 @@ from typing import Any
 
 import bookie_directory
 from bindery.main import app
-from bindery_bookie.storage.entry_log.entry_log_scan import EntryLogScanner
-from bindery_bookie.storage.io.disk import RealDisk
 from typer.testing import CliRunner, Result
-
-RECORDS = 116
-"""Number of records in the entry log: 107 entries, a key for each of 6 ledgers, a fence, 2 deletions."""
 
 
 def run(*arguments: str | Path) -> Result:
@@ -33,11 +28,3 @@ def check(bookie: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     assert (result.exit_code, summary["verdict"]) == ((3, "damaged") if damage else (0, "sound"))
     assert all(finding["fix"] or "more" in finding for finding in damage), "each finding has a fix"
     return damage, summary
-
-
-def location(log: Path, ledger_id: int, entry_id: int) -> int:
-    """Return the offset of the body of an entry."""
-    for record in EntryLogScanner(RealDisk(), str(log.parent)).scan(1):
-        if getattr(record, "ledger_id", None) == ledger_id and getattr(record, "entry_id", None) == entry_id:
-            return record.offset
-    raise AssertionError("no such record")

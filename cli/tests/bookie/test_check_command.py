@@ -16,7 +16,8 @@ from bindery_bookie.storage.io.kv import LevelDbKV
 from bindery_bookie.storage.journal import journal_format
 from bindery_bookie.storage.journal.mark import read_mark
 from bindery_core.errors import BinderyError
-from bookie_command import RECORDS, check, location, rows, run
+from bookie_command import check, rows, run
+from bookie_directory import RECORDS, location
 
 
 def test_a_crashed_bookies_directory_is_sound(bookie: Path) -> None:

@@ -13,7 +13,8 @@ from bindery_bookie.storage.corruption.limbo import LimboPhase, read_marker, set
 from bindery_bookie.storage.index.index import Index
 from bindery_bookie.storage.io.disk import RealDisk
 from bindery_bookie.storage.io.kv import LevelDbKV
-from bookie_command import RECORDS, check, location, rows, run
+from bookie_command import check, rows, run
+from bookie_directory import RECORDS, location
 
 
 def _hold(path: str, ready: Any, done: Any) -> None:

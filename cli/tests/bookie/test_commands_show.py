@@ -12,7 +12,8 @@ from bindery_bookie.storage.io.disk import RealDisk
 from bindery_bookie.storage.io.kv import LevelDbKV
 from bindery_bookie.storage.journal import journal_format
 from bindery_core.errors import BinderyError
-from bookie_command import check, location, rows, run
+from bookie_command import check, rows, run
+from bookie_directory import location
 
 
 def test_no_command_changes_a_byte(pristine: Path) -> None:

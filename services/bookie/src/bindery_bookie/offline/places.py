@@ -284,15 +284,16 @@ def opened_index(place: Place, *, verify: bool = True) -> Iterator[Index | None]
         return
     with tempfile.TemporaryDirectory(prefix="bindery-index-") as temporary:
         attempts = _COPY_ATTEMPTS if running_pid(place) else 1
-        index = _open_copy(source, Path(temporary), attempts=attempts, verify=verify)
         try:
-            yield index
+            index = _open_copy(source, Path(temporary), attempts=attempts, verify=verify)
+            try:
+                yield index
+            finally:
+                index.close()
         except DamagedStorage as error:
             if str(error.facts.get("path", "")).startswith(temporary):
                 raise DamagedStorage(error.message, **{**error.facts, "path": str(source)}) from error
             raise
-        finally:
-            index.close()
 
 
 def _open_copy(source: Path, temporary: Path, *, attempts: int, verify: bool) -> Index:

@@ -1,4 +1,4 @@
-"""Create the directory of a bookie with the real storage engine, for tests of the commands that read one."""
+"""Create the directory of a bookie with the real storage engine, for tests of what reads the files of a stopped one."""
 
 import asyncio
 import hashlib
@@ -10,6 +10,8 @@ from typing import Any
 from bindery_bookie.settings import BookieSettings
 from bindery_bookie.storage.engine.engine import StorageEngine
 from bindery_bookie.storage.engine.shards import ShardedStorage
+from bindery_bookie.storage.entry_log.entry_log_scan import EntryLogScanner
+from bindery_bookie.storage.io.disk import RealDisk
 from bindery_bookie.storage.settings import KIB, StorageSettings
 from bindery_core.digest import Digester
 from bindery_core.entry import pack
@@ -26,6 +28,8 @@ exists again with fewer entries."""
 SECOND = {2: range(60, 64), 5: range(3)}
 IN_JOURNAL = {1: range(60, 64), 9: range(2)}
 """Ledger -> entries that only the journal has."""
+RECORDS = 116
+"""Number of records in the entry log: 107 entries, a key for each of 6 ledgers, a fence, 2 deletions."""
 
 
 def payload(ledger_id: int, entry_id: int) -> bytes:
@@ -200,3 +204,11 @@ def flip(path: Path, offset: int) -> None:
     data = bytearray(path.read_bytes())
     data[offset] ^= 0xFF
     path.write_bytes(data)
+
+
+def location(log: Path, ledger_id: int, entry_id: int) -> int:
+    """Return the offset of the body of an entry."""
+    for record in EntryLogScanner(RealDisk(), str(log.parent)).scan(1):
+        if getattr(record, "ledger_id", None) == ledger_id and getattr(record, "entry_id", None) == entry_id:
+            return record.offset
+    raise AssertionError("no such record")
