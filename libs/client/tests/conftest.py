@@ -23,7 +23,10 @@ WITHOUT_SOCKETS = (
     "test_memory.py",
     "test_memory_replicas.py",
     "test_pool_without_sockets.py",
+    "test_read_operation.py",
     "test_reader_without_sockets.py",
+    "test_recovery.py",
+    "test_requests.py",
 )
 """Modules whose tests run on a loop whose time advances at once to the next timer."""
 
