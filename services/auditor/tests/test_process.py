@@ -1,7 +1,6 @@
 """Auditors as real processes: a bookie is lost, the leader is killed, and ports, files or ZooKeeper cannot be used."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -14,9 +13,6 @@ from typing import Any
 import httpx
 import pytest
 from bindery.standalone.throwaway import ThrowawayCluster
-from bindery_auditor.main import access_by_token_file
-from bindery_auditor.settings import AuditorSettings
-from bindery_core.errors import BadRequest, Unauthorized
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]  # a busy machine takes minutes for seconds
 
@@ -217,22 +213,3 @@ def test_an_address_beyond_loopback_requires_insecure() -> None:
     done = run_auditor("--host", "0.0.0.0", "--port", "0")
     assert done.returncode == 2
     assert "--insecure" in done.stderr
-
-
-def test_the_admin_token_file_decides_which_requests_are_accepted(tmp_path: Path) -> None:
-    assert access_by_token_file(AuditorSettings()) is None
-    open_to_all = access_by_token_file(AuditorSettings(host="0.0.0.0", insecure=True))
-    assert open_to_all is not None
-    with pytest.raises(Unauthorized, match="--admin-token-file"):
-        open_to_all.check([(b"authorization", b"Bearer x")])
-    tokens = tmp_path / "tokens"
-    with pytest.raises(BadRequest, match="cannot read the file of secrets"):
-        access_by_token_file(AuditorSettings(admin_token_file=str(tokens)))
-    tokens.write_text("\nfirst-secret-0123456789\nsecond-secret-0123456789\n")
-    os.chmod(tokens, 0o600)
-    access = access_by_token_file(AuditorSettings(admin_token_file=str(tokens)))
-    assert access is not None
-    for token in (b"first-secret-0123456789", b"second-secret-0123456789"):
-        access.check([(b"authorization", b"Bearer " + token)])
-    with pytest.raises(Unauthorized):
-        access.check([(b"authorization", b"Bearer third-secret-0123456789")])
