@@ -37,7 +37,16 @@ ON_BOTH_LOOPS = (
 )
 """Files whose tests run on uvloop, as a bookie does, and on asyncio, as a simulation does: the transports of the two
 pause, buffer and close differently."""
-WITHOUT_SOCKETS = ("test_back_pressure.py", "test_deleted_ledgers.py", "test_over_replicated.py", "test_presence.py")
+WITHOUT_SOCKETS = (
+    "test_advertised.py",
+    "test_back_pressure.py",
+    "test_deleted_ledgers.py",
+    "test_limbo_listing.py",
+    "test_over_replicated.py",
+    "test_presence.py",
+    "test_server.py",
+    "test_single_operations.py",
+)
 """Files whose tests run on a simulated clock, because they use nothing outside of the process."""
 
 
