@@ -281,6 +281,14 @@ async def test_the_framework_gets_the_decoded_body_and_its_type() -> None:
     assert found.headers.items() == [("x-other", "1"), ("content-type", "application/json")]
 
 
+async def test_the_framework_gets_no_body_that_is_not_json() -> None:
+    with pytest.raises(UnsupportedMediaType):
+        await exchange(piece(b"{}"), headers=[(b"content-type", b"text/plain")]).load_json()
+    with pytest.raises(BadRequest) as caught:
+        await exchange(piece(b"[1 2]")).load_json()
+    assert caught.value.facts == {"line": 1, "column": 4}
+
+
 # -- forwarding
 
 
