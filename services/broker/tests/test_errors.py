@@ -1,0 +1,34 @@
+"""The errors of the broker keep their codes and statuses, which clients rely on."""
+
+import pytest
+from bindery_broker import errors
+from bindery_core.errors import BadRequest, BinderyError, Conflict, NotThere, TryAgain
+
+ERRORS: list[tuple[type[BinderyError], str, int, type[BinderyError]]] = [
+    (errors.NotSupported, "not_supported", 400, BadRequest),
+    (errors.ConsumerBusy, "consumer_busy", 409, Conflict),
+    (errors.SubscriptionTypeConflict, "subscription_type_conflict", 409, Conflict),
+    (errors.UnknownMessages, "unknown_messages", 400, BadRequest),
+    (errors.TopicInUse, "topic_in_use", 409, Conflict),
+    (errors.NotOwner, "not_owner", 503, TryAgain),
+    (errors.NoSuchMessage, "no_such_message", 404, NotThere),
+]
+
+
+@pytest.mark.parametrize(("error", "code", "status", "group"), ERRORS, ids=lambda value: getattr(value, "__name__", ""))
+def test_an_error_has_its_code_status_and_group(
+    error: type[BinderyError], code: str, status: int, group: type[BinderyError]
+) -> None:
+    found = error("made up", topic="a/b/c")
+    assert (found.code, found.status) == (code, status)
+    assert isinstance(found, group)
+    assert str(found) == "made up: topic=a/b/c"
+    assert error().message == code.replace("_", " ")
+
+
+def test_the_table_of_the_module_lists_every_error() -> None:
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in (errors.__doc__ or "").splitlines()]
+    table = {(row[0], row[1], int(row[2])) for row in rows if len(row) == 4 and row[2].isdigit()}
+    assert table == {(error.__name__, code, status) for error, code, status, _ in ERRORS}
+    defined = {name for name, value in vars(errors).items() if getattr(value, "__module__", "") == errors.__name__}
+    assert defined == {error.__name__ for error, *_ in ERRORS}
