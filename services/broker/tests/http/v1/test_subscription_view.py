@@ -1,0 +1,224 @@
+"""The state of a subscription as JSON, and the reasons why it delivers nothing."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from bindery_broker.http.v1.subscription_view import explain, info
+from bindery_broker.subscriptions.subscription import Subscription
+from broker_harness import TOPIC, Clock, Harness, ids, settle
+
+
+@pytest.fixture
+async def broker(tree, ledgers, clock) -> AsyncIterator[Harness]:
+    """A broker with low limits: a consumer holds up to two messages, a subscription five."""
+    harness = Harness(
+        tree=tree, ledgers=ledgers, clock=clock, url="http://one", unacked_max=5, unacked_per_consumer_max=2
+    )
+    yield harness
+    await harness.close()
+
+
+def subscription_of(broker: Harness, name: str = "s") -> Subscription:
+    (topic,) = broker.broker.topics
+    return topic.subscription(name)
+
+
+def blocked_by(broker: Harness) -> list[str]:
+    return explain(subscription_of(broker), now=broker.clock.now()).blocked_by
+
+
+def summary(broker: Harness) -> str:
+    return explain(subscription_of(broker), now=broker.clock.now()).summary
+
+
+# -- state
+
+
+async def test_a_subscription_without_consumers_has_its_positions_and_properties(broker: Harness, clock: Clock) -> None:
+    await broker.produce("a", "b")
+    body = {"tags": "y||x", "subscription_properties": {"p": "v"}}
+    await broker.client.put(f"{TOPIC}/subscriptions/s", json=body)
+    assert info(subscription_of(broker), now=clock.now()).model_dump() == {
+        "subscription": "s",
+        "type": None,
+        "mark_delete": "0:-1",
+        "read_position": "0:0",
+        "backlog_entries": 2,
+        "unacked": 0,
+        "consumers": [],
+        "tags": "x||y",
+        "properties": {"p": "v", "x": "1", "y": "1"},
+    }
+
+
+async def test_a_subscription_without_tags_shows_none(broker: Harness, clock: Clock) -> None:
+    await broker.receive()
+    assert info(subscription_of(broker), now=clock.now()).model_dump(exclude_unset=True).keys() == {
+        "subscription", "type", "mark_delete", "read_position", "backlog_entries", "unacked", "consumers", "properties",
+    }  # fmt: skip
+
+
+async def test_a_consumer_shows_its_oldest_message_and_its_next_timeout(broker: Harness, clock: Clock) -> None:
+    await broker.produce("a", "b", "c")
+    await broker.receive("c1", max=1, ack_timeout_ms=30_000)
+    clock.advance(2)
+    await broker.receive("c1", max=1, ack_timeout_ms=10_000)
+    await broker.receive("c2", max=1, ack_timeout_ms=90_000)
+    clock.advance(1)
+    found = info(subscription_of(broker), now=clock.now())
+    assert (found.type, found.unacked, found.backlog_entries, found.read_position) == ("shared", 3, 3, "0:3")
+    assert [consumer.model_dump() for consumer in found.consumers] == [
+        {
+            "consumer": "c1",
+            "unacked": 2,
+            "oldest_lease_age_ms": 3_000,
+            "next_timeout_in_ms": 9_000,
+            "session_ends_in_ms": 59_000,
+            "calls_open": 0,
+            "calls": 2,
+            "messages": 2,
+        },
+        {
+            "consumer": "c2",
+            "unacked": 1,
+            "oldest_lease_age_ms": 1_000,
+            "next_timeout_in_ms": 89_000,
+            "session_ends_in_ms": 89_000,
+            "calls_open": 0,
+            "calls": 1,
+            "messages": 1,
+        },
+    ]
+
+
+async def test_a_consumer_that_waits_has_no_end_of_its_session(broker: Harness, clock: Clock) -> None:
+    await broker.receive("c1")
+    waiting = asyncio.create_task(broker.receive("c1", wait_ms=30_000))
+    await settle()
+    (consumer,) = info(subscription_of(broker), now=clock.now()).consumers
+    assert consumer.model_dump(exclude_unset=True) == {
+        "consumer": "c1",
+        "unacked": 0,
+        "calls_open": 1,
+        "calls": 2,
+        "messages": 0,
+    }
+    broker.broker.drain()
+    assert await waiting == []
+
+
+async def test_leases_and_sessions_that_are_over_are_not_shown(broker: Harness, clock: Clock) -> None:
+    await broker.produce("a")
+    await broker.receive("c1", ack_timeout_ms=10_000, session_ttl_ms=20_000)
+    clock.advance(10)
+    found = info(subscription_of(broker), now=clock.now())
+    assert (found.unacked, [consumer.unacked for consumer in found.consumers]) == (0, [0])
+    clock.advance(10)
+    assert info(subscription_of(broker), now=clock.now()).consumers == []
+
+
+async def test_times_are_never_below_zero(broker: Harness, clock: Clock) -> None:
+    await broker.produce("a")
+    await broker.receive("c1", ack_timeout_ms=10_000)
+    (consumer,) = info(subscription_of(broker), now=clock.now() + 100).consumers
+    assert (consumer.next_timeout_in_ms, consumer.session_ends_in_ms) == (0, 0)
+    (consumer,) = info(subscription_of(broker), now=clock.now() - 100).consumers
+    assert consumer.oldest_lease_age_ms == 0
+
+
+# -- explanation
+
+
+async def test_an_explanation_has_the_states_and_the_limits(broker: Harness, clock: Clock) -> None:
+    await broker.produce("a", "b")
+    await broker.receive("c1", max=1)
+    found = explain(subscription_of(broker), now=clock.now())
+    assert found.subscription == info(subscription_of(broker), now=clock.now())
+    assert found.states == {"ready": 1, "leased": 1}
+    assert found.limits == {
+        "unacked_max": 5,
+        "unacked_per_consumer_max": 2,
+        "ready_max": 2_000,
+        "ready_bytes_max": 8_388_608,
+    }
+    assert found.blocked_by == []
+    assert found.summary == (
+        "2 entries are not acknowledged; 1 messages are with 1 consumers; "
+        "the other messages are delivered to later calls"
+    )
+
+
+async def test_nothing_is_wrong_when_everything_is_acknowledged(broker: Harness) -> None:
+    await broker.produce("a")
+    await broker.ack(ids(await broker.receive()))
+    assert (blocked_by(broker), summary(broker)) == ([], "everything is acknowledged")
+    await broker.client.delete(f"{TOPIC}/subscriptions/s/consumers/c1")
+    assert (blocked_by(broker), summary(broker)) == ([], "everything is acknowledged")
+
+
+async def test_messages_wait_for_a_consumer(broker: Harness) -> None:
+    await broker.produce("a")
+    await broker.client.put(f"{TOPIC}/subscriptions/s", json={})
+    assert blocked_by(broker) == ["no consumer is connected"]
+    assert summary(broker) == (
+        "1 entries are not acknowledged; 0 messages are with 0 consumers; blocked: no consumer is connected"
+    )
+
+
+async def test_messages_wait_for_acknowledgements_at_the_limits(broker: Harness) -> None:
+    await broker.produce("a", "b", "c", "d")
+    await broker.receive("c1", max=1)
+    await broker.receive("c2", max=2)
+    assert blocked_by(broker) == ["consumer c2 holds 2 messages, the limit is 2"]
+    await broker.receive("c1", max=1)
+    await broker.receive("c3", max=1)
+    await broker.produce("e", "f")
+    await broker.receive("c4", max=1)
+    assert blocked_by(broker) == [
+        "5 messages are not acknowledged, the limit is 5",
+        "consumer c1 holds 2 messages, the limit is 2",
+        "consumer c2 holds 2 messages, the limit is 2",
+    ]
+    assert summary(broker).startswith(
+        "6 entries are not acknowledged; 5 messages are with 3 consumers; "
+        "blocked: 5 messages are not acknowledged, the limit is 5; consumer c"
+    )
+
+
+async def test_an_entry_that_cannot_be_decoded_is_named(broker: Harness) -> None:
+    await broker.produce("a")
+    (topic,) = broker.broker.topics
+    await topic.ledger.add_many([b"no message"])
+    await broker.receive("c1")
+    assert (await broker.receive_raw("c1")).status_code == 500
+    (reason,) = blocked_by(broker)
+    assert reason.startswith("message 0:1:-1:-1 cannot be decoded: ")
+
+
+async def test_a_negative_acknowledgement_holds_an_exclusive_subscription_back(broker: Harness, clock: Clock) -> None:
+    await broker.produce("a")
+    held = ids(await broker.receive("c1", type="exclusive"))
+    await broker.post(f"{TOPIC}/subscriptions/s/nack", {"message_ids": held, "delay_ms": 5_000})
+    clock.advance(1)
+    assert blocked_by(broker) == ["a negative acknowledgement holds delivery back for 4000 ms more"]
+    assert explain(subscription_of(broker), now=clock.now() + 4).blocked_by == []
+
+
+async def test_an_exclusive_consumer_that_holds_messages_has_to_call_again(broker: Harness) -> None:
+    await broker.produce("a")
+    await broker.receive("c1", type="exclusive", max=1)
+    assert blocked_by(broker) == ["consumer c1 has not called again yet"]
+    waiting = asyncio.create_task(broker.receive("c1", type="exclusive", wait_ms=30_000))
+    await settle()
+    assert blocked_by(broker) == []
+    broker.broker.drain()
+    assert await waiting == []
+
+
+async def test_an_exclusive_consumer_that_holds_nothing_blocks_nothing(broker: Harness) -> None:
+    await broker.receive("c1", type="exclusive")
+    assert blocked_by(broker) == []
+    await broker.client.delete(f"{TOPIC}/subscriptions/s/consumers/c1")
+    await broker.produce("a")
+    assert blocked_by(broker) == ["no consumer is connected"]
