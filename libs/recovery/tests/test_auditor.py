@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from auditor_world import EPOCH_MS, LAYOUT, LEDGERS, OF_B1, World, clock_ms
 from bindery_client.ledger.replica import Verdict
+from bindery_core.errors import MetadataUnavailable
 from bindery_core.ids import BookieId
 from bindery_metadata.bookies.membership import Intent
 from bindery_metadata.coordination.election import Leadership, NotLeader
-from bindery_metadata.layout.layout import CheckKind
+from bindery_metadata.layout.layout import BinderyLayout, CheckKind
 from bindery_metadata.stores.store import Check, Create
 from scripted import ledger
 from simulated import simulate
@@ -217,3 +218,193 @@ def test_checks_of_all_ledgers_wait_while_a_condition_forbids_them(
 
 async def _finish(waiting: Awaitable[None]) -> None:
     await waiting
+
+
+# --- the state of a term and of its checks ----------------------------------------------------------------------------
+
+
+def test_the_state_of_a_process_counts_its_terms() -> None:
+    async def scenario() -> None:
+        world = await World.make(ledgers=LEDGERS)
+        running = await world.start_auditor("auditor-7")
+        state = running.auditor.state
+        assert (state.is_leading, state.terms, state.leading_since_ms) == (False, 0, 0)
+        await asyncio.sleep(60)
+        assert (state.is_leading, state.terms) == (True, 1)
+        assert EPOCH_MS <= state.leading_since_ms < EPOCH_MS + 5_000
+        assert running.auditor.watch is not None
+        (event,) = await world.records.history()
+        assert (event.kind, event.text, event.fields) == (
+            "leader",
+            "auditor-7 is the auditor",
+            {"name": "auditor-7"},
+        )
+        await running.election.resign()
+        assert (state.is_leading, state.terms) == (False, 1)
+        assert running.auditor.watch is None
+
+    simulate(scenario())
+
+
+def test_a_term_begins_as_soon_as_the_observed_absences_can_be_read() -> None:
+    async def scenario() -> None:
+        world = await World.make(ledgers=LEDGERS)
+        running = await world.start_auditor(limits={"retry_s": 7})
+        cursor = BinderyLayout().recovery_cursor("lost-bookies")
+        for _ in range(2):
+            running.store.fail_next(MetadataUnavailable("away"), matching=lambda _, path: path == cursor)
+        await asyncio.sleep(13)
+        assert running.auditor.state.terms == 0
+        await asyncio.sleep(5)
+        assert running.auditor.state.terms == 1
+        assert not running.task.done()
+
+    simulate(scenario())
+
+
+def test_a_check_that_fails_reports_its_error_until_it_succeeds() -> None:
+    async def scenario() -> None:
+        world = await World.make(ledgers=LEDGERS)
+        loop = asyncio.get_running_loop()
+        attempts: list[float] = []
+        is_broken = True
+
+        def racks() -> dict[BookieId, str]:
+            attempts.append(loop.time())
+            if is_broken:
+                raise MetadataUnavailable("no racks")
+            return {}
+
+        running = await world.start_auditor(placement_check_interval_s=1000, racks=racks, limits={"retry_s": 7})
+        check = running.auditor.state.checks[CheckKind.PLACEMENT]
+        await asyncio.sleep(60)
+        assert len(attempts) > 2
+        assert attempts[1] - attempts[0] == pytest.approx(7, abs=0.1)
+        assert "no racks" in check.last_error
+        assert (check.is_running, check.finished_ms, check.result) == (False, 0, {})
+        assert EPOCH_MS < check.started_ms <= clock_ms()
+        assert await world.marks.check_time_ms(CheckKind.PLACEMENT) is None
+        is_broken = False
+        await asyncio.sleep(10)
+        assert check.last_error == ""
+        assert check.finished_ms >= check.started_ms > EPOCH_MS + 60_000
+        assert check.result["ledgers"] == 3
+        assert (await world.records.history(1))[0].text.startswith("3 closed ledgers: ")
+
+    simulate(scenario())
+
+
+def test_a_check_in_progress_is_visible_and_its_duration_is_known_afterwards() -> None:
+    async def scenario() -> None:
+        world = await World.make(ledgers=LEDGERS)
+        running = await world.start_auditor(ledger_check_interval_s=1000, ledger_check_rate=0.1)
+        auditor, check = running.auditor, running.auditor.state.checks[CheckKind.LEDGERS]
+        assert not check.is_running
+        await asyncio.sleep(30)
+        assert check.is_running
+        assert auditor.full_check is not None
+        assert (check.finished_ms, check.duration_s) == (0, 0.0)
+        await asyncio.sleep(60)
+        assert not check.is_running
+        assert auditor.full_check is None
+        assert check.duration_s == pytest.approx((check.finished_ms - check.started_ms) / 1000, abs=0.1)
+        assert 25 < check.duration_s < 45, "four ledgers at one ledger per ten seconds"
+        assert check.result["ledgers"] == 4
+
+    simulate(scenario())
+
+
+def test_checks_without_an_interval_never_run() -> None:
+    async def scenario() -> None:
+        world = await World.make(ledgers=LEDGERS)
+        running = await world.start_auditor()
+        await asyncio.sleep(300)
+        assert [check.started_ms for check in running.auditor.state.checks.values()] == [0, 0, 0]
+        assert "check_finished" not in await world.kinds()
+
+    simulate(scenario())
+
+
+# --- when a check is due ----------------------------------------------------------------------------------------------
+
+
+async def seconds_until_the_placement_check(world: World) -> float | None:
+    """Start an auditor and return the seconds until its first placement check; None: it does not run soon."""
+    auditor = (await world.start_auditor(placement_check_interval_s=1000)).auditor
+    for waited_s in range(100):
+        if auditor.state.checks[CheckKind.PLACEMENT].finished_ms:
+            return waited_s
+        await asyncio.sleep(1)
+    return None
+
+
+@pytest.mark.parametrize(
+    ("ago_s", "expected_s"),
+    [
+        pytest.param(1001, 17, id="the interval has passed"),
+        pytest.param(940, 61, id="a minute of the interval is left"),
+        pytest.param(400, None, id="most of the interval is left"),
+        pytest.param(-3500, None, id="a small clock skew"),
+        pytest.param(-3700, 17, id="a time in the far future would delay the check too long"),
+    ],
+)
+def test_a_check_is_due_an_interval_after_its_last_end(ago_s: int, expected_s: float | None) -> None:
+    async def scenario() -> float | None:
+        world = await World.make(ledgers=LEDGERS)
+        await world.marks.set_check_time_ms(CheckKind.PLACEMENT, clock_ms() - ago_s * 1000)
+        return await seconds_until_the_placement_check(world)
+
+    assert simulate(scenario()) == expected_s
+
+
+def test_a_check_whose_time_is_unreadable_runs_at_once() -> None:
+    async def scenario() -> float | None:
+        world = await World.make(ledgers=LEDGERS)
+        await world.store.create(LAYOUT.check_time(CheckKind.PLACEMENT), b"?", make_parents=True)
+        return await seconds_until_the_placement_check(world)
+
+    assert simulate(scenario()) == 17, "after the quiet time and the first audit"
+
+
+def test_an_unfinished_check_of_all_ledgers_continues_although_its_interval_has_not_passed() -> None:
+    async def scenario() -> None:
+        world = await World.make(ledgers=LEDGERS)
+        await world.marks.set_check_time_ms(CheckKind.LEDGERS, clock_ms())
+        await world.records.put_cursor("ledger-check", {"started_ms": EPOCH_MS, "next_ledger": 3})
+        running = await world.start_auditor(ledger_check_interval_s=100_000)
+        await asyncio.sleep(60)
+        assert running.auditor.state.checks[CheckKind.LEDGERS].finished_ms > EPOCH_MS
+        assert {ledger_id for ledger_id, _ in world.checked} == {3, 5_000_000_000}
+
+    simulate(scenario())
+
+
+# --- what the checks know ---------------------------------------------------------------------------------------------
+
+
+def test_placement_is_checked_in_one_rack_if_racks_are_unknown_and_without_draining_bookies() -> None:
+    async def scenario() -> None:
+        world = await World.make(ledgers=LEDGERS)
+        await world.memberships.set(B2, Intent.DRAINING, drain={"ledgers_total": 3})
+        running = await world.start_auditor(placement_check_interval_s=1000)
+        await asyncio.sleep(60)
+        result = running.auditor.state.checks[CheckKind.PLACEMENT].result
+        assert (result["ledgers"], result["failed"], result["strict"] + result["soft"]) == (3, 2, 1)
+        cursor = await world.records.get_cursor("placement-check")
+        assert cursor is not None
+        assert cursor["last_result"] == result
+        assert EPOCH_MS < cursor["last_finished_ms"] <= clock_ms()
+
+    simulate(scenario())
+
+
+def test_the_check_of_all_ledgers_marks_missing_copies_but_not_those_of_a_bookie_that_may_return() -> None:
+    async def scenario() -> None:
+        world = await World.make(ledgers=LEDGERS)
+        world.replicas = {(1, "b2"): Verdict.ABSENT}
+        await world.stop_bookie("b3")
+        await world.start_auditor(delay_s=100_000, ledger_check_interval_s=1000)
+        await asyncio.sleep(100)
+        assert await world.marked() == {1: ("b2",)}
+
+    simulate(scenario())
