@@ -7,47 +7,6 @@ from bindery_bookie.admin.app import HEAVY_MAX, ROUTES, AdminApp
 from bindery_kit.admin.http import BODY_SIZE_MAX, QUERY_SIZE_MAX, Answer, Request, Route, json_answer
 
 
-async def test_info_and_state_have_bookkeepers_shape(admin) -> None:
-    admin.state.running = True
-    assert (await admin.http.get("/api/v1/bookie/info")).json() == {"freeSpace": 400, "totalSpace": 1000}
-    assert (await admin.http.get("/api/v1/bookie/state")).json() == {
-        "running": True,
-        "readOnly": False,
-        "shuttingDown": False,
-        "availableForHighPriorityWrites": True,
-        "membership": {"intent": "active", "sinceMs": 0, "untilMs": None, "reason": "", "by": ""},
-    }
-    assert (await admin.http.get("/heartbeat")).text == "OK\n"
-    assert (await admin.http.get("/api/v1/config/server_config")).json() == {"port": "3181"}
-
-
-async def test_ready_follows_health(admin) -> None:
-    assert (await admin.http.get("/api/v1/bookie/is_ready")).status_code == 503
-    admin.health.started()
-    answer = await admin.http.get("/api/v1/bookie/is_ready")
-    assert (answer.status_code, answer.text) == (200, "OK")
-
-
-async def test_an_operator_may_turn_the_bookie_read_only_and_back(admin) -> None:
-    path = "/api/v1/bookie/state/readonly"
-    assert (await admin.http.put(path, json={"readOnly": True})).json()["readOnly"] is True
-    assert admin.state.reasons == {"admin": "set by an operator"}
-    admin.state.set_read_only("disk", "full")
-    assert (await admin.http.put(path, json={"readOnly": False})).json() == {
-        "readOnly": True,
-        "reasons": {"disk": "full"},
-    }
-    assert (await admin.http.get(path)).json()["readOnly"] is True
-
-
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"readOnly": 1}', b'{"readonly": true}', b"\xff"])
-async def test_a_body_without_the_member_is_a_bad_request(admin, body) -> None:
-    answer = await admin.http.put("/api/v1/bookie/state/readonly", content=body)
-    assert answer.status_code == 400
-    assert answer.json()["code"] == "bad_request"
-    assert not admin.state.read_only
-
-
 async def test_a_huge_body_is_refused(admin) -> None:
     answer = await admin.http.put("/api/v1/bookie/state/readonly", content=b" " * (BODY_SIZE_MAX + 1))
     assert answer.status_code == 413
@@ -226,37 +185,3 @@ async def test_a_bookie_without_a_store_has_no_access_to_recovery(admin) -> None
     answer = await admin.http.get("/api/v1/autorecovery/status")
     assert answer.status_code == 503
     assert "recovery" in answer.json()["detail"]
-
-
-async def test_settings_of_a_running_bookie_cannot_be_changed(admin) -> None:
-    assert (await admin.http.put("/api/v1/config/server_config", json={"port": "1"})).status_code == 405
-
-
-# --- sanity ---------------------------------------------------------------------------------------------------------
-
-
-async def test_the_sanity_check_writes_reads_and_deletes_its_ledger(admin) -> None:
-    assert (await admin.http.get("/api/v1/bookie/sanity")).json() == {"passed": True, "readOnly": False}
-    assert admin.store.groups == [10], "it wrote nothing"
-    assert admin.store.read_groups == [10]
-    assert not admin.store.ledgers
-    assert [ledger_id async for ledger_id in admin.manager.list()] == []
-
-
-async def test_the_sanity_check_detects_a_store_that_returns_other_bytes(admin, monkeypatch) -> None:
-    def lying(keys, done) -> None:  # type: ignore[no-untyped-def]
-        bodies = [admin.store.ledgers[ledger_id].entries[0] for ledger_id, _ in keys]
-        done(bodies)
-
-    monkeypatch.setattr(admin.store, "read_many", lying)
-    answer = (await admin.http.get("/api/v1/bookie/sanity")).json()
-    assert answer["passed"] is False
-    assert "a different entry" in answer["reason"]
-    assert not admin.store.ledgers
-
-
-async def test_the_sanity_check_is_skipped_on_a_read_only_bookie(admin) -> None:
-    admin.state.set_read_only("disk", "full")
-    answer = (await admin.http.get("/api/v1/bookie/sanity")).json()
-    assert answer == {"passed": False, "readOnly": True, "reason": "read-only: full"}
-    assert not admin.store.groups
