@@ -29,7 +29,19 @@ async def test_hot_and_ordinary_operations_are_served(broker: Harness) -> None:
     assert (await broker.client.get("/v1/topics")).json() == {"topics": ["public/default/t"]}
 
 
-@pytest.mark.parametrize("path", ["/", "/v2", "/v1/topics/a/b", f"{TOPIC}/subscriptions/s/consumers"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "/v1",
+        "/v1/topics/a",
+        "/v1/topics/a/b",
+        "/v1/topics/a/b/c/d",
+        f"{TOPIC}/subscriptions/s/consumers",
+        "/admin/v2/x",
+        "/favicon.ico",
+    ],
+)
 async def test_unknown_paths_are_answered_with_a_problem_and_never_redirected(broker: Harness, path: str) -> None:
     problem(await broker.client.get(path), status=404, code="not_found")
 
@@ -37,6 +49,21 @@ async def test_unknown_paths_are_answered_with_a_problem_and_never_redirected(br
 async def test_wrong_parameters_are_answered_with_a_problem(broker: Harness) -> None:
     found = problem(await broker.client.get("/v1/topics?max=0"), status=400, code="bad_request")
     assert [error["where"] for error in found["errors"]] == ["query.max"]
+
+
+async def test_a_valid_request_id_is_kept_and_an_invalid_one_is_replaced(broker: Harness) -> None:
+    answer = await broker.client.get("/v1/topics")
+    assert answer.headers["x-request-id"]
+    answer = await broker.client.get("/v1/topics", headers={"x-request-id": "mine-1"})
+    assert answer.headers["x-request-id"] == "mine-1"
+    answer = await broker.client.get("/v1/topics", headers={"x-request-id": "no good"})
+    assert answer.headers["x-request-id"] != "no good"
+
+
+async def test_head_answers_without_a_body(broker: Harness) -> None:
+    await broker.produce("a")
+    answer = await broker.client.head(TOPIC)
+    assert (answer.status_code, answer.content) == (200, b"")
 
 
 async def test_unexpected_errors_are_answered_with_a_problem(broker: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
