@@ -260,6 +260,12 @@ def test_an_attempt_that_is_due_is_not_in_the_past() -> None:
     assert ledger_row({"next_retry_ms": NOW_MS - 5 * MINUTE_MS})[5] == "1 s"
 
 
+@pytest.mark.parametrize(("seconds", "expected"), [(7_195, "120 min"), (7_200, "2 h")])
+def test_times_are_exact_to_the_second(seconds: int, expected: str) -> None:
+    row = ledger_row({"first_marked_ms": NOW_MS - seconds * 1000, "next_retry_ms": NOW_MS + seconds * 1000})
+    assert (row[1], row[5]) == (expected, expected)
+
+
 def test_the_time_of_a_mark_may_be_unknown() -> None:
     assert ledger_row(marked_ms=0)[1] == "-"
 
