@@ -231,13 +231,30 @@ async def test_a_bookie_that_becomes_due_is_polled_at_that_time(bench: Bench) ->
 
 @watching()
 async def test_a_leader_whose_vote_is_gone_ends(bench: Bench) -> None:
+    await bench.world.marks.set_lost_bookie_delay_s(120)
     await bench.world.store.delete(bench.vote, version=None)
     bench.watch.record(HistoryEvent(clock_ms(), "leader", "text", {}))
     tasks = bench.start("follow_delay", "follow_bookies")
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED, timeout=60)
-    (ended,) = [task for task in tasks if task.done()]
+    _, bookies = tasks
     with pytest.raises(NotLeader):
-        ended.result()
+        bookies.result()
+
+
+@watching()
+async def test_a_missing_delay_is_not_written_by_a_leader_whose_vote_is_gone(bench: Bench) -> None:
+    await bench.world.store.delete(bench.vote, version=None)
+    (task,) = bench.start("follow_delay")
+    await asyncio.wait([task], timeout=60)
+    with pytest.raises(NotLeader):
+        task.result()
+    assert await bench.world.marks.lost_bookie_delay_s() is None
+
+
+def test_the_default_limits() -> None:
+    limits = AuditorLimits()
+    assert (limits.settle_s, limits.debounce_s, limits.poll_interval_s, limits.save_interval_s) == (15.0, 0.5, 5.0, 5.0)
+    assert (limits.marks_in_flight, limits.reads_in_flight, limits.checks_in_flight) == (16, 64, 8)
 
 
 # --- the delay --------------------------------------------------------------------------------------------------------
