@@ -60,7 +60,7 @@ async def test_a_bookie_that_leaves_meanwhile_has_no_host(make_admin: Callable[.
             return getattr(made.metadata, name)
 
         async def get(self, path: str, **options: Any) -> Any:
-            if path == LAYOUT.bookie(BookieId("b-1")):
+            if path == LAYOUT.bookie(BookieId("b-1"), read_only=False):
                 await made.metadata.delete(path, version=None)
             return await made.metadata.get(path, **options)
 

@@ -135,6 +135,11 @@ def test_entries_of_the_journal_are_found_without_an_index(tmp_path: Path) -> No
     assert shard.find(8, 2) is None
 
 
+def test_an_entry_of_24_bytes_in_the_journal_has_a_lac(tmp_path: Path) -> None:
+    shard = shard_of(tmp_path, [struct.pack(">qqq", 8, 0, 5)], None)
+    assert shard.journal()[8].lac == 5
+
+
 def test_short_and_other_records_of_the_journal_add_no_ledger(tmp_path: Path) -> None:
     short_entry = struct.pack(">qq", 8, 0)
     shard = shard_of(tmp_path, [b"short", control.pack_continued(3), short_entry], None)
