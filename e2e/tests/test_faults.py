@@ -11,9 +11,12 @@ from bindery_e2e.cluster.commands import Nodes
 from bindery_e2e.cluster.release import Release
 from bindery_e2e.cluster.world import UNSCHEDULED_POLLS_MAX, World, compared
 from bindery_e2e.faults.faults import (
+    CLAIMS_SEEN_S,
+    OLD_CLAIMS_POLLS_MAX,
     WHOLE,
     Fault,
     KillProcess,
+    LoseVolume,
     NodeFault,
     StopNode,
     StopProcess,
@@ -157,6 +160,71 @@ def nodes_of(world: World, *names: str) -> None:
     core: Any = world.cluster.core
     core.list_node = lambda **_: Thing(items=[node(name, name) for name in names])
     core.read_namespaced_endpoints = lambda *_, **__: Thing(subsets=[Thing(addresses=[Thing(ip=names[0])])])
+
+
+class CoreWithClaims(FakeCore):
+    """Also has volume claims, and records the order of deletions. A deleted claim stays while a pod uses it."""
+
+    def __init__(self, pods: Sequence[Any], claims: dict[str, str]) -> None:
+        super().__init__(pods)
+        self.claims = claims
+        self.order: list[str] = []
+
+    def list_namespaced_persistent_volume_claim(self, namespace: str, **_: Any) -> Any:
+        return Thing(items=[Thing(metadata=Thing(name=name, uid=uid)) for name, uid in self.claims.items()])
+
+    def delete_namespaced_persistent_volume_claim(self, name: str, namespace: str, **_: Any) -> None:
+        self.order.append(name)
+
+    def delete_namespaced_pod(self, name: str, namespace: str, *, _request_timeout: float, **options: Any) -> None:
+        super().delete_namespaced_pod(name, namespace, _request_timeout=_request_timeout, **options)
+        self.order.append(name)
+
+
+def losing(uid: str) -> tuple[LoseVolume, World, CoreWithClaims]:
+    """The fault after its injection. The bookie's next pod has this uid and still uses the old claim."""
+    core = CoreWithClaims([v1_pod("b-0", claims=("ledgers-b-0",))], {"ledgers-b-0": "old"})
+    cluster = Cluster(core, FakeApps(), namespace="ns", runner=Recorded())
+    world = World(cluster, Release(cluster, runner=Recorded()), say=lambda text: None)
+    fault = LoseVolume(0.0)
+    fault.sleep = lambda seconds: core.order.append(f"{seconds:g} s")
+    assert fault.choose(world) == "b-0"
+    fault.inject(world)
+    core.there = [v1_pod("b-0", claims=("ledgers-b-0",), uid=uid, ready=False)]
+    return fault, world, core
+
+
+def test_the_pod_of_a_lost_volume_is_deleted_after_its_claims_are_seen_as_deleted() -> None:
+    _, _, core = losing("new")
+    assert core.order == ["ledgers-b-0", f"{CLAIMS_SEEN_S:g} s", "b-0"]
+    assert core.deleted == [("b-0", {"grace_period_seconds": 0})]
+
+
+def test_a_pod_that_keeps_its_old_claims_from_being_deleted_is_deleted_once() -> None:
+    fault, world, core = losing("new")
+    for _ in range(OLD_CLAIMS_POLLS_MAX - 1):
+        assert fault.problem(world) == "not replaced yet: ledgers-b-0"
+    assert len(core.deleted) == 1
+    for _ in range(OLD_CLAIMS_POLLS_MAX):
+        fault.problem(world)
+    assert core.deleted == [("b-0", {"grace_period_seconds": 0})] * 2
+
+
+def test_a_new_pod_gets_as_many_polls_as_the_one_before_it() -> None:
+    fault, world, core = losing("new")
+    for number in range(3):
+        core.there = [v1_pod("b-0", claims=("ledgers-b-0",), uid=f"new-{number}", ready=False)]
+        for _ in range(OLD_CLAIMS_POLLS_MAX - 1):
+            fault.problem(world)
+    assert len(core.deleted) == 1
+
+
+def test_a_pod_that_is_being_deleted_is_left_alone() -> None:
+    fault, world, core = losing("new")
+    core.there = [v1_pod("b-0", uid="new", deleted="now")]
+    for _ in range(2 * OLD_CLAIMS_POLLS_MAX):
+        assert fault.problem(world) == "not replaced yet: ledgers-b-0"
+    assert len(core.deleted) == 1
 
 
 def test_a_node_fault_spares_the_control_plane_and_prefers_the_fewest_bookies() -> None:

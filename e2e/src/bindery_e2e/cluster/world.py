@@ -13,8 +13,8 @@ ENTRIES_COPIED: Final = "bindery_recovery_this_entries_copied_total"
 BYTES_COPIED: Final = "bindery_recovery_this_bytes_copied_total"
 MARKS_TIMEOUT_S: Final = 180.0
 COMPARE_TIMEOUT_S: Final = 600.0
-UNSCHEDULED_POLLS_MAX: Final = 60
-"""Number of polls, one per second, after which a pod without a node is replaced."""
+UNSCHEDULED_POLLS_MAX: Final = 30
+"""Number of polls, at least one second apart, after which a pod without a node is replaced."""
 COMPARE_SCRIPT: Final = """
 import asyncio, json, os, sys
 from bindery.common.operator import connected

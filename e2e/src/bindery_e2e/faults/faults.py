@@ -25,6 +25,10 @@ STOP_S: Final = 12.0
 """Seconds of a stop. Longer than a ZooKeeper session of 10 s, so the process counts as dead before it continues."""
 NODE_AWAY_S: Final = 15.0
 """Seconds for which a node is stopped or disconnected."""
+CLAIMS_SEEN_S: Final = 2.0
+"""Seconds after the deletion of claims until all of Kubernetes' controllers have seen it."""
+OLD_CLAIMS_POLLS_MAX: Final = 15
+"""Number of polls, at least one second apart, after which a pod that uses deleted claims is deleted."""
 FULL_S: Final = 10.0
 """Seconds for which a disk stays full."""
 SMALL_DISK_KIB: Final = 2**20
@@ -229,11 +233,19 @@ class PartitionNode(NodeFault):
 @dataclass
 class LoseVolume(PodFault):
     """Delete a bookie's volume claims and its pod. The bookie restarts with empty disks under its old identity, reports
-    the loss, and copies its entries back from other bookies."""
+    the loss, and copies its entries back from other bookies.
+
+    A claim is deleted only after the pod that uses it. If Kubernetes creates the next pod before it has seen that the
+    claim is being deleted, this pod refers to the old claim: it never starts, and the claim is never deleted, because a
+    pod uses it. The pod is therefore deleted only some seconds after its claims, and again if that was too early.
+    """
 
     recover_s_max: ClassVar[float] = 240.0
     verb: ClassVar[str] = "lose the volume of"
+    sleep: Callable[[float], None] = field(default=time.sleep, repr=False)
     _claims: dict[str, str] = field(default_factory=dict, init=False, repr=False)
+    _stuck: tuple[str, int] = field(default=("", 0), init=False, repr=False)
+    """Uid of the newest pod, and the number of polls that found it while an old claim still existed."""
 
     @property
     def takes(self) -> frozenset[str]:
@@ -251,12 +263,14 @@ class LoseVolume(PodFault):
     def inject(self, world: World) -> None:
         for claim in self._claims:
             world.cluster.delete_claim(claim)
+        self.sleep(CLAIMS_SEEN_S)
         world.cluster.delete_pod(self.pod.name, grace_s=0)
 
     def problem(self, world: World) -> str:
         uids = world.cluster.claims()
         old = [claim for claim, uid in self._claims.items() if uids.get(claim) == uid]
         if old:
+            self._renew_pod_of_old_claims(world)
             return f"not replaced yet: {', '.join(old)}"
         if found := super().problem(world):
             return found
@@ -264,6 +278,17 @@ class LoseVolume(PodFault):
         assert pod is not None
         limbo = world.cluster.http_json(pod, "/api/v1/bookie/limbo")
         return f"{pod.name} is in limbo" if limbo["inLimbo"] else world.marked()
+
+    def _renew_pod_of_old_claims(self, world: World) -> None:
+        """Delete a pod that has kept its old claims from being deleted for some polls."""
+        pod = world.cluster.pod(self.pod.name)
+        if pod is None or pod.is_going:
+            return
+        uid, polls = self._stuck
+        self._stuck = (pod.uid, polls + 1 if uid == pod.uid else 1)
+        if self._stuck[1] == OLD_CLAIMS_POLLS_MAX:
+            world.cluster.delete_pod(pod.name, grace_s=0)
+            world.say(f"{pod.name} used claims that were being deleted: deleted, Kubernetes creates it again")
 
 
 @dataclass
