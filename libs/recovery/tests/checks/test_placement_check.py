@@ -60,6 +60,13 @@ def test_closed_ledgers_are_counted_by_adherence() -> None:
     assert result.failed_ids == [3]
 
 
+def test_the_ids_of_misplaced_ledgers_are_kept_up_to_a_limit() -> None:
+    client = ScriptedClient({n: ledger(("b1", "b1", "b4")) for n in range(1002)})
+    result = simulate(check_placement(client, racks=ONE_RACK))
+    assert result.failed == 1002
+    assert result.failed_ids == list(range(1000))
+
+
 def test_an_outage_during_the_check_returns_no_result() -> None:
     client = ScriptedClient({1: ledger(("b1", "b2", "b4")), 2: MetadataUnavailable("away")})
     with pytest.raises(MetadataUnavailable):
