@@ -431,7 +431,7 @@ def test_the_return_of_a_bookie_is_recorded(is_handled: bool, text: str, returns
         await watch.poll()
         await bench.world.stop_bookie("b1")
         await watch.poll()
-        await asyncio.sleep(20.04)
+        await asyncio.sleep(20.14)
         watch.observe()
         if is_handled:
             watch.lost.absences[B1].phase = Phase.HANDLED
@@ -442,7 +442,36 @@ def test_the_return_of_a_bookie_is_recorded(is_handled: bool, text: str, returns
         assert (absent.kind, absent.text) == ("bookie_absent", "b1 is not registered; it counts as lost in 50 s")
         assert absent.fields == {"absent_s": 0.0, "bookie_id": "b1"}
         assert (back.kind, back.text) == ("bookie_back", text)
-        assert back.fields == {"absent_s": 20.0, "bookie_id": "b1", "returns_in_time": returns}
-        assert back.at_ms == EPOCH_MS + 20_040
+        assert back.fields == {"absent_s": 20.1, "bookie_id": "b1", "returns_in_time": returns}
+        assert back.at_ms == EPOCH_MS + 20_140
+
+    scenario()
+
+
+@pytest.mark.parametrize(
+    ("intent", "text"),
+    [
+        (Intent.REMOVED, "b1 was declared permanently lost after 20 s; the lost-bookie delay no longer applies to it"),
+        (
+            Intent.MAINTENANCE,
+            "b1 is absent under a maintenance lease, after 20 s; it does not count as lost",
+        ),
+    ],
+)
+def test_an_absent_bookie_to_which_the_delay_does_not_apply_any_more_is_recorded(intent: Intent, text: str) -> None:
+    @watching(delay_s=50)
+    async def scenario(bench: Bench) -> None:
+        watch = bench.watch
+        await watch.poll()
+        await bench.world.stop_bookie("b1")
+        await watch.poll()
+        await asyncio.sleep(20)
+        until_ms = clock_ms() + 100_000 if intent is Intent.MAINTENANCE else None
+        await bench.world.memberships.set(B1, intent, until_ms=until_ms)
+        await watch.poll()
+        await watch.save()
+        event = (await bench.world.records.history(1))[0]
+        assert (event.kind, event.text) == ("bookie_excused", text)
+        assert event.fields == {"absent_s": 20.0, "bookie_id": "b1"}
 
     scenario()
