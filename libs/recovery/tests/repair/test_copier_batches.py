@@ -92,7 +92,7 @@ async def copying(
 
 def test_batches_of_small_entries_double_from_eight_to_a_hundred_entries() -> None:
     async def scene(here: World) -> None:
-        job, client = await copying(here, 300)
+        job, client = await copying(here, 300, budget=RepairBudget(entries_in_flight_max=1000))
         result = await job.run(job.replace(job.fragments[0]))
         assert [len(ids) for ids in client.batches()] == [8, 16, 32, 64, 100, 80]
         assert [entry_id for ids in client.batches() for entry_id in ids] == list(range(300))
