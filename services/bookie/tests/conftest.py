@@ -40,11 +40,12 @@ pause, buffer and close differently."""
 WITHOUT_SOCKETS = (
     "test_advertised.py",
     "test_back_pressure.py",
+    "test_clear_frames.py",
     "test_deleted_ledgers.py",
     "test_limbo_listing.py",
     "test_over_replicated.py",
     "test_presence.py",
-    "test_server.py",
+    "server/test_server.py",
     "test_single_operations.py",
 )
 """Files whose tests run on a simulated clock, because they use nothing outside of the process."""
@@ -54,7 +55,7 @@ def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], a
     """Return the event loops on which an asynchronous test runs."""
     if item.path.name in ON_BOTH_LOOPS:
         return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
-    if item.path.name in WITHOUT_SOCKETS:
+    if item.path.name in WITHOUT_SOCKETS or "/".join(item.path.parts[-2:]) in WITHOUT_SOCKETS:
         return {"instant": InstantLoop}
     return {"asyncio": asyncio.new_event_loop}
 
