@@ -139,6 +139,21 @@ def test_large_entries_are_copied_one_by_one() -> None:
     play(scene)
 
 
+def test_batches_are_small_while_entries_that_exceeded_the_memory_limit_are_read_again() -> None:
+    async def scene(here: World) -> None:
+        writer = await here.client.create(password=b"pw")
+        await writer.add_many([*[b"small"] * 120, *[bytes(1_500_000)] * 12])
+        await writer.close()
+        client = Client(here)
+        job = Copying(here, writer, client, budget=None)
+        result = await job.run(job.replace(job.fragments[0]))
+        assert [len(ids) for ids in client.batches()] == [8, 16, 32, 64, 12, 2, 1, 1, 1, 1, 1]
+        assert [entry_id for ids in client.batches()[5:] for entry_id in ids] == list(range(125, 132))
+        assert result.entries == 132
+
+    play(scene)
+
+
 def test_every_byte_that_was_copied_is_paid_for() -> None:
     async def scene(here: World) -> None:
         budget = RepairBudget(bytes_per_s_max=100_000, bytes_per_s_min=100_000)
@@ -298,6 +313,50 @@ def test_a_bookie_that_answers_that_it_lost_its_storage_is_asked_only_once() -> 
         result = await job.run(job.replace(job.fragments[0]))
         assert result.entries == 30
         assert [bookie_id for bookie_id, _ in client.read].count(ensemble[1]) == 1
+
+    play(scene)
+
+
+def test_a_bookie_that_refills_its_storage_is_not_asked() -> None:
+    async def scene(here: World) -> None:
+        job, client = await copying(here, 30)
+        ensemble = job.metadata.last_segment.ensemble
+        sources = Sources(frozenset(here.ledgers.bookies), refilling=[ensemble[1]])
+        result = await job.run(job.replace(job.fragments[0]), sources=sources)
+        assert result.entries == 30
+        assert {bookie_id for bookie_id, _ in client.read} == {ensemble[2]}
+
+    play(scene)
+
+
+def test_an_entry_that_every_bookie_has_only_corrupt_or_does_not_have_is_lost() -> None:
+    async def scene(here: World) -> None:
+        job, _ = await copying(here, 5)
+        ledger = here.ledgers.find(job.ledger_id)
+        first, second, third = job.metadata.last_segment.ensemble
+        ledger.copies.lose(first, 2)
+        ledger.copies.lose(second, 2)
+        ledger.copies.damage(ledger.metadata, ledger.entries, third, 2)
+        result = await job.run(job.restore(job.fragments[0], only={2}))
+        assert (result.failed[0].obstacle, result.failed[0].is_final) == (Obstacle.NO_COPY_LEFT, True)
+        assert f"{second} does not have it" in result.failed[0].detail
+        assert f"{third} has a corrupt copy" in result.failed[0].detail
+
+    play(scene)
+
+
+def test_a_restored_bookie_gets_nothing_more_after_a_source_did_not_answer() -> None:
+    """Each further read may take a full timeout."""
+
+    async def scene(here: World) -> None:
+        job, client = await copying(here, 30)
+        first, second, third = job.metadata.last_segment.ensemble
+        here.ledgers.find(job.ledger_id).copies.lose(first)
+        here.ledgers.read_answers = {second: Status.IO_ERROR, third: Status.IO_ERROR}
+        result = await job.run(job.restore(job.fragments[0]))
+        assert (result.done, result.entries) == ([], 0)
+        assert result.failed[0].obstacle is Obstacle.SOURCE_UNAVAILABLE
+        assert [len(ids) for ids in client.batches() if len(ids) > 8] == []
 
     play(scene)
 
