@@ -177,6 +177,14 @@ def test_the_documented_limit_of_message_ids_is_above_the_longest_one() -> None:
 
 
 @pytest.mark.parametrize(
+    ("struct", "field"), [(ReceiveBody, "consumer"), (StreamQuery, "consumer"), (ProduceQuery, "producer")]
+)
+def test_the_limits_of_names_are_documented(struct: type, field: str) -> None:
+    schema = msgspec.json.schema(struct)["$defs"][struct.__name__]["properties"][field]
+    assert (schema["minLength"], schema["maxLength"]) == (1, 256)
+
+
+@pytest.mark.parametrize(
     ("struct", "defaults"),
     [
         (MessageLine, {"payload": UNSET, "key": UNSET, "properties": UNSET, "event_time": UNSET}),
