@@ -8,7 +8,6 @@ from typing import Any
 
 import bookie_directory
 import pytest
-from bindery_bookie.offline import places
 from bindery_bookie.storage.corruption.limbo import LimboPhase, read_marker, set_phase, write_marker
 from bindery_bookie.storage.index.index import Index
 from bindery_bookie.storage.io.disk import RealDisk
@@ -38,11 +37,6 @@ def running(bookie: Path) -> Iterator[int]:
     finally:
         done.set()
         process.join(30)
-
-
-def test_a_bookie_that_runs_in_another_container_has_no_pid_here() -> None:
-    assert places.bookie_of(7) == "a bookie (pid 7)"
-    assert places.bookie_of(0) == "a bookie in another container"
 
 
 def test_files_of_a_running_bookie_are_shown_with_a_warning_but_neither_checked_nor_rebuilt(

@@ -23,52 +23,6 @@ def sharded(two_shards: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(two_shards, tmp_path / "sharded"))
 
 
-def paired(*directories: Path) -> list[tuple[str | None, str | None]]:
-    """Return the pairs of ledger and journal directories that were found."""
-    return [
-        tuple(None if place is None else Path(place.own_directory).name for place in (pair.ledgers, pair.journal))  # type: ignore[misc]
-        for pair in places.pair_places(places.find_places([str(directory) for directory in directories]))
-    ]
-
-
-def test_ledgers_are_paired_with_the_journal_of_their_own_shard(sharded: Path) -> None:
-    j, l0, l1 = sharded / "j", sharded / "l0", sharded / "l1"
-    both = [("l0", "shard-0"), ("l1", "shard-1")]
-    assert paired(sharded) == both
-    assert paired(j, l0, l1) == both
-    assert paired(l1, l0, j) == both[::-1]
-    assert paired(j, l1) == [("l1", "shard-1"), (None, "shard-0")]
-    assert paired(j / "shard-1", l1) == [("l1", "shard-1")]
-    assert paired(j / "shard-0", l1) == [("l1", None), (None, "shard-0")]
-    assert paired(l0, l1) == [("l0", None), ("l1", None)]
-    shutil.rmtree(j / "shard-0")
-    assert paired(sharded) == [("l0", None), ("l1", "shard-1")]
-    assert paired(j, l0) == [("l0", None), (None, "shard-1")]
-
-
-def test_a_copy_under_another_directory_name_is_paired_only_if_unambiguous(sharded: Path) -> None:
-    copy = sharded / "saved"
-    (sharded / "l1").rename(copy)
-    assert paired(sharded / "j" / "shard-1", copy) == [("saved", "shard-1")]
-    with pytest.raises(BinderyError, match="neither paths nor VERSION files show"):
-        paired(sharded / "j", copy)
-    for version in sharded.rglob("VERSION"):
-        version.unlink()
-    with pytest.raises(BinderyError, match="neither paths nor VERSION files show") as raised:
-        paired(sharded / "j", sharded / "l0")
-    assert f"such as {sharded}/j/shard-1" in str(raised.value)
-    assert paired(sharded / "j", sharded / "l0", copy) == [("l0", "shard-0"), ("saved", "shard-1")]
-    (sharded / "j" / "shard-0").rename(sharded / "j" / "shard-2")
-    with pytest.raises(BinderyError, match="neither paths nor VERSION files show"):
-        paired(sharded / "j", sharded / "l0", copy)
-
-
-def test_a_directory_named_like_a_shard_belongs_to_no_other_bookie(sharded: Path) -> None:
-    made = bookie_directory.make_sharded(sharded / "odd", ledger_dirs=("shard-7", "shard-5"))
-    assert paired(made) == [("shard-5", "shard-1"), ("shard-7", "shard-0")]
-    assert {place.directory for place in places.find_places([str(made / "shard-7")])} == {str(made / "shard-7")}
-
-
 def test_a_sound_shard_is_sound_beside_the_journals_of_others(sharded: Path) -> None:
     for only in ("l0", "l1"):
         before = bookie_directory.fingerprint(sharded)

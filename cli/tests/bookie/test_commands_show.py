@@ -6,9 +6,7 @@ from pathlib import Path
 
 import bookie_directory
 import pytest
-from bindery_bookie.offline import places
 from bindery_bookie.storage.entry_log import entry_log_format
-from bindery_bookie.storage.io.disk import RealDisk
 from bindery_bookie.storage.io.kv import LevelDbKV
 from bindery_bookie.storage.journal import journal_format
 from bindery_core.errors import BinderyError
@@ -54,17 +52,6 @@ def test_no_command_overwrites_a_table_of_an_index_with_a_truncated_manifest(boo
         for arguments in (("index", "dump", bookie), ("check", bookie), ("ledgers", bookie), ("salvage", bookie)):
             run(*arguments)
             assert bookie_directory.fingerprint(bookie) == before, (arguments, size)
-
-
-def test_the_disk_of_the_tools_refuses_changes(tmp_path: Path) -> None:
-    disk = places.ReadOnlyDisk()
-    for change in (disk.create, disk.remove, disk.make_directories, disk.sync_directory):
-        with pytest.raises(AssertionError, match="read-only tool"):
-            change(str(tmp_path / "x"))
-    with pytest.raises(AssertionError):
-        disk.rename("a", "b")
-    with pytest.raises(AssertionError):
-        disk.truncate("a", 0)
 
 
 def test_ledgers_counts_flushed_entries_and_those_only_in_the_journal(pristine: Path) -> None:
@@ -138,17 +125,6 @@ def test_a_journal_dump_has_groups_and_records_and_continues_behind_damage(booki
     ]
     left = [facts["sequence"] for facts in rows(result) if facts["what"] == "group"]
     assert left == [group["sequence"] for group in groups if group["sequence"] != 2]
-
-
-def test_a_journal_dump_reports_groups_that_were_zeroed(journal: Path) -> None:
-    data = bytearray(journal.read_bytes())
-    second = journal_format.find_group(RealDisk().open_read(str(journal)), journal_id=2, offset=1024)
-    assert second is not None
-    data[second : second + 512] = bytes(512)
-    journal.write_bytes(data)
-    damage = [facts for facts in rows(run("journal", "dump", journal, "--json")) if "problem" in facts]
-    assert len(damage) == 1
-    assert damage[0]["offset"] == second
 
 
 def test_a_journal_that_continues_in_a_lost_file_is_reported(bookie: Path, journal: Path) -> None:

@@ -397,6 +397,16 @@ def test_a_damaged_table_is_found_in_the_middle_of_the_check(current: Path, log:
     assert result.totals.dead_records == 0
 
 
+def test_a_damaged_log_of_leveldb_is_found(current: Path) -> None:
+    path = sorted((current / "index").glob("*.log"))[-1]
+    flip(path, 300)
+    result = check(current)
+    assert {(one.severity, one.path, one.fix) for one in result.findings} == {
+        (DAMAGE, f"{current}/index", rebuild_of(current))
+    }
+    assert result.totals.records == RECORDS
+
+
 def test_a_log_that_cannot_be_opened_ends_the_check(current: Path, log: Path) -> None:
     log.unlink()
     log.mkdir()
