@@ -16,9 +16,11 @@ from bindery_recovery.repair.repair_plan import (
     Problem,
     SegmentPlan,
     TailPlan,
+    in_grace,
     moved_since,
     outcome_of_problems,
     outcome_of_whole,
+    paused,
     plan_segment,
     plan_tail,
 )
@@ -180,10 +182,10 @@ def test_an_open_ledger_that_may_have_a_hole_keeps_its_mark(
 def test_the_most_severe_problem_is_reported_and_the_shortest_pause_counts() -> None:
     bad = ledger_check(check(MISSING, 3, 4))
     waiting = Problem(Obstacle.NONE, "wait", retry_s=10.0, state=RecoveryState.WAITING)
-    paused = Problem(Obstacle.PAUSED, "paused", retry_s=3.0, state=RecoveryState.WAITING)
+    disabled = Problem(Obstacle.PAUSED, "paused", retry_s=3.0, state=RecoveryState.WAITING)
     no_spare = Problem(Obstacle.NO_SPARE, "no spare")
 
-    outcome = outcome_of_problems(bad, [waiting, paused])
+    outcome = outcome_of_problems(bad, [waiting, disabled])
     assert (outcome.obstacle, outcome.detail, outcome.state) == (Obstacle.PAUSED, "paused", RecoveryState.WAITING)
     assert (outcome.retry_s, outcome.missing_entries, outcome.missing_bytes) == (3.0, 2, 200)
 
@@ -219,6 +221,26 @@ def test_another_round_follows_copies_a_new_refusal_or_a_partial_restore() -> No
     assert [one.is_final for one in problems] == [True, True]
     assert has_changed
     assert attempt.without_source == {PLACE: problems[0]}, "only fragments of restored bookies are recorded"
+
+
+def test_a_copy_replaces_what_was_known_about_all_entries_of_its_segment() -> None:
+    attempt = AttemptState(unreadable={0, 9, 10})
+    attempt.copied([Target(FRAGMENTS[A], A)], CopyResult())
+    assert attempt.unreadable == {10}
+
+
+def test_the_attempts_without_a_report_of_a_bookie_include_the_present_one() -> None:
+    attempt = AttemptState(unsure_before={A: 2})
+    assert (attempt.unsure_attempts(A), attempt.unsure_attempts(B)) == (3, 1)
+
+
+def test_a_ledger_waits_while_recovery_is_disabled_and_while_its_writer_may_replace_a_bookie() -> None:
+    disabled = paused()
+    assert (disabled.obstacle, disabled.retry_s, disabled.state) == (Obstacle.PAUSED, 0.0, RecoveryState.WAITING)
+    assert not disabled.is_final
+    grace = in_grace(7, [A], 12.5)  # type: ignore[arg-type]
+    assert (grace.obstacle, grace.retry_s, grace.state) == (Obstacle.LEDGER_OPEN, 12.5, RecoveryState.WAITING)
+    assert grace.detail.startswith("ledger 7 is open and its writer has 12 s left to replace a itself")
 
 
 def test_an_abandoned_copy_records_only_unreadable_entries() -> None:
