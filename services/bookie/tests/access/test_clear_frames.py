@@ -67,7 +67,7 @@ async def test_frames_before_the_handshake_are_returned_whole(ends: Ends) -> Non
     ends.clients.send(frame(b"first") + frame(b"x") + HELLO)
     assert await ends.read() == [frame(b"first"), frame(b"x")]
     assert ends.left() == HELLO
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert set(os.listdir("/proc/self/fd")) <= before
     assert ends.ours.fileno() >= 0, "the connection stays open"
 
 

@@ -300,7 +300,7 @@ def test_the_lock_is_held_and_released(tmp_path: Path) -> None:
         pass
     with held(tmp_path / "index" / "LOCK"):
         pass
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert set(os.listdir("/proc/self/fd")) <= before
 
 
 def test_a_lock_held_by_a_bookie_is_refused(tmp_path: Path) -> None:
@@ -312,7 +312,7 @@ def test_a_lock_held_by_a_bookie_is_refused(tmp_path: Path) -> None:
         locked(ledgers_at(tmp_path)),
     ):
         raise AssertionError
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert set(os.listdir("/proc/self/fd")) <= before
     assert BookieMayRun.code == "bookie_runs"
 
 
