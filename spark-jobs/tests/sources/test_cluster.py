@@ -201,5 +201,5 @@ def test_logging_is_configured_only_if_nobody_did(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_wall_clock_has_whole_milliseconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "time", SimpleNamespace(time_ns=lambda: 5_999_999))
-    assert now_ms() == 5
+    monkeypatch.setattr(module, "time", SimpleNamespace(time_ns=lambda: 1_800_000_000_123_999_999))
+    assert now_ms() == 1_800_000_000_123
