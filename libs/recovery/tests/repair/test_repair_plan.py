@@ -179,6 +179,12 @@ def test_an_open_ledger_that_may_have_a_hole_keeps_its_mark(
     assert outcome.retry_s == (OPEN_PAUSE_S if state is RecoveryState.BLOCKED else None)
 
 
+def test_an_open_ledger_names_the_marked_bookies_that_it_still_uses() -> None:
+    outcome = outcome_of_whole(7, ledger_check(tail=TAIL), depth=ALL, marked=[D, A])  # type: ignore[arg-type]
+    assert (outcome.obstacle, outcome.state) == (Obstacle.LEDGER_OPEN, RecoveryState.BLOCKED)
+    assert outcome.detail.startswith("ledger 7 is open and its writer continued without some copies on a: ")
+
+
 def test_the_most_severe_problem_is_reported_and_the_shortest_pause_counts() -> None:
     bad = ledger_check(check(MISSING, 3, 4))
     waiting = Problem(Obstacle.NONE, "wait", retry_s=10.0, state=RecoveryState.WAITING)

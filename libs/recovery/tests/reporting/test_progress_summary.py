@@ -226,6 +226,13 @@ def test_a_drain_whose_ledgers_are_counted_but_not_their_bytes_has_no_percentage
     assert (found.ledgers_left, found.percent) == (5, None)
 
 
+def test_the_share_of_a_drain_with_a_single_ledger_is_known() -> None:
+    memberships = {B1: Membership(B1, Intent.DRAINING, since_ms=7, drain={"ledgers_total": 1}, version=0)}
+    counts = {"b1": {"ledgers_left": 1, "bytes_left": 0}}
+    (found,) = summary(memberships=memberships, draining={"bookies": counts}).draining
+    assert found.percent == 0.0
+
+
 # --- the collector ----------------------------------------------------------------------------------------------------
 
 
