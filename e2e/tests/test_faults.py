@@ -9,10 +9,9 @@ import pytest
 from bindery_e2e.cluster.cluster import Cluster, ClusterError
 from bindery_e2e.cluster.commands import Nodes
 from bindery_e2e.cluster.release import Release
-from bindery_e2e.cluster.world import UNSCHEDULED_POLLS_MAX, World, compared
+from bindery_e2e.cluster.world import NOT_STARTED_POLLS_MAX, World, compared
 from bindery_e2e.faults.faults import (
     CLAIMS_SEEN_S,
-    OLD_CLAIMS_POLLS_MAX,
     WHOLE,
     Fault,
     KillProcess,
@@ -107,13 +106,14 @@ def test_a_long_run_has_every_fault_and_only_allowed_overlaps() -> None:
         assert WHOLE not in first.takes | second.takes
 
 
-def test_a_pod_without_a_node_is_deleted_once() -> None:
-    world = world_of(v1_pod("b-0"), v1_pod("b-1", ready=False, node=None))
+@pytest.mark.parametrize("state", [{"node": None}, {"waiting": "ContainerCreating"}], ids=["no node", "no containers"])
+def test_a_pod_that_does_not_start_is_deleted_once(state: dict[str, Any]) -> None:
+    world = world_of(v1_pod("b-0"), v1_pod("b-1", ready=False, **state))
     assert isinstance(world.cluster.core, FakeCore)
-    for _ in range(UNSCHEDULED_POLLS_MAX - 1):
+    for _ in range(NOT_STARTED_POLLS_MAX - 1):
         assert "b-1" in world.problem()
     assert world.cluster.core.deleted == []
-    for _ in range(UNSCHEDULED_POLLS_MAX):
+    for _ in range(NOT_STARTED_POLLS_MAX):
         assert "b-1" in world.problem()
     assert [name for name, _ in world.cluster.core.deleted] == ["b-1"], "another one has another uid"
 
@@ -181,8 +181,7 @@ class CoreWithClaims(FakeCore):
         self.order.append(name)
 
 
-def losing(uid: str) -> tuple[LoseVolume, World, CoreWithClaims]:
-    """The fault after its injection. The bookie's next pod has this uid and still uses the old claim."""
+def test_a_lost_volume_is_replaced_only_when_its_claims_are_new() -> None:
     core = CoreWithClaims([v1_pod("b-0", claims=("ledgers-b-0",))], {"ledgers-b-0": "old"})
     cluster = Cluster(core, FakeApps(), namespace="ns", runner=Recorded())
     world = World(cluster, Release(cluster, runner=Recorded()), say=lambda text: None)
@@ -190,41 +189,14 @@ def losing(uid: str) -> tuple[LoseVolume, World, CoreWithClaims]:
     fault.sleep = lambda seconds: core.order.append(f"{seconds:g} s")
     assert fault.choose(world) == "b-0"
     fault.inject(world)
-    core.there = [v1_pod("b-0", claims=("ledgers-b-0",), uid=uid, ready=False)]
-    return fault, world, core
-
-
-def test_the_pod_of_a_lost_volume_is_deleted_after_its_claims_are_seen_as_deleted() -> None:
-    _, _, core = losing("new")
     assert core.order == ["ledgers-b-0", f"{CLAIMS_SEEN_S:g} s", "b-0"]
     assert core.deleted == [("b-0", {"grace_period_seconds": 0})]
-
-
-def test_a_pod_that_keeps_its_old_claims_from_being_deleted_is_deleted_once() -> None:
-    fault, world, core = losing("new")
-    for _ in range(OLD_CLAIMS_POLLS_MAX - 1):
-        assert fault.problem(world) == "not replaced yet: ledgers-b-0"
-    assert len(core.deleted) == 1
-    for _ in range(OLD_CLAIMS_POLLS_MAX):
-        fault.problem(world)
-    assert core.deleted == [("b-0", {"grace_period_seconds": 0})] * 2
-
-
-def test_a_new_pod_gets_as_many_polls_as_the_one_before_it() -> None:
-    fault, world, core = losing("new")
-    for number in range(3):
-        core.there = [v1_pod("b-0", claims=("ledgers-b-0",), uid=f"new-{number}", ready=False)]
-        for _ in range(OLD_CLAIMS_POLLS_MAX - 1):
-            fault.problem(world)
-    assert len(core.deleted) == 1
-
-
-def test_a_pod_that_is_being_deleted_is_left_alone() -> None:
-    fault, world, core = losing("new")
-    core.there = [v1_pod("b-0", uid="new", deleted="now")]
-    for _ in range(2 * OLD_CLAIMS_POLLS_MAX):
-        assert fault.problem(world) == "not replaced yet: ledgers-b-0"
-    assert len(core.deleted) == 1
+    core.there = [v1_pod("b-0", uid="new", ready=False, waiting="ContainerCreating")]
+    for _ in range(NOT_STARTED_POLLS_MAX):
+        assert fault.problem(world).startswith("not replaced yet: ledgers-b-0; ")
+    assert core.order[3:] == ["b-0"], "a pod that waits for its old claim is deleted"
+    core.claims = {"ledgers-b-0": "new"}
+    assert "not replaced yet" not in fault.problem(world)
 
 
 def test_a_node_fault_spares_the_control_plane_and_prefers_the_fewest_bookies() -> None:

@@ -13,8 +13,8 @@ ENTRIES_COPIED: Final = "bindery_recovery_this_entries_copied_total"
 BYTES_COPIED: Final = "bindery_recovery_this_bytes_copied_total"
 MARKS_TIMEOUT_S: Final = 180.0
 COMPARE_TIMEOUT_S: Final = 600.0
-UNSCHEDULED_POLLS_MAX: Final = 30
-"""Number of polls, at least one second apart, after which a pod without a node is replaced."""
+NOT_STARTED_POLLS_MAX: Final = 40
+"""Number of polls, at least one second apart, after which a pod that has no node or no containers is replaced."""
 COMPARE_SCRIPT: Final = """
 import asyncio, json, os, sys
 from bindery.common.operator import connected
@@ -84,8 +84,8 @@ class World:
     next_version: str = ""
     """A second version whose images are loaded on the nodes; empty: there is none."""
     say: Callable[[str], None] = print
-    _unscheduled: dict[str, int] = field(default_factory=dict)
-    """Pod uid -> number of polls at which the pod had no node."""
+    _not_started: dict[str, int] = field(default_factory=dict)
+    """Pod uid -> number of polls at which the pod had no node or no containers."""
 
     def bookie_ids(self) -> dict[str, str]:
         """Pod -> bookie id: the ordinal's DNS name, relative to the namespace."""
@@ -140,11 +140,12 @@ class World:
         return compared([json.loads(line) for line in text.splitlines()])
 
     def _renew_stuck_pods(self) -> None:
-        """Delete pods that Kubernetes would retry only after a back-off of up to five minutes; a new pod is tried at
-        once.
+        """Delete pods that Kubernetes would retry only after a back-off of up to five minutes, or never; a new pod is
+        tried at once.
 
-        Such pods are in CrashLoopBackOff after repeated kills, or have no node because their volumes became available
-        just after scheduling. A pod that fails for a reason of its own fails again.
+        Such pods are in CrashLoopBackOff after repeated kills; or have no node because their volumes became available
+        just after scheduling; or have no containers because their volumes cannot be mounted, for example those of a
+        claim that is being deleted. A pod that fails for a reason of its own fails again.
         """
         for component in SERVICES:
             for pod in self.cluster.pods(component):
@@ -153,11 +154,12 @@ class World:
                 if pod.waits_for == "CrashLoopBackOff":
                     self.cluster.delete_pod(pod.name)
                     self.say(f"{pod.name} was in {pod.waits_for} after {pod.restarts} restarts: deleted")
-                elif not pod.node:
-                    polls = self._unscheduled[pod.uid] = self._unscheduled.get(pod.uid, 0) + 1
-                    if polls == UNSCHEDULED_POLLS_MAX:
+                elif not pod.node or pod.waits_for == "ContainerCreating":
+                    polls = self._not_started[pod.uid] = self._not_started.get(pod.uid, 0) + 1
+                    if polls == NOT_STARTED_POLLS_MAX:
                         self.cluster.delete_pod(pod.name)
-                        self.say(f"{pod.name} had no node in {polls} polls: deleted, Kubernetes creates it again")
+                        state = "containers" if pod.node else "node"
+                        self.say(f"{pod.name} had no {state} in {polls} polls: deleted, Kubernetes creates it again")
 
     def chosen(self, component: str, draw: float) -> Pod:
         """The ready pod that `draw`, a random number in [0, 1), selects."""

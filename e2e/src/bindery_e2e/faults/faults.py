@@ -7,6 +7,7 @@ make at most one process of each component unavailable, because Bindery promises
 component. A fault that changes the whole cluster (`WHOLE`) overlaps with no other fault.
 """
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -27,8 +28,8 @@ NODE_AWAY_S: Final = 15.0
 """Seconds for which a node is stopped or disconnected."""
 CLAIMS_SEEN_S: Final = 2.0
 """Seconds after the deletion of claims until all of Kubernetes' controllers have seen it."""
-OLD_CLAIMS_POLLS_MAX: Final = 15
-"""Number of polls, at least one second apart, after which a pod that uses deleted claims is deleted."""
+LIMBO_SIZE_MAX: Final = 800
+"""Maximum characters shown of the state of a bookie that did not leave limbo in time."""
 FULL_S: Final = 10.0
 """Seconds for which a disk stays full."""
 SMALL_DISK_KIB: Final = 2**20
@@ -237,15 +238,14 @@ class LoseVolume(PodFault):
 
     A claim is deleted only after the pod that uses it. If Kubernetes creates the next pod before it has seen that the
     claim is being deleted, this pod refers to the old claim: it never starts, and the claim is never deleted, because a
-    pod uses it. The pod is therefore deleted only some seconds after its claims, and again if that was too early.
+    pod uses it. The pod is therefore deleted only some seconds after its claims; `World.problem` deletes a pod that
+    does not start in spite of that.
     """
 
     recover_s_max: ClassVar[float] = 240.0
     verb: ClassVar[str] = "lose the volume of"
     sleep: Callable[[float], None] = field(default=time.sleep, repr=False)
     _claims: dict[str, str] = field(default_factory=dict, init=False, repr=False)
-    _stuck: tuple[str, int] = field(default=("", 0), init=False, repr=False)
-    """Uid of the newest pod, and the number of polls that found it while an old claim still existed."""
 
     @property
     def takes(self) -> frozenset[str]:
@@ -270,25 +270,13 @@ class LoseVolume(PodFault):
         uids = world.cluster.claims()
         old = [claim for claim, uid in self._claims.items() if uids.get(claim) == uid]
         if old:
-            self._renew_pod_of_old_claims(world)
-            return f"not replaced yet: {', '.join(old)}"
+            return "; ".join(filter(None, [f"not replaced yet: {', '.join(old)}", world.problem()]))
         if found := super().problem(world):
             return found
         pod = world.cluster.pod(self.pod.name)
         assert pod is not None
         limbo = world.cluster.http_json(pod, "/api/v1/bookie/limbo")
-        return f"{pod.name} is in limbo" if limbo["inLimbo"] else world.marked()
-
-    def _renew_pod_of_old_claims(self, world: World) -> None:
-        """Delete a pod that has kept its old claims from being deleted for some polls."""
-        pod = world.cluster.pod(self.pod.name)
-        if pod is None or pod.is_going:
-            return
-        uid, polls = self._stuck
-        self._stuck = (pod.uid, polls + 1 if uid == pod.uid else 1)
-        if self._stuck[1] == OLD_CLAIMS_POLLS_MAX:
-            world.cluster.delete_pod(pod.name, grace_s=0)
-            world.say(f"{pod.name} used claims that were being deleted: deleted, Kubernetes creates it again")
+        return f"{pod.name} is in limbo: {json.dumps(limbo)[:LIMBO_SIZE_MAX]}" if limbo["inLimbo"] else world.marked()
 
 
 @dataclass
