@@ -186,12 +186,15 @@ def create_frame(rows: Sequence[Sequence[Any]], schema: Any) -> PlainFrame:
 
 
 functions = SimpleNamespace(
+    array_contains=lambda cell, value: Cell(lambda row: value in cell.of(row)),
     broadcast=lambda frame: frame,
     col=col,
     concat=concat,
     explode=lambda cell: Cell(cell.of, cell.name, explodes=True),
+    flatten=lambda cell: Cell(lambda row: [item for items in cell.of(row) for item in items]),
     lit=lit,
     sum=col,
+    transform=lambda name, change: Cell(lambda row: [change(item) for item in row[name]]),
     udf=udf,
 )
 """In place of `pyspark.sql.functions`. `sum` names the column that `Grouped.agg` adds up."""

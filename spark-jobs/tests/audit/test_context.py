@@ -15,6 +15,7 @@ from bindery_spark.audit.options import Options
 from bindery_spark.progress import QuietProgress
 from bindery_spark.schemas import LEDGERS, MARKS
 from frames import ledger
+from plain_frames import PlainFrame, functions
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import Row
 
@@ -90,6 +91,11 @@ def test_a_table_is_read_with_its_schema(context: RunContext, tmp_path: Path) ->
     assert context.frame([(1,)], "ledger_id long") == ([(1,)], "ledger_id long")
 
 
+def test_all_phases_share_one_clock_and_one_progress(context: RunContext) -> None:
+    assert context.clock_ms() == 5
+    assert isinstance(context.progress, QuietProgress)
+
+
 def test_rows_are_counted_over_all_files(context: RunContext) -> None:
     write_ledgers(context, BEFORE, [ledger(i, [(0, ["a"])], last=9) for i in (1, 2)], [ledger(3, [(0, ["a"])], last=9)])
     (context.directory.table(BEFORE, "ledgers") / "part-9.making").write_text("unfinished")
@@ -120,6 +126,18 @@ def test_every_ledger_is_selected_without_a_wanted_bookie(context: RunContext) -
     assert context.is_selected(Row(ledger_id=1))
     ledgers = object()
     assert context.selected(ledgers) is ledgers  # type: ignore[arg-type, comparison-overlap]
+
+
+def test_a_frame_of_ledgers_is_selected_by_the_bookies_of_all_segments(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(module, "F", functions)
+    ensembles = {1: [["a", "b"]], 2: [["a", "c"]], 3: [["a", "c"], ["b", "c"]], 4: []}
+    ledgers = PlainFrame(
+        [{"ledger_id": i, "segments": [{"ensemble": each} for each in found]} for i, found in ensembles.items()]
+    )
+    selected: Any = context_in(tmp_path, bookie="b").selected(ledgers)  # type: ignore[arg-type]
+    assert selected.ids() == [1, 3]
 
 
 def test_bookies_that_left_are_determined_once_per_reading(
