@@ -17,6 +17,7 @@ pytest.register_assert_rewrite("ledger_client_contract")
 
 WITHOUT_SOCKETS = (
     "test_add_window.py",
+    "test_bookie_requests_in_memory.py",
     "test_connection_without_sockets.py",
     "test_deadline_timer.py",
     "test_in_flight_budget.py",
