@@ -100,9 +100,8 @@ class World:
     def check(self, output: Path, *, keeps_states: bool = False, **options: Any) -> dict[str, str]:
         """Run the checks and return what was written."""
         ledgers: Any = Frame("ledgers")
-        read_and_check(
-            self.context(**options), [3, 5], ledgers, "after", (2, 6), RUN, output, keeps_states=keeps_states
-        )
+        more = {"keeps_states": True} if keeps_states else {}
+        read_and_check(self.context(**options), [3, 5], ledgers, "after", (2, 6), RUN, output, **more)
         return {path.parent.name: path.read_text() for path in output.glob("*/content")}
 
 
