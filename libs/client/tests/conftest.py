@@ -23,6 +23,7 @@ WITHOUT_SOCKETS = (
     "test_in_flight_budget.py",
     "test_memory.py",
     "test_memory_replicas.py",
+    "test_metadata_changes_in_memory.py",
     "test_pool_without_sockets.py",
     "test_read_operation.py",
     "test_reader_without_sockets.py",
