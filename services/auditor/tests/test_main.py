@@ -223,6 +223,9 @@ async def test_without_a_cluster_the_start_fails_at_its_timeout(around: Surround
 async def test_the_start_continues_after_zookeeper_was_away(around: Surroundings) -> None:
     around.client_errors = [MetadataUnavailable("away"), MetadataUnavailable("away")]
     serving = Serving()
+    await asyncio.sleep(0.5)
+    code, answer = await around.get("/startupz")
+    assert (code, answer["progress"]["step"]) == (503, "reading the bookies")
     await until(around.is_ready)
     assert around.client_errors == []
     assert await serving.stop() == 0
