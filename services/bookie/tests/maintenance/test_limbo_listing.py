@@ -208,3 +208,11 @@ async def test_ledgers_are_stored_in_chunks() -> None:
     assert sizes[0] == 2047, "the first batch that reaches the chunk"
     assert len(sizes) == 2
     assert other.ids == [1]
+
+
+async def test_a_chunk_is_stored_as_soon_as_it_is_full() -> None:
+    shard = Shard()
+    others = dict.fromkeys(range(CHUNK, 32 * READS_MAX), OTHERS)
+    cluster = Cluster({**dict.fromkeys(range(CHUNK), OURS), **others, 3000: OURS, 3001: OURS})
+    await run(cluster, shard)
+    assert [len(part) for part in shard.repair.entered] == [2000, 2]
