@@ -4,13 +4,16 @@ import random
 from typing import Any
 
 import pytest
-from bindery.recovery.recovery_explain import explanation_lines, retry_ledger
-from bindery_core.errors import NotThere
-from bindery_core.ids import LedgerId
+from bindery.recovery.recovery_explain import explain_ledger, explanation_lines, retry_ledger
+from bindery_core.errors import NoSuchLedger, NotThere
+from bindery_core.formats.ledger_metadata import LedgerMetadata, LedgerState, Segment
+from bindery_core.ids import BookieId, EntryId, LedgerId
+from bindery_metadata.cluster import initialize_cluster
 from bindery_metadata.layout.layout import LedgersLayout
 from bindery_metadata.recovery.recovery_records import Obstacle, RecoveryRecord, RecoveryRecords, RecoveryState
 from bindery_metadata.recovery.underreplication import UnderreplicationManager
 from bindery_metadata.stores.memory import MemoryStore, MemoryTree
+from bindery_recovery.admin.recovery_admin import RecoveryAdmin
 
 LEDGER = LedgerId(7)
 NOTHING: dict[str, Any] = {
@@ -99,6 +102,66 @@ def test_a_record_shows_what_it_knows() -> None:
 def test_the_last_verification_is_shown() -> None:
     verified = {"verified_at_ms": 1000, "level": "deep", "run_id": "r1"}
     assert lines(verified=verified)[3] == "verified         1970-01-01 00:00:01Z, level deep, run r1"
+
+
+# --- from the metadata ------------------------------------------------------------------------------------------------
+
+
+async def explained(*, closed: bool, bookies: dict[str, bool], mark: bool = False) -> dict[str, Any]:
+    """Return the facts of ledger 7 on b0 and b1. `bookies`: the registered ones, True: writable."""
+    store, layout = MemoryTree(now_ms=lambda: 5).connect(), LedgersLayout()
+    await initialize_cluster(store, layout, randomness=random.Random(1))
+    metadata = LedgerMetadata(
+        ensemble_size=2,
+        write_quorum=2,
+        ack_quorum=1,
+        segments=(Segment(EntryId(0), (BookieId("b1"), BookieId("b0"))),),
+    )
+    if closed:
+        metadata = metadata.with_changes(state=LedgerState.CLOSED, last_entry_id=EntryId(9), length=10)
+
+    class Ledgers:
+        async def metadata(self, ledger_id: LedgerId) -> LedgerMetadata:
+            if ledger_id != LEDGER:
+                raise NoSuchLedger
+            return metadata
+
+        async def list_bookies(self) -> dict[BookieId, bool]:
+            return {BookieId(name): writable for name, writable in bookies.items()}
+
+    async def ledgers() -> Any:
+        return Ledgers()
+
+    admin = RecoveryAdmin(store, layout, by="ops", ledgers=ledgers, randomness=random.Random(1), clock_ms=lambda: 10)
+    await admin.marks.prepare()
+    if mark:
+        await admin.marks.mark(LEDGER, ["b0"])
+        await RecoveryRecords(store).put(RecoveryRecord(LEDGER, attempts=3, missing_entries=4))
+    return await explain_ledger(admin, LEDGER)
+
+
+async def test_a_sound_ledger_is_explained() -> None:
+    facts = await explained(closed=True, bookies={"b0": True, "b1": False})
+    assert facts["ledger_id"] == 7
+    assert (facts["state"], facts["last_entry_id"], facts["enabled"]) == ("closed", 9, True)
+    assert facts["bookies"] == [
+        {"bookie_id": "b0", "registered": "writable", "intent": "active"},
+        {"bookie_id": "b1", "registered": "read-only", "intent": "active"},
+    ]
+    assert (facts["mark"], facts["record"], facts["locked_by"], facts["verified"]) == (None, None, None, None)
+    assert (facts["auditor"], facts["workers"], facts["waits"]) == (None, [], False)
+    assert "no copy is known to be missing" in facts["sentence"]
+
+
+async def test_a_marked_ledger_is_explained_with_its_record() -> None:
+    facts = await explained(closed=False, bookies={"b1": True}, mark=True)
+    assert (facts["state"], facts["last_entry_id"]) == ("open", None)
+    assert facts["bookies"][0] == {"bookie_id": "b0", "registered": "absent", "intent": "active"}
+    assert facts["mark"]["replicas"] == ["b0"]
+    record = facts["record"]
+    assert (record["state"], record["obstacle"], record["attempts"]) == ("waiting", "none", 3)
+    assert (record["missing_entries"], record["missing_bytes"], record["bookies"]) == (4, None, [])
+    assert facts["waits"] is True
 
 
 # --- another attempt --------------------------------------------------------------------------------------------------
