@@ -295,6 +295,7 @@ def test_a_group_of_add_responses_is_the_responses_joined() -> None:
             (300, range(16380, 16390), range(500, 510)),
             (300, range(16390, 16400), range(2**40, 2**40 + 10)),
             (7, range(300, 310), range(5, 15)),
+            (9, (127, 200, 127, 128), (200, 127, 127, 128)),
         )
         for txn, entry_id in zip(txns, entries, strict=True)
     ]
