@@ -2,7 +2,7 @@
 
 import pytest
 from bindery_broker.dispatch.item import Item
-from bindery_broker.subscriptions.consumer import TagFilter
+from bindery_broker.subscriptions.consumer import ReceiveRequest, TagFilter
 from bindery_pulsar.message_codec import decode_entry
 from subscription_parts import single
 
@@ -27,3 +27,8 @@ def test_a_message_matches_if_it_has_one_of_the_tags_or_none(
     items = [Item((0, n, -1), 1, message) for n, message in enumerate(MESSAGES)]
     assert tag_filter.tags == tags
     assert b"".join(item.message.payload for item in tag_filter.matching(items)) == matching
+
+
+def test_a_request_returns_no_messages_of_an_earlier_one_unless_it_asks() -> None:
+    request = ReceiveRequest(consumer="c", count_max=1, bytes_max=1, wait_s=0, ack_timeout_s=30, session_ttl_s=60)
+    assert (request.redeliver, request.request_id) == (False, None)

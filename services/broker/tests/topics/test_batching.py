@@ -142,3 +142,9 @@ def test_each_message_id_leads_to_its_message(kinds: list[dict[str, object]], ba
         head = read_head(entries[message_id.entry_id])
         assert (head.key, head.tags, head.deliver_at_ms) == (sent.key, sent.tags, sent.deliver_at_ms)
     assert ids == sorted(ids)
+
+
+def test_a_batch_has_at_most_128_kib_with_32_bytes_for_each_message() -> None:
+    half = message(bytes(65_536 - 32))
+    assert shape(plan_entries([half, half])) == [(0, 1)]
+    assert shape(plan_entries([half, message(bytes(65_536 - 31))])) == [(0,), (1,)]
