@@ -10,12 +10,14 @@ import pytest
 from bindery_bookie.access.security import AuthProvider, AuthSettings
 from bindery_bookie.admin import server as server_module
 from bindery_bookie.admin.server import AdminServer
+from bindery_bookie.admin.shared_recovery import SharedRecovery
 from bindery_bookie.maintenance.repair import RepairState
 from bindery_bookie.metrics import BookieMetrics
 from bindery_bookie.settings import BookieSettings
 from bindery_bookie.state import BookieState
 from bindery_bookie.storage.corruption.damage import Damage, DamageRegister
 from bindery_bookie.storage.io.fault_injection import DrillControl
+from bindery_core.auth_token import sign
 from bindery_core.ids import BookieId
 from bindery_kit.observability.health import Health
 from bindery_metadata.cluster import initialize_cluster
@@ -91,7 +93,7 @@ class World:
             recovery_page=lambda: b"recovery_is_here 1\n",
             connect_client=lambda: None if self.client is None else self._connected(),
             randomness=random.Random(1),
-            wall_clock_ms=lambda: 5_000,
+            wall_clock_ms=lambda: 5_000_000,
         )
         transport = httpx.ASGITransport(app=self.made[0].app)
         self.http = httpx.AsyncClient(transport=transport, base_url="http://bookie")
@@ -181,6 +183,19 @@ async def test_http_is_stopped_before_the_clients_that_its_requests_use(world: W
     assert (await world.http.get(f"{API}/list_bookie_info")).status_code == 503
 
 
+async def test_the_recovery_is_closed_before_the_client_that_it_uses(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def close(recovery: SharedRecovery) -> None:
+        world.events.append("recovery closed")
+
+    monkeypatch.setattr(SharedRecovery, "close", close)
+    await world.connect()
+    await world.http.get(f"{API}/list_bookie_info")
+    await world.server.stop()
+    assert world.events == ["stopped", "recovery closed", "client closed"]
+
+
 async def test_the_ledgers_root_of_the_settings_is_used(make_world: Callable[..., World]) -> None:
     world = make_world(ledgers_root="/other/ledgers")
     await world.connect()
@@ -201,3 +216,15 @@ async def test_a_bookie_that_requires_tokens_guards_its_api(make_world: Callable
     headers = {"Authorization": f"Bearer {secret}"}
     assert (await world.http.put(path, json={"readOnly": True}, headers=headers)).status_code == 200
     assert world.state.read_only
+
+
+async def test_a_token_expires_by_the_wall_clock(make_world: Callable[..., World], tmp_path: Path) -> None:
+    """The clock is at 5,000,000 ms. A token is accepted for another 30 s, because clocks differ."""
+    key = b"a-key-of-at-least-thirty-two-bytes-1"
+    (tmp_path / "keys").write_bytes(key)
+    world = make_world(auth=AuthSettings(provider=AuthProvider.TOKEN, keys_file=str(tmp_path / "keys")))
+    for expires_at_s, status in ((4_969, 401), (4_972, 200)):
+        token = sign(key, subject="operator", expires_at_s=expires_at_s).decode()
+        headers = {"Authorization": f"Bearer {token}"}
+        answer = await world.http.put(f"{API}/state/readonly", json={"readOnly": True}, headers=headers)
+        assert answer.status_code == status
