@@ -1,7 +1,8 @@
-"""For all tests: check that helper modules have unique names, start the longest files first, share one Spark session
-among the files that use it, and undo changes of the logging configuration.
+"""For all tests: check that helper modules have unique names, let the workers share the work of collecting, start the
+longest files first, share one Spark session among the files that use it, and undo changes of the logging configuration.
 """
 
+import os
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -76,6 +77,27 @@ def helpers_of_one_name(root: Path) -> dict[str, list[str]]:
     return {name: at for name, at in places.items() if len(at) > 1 or name in sys.stdlib_module_names}
 
 
+def rotated(folders: Sequence[str], *, worker: int, workers: int, root: Path) -> list[str]:
+    """Return `folders`, beginning with another one for each worker, so that each has about as many files before it."""
+    counts = [1 + sum(1 for _ in (root / folder).rglob("test_*.py")) for folder in folders]
+    before, start = 0, 0
+    while start < len(folders) - 1 and before * workers < worker * sum(counts):
+        before += counts[start]
+        start += 1
+    return [*folders[start:], *folders[:start]]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Rotate what a worker of xdist collects.
+
+    Without bytecode of the tests, pytest rewrites their asserts, which takes most of the time of a collection. All
+    workers collect all tests; if each one begins elsewhere, it finds most of the bytecode written by the others.
+    """
+    name, workers = os.environ.get("PYTEST_XDIST_WORKER", ""), os.environ.get("PYTEST_XDIST_WORKER_COUNT", "")
+    if name and workers and all((ROOT / argument).exists() for argument in config.args):
+        config.args[:] = rotated(config.args, worker=int(name.removeprefix("gw")), workers=int(workers), root=ROOT)
+
+
 def pytest_sessionstart(session: pytest.Session) -> None:
     if doubled := helpers_of_one_name(ROOT):
         lines = [f"  {name}: {', '.join(at)}" for name, at in sorted(doubled.items())]
@@ -86,10 +108,13 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    ranks: dict[Path, int] = {}
+    """Start the longest files first. Workers also sort by path, because all of them must have the same order."""
+    is_worker = "PYTEST_XDIST_WORKER" in os.environ
+    ranks: dict[Path, tuple[int, str]] = {}
     for item in items:
         if item.path not in ranks:
-            ranks[item.path] = rank(item.path.relative_to(ROOT).as_posix(), LONGEST)
+            path = item.path.relative_to(ROOT).as_posix()
+            ranks[item.path] = rank(path, LONGEST), path if is_worker else ""
     items.sort(key=lambda item: ranks[item.path])
 
 
