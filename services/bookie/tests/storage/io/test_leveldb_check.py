@@ -4,9 +4,11 @@ import struct
 
 import pytest
 from bindery_bookie.storage.io.errors import DamagedIndex
-from bindery_bookie.storage.io.leveldb_check import BLOCK_SIZE, check_files, check_log
+from bindery_bookie.storage.io.leveldb_check import check_files, check_log
 from bindery_simulation.disk import CrashableDisk
 from crc32c import crc32c
+
+BLOCK_SIZE = 32768
 
 
 def record(data: bytes, kind: int = 1) -> bytes:
