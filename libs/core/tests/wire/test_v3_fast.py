@@ -58,7 +58,7 @@ OTHER_SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("request_", [*ADDS, *READS, *OTHER_SHAPES], ids=str)
+@pytest.mark.parametrize("request_", [*ADDS, *READS, *OTHER_SHAPES])
 def test_a_request_is_encoded_to_the_bytes_of_the_generated_code(request_: m.AddRequest | m.ReadRequest) -> None:
     if isinstance(request_, m.AddRequest):
         parts = v3_fast.add_request_parts(request_)
@@ -68,12 +68,12 @@ def test_a_request_is_encoded_to_the_bytes_of_the_generated_code(request_: m.Add
         assert v3_fast.encode_read_request(request_) == v3_generated.encode_request(request_)
 
 
-@pytest.mark.parametrize("request_", [*ADDS, *READS], ids=str)
+@pytest.mark.parametrize("request_", [*ADDS, *READS])
 def test_a_usual_request_is_decoded(request_: m.AddRequest | m.ReadRequest) -> None:
     assert v3_fast.decode_request(message(request_)) == request_
 
 
-@pytest.mark.parametrize("request_", OTHER_SHAPES, ids=str)
+@pytest.mark.parametrize("request_", OTHER_SHAPES)
 def test_a_request_of_another_shape_is_left_to_the_generated_code(request_: m.Request) -> None:
     assert v3_fast.decode_request(message(request_)) is None
 
@@ -93,7 +93,6 @@ def test_another_operation_is_left_to_the_generated_code(request_: m.Request) ->
         m.ReadRequest(1, 7, 9),
         m.ReadRequest(300, 300, 300, priority=100),
     ],
-    ids=str,
 )
 def test_no_flip_or_truncation_changes_the_result_of_the_request_decoder(request_: m.Request) -> None:
     """Where the decoder accepts a damaged frame, the generated code decodes the same."""
@@ -208,7 +207,6 @@ def test_the_smallest_numbers_of_a_pattern() -> None:
         m.AddRequest(300, 7, 500, KEY, b"x", write_flags=1),
         m.AddRequest(300, 7, 500, KEY, b"x", priority=100),
     ],
-    ids=str,
 )
 def test_an_unusual_add_has_no_pattern(unusual: m.AddRequest) -> None:
     assert v3_fast.pattern_of(message(unusual), unusual) is None
@@ -248,7 +246,7 @@ OTHER_RESPONSES = [
 ]
 
 
-@pytest.mark.parametrize("response", [*ADDED, *READ, *OTHER_RESPONSES], ids=str)
+@pytest.mark.parametrize("response", [*ADDED, *READ, *OTHER_RESPONSES])
 def test_a_response_is_encoded_to_the_bytes_of_the_generated_code(response: m.AddResponse | m.ReadResponse) -> None:
     if isinstance(response, m.AddResponse):
         assert v3_fast.encode_add_response(response) == v3_generated.encode_response(response)
@@ -256,7 +254,7 @@ def test_a_response_is_encoded_to_the_bytes_of_the_generated_code(response: m.Ad
         assert b"".join(v3_fast.read_response_parts(response)) == v3_generated.encode_response(response)
 
 
-@pytest.mark.parametrize("response", [*ADDED, *READ], ids=str)
+@pytest.mark.parametrize("response", [*ADDED, *READ])
 def test_a_usual_response_is_decoded(response: m.Response) -> None:
     assert v3_fast.decode_response(answer(response)) == response
 
