@@ -135,6 +135,7 @@ async def test_a_time_of_absence_that_is_not_a_number_is_ignored(store: Metadata
 
 async def test_a_connection_is_closed_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[str] = []
+    configured: list[dict[str, str]] = []
 
     async def close() -> None:
         closed.append("store")
@@ -143,7 +144,9 @@ async def test_a_connection_is_closed_after_an_error(monkeypatch: pytest.MonkeyP
         return SimpleNamespace(close=close)
 
     monkeypatch.setattr(cluster_facts, "ZooKeeperStore", SimpleNamespace(connect=connect))
+    monkeypatch.setattr(cluster_facts, "logs", SimpleNamespace(configure=lambda **given: configured.append(given)))
     with pytest.raises(NoSuchNode):
         async with cluster_facts.connected("h:1"):
             raise NoSuchNode("gone")
     assert closed == ["store"]
+    assert configured == [{"service": "audit", "level": "warning"}], "the driver's output is for the user"
