@@ -48,6 +48,14 @@ async def test_bookies_are_listed_with_their_hosts(admin) -> None:
     assert (await admin.http.get(f"{path}&type=ro")).json() == {"b-3": "three"}
 
 
+async def test_a_bookie_whose_service_info_cannot_be_read_has_no_host(admin) -> None:
+    await register(admin.metadata, "b-1", host="one")
+    await admin.metadata.create(LAYOUT.bookie(BookieId("b-2"), read_only=False), b"")
+    await admin.metadata.create(LAYOUT.bookie(BookieId("b-3"), read_only=False), b"\xff")
+    found = (await admin.http.get(f"{API}/list_bookies?print_hostnames=true")).json()
+    assert found == {"b-1": "one", "b-2": None, "b-3": None}
+
+
 async def test_a_bookie_that_leaves_meanwhile_has_no_host(make_admin: Callable[..., Any]) -> None:
     made = make_admin()
     await made.initialize()

@@ -15,7 +15,7 @@ import asyncio
 import math
 from typing import Any, Final
 
-from bindery_core.errors import BadRequest, NoSuchNode, NotThere
+from bindery_core.errors import BadRequest, Corrupt, NoSuchNode, NotThere
 from bindery_core.formats import bookie_service_info
 from bindery_core.ids import validate_bookie_id
 from bindery_kit.admin.http import Answer, Request, Route, json_answer
@@ -46,7 +46,7 @@ async def _host(store: MetadataStore, layout: LedgersLayout, name: str, *, read_
         bookie_id = validate_bookie_id(name)
         node = await store.get(layout.bookie(bookie_id, read_only=read_only))
         address = bookie_service_info.decode(node.data, bookie_id=bookie_id).rpc_address()
-    except NoSuchNode:
+    except (NoSuchNode, Corrupt):  # the other bookies are still listed
         return None
     return address[0] if address else None
 
