@@ -28,7 +28,7 @@ def test_the_golden_index_rows_are_read_and_written_byte_for_byte() -> None:
 def test_runs_contain_every_entry_at_any_location() -> None:
     """Compared with a naive list, for random holes, gaps in the log and lengths."""
     lots = random.Random(1)
-    for _ in range(50):
+    for _ in range(200):
         entries, entry_id, location = [], 0, 1 << 32
         for _ in range(lots.randint(1, 400)):
             entry_id += lots.choice((1, 1, 1, 2, 8, 9, 10, 300))
