@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from bindery_e2e.cluster.cluster import Cluster, ClusterError
-from bindery_e2e.cluster.commands import Nodes
+from bindery_e2e.cluster.commands import CommandFailed, Nodes
 from bindery_e2e.cluster.release import Release
 from bindery_e2e.cluster.world import NOT_STARTED_POLLS_MAX, World, compared
 from bindery_e2e.faults.faults import (
@@ -154,6 +154,24 @@ def test_stop_continues_the_same_process_and_leaves_a_restarted_one_alone() -> N
     pod.status.container_statuses[0].restart_count = 1
     fault.heal(world)
     assert len(runner.commands) == 2
+
+
+def test_a_signal_to_continue_that_hangs_is_repeated_unless_the_process_was_restarted() -> None:
+    pod = v1_pod("b-0")
+    runner = Recorded("", CommandFailed("not done after 15 s"), CommandFailed("not done after 15 s"), "")
+    polls: list[float] = []
+    cluster = Cluster(FakeCore([pod]), FakeApps(), namespace="ns", runner=runner, sleep=polls.append)
+    world = World(cluster, Release(cluster, runner=runner))
+    fault = StopProcess(0.0, sleep=lambda seconds: None)
+    fault.choose(world)
+    fault.inject(world)
+    fault.heal(world)
+    assert ["CONT" in command[-1] for command in runner.commands] == [False, True, True, True]
+    assert polls == [1.0, 1.0]
+    runner.answers = [CommandFailed("not done after 15 s")]
+    pod.status.container_statuses[0].restart_count = 1
+    fault.heal(world)
+    assert len(runner.commands) == 4
 
 
 def nodes_of(world: World, *names: str) -> None:

@@ -262,11 +262,11 @@ class Cluster:
         found = self.core.list_namespaced_persistent_volume_claim(self.namespace, _request_timeout=API_TIMEOUT_S)
         return {one.metadata.name: one.metadata.uid for one in found.items}
 
-    def signal(self, pod: Pod, name: str) -> None:
+    def signal(self, pod: Pod, name: str, *, timeout_s: float = EXEC_TIMEOUT_S) -> None:
         """Send a signal to every process of the pod except the sandbox's. `name`: KILL, STOP or CONT."""
         script = SIGNAL_SCRIPT.replace("SIGNAL", name)
         try:
-            self.exec(pod.name, "sh", "-c", script, container=pod.component)
+            self.exec(pod.name, "sh", "-c", script, container=pod.component, timeout_s=timeout_s)
         except CommandFailed as error:
             if f"exit code {_NO_SHARED_NAMESPACE}" in str(error):
                 raise ClusterError(

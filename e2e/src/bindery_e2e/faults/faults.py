@@ -24,6 +24,10 @@ NODE_RECOVER_S: Final = 180.0
 """The same for faults of nodes."""
 STOP_S: Final = 12.0
 """Seconds of a stop. Longer than a ZooKeeper session of 10 s, so the process counts as dead before it continues."""
+CONTINUE_S: Final = 120.0
+"""Maximum time in seconds until a stopped process has received SIGCONT or was restarted."""
+CONTINUE_ATTEMPT_S: Final = 15.0
+"""Maximum time in seconds of one attempt to send SIGCONT."""
 NODE_AWAY_S: Final = 15.0
 """Seconds for which a node is stopped or disconnected."""
 CLAIMS_SEEN_S: Final = 2.0
@@ -156,9 +160,19 @@ class StopProcess(PodFault):
         self.sleep(self.seconds)
 
     def heal(self, world: World) -> None:
+        what = f"{self.pod.name} has received SIGCONT or was restarted"
+        world.cluster.until(lambda: self._continued(world), what, timeout_s=CONTINUE_S)
+
+    def _continued(self, world: World) -> str:
+        """Send SIGCONT to the same process.
+
+        On a busy cluster, `kubectl exec` can hang. An attempt therefore gets less time than a command usually has, and
+        is repeated: otherwise the fault would last until the process is restarted.
+        """
         found = world.cluster.pod(self.pod.name)
         if found is not None and found.uid == self.pod.uid and found.restarts == self.pod.restarts:
-            world.cluster.signal(self.pod, "CONT")
+            world.cluster.signal(self.pod, "CONT", timeout_s=CONTINUE_ATTEMPT_S)
+        return ""
 
 
 @dataclass
