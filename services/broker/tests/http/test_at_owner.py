@@ -125,6 +125,25 @@ async def test_a_request_with_redirect_true_is_redirected_to_the_owner(pair):
     assert (await one.client.get(f"{TOPIC}/messages?redirect=true")).status_code == 200
 
 
+class Recording(httpx.AsyncBaseTransport):
+    def __init__(self, inner: httpx.AsyncBaseTransport) -> None:
+        self._inner = inner
+        self.requests: list[httpx.Request] = []
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        self.requests.append(request)
+        return await self._inner.handle_async_request(request)
+
+
+async def test_a_forwarded_request_is_marked_as_forwarded(pair):
+    one, two = pair
+    await one.produce("a")
+    recording = two.peers["one"] = Recording(two.peers["one"])
+    assert (await two.client.get(TOPIC, headers={"x-own": "kept"})).status_code == 200
+    (request,) = recording.requests
+    assert (request.headers["bindery-proxied"], request.headers["x-own"]) == ("1", "kept")
+
+
 async def test_a_forwarded_request_is_not_forwarded_again(pair):
     one, two = pair
     await one.produce("a")
