@@ -16,6 +16,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final
 
+from bindery_core.backoff import Backoff
 from bindery_core.errors import BadRequest
 from bindery_kit.process.runtime import Shutdown
 
@@ -142,7 +143,7 @@ class Supervisor:
 
     async def _keep_one(self, name: str) -> None:
         child, may_start = self._children[name], self._may_start[name]
-        pause = RESTART_PAUSE_S / 2
+        backoff = Backoff(RESTART_PAUSE_S, RESTART_PAUSE_S_MAX)
         while True:
             await may_start.wait()
             began, starts = self._clock(), child.starts
@@ -150,8 +151,9 @@ class Supervisor:
             if not may_start.is_set():
                 child.enter(ChildState.DOWN)
                 continue
-            stable = self._clock() - began > STABLE_S
-            pause = RESTART_PAUSE_S if stable else min(pause * 2, RESTART_PAUSE_S_MAX)
+            if self._clock() - began > STABLE_S:
+                backoff.reset()
+            pause = backoff.next_delay_s()
             event = f"exited: {how}" if child.starts > starts else how
             self._say(f"{name} {event}; restart in {pause:.0f} s. Its log ends with:")
             lines = [line[:LOG_LINE_SIZE_MAX] for line in child.log_tail(LOG_TAIL_LINES)] or ["(nothing)"]

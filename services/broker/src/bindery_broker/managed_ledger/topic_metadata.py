@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Final
 
+from bindery_core.backoff import Backoff
 from bindery_core.errors import (
     AlreadyExists,
     MetadataOutcomeUnknown,
@@ -144,7 +145,7 @@ class TopicMetadata:
     async def _write(self, node: OwnedNode, data: bytes) -> None:
         """Compare and set. The caller holds the lock."""
         error: Exception | None = None
-        pause_s = self._pause_s
+        backoff = Backoff(min(self._pause_s, PAUSE_S_MAX), PAUSE_S_MAX)
         try:
             async with asyncio.timeout(self._timeout_s):
                 while True:
@@ -156,8 +157,7 @@ class TopicMetadata:
                         error = caught
                     else:
                         return
-                    await asyncio.sleep(pause_s)
-                    pause_s = min(2 * pause_s, PAUSE_S_MAX)
+                    await asyncio.sleep(backoff.next_delay_s())
         except TimeoutError:
             if node.attempted is not None:
                 raise MetadataOutcomeUnknown("whether metadata was written is not known", path=node.path) from error
@@ -217,7 +217,7 @@ class TopicMetadata:
     async def _remove(self, ops: list[Op], node: OwnedNode) -> None:
         """Apply `ops`, which include the deletion of `node`. The caller holds the lock."""
         error: Exception | None = None
-        pause_s = self._pause_s
+        backoff = Backoff(min(self._pause_s, PAUSE_S_MAX), PAUSE_S_MAX)
         try:
             async with asyncio.timeout(self._timeout_s):
                 while True:
@@ -228,8 +228,7 @@ class TopicMetadata:
                         error = caught
                     else:
                         return
-                    await asyncio.sleep(pause_s)
-                    pause_s = min(2 * pause_s, PAUSE_S_MAX)
+                    await asyncio.sleep(backoff.next_delay_s())
         except TimeoutError:
             if node.removing:
                 raise MetadataOutcomeUnknown("whether metadata was deleted is not known", path=node.path) from error

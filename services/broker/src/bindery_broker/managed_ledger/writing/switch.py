@@ -19,6 +19,7 @@ from typing import Any, Final, Protocol
 
 import structlog
 from bindery_client.ledger.api import ReadHandle, WriteHandle
+from bindery_core.backoff import Backoff
 from bindery_core.errors import BinderyError, LostOwnership, NoSuchLedger, TopicFenced, TryAgain
 
 from bindery_broker.managed_ledger.ledger_list import LedgerList, LedgerRecord
@@ -157,12 +158,12 @@ class LedgerSwitch:
     async def _prove_ownership(self, lost: LostOwnership) -> None:
         """Return once it is certain that this broker owns the topic. Raises TopicFenced if it does not."""
         self._fences += 1
-        pause_s = self._settings.retry_pause_s
+        backoff = self._backoff()
         while True:
             try:
                 is_owner = self._fences <= FENCES_MAX and await self._ownership.holds()
             except BinderyError as error:
-                pause_s = await self._wait_to_retry(error, pause_s)
+                await self._wait_to_retry(error, backoff)
             else:
                 break
         if not is_owner:
@@ -171,14 +172,14 @@ class LedgerSwitch:
     async def _recover(self, handle: WriteHandle) -> tuple[int, int]:
         """Recover the failed ledger. Returns the number of its entries and its payload bytes."""
         await handle.abandon()
-        pause_s = self._settings.retry_pause_s
+        backoff = self._backoff()
         while True:
             try:
                 reader = await self._operations.recover(handle.ledger_id)
             except NoSuchLedger:
                 raise
             except BinderyError as error:
-                pause_s = await self._wait_to_retry(error, pause_s)
+                await self._wait_to_retry(error, backoff)
             else:
                 break
         entries = reader.last_add_confirmed + 1
@@ -199,7 +200,7 @@ class LedgerSwitch:
             may_be_named = True
             return [*list(self._ledgers)[:-1], *kept, new]
 
-        pause_s = self._settings.retry_pause_s
+        backoff = self._backoff()
         try:
             while True:
                 try:
@@ -211,7 +212,7 @@ class LedgerSwitch:
                     raise
                 except BinderyError as error:
                     may_be_named = may_be_named and not isinstance(error, TryAgain)
-                    pause_s = await self._wait_to_retry(error, pause_s)
+                    await self._wait_to_retry(error, backoff)
                 else:
                     return handle
         except (Exception, asyncio.CancelledError):
@@ -219,13 +220,17 @@ class LedgerSwitch:
                 self._unused.append((handle, may_be_named))
             raise
 
-    async def _wait_to_retry(self, error: BinderyError, pause_s: float) -> float:
-        """Sleep, then fail the adds whose deadline has passed. Returns the next pause."""
+    def _backoff(self) -> Backoff:
+        longest_s = self._settings.retry_pause_s_max
+        return Backoff(min(self._settings.retry_pause_s, longest_s), longest_s)
+
+    async def _wait_to_retry(self, error: BinderyError, backoff: Backoff) -> None:
+        """Sleep, then fail the adds whose deadline has passed."""
+        pause_s = backoff.next_delay_s()
         log.warning("topic_writer_waits", topic=self._topic, pause_s=pause_s, error=str(error))
         self.obstacle = error
         await asyncio.sleep(pause_s)
         self._sender.expire(error)
-        return min(2 * pause_s, self._settings.retry_pause_s_max)
 
 
 def taken_over(topic: str) -> TopicFenced:
