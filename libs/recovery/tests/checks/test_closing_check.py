@@ -3,9 +3,10 @@
 import asyncio
 import itertools
 import random
+from typing import Any
 
 import pytest
-from auditor_world import LAYOUT, World
+from auditor_world import LAYOUT, World, WorldClient
 from bindery_client.ledger.replica import Verdict
 from bindery_core.errors import BookieUnavailable, Corrupt, MetadataUnavailable, NoSuchLedger
 from bindery_core.ids import BookieId, LedgerId
@@ -82,6 +83,31 @@ def test_a_ledger_is_marked_again_if_its_mark_was_removed_but_entries_are_missin
         assert await world.marked() == {}
         await asyncio.sleep(10)
         assert await world.marked() == {1: ("b2",)}
+
+    simulate(scenario())
+
+
+def test_a_marked_ledger_is_not_checked_again_while_its_mark_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[LedgerId] = []
+    entries_on = WorldClient.entries_on
+
+    async def counted(self: WorldClient, ledger_id: LedgerId, *arguments: Any, **options: Any) -> Any:
+        asked.append(ledger_id)
+        return await entries_on(self, ledger_id, *arguments, **options)
+
+    monkeypatch.setattr(WorldClient, "entries_on", counted)
+
+    async def scenario() -> None:
+        world = await make(2)
+        await noted(world, 1)
+        world.lacks(1, "b2", [(0, 4)])
+        running = await world.start_auditor()
+        await asyncio.sleep(SOON_S)
+        assert await world.marked() == {1: ("b2",)}
+        assert asked == [LedgerId(1)] * 3, "one request to each bookie"
+        await asyncio.sleep(60)
+        assert len(asked) == 3
+        assert running.auditor.state.closings.findings["marked"] > 10, "only the mark is polled"
 
     simulate(scenario())
 
