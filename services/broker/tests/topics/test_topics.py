@@ -347,3 +347,18 @@ async def test_the_topics_close_even_if_one_of_them_fails_and_wait_for_abandoned
     with pytest.raises(NotOwner):
         await broker.broker.topics.get(other.name)
     await failing.ledger.crash()
+
+
+async def test_maintenance_replaces_the_old_cursor_ledger_of_an_idle_subscription(broker):
+    await broker.produce("a", "b")
+    got = await broker.receive(max=1)
+    assert (await broker.ack(ids(got))).json() == {"acknowledged": 1}
+    (topic,) = broker.broker.topics
+    (cursor,) = topic.ledger.cursors.values()
+    first = cursor.store.ledger_id
+    await broker.broker.topics.maintain()
+    assert cursor.store.ledger_id == first
+    cursor.store._opened_at -= 14_400
+    await broker.broker.topics.maintain()
+    assert cursor.store.ledger_id not in (first, -1)
+    assert len(payloads(await broker.receive())) == 1

@@ -428,6 +428,11 @@ class ManagedLedger:
         if self._writer is not None:
             await self._writer.roll()
 
+    async def renew_cursor_ledgers(self) -> None:
+        """Replace the cursor ledgers that have reached their maximum age. Errors as `ManagedCursor.ack_many`."""
+        for cursor in list(self._cursors.cursors.values()):
+            await cursor.renew_ledger()
+
     async def trim(self) -> int:
         """Delete the oldest ledgers that are no longer needed. Returns the number of ledgers removed from the list.
 

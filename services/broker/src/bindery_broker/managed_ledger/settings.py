@@ -68,7 +68,8 @@ class ManagedLedgerSettings(Settings):
     """Records after which a cursor continues in a new cursor ledger. Source: managedLedgerCursorMaxEntriesPerLedger."""
 
     cursor_age_s_max: Annotated[float, Gt(0)] = 14_400
-    """Age in seconds of a cursor ledger at which the next record goes into a new one."""
+    """Age in seconds at which a cursor ledger is replaced by a new one: at the next record, or in the next round of
+    maintenance."""
 
     cursor_record_size_max: Annotated[int, Ge(1024)] = 4 * MIB
     """Maximum bytes of the stored state of a cursor. Acknowledgements that exceed it (a million scattered ones) are

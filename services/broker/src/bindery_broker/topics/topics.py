@@ -176,7 +176,8 @@ class Topics:
         return sorted(names, key=lambda name: name.short)
 
     async def maintain(self) -> None:
-        """Run one round of maintenance of the loaded topics: end sessions, delete ledgers, close idle topics."""
+        """Run one round of maintenance of the loaded topics: end sessions, delete ledgers, replace old cursor ledgers,
+        close idle topics."""
         idle: list[Topic] = []
         for topic in self:
             if not topic.is_open:
@@ -185,6 +186,7 @@ class Topics:
                 subscription.tick()
             try:
                 await topic.ledger.trim()
+                await topic.ledger.renew_cursor_ledgers()
             except BinderyError as error:
                 if topic.is_open:
                     log.warning("topic_maintenance_failed", topic=topic.name.short, **error_fields(error))

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 import structlog
+from bindery_broker.managed_ledger import ManagedCursor
 from bindery_broker.managed_ledger.cursors.cursor_store import LEDGER_RETRY_S
 from bindery_core.errors import (
     AddTimeout,
@@ -29,6 +30,61 @@ async def test_a_cursor_ledger_is_rolled_and_the_old_one_deleted(cluster: Cluste
     await topic.crash()
     _, cursor = await topic_of(cluster)
     assert cursor.mark_delete == Position(0, 8)
+
+
+def old(cursor: ManagedCursor, *, by_s: float) -> None:
+    """Make the cursor ledger older."""
+    cursor.store._opened_at -= by_s
+
+
+async def test_the_cursor_ledger_of_an_idle_subscription_is_replaced_at_its_maximum_age(cluster: Cluster) -> None:
+    topic, cursor = await topic_of(cluster, cursor_age_s_max=600)
+    await topic.renew_cursor_ledgers()
+    assert cursor.store.ledger_id == -1, "without an acknowledgement there is none"
+    await cursor.ack_many(at(0, 2))
+    first = cursor.store.ledger_id
+    await topic.renew_cursor_ledgers()
+    assert cursor.store.ledger_id == first
+    old(cursor, by_s=600)
+    await topic.renew_cursor_ledgers()
+    second = cursor.store.ledger_id
+    assert second not in (first, -1)
+    assert first not in cluster.ledgers.ledgers, "the old one is deleted"
+    await topic.renew_cursor_ledgers()
+    assert cursor.store.ledger_id == second
+    await topic.crash()
+    _, cursor = await topic_of(cluster)
+    assert (cursor.mark_delete, cursor.individually_acked()) == (Position(0, 0), "[(0:1..0:2]]")
+
+
+async def test_a_cursor_ledger_is_not_replaced_while_a_record_is_written_or_after_the_end(cluster: Cluster) -> None:
+    topic, cursor = await topic_of(cluster, cursor_age_s_max=600)
+    await cursor.ack_many(at(0))
+    first = cursor.store.ledger_id
+    cluster.ledgers.hold_adds()
+    acking = asyncio.ensure_future(cursor.ack_many(at(1)))
+    await asyncio.sleep(0)
+    old(cursor, by_s=600)
+    await asyncio.wait_for(topic.renew_cursor_ledgers(), 1)
+    assert cursor.store.ledger_id == first
+    cluster.ledgers.release_adds()
+    await acking
+    commits = cursor.commits
+    await topic.crash()
+    await cursor.renew_ledger()
+    assert cursor.commits == commits
+
+
+async def test_a_cursor_ledger_that_cannot_be_replaced_stays_in_use(cluster: Cluster) -> None:
+    topic, cursor = await topic_of(cluster, cursor_age_s_max=600)
+    await cursor.ack_many(at(0))
+    first = cursor.store.ledger_id
+    old(cursor, by_s=600)
+    cluster.ledgers.fail_next("create", NotEnoughBookies("made up"))
+    await topic.renew_cursor_ledgers()
+    assert cursor.store.ledger_id == first
+    await cursor.ack_many(at(1))
+    assert cursor.durable_mark_delete == Position(0, 1)
 
 
 async def test_a_failed_cursor_ledger_is_replaced(cluster: Cluster) -> None:

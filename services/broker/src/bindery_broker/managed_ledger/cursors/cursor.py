@@ -253,6 +253,16 @@ class ManagedCursor:
         self._state.properties = dict(properties)
         await self._make_durable(changed)
 
+    async def renew_ledger(self) -> None:
+        """Continue in a new cursor ledger if the present one has reached its maximum age. Errors as `ack_many`.
+
+        The next change would do that, too. But while a ledger is open, recovery cannot decide whether entries that its
+        writer wrote without one of the bookies are missing there, so that the open cursor ledger of an idle
+        subscription would count as under-replicated until the next acknowledgement.
+        """
+        if self._end is None and self._committer is None and self._is_free.is_set() and self._store.is_too_old:
+            await self._make_durable(True)
+
     async def _turn(self) -> None:
         """Return once the state may be changed."""
         while not self._is_free.is_set():

@@ -104,6 +104,11 @@ class CursorStore:
     def last_record(self) -> int:
         return self._records - 1
 
+    @property
+    def is_too_old(self) -> bool:
+        """Whether the cursor ledger has reached its maximum age."""
+        return self._handle is not None and self._age_s() >= self._settings.cursor_age_s_max
+
     async def create(self, state: CursorState, cursor_properties: Mapping[str, str]) -> None:
         """Create the cursor, durably. Raises TopicFenced, TryAgain, OutcomeUnknown."""
         self.cursor_properties = dict(cursor_properties)
@@ -228,8 +233,10 @@ class CursorStore:
         await self._retire_ledger(NO_LEDGER)
 
     def _roll_due(self) -> bool:
-        age_s = asyncio.get_running_loop().time() - self._opened_at
-        return self._records >= self._settings.cursor_entries_max or age_s >= self._settings.cursor_age_s_max
+        return self._records >= self._settings.cursor_entries_max or self.is_too_old
+
+    def _age_s(self) -> float:
+        return asyncio.get_running_loop().time() - self._opened_at
 
     async def _append(self, handle: WriteHandle, record: bytes) -> bool:
         """Add a record. Returns False if the cursor ledger failed; the ledger is then abandoned.
