@@ -28,6 +28,7 @@ TEST_DIRECTORIES: Final = (
 )
 """Patterns of the directories with tests, relative to the root."""
 ONE_SPARK: Final = (
+    "spark-jobs/tests/audit/second_pass/test_second_pass.py",
     "spark-jobs/tests/audit/test_run.py",
     "spark-jobs/tests/audit/checks/test_copies.py",
     "spark-jobs/tests/audit/checks/test_coverage.py",
@@ -40,10 +41,9 @@ ONE_SPARK: Final = (
     "spark-jobs/tests/topics/test_count.py",
 )
 """Patterns of test files that run in one worker: a Spark session takes half a minute of one core to start and warm up.
-All files that use the fixture `spark` are here, except for the one in LONGEST."""
+All files that use the fixture `spark` are here."""
 LONGEST: Final = (
     *ONE_SPARK,
-    "spark-jobs/tests/audit/second_pass/test_second_pass.py",
     "services/auditor/tests/*test_process.py",
     "cli/tests/*test_kill_all.py",
     "cli/tests/*test_recovery_cluster.py",
