@@ -54,12 +54,16 @@ class _Add:
         """Record that the first `count` entries are stored, from `first` on. Answers the call if no entry is left."""
         ledger_id, entry_id = first
         positions = [Position(ledger_id, i) for i in range(entry_id, entry_id + count)]
-        payloads, self.payloads = self.payloads[:count], self.payloads[count:]
-        stored = StoredEntries(positions, payloads, sum(map(len, payloads)) if self.payloads else self.size)
-        self.positions += positions
-        self.size -= stored.size
-        if not self.payloads and not self.future.done():
-            self.future.set_result(self.positions)
+        if count < len(self.payloads):
+            payloads, self.payloads = self.payloads[:count], self.payloads[count:]
+            stored = StoredEntries(positions, payloads, sum(map(len, payloads)))
+            self.positions += positions
+            self.size -= stored.size
+            return stored
+        stored = StoredEntries(positions, self.payloads, self.size)
+        self.payloads, self.size = (), 0
+        if not self.future.done():
+            self.future.set_result(self.positions + positions if self.positions else positions)
         return stored
 
 

@@ -206,10 +206,11 @@ class TopicWriter:
 
     def _count_stored(self, stored: Sequence[StoredEntries]) -> None:
         self._ledger_switch.entry_stored()
-        for positions, payloads, size in stored:
-            self._ledgers.grow(entries=len(positions), size=size)
-            self.entries_added += len(positions)
-            self._cache.put_many(zip(positions, payloads, strict=True))
+        count = sum(len(one.positions) for one in stored)
+        self._ledgers.grow(entries=count, size=sum(one.size for one in stored))
+        self.entries_added += count
+        for one in stored:
+            self._cache.put_many(zip(one.positions, one.payloads, strict=True))
 
     # --- control of the sending by a switch
 
