@@ -429,9 +429,16 @@ class ManagedLedger:
             await self._writer.roll()
 
     async def renew_cursor_ledgers(self) -> None:
-        """Replace the cursor ledgers that have reached their maximum age. Errors as `ManagedCursor.ack_many`."""
+        """Replace the cursor ledgers that have reached their maximum age. Errors as `ManagedCursor.ack_many`, raised
+        after the other cursors have had their turn."""
+        problem: BinderyError | None = None
         for cursor in list(self._cursors.cursors.values()):
-            await cursor.renew_ledger()
+            try:
+                await cursor.renew_ledger()
+            except BinderyError as error:
+                problem = error
+        if problem is not None:
+            raise problem
 
     async def trim(self) -> int:
         """Delete the oldest ledgers that are no longer needed. Returns the number of ledgers removed from the list.

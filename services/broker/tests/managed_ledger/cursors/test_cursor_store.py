@@ -87,6 +87,24 @@ async def test_a_cursor_ledger_that_cannot_be_replaced_stays_in_use(cluster: Clu
     assert cursor.durable_mark_delete == Position(0, 1)
 
 
+async def test_a_cursor_that_cannot_be_stored_does_not_keep_others_from_their_new_ledgers(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, first = await topic_of(cluster, cursor_age_s_max=600)
+    second = await topic.open_cursor("t", start=EARLIEST)
+    await second.ack_many(at(0))
+    before = second.store.ledger_id
+    old(second, by_s=600)
+
+    async def refused() -> None:
+        raise TooManyRequests("made up")
+
+    monkeypatch.setattr(first, "renew_ledger", refused)
+    with pytest.raises(TooManyRequests, match="made up"):
+        await topic.renew_cursor_ledgers()
+    assert second.store.ledger_id not in (before, -1)
+
+
 async def test_a_failed_cursor_ledger_is_replaced(cluster: Cluster) -> None:
     topic, cursor = await topic_of(cluster)
     await cursor.ack_many(at(0))
