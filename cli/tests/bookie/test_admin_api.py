@@ -17,19 +17,6 @@ def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.fixture
-def serve(monkeypatch: pytest.MonkeyPatch) -> Callable[[Handler], None]:
-    """Let a function answer all requests."""
-    client = httpx.Client
-
-    def answer(handler: Handler) -> None:
-        monkeypatch.setattr(
-            httpx, "Client", lambda **options: client(**options, transport=httpx.MockTransport(handler))
-        )
-
-    return answer
-
-
 def test_json_goes_in_and_out(serve: Callable[[Handler], None]) -> None:
     requests: list[tuple[str, str, bytes]] = []
 

@@ -17,19 +17,6 @@ from bindery_core.errors import BadRequest
 Handler = Callable[[httpx.Request], httpx.Response]
 
 
-@pytest.fixture
-def serve(monkeypatch: pytest.MonkeyPatch) -> Callable[[Handler], None]:
-    """Let a function answer all requests."""
-    client = httpx.Client
-
-    def answer(handler: Handler) -> None:
-        monkeypatch.setattr(
-            httpx, "Client", lambda **options: client(**options, transport=httpx.MockTransport(handler))
-        )
-
-    return answer
-
-
 @pytest.mark.parametrize(
     ("topic", "path"),
     [

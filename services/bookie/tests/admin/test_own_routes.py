@@ -103,7 +103,7 @@ async def test_limbo_is_listed_by_shard_with_the_ledgers_left(sharded, engines) 
         "shards": [{"shard": 0, "inLimbo": False}, {"shard": 1, "inLimbo": False}],
         "repair": None,
     }
-    engines[1].limbo = LimboState("the disk is empty", 5, LimboPhase.REPAIRING, 3, 10, {7: "nobody has it"})
+    engines[1].limbo = LimboState("the disk is empty", 5, LimboPhase.REPAIRING, 3, 10, {7: "no bookie has it"})
     answer = (await sharded.http.get(f"{API}/limbo")).json()
     assert answer["inLimbo"] is True
     assert answer["shards"][1] == {
@@ -114,7 +114,7 @@ async def test_limbo_is_listed_by_shard_with_the_ledgers_left(sharded, engines) 
         "sinceMs": 5,
         "ledgersLeft": 3,
         "ledgersListed": 10,
-        "problems": [{"ledgerId": 7, "reason": "nobody has it"}],
+        "problems": [{"ledgerId": 7, "reason": "no bookie has it"}],
     }
 
 
