@@ -437,3 +437,16 @@ def test_at_most_a_thousand_damaged_entries_are_reported(source: Source) -> None
     list(copy.steps())
     assert len(copy.damage) == 1000
     assert (copy.damage[-1].ledger_id, copy.damage[-1].entry_id) == (4, 399)
+
+
+@pytest.mark.parametrize("bit", [0x01, 0x10], ids=["64 KiB", "1 MiB"])
+def test_a_damaged_size_beyond_the_part_ends_the_rewrite(
+    source: Source, bit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The part is longer than a step, so the record could be a large one."""
+    monkeypatch.setattr(rewrite, "STEP_SIZE", 1000)
+    source.put_many(3, range(30))
+    copy = source.rewrite([3])
+    source.disk.corrupt(PATH, HEADER + 5, bit)
+    list(copy.steps())
+    assert copy.damage == [damage_of(3, 0, 40, "entry size differs")]

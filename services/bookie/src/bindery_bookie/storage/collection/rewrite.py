@@ -169,7 +169,7 @@ class Rewrite:
         size_wanted = STEP_SIZE
         while at < end:
             data = self._read(source, at, min(size_wanted, end - at))
-            size, size_wanted = self._whole_records(data, ledger_id, at)
+            size, size_wanted = self._whole_records(data, ledger_id, at, end)
             if not self.damage:
                 self._put(data[:size], ledger_id)
             at += size
@@ -186,8 +186,11 @@ class Rewrite:
             work, self._work = self._work, 0
             yield work
 
-    def _whole_records(self, data: bytes, ledger_id: int, offset: int) -> tuple[int, int]:
-        """Verify the records in `data`. Return the bytes of whole records, and the number of bytes to read next."""
+    def _whole_records(self, data: bytes, ledger_id: int, offset: int, end: int) -> tuple[int, int]:
+        """Verify the records in `data`. Return the bytes of whole records, and the number of bytes to read next.
+
+        `end`: end of the part. A record that would exceed it has a damaged size.
+        """
         at = 0
         while at + fmt.RECORD_HEADER_SIZE <= len(data):
             _, size = fmt.unpack_record_header(data, at)
@@ -195,7 +198,7 @@ class Rewrite:
             if not fmt.BODY_SIZE_MIN <= size <= fmt.BODY_SIZE_MAX:
                 raise DamagedStorage("entry size is out of range", path=self.source_path, offset=offset + body_at)
             if body_at + size > len(data):
-                if at == 0 and len(data) >= STEP_SIZE:
+                if at == 0 and offset + body_at + size <= end:
                     return 0, fmt.RECORD_HEADER_SIZE + size
                 if at == 0:
                     raise DamagedStorage("entry log is short", path=self.source_path, offset=offset)
