@@ -1,5 +1,6 @@
 """Rewrite: live entries reach the new log unchanged, and a log with unreadable live entries is not replaced."""
 
+import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -216,6 +217,27 @@ def test_what_was_not_copied_as_one_piece_has_no_new_location(source: Source) ->
     assert copy.moved(140, 192) == at(HEADER + KEY_RECORD)
 
 
+def test_adjacent_runs_are_copied_as_one_part(source: Source) -> None:
+    source.put(3, 0)
+    source.put(8, 0)
+    many = source.put_many(3, range(1, 301))  # three rows of the index
+    copy = source.rewrite([3])
+    list(copy.steps())
+    assert source.written()[HEADER + KEY_RECORD + RECORD :].startswith(many)
+    assert copy.moved(240, 300 * RECORD - 8) == at(HEADER + KEY_RECORD + RECORD)
+    assert copy.ledgers == [(3, 0, 300)]
+
+
+def test_the_smallest_record_of_the_format_is_copied(source: Source) -> None:
+    record = fmt.pack_record(struct.pack(">qq", 3, 0))
+    source.located[3] = [(0, at(HEADER, log_id=5), 16)]
+    source.data += record
+    copy = source.rewrite([3])
+    list(copy.steps())
+    assert copy.damage == []
+    assert source.written() == complete_log(source.key_record(3) + record, {3: KEY_RECORD + 24})
+
+
 def test_the_range_of_copied_entries_covers_all_parts(source: Source) -> None:
     source.put(3, 5)
     source.put(8, 0)
@@ -247,6 +269,16 @@ def test_reads_and_writes_are_limited_per_step(source: Source, monkeypatch: pyte
     assert source.written() == complete_log(source.key_record(3) + records, {3: 48 + 34 * 90})
 
 
+def test_a_full_buffer_is_written_after_its_ledger(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rewrite, "STEP_SIZE", HEADER + 2 * KEY_RECORD)
+    for ledger_id in range(3, 7):
+        source.located[ledger_id] = [(0, at(HEADER, log_id=6), 92)]
+    copy = source.rewrite([3, 4, 5, 6])
+    # The rows of the other log, 29 bytes each, and one write after the second ledger.
+    assert list(copy.steps()) == [2 * 29 + HEADER + 2 * KEY_RECORD, 2 * 29]
+    assert source.disk.log == [f"create {TEMPORARY}", f"write {TEMPORARY}", f"write {TEMPORARY}", f"sync {TEMPORARY}"]
+
+
 def test_many_rows_of_other_logs_count_as_work(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rewrite, "STEP_SIZE", 58)
     source.located[3] = [(entry_id * 20, at(HEADER + 100 * entry_id, log_id=6), 92) for entry_id in range(5)]
@@ -255,13 +287,20 @@ def test_many_rows_of_other_logs_count_as_work(source: Source, monkeypatch: pyte
     assert list(copy.steps()) == [58, 58, 29 + HEADER + KEY_RECORD, 0]
 
 
-def test_the_new_log_is_synced_every_sync_size_bytes(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("sync_size", "expected"),
+    [(2000, "wwdwwdww"), (2001, "wwdwwwdw"), (2080, "wwdwwwdw"), (2081, "wwwdwww")],
+    ids=["at the second time", "below it", "at the first time", "below that"],
+)
+def test_the_new_log_is_synced_every_sync_size_bytes(
+    source: Source, monkeypatch: pytest.MonkeyPatch, sync_size: int, expected: str
+) -> None:
+    """The first write has 1080 bytes, the next four have 1000, and the last one has the map. `d` is a datasync."""
     monkeypatch.setattr(rewrite, "STEP_SIZE", 1000)
     source.put_many(3, range(50))
-    copy = source.rewrite([3], sync_size=2080)
+    copy = source.rewrite([3], sync_size=sync_size)
     list(copy.steps())
-    write, datasync = f"write {TEMPORARY}", f"datasync {TEMPORARY}"
-    assert source.disk.log[1:] == [write, write, datasync, write, write, write, datasync, write, f"sync {TEMPORARY}"]
+    assert "".join(line[0] for line in source.disk.log) == "c" + expected + "s"
 
 
 def test_an_entry_larger_than_a_step_is_read_at_once(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,10 +373,13 @@ def test_all_damaged_entries_of_all_ledgers_are_reported(source: Source, monkeyp
     source.put_many(3, range(10))
     source.put_many(4, range(10))
     source.put_many(6, range(10))
-    copy = source.rewrite([3, 4, 6])
+    source.put(7, 0)
+    source.put(9, 0)
+    copy = source.rewrite([3, 4, 6, 7, 9])
     for record in (2, 5, 20, 29):
         source.disk.corrupt(PATH, HEADER + RECORD * record + 20)
-    list(copy.steps())
+    # Two reads and writes, then all readable entries of ledgers 4, 7 and 9.
+    assert list(copy.steps()) == [100, HEADER + KEY_RECORD + RECORD, 100, 100, *[100] * 12]
     assert [(one.ledger_id, one.entry_id, one.offset) for one in copy.damage] == [
         (3, 2, 240),
         (3, 5, 540),
