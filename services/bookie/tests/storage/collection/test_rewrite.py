@@ -1,104 +1,21 @@
 """Rewrite: live entries reach the new log unchanged, and a log with unreadable live entries is not replaced."""
 
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pytest
 from bindery_bookie.storage import control_records as control
 from bindery_bookie.storage.collection import rewrite
 from bindery_bookie.storage.collection.log_usage import usage_of
-from bindery_bookie.storage.collection.rewrite import Rewrite
 from bindery_bookie.storage.corruption.damage import Damage
 from bindery_bookie.storage.entry_log import entry_log_format as fmt
-from bindery_bookie.storage.entry_log.entry_log_format import Located
-from bindery_bookie.storage.index.index import Index
-from bindery_bookie.storage.index.index_format import LedgerRow, run_rows
-from bindery_bookie.storage.io.fault_injection import FaultyDisk
-from bindery_bookie.storage.io.kv import MemoryKV
-from bindery_simulation.disk import CrashableDisk
-
-PATH = "/d/5.log"
-TEMPORARY = "/d/9.log.compacting"
-HEADER, RECORD, KEY_RECORD, FENCE_RECORD, LAC_RECORD = 32, 100, 48, 24, 48
-"""Sizes in bytes in a log: the file header, a record of `Source.put`, and control records of `Source`."""
-
-
-def at(offset: int, *, log_id: int = 9) -> int:
-    """Return the location of the body of the record that begins at `offset`."""
-    return log_id << 32 | offset + 8
-
-
-class Source:
-    """Log 5, written record by record, and the index that refers to it."""
-
-    def __init__(self, kit: Any) -> None:
-        self.kit = kit
-        self.disk = CrashableDisk()
-        self.index = Index(MemoryKV())
-        self.data = bytearray(fmt.pack_file_header(5))
-        self.located: dict[int, list[Located]] = {}
-        self.faults: Callable[[str, str], OSError | None] = lambda operation, path: None
-
-    def put(self, ledger_id: int, entry_id: int, *, size: int = RECORD) -> bytes:
-        """Append a record of `size` bytes, and return it."""
-        body = self.kit.entry(ledger_id, entry_id, bytes([entry_id % 251]) * (size - 40))
-        self.located.setdefault(ledger_id, []).append((entry_id, at(len(self.data), log_id=5), len(body)))
-        record = fmt.pack_record(body)
-        self.data += record
-        return record
-
-    def put_many(self, ledger_id: int, entry_ids: Iterable[int], *, size: int = RECORD) -> bytes:
-        return b"".join([self.put(ledger_id, entry_id, size=size) for entry_id in entry_ids])
-
-    def commit(self, rows: Mapping[int, LedgerRow]) -> None:
-        """Write all located entries and the rows of these ledgers to the index."""
-        self.index.commit(
-            runs=[row for ledger_id, located in self.located.items() for row in run_rows(ledger_id, located)],
-            merges={},
-            ledgers=rows,
-            deleted=(),
-            generation=1,
-        )
-
-    def row(self, *, is_fenced: bool = False, lac: int | None = None, ledger_id: int = 0) -> LedgerRow:
-        packet = None if lac is None else self.kit.lac_packet(ledger_id, lac)
-        return LedgerRow(self.kit.KEY, is_fenced, -1, 99, packet)
-
-    def rewrite(
-        self,
-        live: Sequence[int],
-        *,
-        rows: Mapping[int, LedgerRow] | None = None,
-        deletions: Iterable[int] = (),
-        is_exact: bool = True,
-        sync_size: int = 2**30,
-    ) -> Rewrite:
-        """Write log and index, and return the rewrite into log 9. Each live ledger has a row unless `rows` is given."""
-        self.commit({ledger_id: self.row() for ledger_id in live} if rows is None else rows)
-        self.disk.create(PATH).write_at(self.data, 0)
-        self.disk.log.clear()
-        return Rewrite(
-            FaultyDisk(self.disk, lambda operation, path: self.faults(operation, path)),
-            "/d",
-            self.index,
-            source=usage_of(5, 2, len(self.data), dict.fromkeys(self.located, 1), [], is_exact=is_exact),
-            target_id=9,
-            live=live,
-            deletions=frozenset(deletions),
-            sync_size=sync_size,
-        )
-
-    def key_record(self, ledger_id: int) -> bytes:
-        return fmt.pack_record(control.pack_master_key(ledger_id, self.kit.KEY))
-
-    def written(self) -> bytes:
-        return self.disk.contents(TEMPORARY)
+from entry_log_source import FENCE_RECORD, HEADER, KEY_RECORD, LAC_RECORD, PATH, RECORD, TEMPORARY, LogSource, at
 
 
 @pytest.fixture
-def source(kit: Any) -> Source:
-    return Source(kit)
+def source(kit: Any) -> LogSource:
+    return LogSource(kit)
 
 
 def complete_log(records: bytes, sizes: Mapping[int, int], deletions: Iterable[int] = ()) -> bytes:
@@ -110,7 +27,7 @@ def complete_log(records: bytes, sizes: Mapping[int, int], deletions: Iterable[i
 # --- the new log ------------------------------------------------------------------------------------------------------
 
 
-def test_the_new_log_has_the_live_ledgers_with_their_keys_and_entries(source: Source) -> None:
+def test_the_new_log_has_the_live_ledgers_with_their_keys_and_entries(source: LogSource) -> None:
     first = source.put_many(3, range(2))
     source.put_many(4, range(5))
     second = source.put_many(6, [7])
@@ -126,7 +43,7 @@ def test_the_new_log_has_the_live_ledgers_with_their_keys_and_entries(source: So
     assert copy.damage == []
 
 
-def test_the_new_log_begins_with_the_needed_deleted_records(source: Source) -> None:
+def test_the_new_log_begins_with_the_needed_deleted_records(source: LogSource) -> None:
     entry = source.put(3, 0)
     copy = source.rewrite([3], deletions=[8, 2])
     list(copy.steps())
@@ -138,19 +55,20 @@ def test_the_new_log_begins_with_the_needed_deleted_records(source: Source) -> N
     assert copy.ledgers == [(3, 0, 0)]
 
 
-def test_fence_and_explicit_lac_are_written_before_the_entries(source: Source) -> None:
+def test_fence_and_explicit_lac_are_written_before_the_entries(source: LogSource) -> None:
     entries = source.put(3, 0), source.put(4, 0)
-    rows = {3: source.row(is_fenced=True), 4: source.row(is_fenced=True, lac=7, ledger_id=4)}
+    packet = source.kit.lac_packet(4, 7)
+    rows = {3: source.row(is_fenced=True), 4: source.row(is_fenced=True, explicit_lac=packet)}
     copy = source.rewrite([3, 4], rows=rows)
     list(copy.steps())
     fences = [fmt.pack_record(control.pack_fence(ledger_id)) for ledger_id in (3, 4)]
-    lac = fmt.pack_record(control.pack_explicit_lac(4, source.kit.lac_packet(4, 7)))
+    lac = fmt.pack_record(control.pack_explicit_lac(4, packet))
     records = source.key_record(3) + fences[0] + entries[0] + source.key_record(4) + fences[1] + lac + entries[1]
     sizes = {3: KEY_RECORD + FENCE_RECORD + RECORD, 4: KEY_RECORD + FENCE_RECORD + LAC_RECORD + RECORD}
     assert source.written() == complete_log(records, sizes)
 
 
-def test_a_ledger_deleted_since_is_not_copied(source: Source) -> None:
+def test_a_ledger_deleted_since_is_not_copied(source: LogSource) -> None:
     source.put(3, 0)
     entry = source.put(4, 0)
     copy = source.rewrite([3, 4], rows={4: source.row()})
@@ -158,7 +76,7 @@ def test_a_ledger_deleted_since_is_not_copied(source: Source) -> None:
     assert source.written() == complete_log(source.key_record(4) + entry, {4: 148})
 
 
-def test_a_ledger_whose_entries_are_in_other_logs_keeps_its_control_records(source: Source) -> None:
+def test_a_ledger_whose_entries_are_in_other_logs_keeps_its_control_records(source: LogSource) -> None:
     source.located[3] = [(0, at(HEADER, log_id=6), 92)]
     copy = source.rewrite([3])
     list(copy.steps())
@@ -171,7 +89,7 @@ def test_live_ledgers_that_the_log_does_not_have_are_written_only_if_parts_of_th
     kit: Any,
 ) -> None:
     for is_exact in (True, False):
-        source = Source(kit)
+        source = LogSource(kit)
         entry = source.put(3, 0)
         list(source.rewrite([2, 3, 5], is_exact=is_exact).steps())
         if is_exact:
@@ -184,7 +102,7 @@ def test_live_ledgers_that_the_log_does_not_have_are_written_only_if_parts_of_th
 # --- locations --------------------------------------------------------------------------------------------------------
 
 
-def test_copied_parts_are_found_by_their_old_location(source: Source) -> None:
+def test_copied_parts_are_found_by_their_old_location(source: LogSource) -> None:
     """The ledgers are not in the order of their ids, as in an interleaved log."""
     source.put_many(4, range(2))  # offset 32
     source.put_many(3, [0, 1])  # 232
@@ -202,7 +120,7 @@ def test_copied_parts_are_found_by_their_old_location(source: Source) -> None:
     assert copy.moved(540, 92) == at(ledger_3 + 200)
 
 
-def test_what_was_not_copied_as_one_piece_has_no_new_location(source: Source) -> None:
+def test_what_was_not_copied_as_one_piece_has_no_new_location(source: LogSource) -> None:
     source.put(8, 0)  # offset 32, not live
     source.put_many(3, [0, 1])  # 132
     source.put(8, 1)  # 332, not live
@@ -217,7 +135,7 @@ def test_what_was_not_copied_as_one_piece_has_no_new_location(source: Source) ->
     assert copy.moved(140, 192) == at(HEADER + KEY_RECORD)
 
 
-def test_adjacent_runs_are_copied_as_one_part(source: Source) -> None:
+def test_adjacent_runs_are_copied_as_one_part(source: LogSource) -> None:
     source.put(3, 0)
     source.put(8, 0)
     many = source.put_many(3, range(1, 301))  # three rows of the index
@@ -228,7 +146,7 @@ def test_adjacent_runs_are_copied_as_one_part(source: Source) -> None:
     assert copy.ledgers == [(3, 0, 300)]
 
 
-def test_the_smallest_record_of_the_format_is_copied(source: Source) -> None:
+def test_the_smallest_record_of_the_format_is_copied(source: LogSource) -> None:
     record = fmt.pack_record(struct.pack(">qq", 3, 0))
     source.located[3] = [(0, at(HEADER, log_id=5), 16)]
     source.data += record
@@ -238,7 +156,7 @@ def test_the_smallest_record_of_the_format_is_copied(source: Source) -> None:
     assert source.written() == complete_log(source.key_record(3) + record, {3: KEY_RECORD + 24})
 
 
-def test_the_range_of_copied_entries_covers_all_parts(source: Source) -> None:
+def test_the_range_of_copied_entries_covers_all_parts(source: LogSource) -> None:
     source.put(3, 5)
     source.put(8, 0)
     source.put(3, 300)
@@ -252,7 +170,7 @@ def test_the_range_of_copied_entries_covers_all_parts(source: Source) -> None:
 # --- steps ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_step_is_a_quarter_of_a_mebibyte(source: Source) -> None:
+def test_a_step_is_a_quarter_of_a_mebibyte(source: LogSource) -> None:
     source.put_many(3, range(96), size=8192)
     copy = source.rewrite([3])
     # Reads of 32 records and writes in turns; the first write has the header and the key, the last is not counted.
@@ -260,7 +178,7 @@ def test_a_step_is_a_quarter_of_a_mebibyte(source: Source) -> None:
     assert copy.copied_bytes == 96 * 8192
 
 
-def test_reads_and_writes_are_limited_per_step(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reads_and_writes_are_limited_per_step(source: LogSource, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rewrite, "STEP_SIZE", 1000)
     records = source.put_many(3, range(34), size=90)
     copy = source.rewrite([3])
@@ -269,7 +187,7 @@ def test_reads_and_writes_are_limited_per_step(source: Source, monkeypatch: pyte
     assert source.written() == complete_log(source.key_record(3) + records, {3: 48 + 34 * 90})
 
 
-def test_a_full_buffer_is_written_after_its_ledger(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_buffer_is_written_after_its_ledger(source: LogSource, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rewrite, "STEP_SIZE", HEADER + 2 * KEY_RECORD)
     for ledger_id in range(3, 7):
         source.located[ledger_id] = [(0, at(HEADER, log_id=6), 92)]
@@ -279,7 +197,7 @@ def test_a_full_buffer_is_written_after_its_ledger(source: Source, monkeypatch: 
     assert source.disk.log == [f"create {TEMPORARY}", f"write {TEMPORARY}", f"write {TEMPORARY}", f"sync {TEMPORARY}"]
 
 
-def test_many_rows_of_other_logs_count_as_work(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_rows_of_other_logs_count_as_work(source: LogSource, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rewrite, "STEP_SIZE", 58)
     source.located[3] = [(entry_id * 20, at(HEADER + 100 * entry_id, log_id=6), 92) for entry_id in range(5)]
     copy = source.rewrite([3])
@@ -293,7 +211,7 @@ def test_many_rows_of_other_logs_count_as_work(source: Source, monkeypatch: pyte
     ids=["at the second time", "below it", "at the first time", "below that"],
 )
 def test_the_new_log_is_synced_every_sync_size_bytes(
-    source: Source, monkeypatch: pytest.MonkeyPatch, sync_size: int, expected: str
+    source: LogSource, monkeypatch: pytest.MonkeyPatch, sync_size: int, expected: str
 ) -> None:
     """The first write has 1080 bytes, the next four have 1000, and the last one has the map. `d` is a datasync."""
     monkeypatch.setattr(rewrite, "STEP_SIZE", 1000)
@@ -303,7 +221,7 @@ def test_the_new_log_is_synced_every_sync_size_bytes(
     assert "".join(line[0] for line in source.disk.log) == "c" + expected + "s"
 
 
-def test_an_entry_larger_than_a_step_is_read_at_once(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_entry_larger_than_a_step_is_read_at_once(source: LogSource, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rewrite, "STEP_SIZE", 1000)
     records = source.put(3, 0, size=200) + source.put(3, 1, size=3000) + source.put(3, 2, size=1000)
     copy = source.rewrite([3])
@@ -312,7 +230,7 @@ def test_an_entry_larger_than_a_step_is_read_at_once(source: Source, monkeypatch
     assert copy.damage == []
 
 
-def test_a_stopped_rewrite_closes_both_files(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_rewrite_closes_both_files(source: LogSource, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rewrite, "STEP_SIZE", 100)
     source.put_many(3, range(20))
     closed: list[str] = []
@@ -331,7 +249,7 @@ def test_a_stopped_rewrite_closes_both_files(source: Source, monkeypatch: pytest
     assert source.disk.paths() == [PATH, TEMPORARY]
 
 
-def test_a_failed_write_is_raised(source: Source) -> None:
+def test_a_failed_write_is_raised(source: LogSource) -> None:
     source.put(3, 0)
     source.faults = lambda operation, path: OSError(28, "no space") if operation == "write_at" else None
     with pytest.raises(OSError, match="no space"):
@@ -358,7 +276,7 @@ def damage_of(ledger_id: int, entry_id: int | None, offset: int, reason: str) ->
     ids=["digest", "smaller size", "size beyond the part", "size out of range", "body", "last byte"],
 )
 def test_a_damaged_live_entry_is_reported_and_no_log_is_completed(
-    source: Source, offset: int, mask: int, reason: str
+    source: LogSource, offset: int, mask: int, reason: str
 ) -> None:
     source.put_many(3, range(4))
     copy = source.rewrite([3])
@@ -368,7 +286,7 @@ def test_a_damaged_live_entry_is_reported_and_no_log_is_completed(
     assert source.disk.log == [f"create {TEMPORARY}"]
 
 
-def test_all_damaged_entries_of_all_ledgers_are_reported(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_damaged_entries_of_all_ledgers_are_reported(source: LogSource, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rewrite, "STEP_SIZE", 100)
     source.put_many(3, range(10))
     source.put_many(4, range(10))
@@ -390,7 +308,7 @@ def test_all_damaged_entries_of_all_ledgers_are_reported(source: Source, monkeyp
     assert source.disk.log == [f"create {TEMPORARY}", f"write {TEMPORARY}", f"write {TEMPORARY}"]
 
 
-def test_damage_of_dead_records_does_not_matter(source: Source) -> None:
+def test_damage_of_dead_records_does_not_matter(source: LogSource) -> None:
     source.put_many(8, range(3))
     entry = source.put(3, 0)
     copy = source.rewrite([3])
@@ -402,7 +320,7 @@ def test_damage_of_dead_records_does_not_matter(source: Source) -> None:
 
 
 @pytest.mark.parametrize("wrong", [(4, 1), (3, 2)], ids=["ledger id", "entry id"])
-def test_a_record_with_other_ids_than_the_index_is_damage(source: Source, wrong: tuple[int, int]) -> None:
+def test_a_record_with_other_ids_than_the_index_is_damage(source: LogSource, wrong: tuple[int, int]) -> None:
     source.put(3, 0)
     source.put(*wrong)
     source.located = {3: [*source.located[3][:1], (1, at(HEADER + RECORD, log_id=5), 92)]}
@@ -417,7 +335,7 @@ def test_a_record_with_other_ids_than_the_index_is_damage(source: Source, wrong:
 @pytest.mark.parametrize(
     ("cut", "damaged"), [(1, [2]), (100, [2]), (101, [1, 2])], ids=["in the last", "between", "in both"]
 )
-def test_entries_missing_at_the_end_of_the_log_are_damage(source: Source, cut: int, damaged: list[int]) -> None:
+def test_entries_missing_at_the_end_of_the_log_are_damage(source: LogSource, cut: int, damaged: list[int]) -> None:
     source.put_many(3, range(3))
     copy = source.rewrite([3])
     source.disk.truncate(PATH, len(source.data) - cut)
@@ -427,7 +345,7 @@ def test_entries_missing_at_the_end_of_the_log_are_damage(source: Source, cut: i
     assert source.disk.contents(PATH)[end:] == b""
 
 
-def test_an_unreadable_sector_is_damage_of_its_entries(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_sector_is_damage_of_its_entries(source: LogSource, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rewrite, "STEP_SIZE", 200)
     source.put_many(3, range(6))
     copy = source.rewrite([3])
@@ -451,7 +369,7 @@ def test_an_unreadable_sector_is_damage_of_its_entries(source: Source, monkeypat
     assert copy.damage == [damage_of(3, 2, 240, reason), damage_of(3, 3, 340, reason)]
 
 
-def test_a_log_is_kept_if_a_part_was_unreadable_only_once(source: Source) -> None:
+def test_a_log_is_kept_if_a_part_was_unreadable_only_once(source: LogSource) -> None:
     """The entries may have been stored elsewhere meanwhile; the next run decides again."""
     source.put_many(3, range(2))
     source.put(8, 0)
@@ -471,7 +389,7 @@ def test_a_log_is_kept_if_a_part_was_unreadable_only_once(source: Source) -> Non
     assert source.disk.log == [f"create {TEMPORARY}"]
 
 
-def test_at_most_a_thousand_damaged_entries_are_reported(source: Source) -> None:
+def test_at_most_a_thousand_damaged_entries_are_reported(source: LogSource) -> None:
     source.put_many(3, range(600))
     source.put_many(4, range(600))
     copy = source.rewrite([3, 4])
@@ -483,7 +401,7 @@ def test_at_most_a_thousand_damaged_entries_are_reported(source: Source) -> None
 
 @pytest.mark.parametrize("bit", [0x01, 0x10], ids=["64 KiB", "1 MiB"])
 def test_a_damaged_size_beyond_the_part_ends_the_rewrite(
-    source: Source, bit: int, monkeypatch: pytest.MonkeyPatch
+    source: LogSource, bit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The part is longer than a step, so the record could be a large one."""
     monkeypatch.setattr(rewrite, "STEP_SIZE", 1000)
