@@ -427,6 +427,46 @@ async def test_a_log_that_cannot_be_sealed_is_closed_without_a_trailer(scene: Fl
     assert renames == ["rename /d/entry-logs.new /d/entry-logs", "rename /d/LastLogMark.new /d/LastLogMark"]
 
 
+async def failed_roll(scene: FlushScene) -> int:
+    """Let the seal of log 5 fail, and the removal of its remains too. Return the size that the log should have."""
+    scene.add(6, 0)
+    await scene.flush()
+    size = len(scene.log(5))
+    scene.faults = lambda operation, path: OSError(5, "broken") if operation in ("sync", "truncate") else None
+    with pytest.raises(OSError, match="broken"):
+        await scene.flusher.roll()
+    scene.faults = lambda operation, path: None
+    assert scene.flusher.closed_below == 5
+    assert len(scene.log(5)) > size
+    return size
+
+
+async def test_a_repeated_roll_removes_the_remains_of_a_failed_seal(scene: FlushScene) -> None:
+    size = await failed_roll(scene)
+    await scene.flusher.roll()
+    assert len(scene.log(5)) == size
+    assert scene.logs.unsealed == {5: size}
+    assert scene.flusher.closed_below == 6
+    scene.disk.log.clear()
+    await scene.flusher.roll()
+    assert scene.disk.log == []
+
+
+async def test_the_next_flush_removes_the_remains_of_a_failed_seal(scene: FlushScene) -> None:
+    """Its trailer may not be durable, so nothing may expect one."""
+    size = await failed_roll(scene)
+    scene.add(6, 1)
+    flush = await scene.flush()
+    assert len(scene.log(5)) == size
+    assert scene.flusher.log_end(5) == LogEnd(stop=size)
+    assert scene.located(6) == {0: (5, HEADER + KEY_RECORD), 1: (6, HEADER)}
+    assert flush.overwritten == []
+    scene.disk.log.clear()
+    scene.add(6, 2)
+    await scene.flush()
+    assert scene.disk.log[0] == "write /d/6.log", "the next flush continues the log"
+
+
 async def test_the_expected_end_of_a_log_is_that_of_the_mark_or_the_manifest(scene: FlushScene) -> None:
     scene.manifest.manifest = scene.manifest.manifest.with_unsealed({2: 700}).with_absent(1)
     assert scene.flusher.log_end(2) == LogEnd(stop=700)

@@ -95,14 +95,16 @@ class Flusher:
         self._stats = stats
         self.closed_below = mark.log_id + 1
         """Log id below which all logs of flushes are closed, with their entries in the index."""
+        self._must_roll_back = False
+        """True if the open log was closed, but the remains of its failed seal could not be removed."""
 
     async def store(self, flush: Flush) -> None:
         """Make `flush` durable in entry log and index. Raises OSError, DamagedStorage; the call may be repeated.
 
         Entries stay readable from the cache until the caller drops the cache.
         """
-        if flush.attempts:
-            await run_in(self._worker, self._logs.roll_back)
+        if flush.attempts or self._must_roll_back:
+            await self._roll_back()
         flush.attempts += 1
         encoder = self._encoder(self, flush)
         await encoder.run()
@@ -142,13 +144,20 @@ class Flusher:
     async def roll(self) -> None:
         """Close the open entry log, if there is one, and seal it if the disk allows. Only between flushes.
 
-        Raises OSError if the remains of a failed seal cannot be truncated; the call may be repeated.
+        Raises OSError if the remains of a failed seal cannot be truncated. The next call or flush truncates them.
         """
-        try:
-            await self.close(self.mark.journal)
-        except (OSError, BinderyError):
-            await run_in(self._worker, self._logs.roll_back)
+        if not self._must_roll_back:
+            try:
+                await self.close(self.mark.journal)
+            except (OSError, BinderyError):
+                self._must_roll_back = True
+        if self._must_roll_back:
+            await self._roll_back()
             self.closed_below = self.mark.log_id + 1
+
+    async def _roll_back(self) -> None:
+        await run_in(self._worker, self._logs.roll_back)
+        self._must_roll_back = False
 
     async def write(
         self, data: bytes, *, log_id: int, offset: int, sizes: dict[int, int], deletions: Sequence[int] = ()
