@@ -42,6 +42,7 @@ WITHOUT_SOCKETS = (
     "test_back_pressure.py",
     "test_clear_frames.py",
     "test_deleted_ledgers.py",
+    "engine/test_open_storage.py",
     "engine/test_adds.py",
     "flushing/test_flush_loop.py",
     "test_limbo_listing.py",
