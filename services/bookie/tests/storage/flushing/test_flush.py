@@ -224,6 +224,11 @@ async def test_a_chunk_ends_when_it_is_exactly_full(scene: FlushScene) -> None:
     scene.add_many(6, range(6, 9), size=CHUNK_SIZE // 2)
     await scene.flush()
     assert sizes == [CHUNK_SIZE + 16, CHUNK_SIZE // 2 + 8]
+    sizes.clear()
+    scene.add(6, 9, size=CHUNK_SIZE // 2 - 1)
+    scene.add_many(6, range(10, 12), size=CHUNK_SIZE // 2)
+    await scene.flush()
+    assert sizes == [3 * CHUNK_SIZE // 2 + 23], "a byte was left"
     for ledger_id in (7, 8, 9):
         scene.ledgers.create(ledger_id, scene.kit.KEY)
     await scene.flush()
@@ -267,6 +272,20 @@ async def test_a_log_above_its_maximum_size_is_closed_and_a_new_one_begun(scene:
     assert scene.flusher.mark.log_id == 7
 
 
+async def test_a_log_that_becomes_full_within_a_chunk_gets_the_chunk(scene: FlushScene) -> None:
+    for ledger_id in (7, 8, 9):
+        scene.ledgers.create(ledger_id, scene.kit.KEY)
+    scene.add(6, 0, size=65_000)
+    await scene.flush()
+    size = len(scene.log(5))
+    records = [scene.add(ledger_id, 0, size=192) for ledger_id in (7, 8, 9)]
+    sizes = writes_of(scene)
+    await scene.flush()
+    assert sizes == [400, 200]
+    assert scene.log(5)[size:].startswith(records[0] + records[1])
+    assert (scene.located(8), scene.located(9)) == ({0: (5, size + 200)}, {0: (6, HEADER)})
+
+
 async def test_a_log_of_exactly_its_maximum_size_is_continued(scene: FlushScene) -> None:
     scene.add_many(6, range(8), size=8076)
     await scene.flush()
@@ -283,21 +302,26 @@ async def test_a_log_of_exactly_its_maximum_size_is_continued(scene: FlushScene)
     assert scene.located(6)[9] == (6, HEADER)
 
 
+async def turns_of(scene: FlushScene) -> int:
+    """Flush, and return how often other callbacks of the loop could run meanwhile."""
+    turns: list[None] = []
+
+    def count() -> None:
+        turns.append(None)
+        asyncio.get_running_loop().call_soon(count)
+
+    asyncio.get_running_loop().call_soon(count)
+    await scene.flusher.store(scene.taken())
+    return len(turns)
+
+
 @pytest.mark.parametrize(("tick", "expected"), [(0.0, 0), (SLICE_S / 2, 12), (SLICE_S, 24)])
 async def test_others_run_once_a_slice_of_time_is_over(scene: FlushScene, tick: float, expected: int) -> None:
     """The clock is checked after each of 12 control records and 12 ledger rows."""
     scene.tick = tick
     for ledger_id in range(12):
         scene.ledgers.create(ledger_id, scene.kit.KEY)
-    turns: list[int] = []
-
-    def count() -> None:
-        turns.append(scene.worker.jobs)
-        asyncio.get_running_loop().call_soon(count)
-
-    asyncio.get_running_loop().call_soon(count)
-    await scene.flusher.store(scene.taken())
-    assert turns == [0] * expected, "before anything was written"
+    assert await turns_of(scene) == expected
 
 
 async def test_others_run_between_parts_of_ledgers(scene: FlushScene) -> None:
@@ -307,15 +331,16 @@ async def test_others_run_between_parts_of_ledgers(scene: FlushScene) -> None:
     for ledger_id in range(6):
         scene.add(ledger_id, 1)
     scene.tick = SLICE_S
-    turns: list[None] = []
+    assert await turns_of(scene) == 6
 
-    def count() -> None:
-        turns.append(None)
-        asyncio.get_running_loop().call_soon(count)
 
-    asyncio.get_running_loop().call_soon(count)
-    await scene.flusher.store(scene.taken())
-    assert len(turns) == 6
+async def test_others_run_after_each_part_of_256_entries(kit: Any) -> None:
+    scene = FlushScene(kit, chunk_size=2**20)
+    scene.ledgers.create(6, kit.KEY)
+    await scene.flush()
+    scene.add_many(6, range(600), size=32)
+    scene.tick = SLICE_S
+    assert await turns_of(scene) == 3
 
 
 # --- mark and journals ------------------------------------------------------------------------------------------------
