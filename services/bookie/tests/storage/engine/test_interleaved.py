@@ -300,12 +300,13 @@ async def count_turns(scene: Scene) -> int:
     return len(turns)
 
 
-async def test_others_run_after_each_part_of_256_entries(scene: Scene) -> None:
+@pytest.mark.parametrize(("arrived", "parts"), [(256, 1), (512, 2), (513, 3)])
+async def test_others_run_after_each_part_of_256_entries(scene: Scene, arrived: int, parts: int) -> None:
     await scene.known(6)
     bodies = [scene.kit.entry(6, entry_id)[:24] for entry_id in range(2)]
-    for entry_id in range(300):
-        scene.cache.put(6, entry_id % 2, bodies[entry_id % 2])
-    assert await count_turns(scene) == 2 + 1, "the order has two parts, and the ledger has two entries"
+    for number in range(arrived):
+        scene.cache.put(6, number % 2, bodies[number % 2])
+    assert await count_turns(scene) == parts + 1, "and after the rows of the ledger, which has two entries"
 
 
 async def test_others_run_after_each_part_of_rows(scene: Scene) -> None:
