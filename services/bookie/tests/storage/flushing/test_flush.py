@@ -100,6 +100,11 @@ async def test_entries_with_holes_are_found(scene: FlushScene) -> None:
     await scene.flush()
     first = HEADER + KEY_RECORD
     assert scene.located(6) == {entry_id: (5, first + 100 * at) for at, entry_id in enumerate(entry_ids)}
+    scene.add_many(7, [4, 6, 7])
+    start = len(scene.log(5))
+    await scene.flush()
+    assert list(scene.located(7)) == [4, 6, 7], "one hole"
+    assert scene.located(7)[6] == (5, start + KEY_RECORD + 100)
 
 
 async def test_dense_entries_have_one_row_per_128(scene: FlushScene) -> None:
@@ -168,6 +173,16 @@ async def test_a_repeated_attempt_replaces_what_the_first_may_have_written(scene
     assert scene.located(6) == {0: (6, first), 1: (6, first + 100), 2: (6, first + 200)}
     assert scene.ledgers.states[6].indexed_entry_id == 2
     assert await scene.flusher.open_ledgers() == {6: KEY_RECORD + 300, 9: KEY_RECORD}
+
+
+async def test_each_attempt_lists_the_overwritten_entries_anew(scene: FlushScene) -> None:
+    scene.add_many(6, range(2))
+    flush = scene.taken()
+    for expected in ([], [(6, 0), (6, 1)], [(6, 0), (6, 1)]):
+        scene.kv.errors = [OSError(5, "broken")]
+        with pytest.raises(OSError, match="broken"):
+            await scene.flusher.store(flush)
+        assert flush.overwritten == expected
 
 
 async def test_the_remains_of_an_attempt_that_did_not_become_durable_are_removed(scene: FlushScene) -> None:
