@@ -342,6 +342,18 @@ async def test_an_add_that_waited_too_long_is_refused(kit: Any) -> None:
     assert len(scene.answers) == 3
 
 
+async def test_each_waiting_add_is_refused_at_its_own_time(kit: Any) -> None:
+    scene = await full_scene(kit)
+    refused: list[float] = []
+    for entry_id in range(1, 4):
+        scene.adds.add_many(
+            [request_of(kit, 5, entry_id)], lambda _: refused.append(asyncio.get_running_loop().time() - BEGINNING_S)
+        )
+        await asyncio.sleep(4)
+    await asyncio.sleep(20)
+    assert refused == [pytest.approx(10), pytest.approx(14), pytest.approx(18)]
+
+
 async def test_adds_of_the_same_time_are_refused_together(kit: Any) -> None:
     scene = await full_scene(kit)
     for entry_id in range(1, 4):
