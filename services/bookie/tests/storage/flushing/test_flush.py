@@ -100,11 +100,14 @@ async def test_entries_with_holes_are_found(scene: FlushScene) -> None:
     await scene.flush()
     first = HEADER + KEY_RECORD
     assert scene.located(6) == {entry_id: (5, first + 100 * at) for at, entry_id in enumerate(entry_ids)}
-    scene.add_many(7, [4, 6, 7])
-    start = len(scene.log(5))
+
+
+@pytest.mark.parametrize("entry_ids", [[4, 6, 7], [4, 7], [4, 6, 13], [4, 7, 8]])
+async def test_small_holes_are_found_too(scene: FlushScene, entry_ids: list[int]) -> None:
+    scene.add_many(6, entry_ids)
     await scene.flush()
-    assert list(scene.located(7)) == [4, 6, 7], "one hole"
-    assert scene.located(7)[6] == (5, start + KEY_RECORD + 100)
+    first = HEADER + KEY_RECORD
+    assert scene.located(6) == {entry_id: (5, first + 100 * at) for at, entry_id in enumerate(entry_ids)}
 
 
 async def test_dense_entries_have_one_row_per_128(scene: FlushScene) -> None:
