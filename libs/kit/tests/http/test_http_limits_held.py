@@ -258,7 +258,8 @@ async def test_a_body_that_trickles_is_ended() -> None:
                     await asyncio.sleep(0.05)
 
         task = asyncio.create_task(trickle())
-        assert await client.problem() == (408, "request_timeout")
+        with contextlib.suppress(ConnectionError):  # a reset, caused by the last bytes, may discard the response
+            assert await client.problem() == (408, "request_timeout")
         task.cancel()
         assert port.stats.refused == {"body_timeout": 1}
         while port.app.running:

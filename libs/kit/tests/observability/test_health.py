@@ -51,3 +51,12 @@ async def test_without_an_app_only_the_four_pages_are_served(health: Health) -> 
         assert (await http.head("/livez")).content == b""
         answer = await http.get("/other")
         assert (answer.status_code, answer.headers["content-type"]) == (404, CONTENT_TYPE)
+
+
+async def test_parts_add_their_metrics(health: Health) -> None:
+    app = OpsApp(health, Metrics("kittest", with_process=False), parts=[lambda: b"one 1\n", lambda: b"two 2\n"])
+    async with (
+        HttpServer(app, port=0) as server,
+        httpx.AsyncClient(base_url=server.url, trust_env=False) as http,
+    ):
+        assert (await http.get("/metrics")).text.endswith("\none 1\ntwo 2\n")

@@ -3,6 +3,7 @@
 from typing import Annotated
 
 from bindery_kit.configuration.bounds import Ge, Gt, Le
+from bindery_kit.configuration.http_settings import HttpSettings
 from bindery_kit.configuration.settings import Settings, SettingsConfigDict, check, group
 from bindery_recovery.bookie_access import BookieAccess
 
@@ -17,6 +18,12 @@ class ClientSettings(BookieAccess):
     """Credentials that the broker presents to bookies."""
 
     model_config = SettingsConfigDict(env_prefix="BROKER_CLIENT_")
+
+
+class PortSettings(HttpSettings):
+    """Checks and limits of the HTTP port. They apply to all clients, authenticated or not."""
+
+    model_config = SettingsConfigDict(env_prefix="BROKER_HTTP_")
 
 
 class BrokerSettings(Settings):
@@ -54,6 +61,9 @@ class BrokerSettings(Settings):
 
     client: ClientSettings = group(ClientSettings)
     """Credentials presented to bookies."""
+
+    http: PortSettings = group(PortSettings)
+    """Checks and limits of the HTTP port."""
 
     log_level: str = "info"
     """debug, info, warning or error."""

@@ -16,7 +16,7 @@ Invariants: a process that failed is never ready; the start ends once and does n
 """
 
 import json
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Protocol
 
@@ -135,12 +135,21 @@ class Health:
 
 
 class OpsApp:
-    """ASGI: /livez, /readyz, /startupz and /metrics. `app` serves all other paths; without it they are 404."""
+    """ASGI: /livez, /readyz, /startupz and /metrics. `app` serves all other paths; without it they are 404. `parts`
+    render further metrics in the format of Prometheus."""
 
-    def __init__(self, health: Health, metrics: MetricsPage, *, app: AsgiApp | None = None) -> None:
+    def __init__(
+        self,
+        health: Health,
+        metrics: MetricsPage,
+        *,
+        app: AsgiApp | None = None,
+        parts: Sequence[Callable[[], bytes]] = (),
+    ) -> None:
         self._health = health
         self._metrics = metrics
         self._app = app
+        self._parts = (self._metrics.render, self._health.metrics, *parts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -166,7 +175,7 @@ class OpsApp:
 
     def _answer(self, path: str) -> tuple[int, bytes, str] | None:
         if path == "/metrics":
-            return 200, self._metrics.render() + self._health.metrics(), self._metrics.content_type
+            return 200, b"".join(part() for part in self._parts), self._metrics.content_type
         if path == "/livez":
             status, body = self._health.live_answer()
         elif path == "/readyz":
