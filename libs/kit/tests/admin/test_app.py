@@ -1,5 +1,7 @@
 """AdminApp: the choice of a route, the names in its path, and its errors."""
 
+from collections.abc import AsyncIterator
+
 import httpx
 import pytest
 from bindery_kit.admin.app import AdminApp
@@ -18,6 +20,10 @@ async def _break(context: str, request: Request) -> Answer:
     raise RuntimeError("secret")
 
 
+async def _echo(context: str, request: Request) -> Answer:
+    return json_answer(request.json_object(may_be_empty=True))
+
+
 ROUTES: list[Route[str]] = [
     Route("GET", "/things", _tell),
     Route("GET", "/things/{id}", _number),
@@ -25,6 +31,7 @@ ROUTES: list[Route[str]] = [
     Route("GET", "/things/special", _tell),
     Route("GET", "/things/{id}/parts/{part}", _tell),
     Route("GET", "/broken", _break),
+    Route("PUT", "/echo", _echo),
 ]
 
 
@@ -58,3 +65,28 @@ async def test_errors_contain_the_name_of_the_service(http: httpx.AsyncClient) -
     assert (answer.status_code, answer.json()["detail"]) == (500, "internal error: the log of the shop has the cause")
     answer = await http.post("/things/7")
     assert (answer.status_code, answer.headers["allow"]) == (405, "GET, DELETE")
+
+
+JSON = {"content-type": "application/json"}
+
+
+async def test_a_json_body_needs_its_content_type_and_an_empty_body_needs_none(http: httpx.AsyncClient) -> None:
+    assert (await http.put("/echo", content=b'{"a":1}', headers=JSON)).json() == {"a": 1}
+    assert (await http.put("/echo")).json() == {}
+    assert (await http.put("/echo", content=b" ", headers={"content-type": "text/plain"})).json() == {}
+    for wrong in ({}, {"content-type": "text/plain"}, {"content-type": "application/x-www-form-urlencoded"}):
+        answer = await http.put("/echo", content=b'{"a":1}', headers=wrong)
+        assert (answer.status_code, answer.json()["code"]) == (415, "unsupported_media_type")
+        assert "-H 'Content-Type: application/json'" in answer.json()["detail"]
+
+
+async def test_an_encoded_body_is_refused_before_it_is_read(http: httpx.AsyncClient) -> None:
+    sent = []
+
+    async def body() -> AsyncIterator[bytes]:
+        sent.append(True)
+        yield b'{"a":1}'
+
+    answer = await http.put("/echo", content=body(), headers={**JSON, "content-encoding": "gzip"})
+    assert (answer.status_code, answer.json()["code"]) == (415, "unsupported_media_type")
+    assert not sent

@@ -18,6 +18,7 @@ from urllib.parse import unquote
 from bindery_core.errors import BinderyError, TooManyRequests, Unauthorized
 
 from bindery_kit.admin.access import Access
+from bindery_kit.admin.content_types import check_codings
 from bindery_kit.admin.http import (
     QUERY_SIZE_MAX,
     Answer,
@@ -131,8 +132,12 @@ class AdminApp(Generic[ContextT]):
             if len(scope["query_string"]) > QUERY_SIZE_MAX:
                 return problem(414, "query_too_long", f"the query string may have {QUERY_SIZE_MAX} bytes")
             is_trusted = self._admit(route, scope)
-            body = await read_body(receive) if method != "GET" else b""
-            request = Request(method, path, parse_query(scope["query_string"]), body, is_trusted, in_path)
+            body = b""
+            if method != "GET":
+                check_codings(scope["headers"])
+                body = await read_body(receive)
+            query = parse_query(scope["query_string"])
+            request = Request(method, path, query, body, is_trusted, in_path, scope["headers"])
             return await self._run(route, request)
         except BinderyError as error:
             return problem_of(error)
