@@ -14,6 +14,12 @@ from urllib.parse import parse_qsl
 import msgspec
 import msgspec.structs
 from bindery_core.errors import BadRequest, BinderyError, TooLarge
+from bindery_kit.admin.content_types import (
+    JSON_TYPE,
+    check_content_coding,
+    check_json_type,
+    check_transfer_coding,
+)
 from bindery_pulsar.topic_name import TopicName
 from starlette.datastructures import Headers, QueryParams
 from starlette.requests import Request
@@ -26,15 +32,12 @@ from bindery_broker.http.json_errors import JSON_ERRORS, describe
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 
-JSON_TYPE: Final = b"application/json"
 SCOPE_KEY: Final = "bindery.exchange"
 """Key of the exchange in the ASGI scope."""
 QUERY_SIZE_MAX: Final = 256 * 1024
 """Maximum bytes of a query string."""
 BODY_TIMEOUT_S: Final = 60.0
 """Maximum seconds between two pieces of a body."""
-_JSON_TYPES: Final = ("", "application/json", "application/x-www-form-urlencoded")
-"""Accepted content types of a JSON body. curl sends the last one by default."""
 
 _encoder = msgspec.json.Encoder()
 _decoders: dict[type, msgspec.json.Decoder[Any]] = {}
@@ -73,11 +76,6 @@ def json_reply(value: Any, *, status: int = 200) -> Reply:
 
 class ClientGone(Exception):
     """The client closed the connection before its request was complete: no answer is sent."""
-
-
-class UnsupportedMediaType(BinderyError):
-    status = 415
-    code = "unsupported_media_type"
 
 
 class RequestTimeout(BinderyError):
@@ -208,19 +206,24 @@ class Exchange(Request):
         return await self.read_body(size_max=self.broker.settings.control_bytes_max)
 
     async def read_body(self, *, size_max: int) -> bytes:
-        """Return the complete body. Raises TooLarge beyond `size_max`, TooManyRequests beyond the budget, ClientGone.
+        """Return the complete body. Raises TooLarge beyond `size_max`, TooManyRequests beyond the budget, ClientGone,
+        and UnsupportedMediaType for an encoded body.
 
         The budget is charged for the bytes that arrive. It is not charged for Content-Length, because a client can
         announce any number of bytes without sending them.
         """
         if self._read is not None:
             return self._read
-        announced = self.header(b"content-length")
-        if announced:
-            if not announced.isdigit():
-                raise BadRequest("not a content length")
-            if int(announced) > size_max:
-                raise TooLarge("the body is too large", size=int(announced), size_max=size_max)
+        for name, value in self.scope["headers"]:
+            if name == b"content-length":
+                if not value.isdigit():
+                    raise BadRequest("not a content length")
+                if int(value) > size_max:
+                    raise TooLarge("the body is too large", size=int(value), size_max=size_max)
+            elif name == b"content-encoding":
+                check_content_coding(value)
+            elif name == b"transfer-encoding":
+                check_transfer_coding(value)
         chunks: list[bytes] = []
         size = 0
         while True:
@@ -238,14 +241,14 @@ class Exchange(Request):
         return self._read
 
     async def json_body(self, cls: type[StructT]) -> StructT:
-        """Return the body as `cls`. The content type must be JSON or missing."""
+        """Return the body as `cls`. Raises UnsupportedMediaType, without reading it, unless its type is JSON."""
         value: StructT = await self._decode(cls)
         return value
 
     async def load_json(self) -> None:
         """Read and parse the body for FastAPI.
 
-        FastAPI itself would answer every error with 400, and would require a content type.
+        FastAPI itself would answer every error with 400, and does not read every form of the content type.
         """
         if hasattr(self, "_json"):
             return
@@ -254,10 +257,8 @@ class Exchange(Request):
         self._headers = Headers(raw=[*headers, (b"content-type", JSON_TYPE)])
 
     async def _decode(self, cls: type) -> Any:
-        media_type = self.media_type()
+        check_json_type(self.scope["headers"])
         body = await self.body()
-        if media_type not in _JSON_TYPES:
-            raise UnsupportedMediaType("want application/json", content_type=media_type)
         decoder = _decoders.get(cls)
         if decoder is None:
             decoder = _decoders[cls] = msgspec.json.Decoder(cls)

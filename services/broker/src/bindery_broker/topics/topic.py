@@ -242,14 +242,18 @@ class Topic:
 
     # -- subscriptions -------------------------------------------------------------------------------------------
 
-    def subscription(self, name: str) -> Subscription:
-        """Return a subscription. Raises NoSuchSubscription, or Corrupt if its stored state cannot be read."""
+    def subscription(self, name: str, *, tags: Sequence[str] = ()) -> Subscription:
+        """Return a subscription. Raises NoSuchSubscription, or Corrupt if its stored state cannot be read.
+
+        Raises Conflict if `tags` are given and the subscription has others.
+        """
         found = self._subscriptions.get(name)
         if found is None:
             self.ledger.check_cursor(name)
             raise NoSuchSubscription(
                 "the topic has no such subscription", topic=self.name.short, subscription=name[:256]
             )
+        _check_tags(found, tags)
         return found
 
     async def subscribe(
@@ -277,12 +281,7 @@ class Topic:
                     all_properties = {**(properties or {}), **dict.fromkeys(tags, TAG_VERSION)}
                     await self.ledger.open_cursor(name, start=initial, properties=all_properties)
                     return self._attach(name), True
-        if tags and frozenset(tags) != found.tags:
-            raise Conflict(
-                "the subscription was created with other tags; delete it to change them",
-                subscription=name,
-                tags="||".join(sorted(found.tags)),
-            )
+        _check_tags(found, tags)
         return found, False
 
     async def reset_subscription(self, name: str, *, initial: Position) -> MessageId:
@@ -384,6 +383,15 @@ class Topic:
     def _check_open(self) -> None:
         if self._closed:
             raise TopicFenced("the topic is closed here", topic=self.name.short)
+
+
+def _check_tags(subscription: Subscription, tags: Sequence[str]) -> None:
+    if tags and frozenset(tags) != subscription.tags:
+        raise Conflict(
+            "the subscription was created with other tags; delete it to change them",
+            subscription=subscription.name,
+            tags="||".join(sorted(subscription.tags)),
+        )
 
 
 def _end(subscription: Subscription, reason: BinderyError) -> None:

@@ -18,7 +18,7 @@ from bindery_core.sources import MonotonicClock
 from bindery_kit.observability.logs import error_fields, get_logger
 from bindery_metadata.stores.store import MetadataStore
 from bindery_pulsar import znode_layout
-from bindery_pulsar.topic_name import TopicName
+from bindery_pulsar.topic_name import TopicName, check_new_name
 
 from bindery_broker.dispatch.item import DispatchLimits
 from bindery_broker.dispatch.read_ahead import ReadAhead
@@ -203,6 +203,8 @@ class Topics:
             raise NotOwner("the broker is stopping; retry", topic=name.short)
         if not create and not await self.exists(name):
             raise NoSuchTopic("no such topic", topic=name.short)
+        if create and not name.local.isprintable() and not await self.exists(name):
+            check_new_name("topic", name.local)
         is_owner = self._ownership.proof(Bundle.of(name)) if self._ownership is not None else None
         if self._ownership is not None and is_owner is None:
             raise NotOwner("the topic's owner is changing; retry", topic=name.short)

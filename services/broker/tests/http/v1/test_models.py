@@ -92,6 +92,9 @@ def test_the_documented_limit_of_a_place_is_above_the_longest_message_id() -> No
         ("a/", False),
         ("a/b/c", False),
         ("\na/b", False),
+        ("a/b\n", False),
+        ("a/é", False),
+        ("٣/b", False),
     ],
 )
 def test_a_namespace_has_two_names(namespace: str, is_accepted: bool) -> None:

@@ -154,14 +154,15 @@ async def receive(exchange: Exchange) -> Response:
     errors=(*_ERRORS, 422, 429),
 )
 async def stream(exchange: Exchange) -> Response:
-    """Each `event: message` holds the JSON of one message. Comments are sent while there is none."""
+    """Each `event: message` holds the JSON of one message. Comments are sent while there is none.
+
+    A missing topic or subscription is not created: `PUT .../subscriptions/{subscription}` and `POST .../receive` do.
+    """
     query = exchange.query(StreamQuery)
     kind = _supported(query.type)
     tags = split_tags(query.tags) if isinstance(query.tags, str) else []
-    topic = await exchange.broker.topic(exchange.topic, create=True)
-    subscription, _ = await topic.subscribe(
-        exchange.path_params["subscription"], initial=EARLIEST if query.initial == "earliest" else LATEST, tags=tags
-    )
+    topic = await exchange.broker.topic(exchange.topic)
+    subscription = topic.subscription(exchange.path_params["subscription"], tags=tags)
     subscription.join(query.consumer, kind)
     await exchange.read_body(size_max=0)
     return EventStream(exchange, topic, subscription, query)
