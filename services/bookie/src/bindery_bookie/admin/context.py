@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from bindery_core.errors import MetadataUnavailable
 from bindery_core.sources import RandomBits
-from bindery_kit.admin.access import Access
+from bindery_kit.admin.access import OPEN, AdminAccess
 from bindery_kit.observability.health import Health
 from bindery_metadata.layout.layout import LedgersLayout
 from bindery_metadata.ledgers.ledger_manager import LedgerManager
@@ -112,8 +112,7 @@ class AdminContext:
     """None until the bookie is connected."""
     ledger_client: Callable[[], Awaitable["LedgerClient"]] | None = None
     """The ledger client of the process, which is connected by the first call."""
-    access: Access | None = None
-    """None if no token is required."""
+    access: AdminAccess = OPEN
     shards: Callable[[], Sequence[Shard]] = tuple
     directories: Callable[[], Sequence[Any]] = tuple
     """State of each configured directory: `storage_watch.DirectoryState`."""

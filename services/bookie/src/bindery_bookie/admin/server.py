@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from bindery_core.ids import BookieId
 from bindery_core.sources import RandomBits
+from bindery_kit.admin.access import AdminAccess
 from bindery_kit.http.http_server import HttpServer
 from bindery_kit.observability.health import Health, OpsApp
 from bindery_kit.observability.process_page import ProcessPage
 from bindery_metadata.layout.layout import LedgersLayout
 from bindery_metadata.stores.store import MetadataStore
 
-from bindery_bookie.access.security import access_by_provider
 from bindery_bookie.admin.app import AdminApp
 from bindery_bookie.admin.context import AdminContext
 from bindery_bookie.admin.shard import EngineShard
@@ -45,6 +45,7 @@ class AdminServer:
         settings: BookieSettings,
         *,
         sock: socket.socket,
+        access: AdminAccess,
         bookie_id: BookieId,
         health: Health,
         state: BookieState,
@@ -94,7 +95,7 @@ class AdminServer:
             damage=damage,
             repair=repair,
             ledger_client=self._client.get,
-            access=access_by_provider(settings.auth, now_s=lambda: wall_clock_ms() / 1000),
+            access=access,
             shards=lambda: views,
             directories=directories,
             drills=drills,
