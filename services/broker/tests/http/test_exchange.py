@@ -13,13 +13,11 @@ from bindery_broker.http.exchange import (
     ClientGone,
     Exchange,
     Reply,
-    RequestTimeout,
     json_reply,
 )
 from bindery_broker.settings import BrokerSettings
 from bindery_core.errors import BadRequest, TooLarge, TooManyRequests, UnsupportedMediaType
 from bindery_pulsar.topic_name import TopicName
-from bindery_simulation.instant import InstantLoop
 
 JSON = [(b"content-type", b"application/json")]
 START = {"type": "http.response.start", "status": 201, "headers": [(b"a", b"1")]}
@@ -205,7 +203,7 @@ async def test_a_body_of_unknown_size_is_refused_at_the_piece_that_exceeds_the_l
         await found.read_body(size_max=3)
     assert caught.value.facts == {"size": 4, "size_max": 3}
     assert len(line.unread) == 1
-    assert budget.used == 2
+    assert budget.used == 0
 
 
 async def test_a_body_beyond_the_budget_is_refused() -> None:
@@ -230,18 +228,56 @@ async def test_a_client_that_leaves_during_its_body_is_gone() -> None:
     assert found.gone is True
 
 
-def test_a_body_is_given_up_after_a_minute_without_a_piece() -> None:
-    async def wait() -> float:
-        loop = asyncio.get_running_loop()
-        found, began = exchange_on(Line(piece(b"ab", more=True), stays_open=True)), loop.time()
-        with pytest.raises(RequestTimeout) as caught:
-            await found.read_body(size_max=100)
-        assert (caught.value.status, caught.value.code) == (408, "request_timeout")
-        assert caught.value.facts == {"timeout_s": 60.0}
-        return loop.time() - began
+async def test_slow_bodies_yield_to_a_complete_one_the_longest_first() -> None:
+    budget = ByteBudget(10)
+    slow = [exchange_on(Line(piece(b"abc", more=True), stays_open=True), budget=budget) for _ in range(3)]
+    tasks = [asyncio.create_task(one.read_body(size_max=100)) for one in slow]
+    await asyncio.sleep(0)
+    assert budget.used == 9
+    quick = exchange(piece(b"abcde"), budget=budget)
+    assert await quick.read_body(size_max=100) == b"abcde"
+    done, waiting = await asyncio.wait(tasks, timeout=0.05)
+    assert (done, waiting) == (set(tasks[:2]), {tasks[2]})
+    for task in tasks[:2]:
+        assert isinstance(task.exception(), TooManyRequests)
+        assert "send the body faster" in str(task.exception())
+    assert budget.used == 8
+    quick.finish()
+    tasks[2].cancel()
+    await asyncio.wait(tasks)
+    assert budget.used == 0
 
-    with asyncio.Runner(loop_factory=InstantLoop) as runner:
-        assert runner.run(wait()) == pytest.approx(60, abs=0.1)
+
+async def test_a_growing_body_that_began_last_takes_the_room_of_those_before_it() -> None:
+    budget = ByteBudget(10)
+    first = exchange_on(Line(piece(b"abc", more=True), stays_open=True), budget=budget)
+    task = asyncio.create_task(first.read_body(size_max=100))
+    await asyncio.sleep(0)
+    second = exchange(piece(b"abcd", more=True), piece(b"efgh", more=True), piece(b""), budget=budget)
+    assert await second.read_body(size_max=100) == b"abcdefgh"
+    with pytest.raises(TooManyRequests):
+        await task
+    assert budget.used == 8
+
+
+async def test_a_body_that_is_given_up_although_it_began_first_is_refused_itself() -> None:
+    budget = ByteBudget(10)
+    line = Line(piece(b"abcd", more=True), piece(b"x" * 7, more=True), stays_open=True)
+    with pytest.raises(TooManyRequests):
+        await exchange_on(line, budget=budget).read_body(size_max=100)
+    assert (budget.used, budget.refused) == (0, 1)
+
+
+async def test_a_cancelled_read_returns_the_bytes_of_its_body() -> None:
+    budget = ByteBudget(10)
+    found = exchange_on(Line(piece(b"abc", more=True), stays_open=True), budget=budget)
+    task = asyncio.create_task(found.read_body(size_max=100))
+    await asyncio.sleep(0)
+    assert budget.used == 3
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert budget.used == 0
 
 
 # -- JSON

@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 import msgspec.structs
-from bindery_core.errors import BadRequest, BinderyError, TooLarge
+from bindery_core.errors import BadRequest, TooLarge, TooManyRequests
 from bindery_kit.admin.content_types import (
     JSON_TYPE,
     check_content_coding,
@@ -27,7 +27,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from bindery_broker.broker import Broker
-from bindery_broker.http.budget import ByteBudget
+from bindery_broker.http.budget import FULL, ByteBudget
 from bindery_broker.http.json_errors import JSON_ERRORS, describe
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
@@ -36,8 +36,6 @@ SCOPE_KEY: Final = "bindery.exchange"
 """Key of the exchange in the ASGI scope."""
 QUERY_SIZE_MAX: Final = 256 * 1024
 """Maximum bytes of a query string."""
-BODY_TIMEOUT_S: Final = 60.0
-"""Maximum seconds between two pieces of a body."""
 
 _encoder = msgspec.json.Encoder()
 _decoders: dict[type, msgspec.json.Decoder[Any]] = {}
@@ -78,11 +76,6 @@ class ClientGone(Exception):
     """The client closed the connection before its request was complete: no answer is sent."""
 
 
-class RequestTimeout(BinderyError):
-    status = 408
-    code = "request_timeout"
-
-
 class OperationRunner(Protocol):
     """Runs an operation on the broker that owns its topic: `AtOwner`."""
 
@@ -108,7 +101,9 @@ class Exchange(Request):
     _passed_on: bool = False
     """Whether the complete body was streamed to another consumer (the proxy)."""
     _charged: int = 0
-    """Bytes of the body that are charged to the budget."""
+    """Bytes of the complete body that are charged to the budget."""
+    _arriving: asyncio.Timeout | None = None
+    """Ends the wait for the next piece of a body that is given up."""
 
     def __init__(
         self,
@@ -210,7 +205,7 @@ class Exchange(Request):
         and UnsupportedMediaType for an encoded body.
 
         The budget is charged for the bytes that arrive. It is not charged for Content-Length, because a client can
-        announce any number of bytes without sending them.
+        announce any number of bytes without sending them. The server ends bodies that arrive too slowly.
         """
         if self._read is not None:
             return self._read
@@ -224,21 +219,49 @@ class Exchange(Request):
                 check_content_coding(value)
             elif name == b"transfer-encoding":
                 check_transfer_coding(value)
-        chunks: list[bytes] = []
-        size = 0
-        while True:
-            message = await self._next_message()
-            chunk = message.get("body", b"")
-            if chunk:
-                size += len(chunk)
+        message = await self._next_message()
+        body: bytes = message.get("body", b"")
+        if message.get("more_body"):
+            body = await self._read_rest(body, size_max=size_max)
+        elif len(body) > size_max:
+            raise TooLarge("the body is too large", size=len(body), size_max=size_max)
+        self.budget.take(len(body))
+        self._charged = len(body)
+        self._read = body
+        return body
+
+    async def _read_rest(self, first: bytes, *, size_max: int) -> bytes:
+        """Return the body that begins with `first`. Its bytes are not charged any more on return."""
+        chunks, size, more = [first], len(first), True
+        try:
+            while more:
                 if size > size_max:
                     raise TooLarge("the body is too large", size=size, size_max=size_max)
-                self._charge(len(chunk))
+                self.budget.hold(self, size)
+                message = await self._next_piece()
+                chunk = message.get("body", b"")
                 chunks.append(chunk)
-            if not message.get("more_body"):
-                break
-        self._read = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-        return self._read
+                size += len(chunk)
+                more = message.get("more_body", False)
+            if size > size_max:
+                raise TooLarge("the body is too large", size=size, size_max=size_max)
+        finally:
+            self.budget.release(self)
+        return b"".join(chunks)
+
+    async def _next_piece(self) -> MutableMapping[str, Any]:
+        try:
+            async with asyncio.timeout(None) as self._arriving:
+                return await self._next_message()
+        except TimeoutError:
+            raise TooManyRequests(f"{FULL}, and send the body faster") from None
+        finally:
+            self._arriving = None
+
+    def evict(self, kind: str, held_size: int) -> None:
+        """Give up the body, because others need its room and it has been arriving longest."""
+        if self._arriving is not None:
+            self._arriving.reschedule(asyncio.get_running_loop().time())
 
     async def json_body(self, cls: type[StructT]) -> StructT:
         """Return the body as `cls`. Raises UnsupportedMediaType, without reading it, unless its type is JSON."""
@@ -323,16 +346,8 @@ class Exchange(Request):
             self.budget.give(self._charged)
             self._charged = 0
 
-    def _charge(self, size: int) -> None:
-        self.budget.take(size)
-        self._charged += size
-
     async def _next_message(self) -> MutableMapping[str, Any]:
-        try:
-            async with asyncio.timeout(BODY_TIMEOUT_S):
-                message = await self._receive()
-        except TimeoutError as error:
-            raise RequestTimeout("the body did not arrive in time", timeout_s=BODY_TIMEOUT_S) from error
+        message = await self._receive()
         if message["type"] == "http.disconnect":
             self.gone = True
             raise ClientGone
