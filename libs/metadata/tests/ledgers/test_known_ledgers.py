@@ -150,7 +150,7 @@ async def test_what_was_written_is_read(store: MetadataStore) -> None:
             "b1": {
                 "first": 7,
                 "found_ms": 5,
-                "ids_protected": True,
+                "ids_protected": False,
                 "last": 9,
                 "long_end": 0,
                 "missing": None,

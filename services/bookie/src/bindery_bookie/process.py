@@ -37,6 +37,7 @@ from bindery_bookie.maintenance.limbo_listing import LimboListing
 from bindery_bookie.maintenance.refill_history import refill_recorder
 from bindery_bookie.maintenance.repair import Repairer
 from bindery_bookie.maintenance.repair_client import connector
+from bindery_bookie.maintenance.rollback_guard import RollbackGuard
 from bindery_bookie.maintenance.storage_watch import StorageWatch
 from bindery_bookie.membership.advertised import AdvertisedName
 from bindery_bookie.membership.directory_lock import DirectoryLock
@@ -115,6 +116,8 @@ class BookieProcess:
         self.repairer: Repairer | None = None
         """None until the bookie is registered."""
         self.garbage: GarbageCollector | None = None
+        self.guard: RollbackGuard | None = None
+        """None until the bookie's identity is established."""
         """None until the bookie is registered."""
         self.recovery: EmbeddedRecovery | None = None
         """Recovery of the cluster inside this bookie; None without the setting."""
@@ -161,6 +164,7 @@ class BookieProcess:
             directories=self.watch.directories,
             damage=self.damage,
             repair=lambda: None if self.repairer is None else self.repairer.state,
+            guard=lambda: self.guard,
         )
         self._metrics.reads_blocked = lambda: self._server.operations.pending_reads
 
@@ -247,12 +251,22 @@ class BookieProcess:
         life.on_stop(self._server.close)
         await self._server.start(sock)
         log.info("bookie_serves", bookie_id=bookie_id, port=self._port)
-        await self._register(metadata, bookie_id)
+        guard = self.guard = RollbackGuard(
+            self.shards,
+            metadata,
+            self._layout,
+            instance_id=instance_id,
+            bookie_id=bookie_id,
+            health=self.health,
+            wall_clock_ms=self._wall_clock_ms,
+        )
+        await self._register(metadata, bookie_id, guard)
+        life.start_part("metadata-rollback", guard.run())
         life.start_part("advertised-name", AdvertisedName(settings.resolved_host(), self.health).run())
         await membership.serves()
         life.start_part("membership", membership.run())
         connect = self._client_connector(metadata, bookie_id)
-        self._start_garbage_collection(metadata, bookie_id, instance_id, connect)
+        self._start_garbage_collection(metadata, bookie_id, instance_id, guard, connect)
         self._start_repair(metadata, bookie_id, connect)
         if settings.autorecovery_embedded:
             await self._start_recovery(metadata, bookie_id, connect)
@@ -316,7 +330,7 @@ class BookieProcess:
         ).run()
         self._notes.limbo()
 
-    async def _register(self, metadata: MetadataStore, bookie_id: BookieId) -> None:
+    async def _register(self, metadata: MetadataStore, bookie_id: BookieId, guard: RollbackGuard) -> None:
         self.health.progress("registering")
         info = bookie_service_info.of_bookie(
             host=self._settings.resolved_host(), port=self._port, http_port=self._http_port
@@ -327,6 +341,7 @@ class BookieProcess:
             bookie_id,
             bookie_service_info.encode(info),
             session_timeout_s=self._settings.zookeeper_session_timeout_s,
+            before=guard.before_registration,
         )
         self.life.on_stop(registration.close, event="bookie_not_unregistered", timeout_s=UNREGISTER_TIMEOUT_S)
         presence = Presence(registration, self.state, self.health)
@@ -345,6 +360,7 @@ class BookieProcess:
         metadata: MetadataStore,
         bookie_id: BookieId,
         instance_id: str,
+        guard: RollbackGuard,
         connect: "Callable[[], Awaitable[LedgerClient]]",
     ) -> None:
         storage = self._settings.storage
@@ -354,6 +370,7 @@ class BookieProcess:
             self._layout,
             instance_id=instance_id,
             bookie_id=bookie_id,
+            guard=guard,
             connect=connect,
             wait_s=storage.gc_wait_time_s,
             over_replicated_wait_s=storage.gc_over_replicated_wait_time_s,
@@ -428,6 +445,7 @@ class BookieProcess:
             directories=self.watch.directories,
             metadata=lambda: self._metadata,
             repair=lambda: None if self.repairer is None else self.repairer.state,
+            guard=lambda: self.guard,
             recovery_page=lambda: b"" if self.recovery is None else self.recovery.render(),
             connect_client=self._connect_client,
             randomness=self._randomness,

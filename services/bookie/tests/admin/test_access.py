@@ -26,6 +26,7 @@ CLUSTER_WIDE = {
     ("PUT", "/api/v1/autorecovery/bookie"),
     ("PUT", "/api/v1/autorecovery/decommission"),
     ("DELETE", "/api/v1/ledger/delete"),
+    ("PUT", "/api/v1/bookie/gc/rollback"),
 }
 OWN = {
     ("PUT", "/api/v1/bookie/state/readonly"),

@@ -91,6 +91,7 @@ class World:
             directories=tuple,
             metadata=lambda: self.metadata,
             repair=lambda: self.repair,
+            guard=lambda: None,
             recovery_page=lambda: b"recovery_is_here 1\n",
             connect_client=lambda: None if self.client is None else self._connected(),
             randomness=random.Random(1),

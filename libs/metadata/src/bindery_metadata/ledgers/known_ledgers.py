@@ -109,7 +109,7 @@ class RollbackReport:
     missing: int | None = None
     """Number of stored ledgers that the metadata does not contain, these included: what `accept` lets the bookie
     delete. None: not counted yet."""
-    ids_protected: bool = True
+    ids_protected: bool = False
     """Whether the id generator was advanced, so that their ids are not used again."""
 
 

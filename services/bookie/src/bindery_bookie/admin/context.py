@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from bindery_recovery.admin.recovery_admin import RecoveryAdmin
 
     from bindery_bookie.maintenance.repair import RepairState
+    from bindery_bookie.maintenance.rollback_guard import RollbackGuard
 
 DRILLS_SETTING: Final = "--storage-drills (BOOKIE_STORAGE_DRILLS)"
 """Flag and environment variable that allow fault injection."""
@@ -119,6 +120,8 @@ class AdminContext:
     damage: DamageRegister | None = None
     repair: "Callable[[], RepairState | None]" = lambda: None
     """Progress of the repair; None until it runs."""
+    guard: "Callable[[], RollbackGuard | None]" = lambda: None
+    """The guard against rolled-back metadata; None until the bookie's identity is established."""
     drills: DrillControl | None = None
     recovery: Callable[[], Awaitable["RecoveryAdmin"]] | None = None
     """Operations on the recovery of the cluster; built by the first call."""

@@ -23,6 +23,7 @@ from bindery_bookie.admin.shard import EngineShard
 from bindery_bookie.admin.shared_client import SharedClient
 from bindery_bookie.admin.shared_recovery import SharedRecovery
 from bindery_bookie.maintenance.repair import RepairState
+from bindery_bookie.maintenance.rollback_guard import RollbackGuard
 from bindery_bookie.maintenance.storage_watch import DirectoryState
 from bindery_bookie.metrics import BookieMetrics
 from bindery_bookie.settings import BookieSettings
@@ -58,14 +59,15 @@ class AdminServer:
         directories: Callable[[], Sequence[DirectoryState]],
         metadata: Callable[[], MetadataStore | None],
         repair: Callable[[], RepairState | None],
+        guard: Callable[[], RollbackGuard | None],
         recovery_page: Callable[[], bytes],
         connect_client: "Callable[[], Awaitable[LedgerClient] | None]",
         randomness: RandomBits,
         wall_clock_ms: Callable[[], int],
     ) -> None:
-        """`sock`: bound, not listening yet; `start` listens on it, and `stop` closes it. `metadata`, `connect_client`
-        and `repair` return None until the start has created these parts. `recovery_page`: metrics of recovery inside
-        this bookie, as text."""
+        """`sock`: bound, not listening yet; `start` listens on it, and `stop` closes it. `metadata`, `connect_client`,
+        `repair` and `guard` return None until the start has created these parts. `recovery_page`: metrics of recovery
+        inside this bookie, as text."""
         layout = LedgersLayout(settings.ledgers_root)
         self._client = SharedClient(connect_client)
         self._recovery = SharedRecovery(
@@ -94,6 +96,7 @@ class AdminServer:
             metadata=metadata,
             damage=damage,
             repair=repair,
+            guard=guard,
             ledger_client=self._client.get,
             access=access,
             shards=lambda: views,

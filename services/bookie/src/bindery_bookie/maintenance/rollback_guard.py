@@ -21,14 +21,16 @@ ledgers are checked every CHECK_S, so that one that lives longer than that never
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from bindery_core.errors import BinderyError, MetadataUnavailable
 from bindery_core.ids import BookieId, LedgerId
 from bindery_kit.observability.health import Health
 from bindery_kit.observability.logs import error_fields, get_logger
+from bindery_kit.process.late_imports import in_thread
 from bindery_metadata.layout.layout import SHORT_ID_END, LedgersLayout
 from bindery_metadata.ledgers.id_counters import read_counters, skip_ids
 from bindery_metadata.ledgers.known_ledgers import (
@@ -47,8 +49,8 @@ log = get_logger(__name__)
 CHECK_S: Final = 60.0
 """Seconds between two checks of the ledgers in memory."""
 READS_MAX: Final = 64
-"""Maximum number of ledgers above the mark that one check looks up, from the highest down, and in skipped ranges. If
-none of them is in the metadata, all count as unknown."""
+"""Maximum number of ledgers that one check looks up: above each end of the mark, and in skipped ranges, from the
+highest down. Ledgers that were not looked up count as unknown."""
 REFUSED: Final = "no ledgers are deleted"
 
 
@@ -60,7 +62,7 @@ class Shard(Protocol):
         ...
 
     def active_ledger_ids(self) -> Sequence[int]:
-        """Return the ledgers in memory, in any order: those used last, and all without a row in the index yet."""
+        """Return the ledgers in memory, in any order: those that were used last."""
         ...
 
 
@@ -68,39 +70,24 @@ class Shard(Protocol):
 class RollbackState:
     """Times in ms since 1970; 0: never."""
 
-    is_suspected: bool = False
-    since_ms: int = 0
-    """Time of the first report; 0 if there is none."""
     checked_ms: int = 0
-    bookies: tuple[str, ...] = ()
-    """Bookies with a report."""
-    own: RollbackReport | None = None
-    """The report of this bookie."""
+    version: int | None = None
+    """Version of the node with the reports; None: there is no node."""
+    reports: Mapping[str, RollbackReport] = field(default_factory=dict)
+    """Bookie id -> its report, of all bookies."""
+
+    @property
+    def is_suspected(self) -> bool:
+        return bool(self.reports)
+
+    @property
+    def since_ms(self) -> int:
+        """Time of the first report; 0 if there is none."""
+        return min((one.found_ms for one in self.reports.values()), default=0)
 
     @property
     def name(self) -> str:
         return SUSPECTED if self.is_suspected else "ok"
-
-
-@dataclass(frozen=True, slots=True)
-class _Unknown:
-    """Stored ledgers that the metadata never knew, ascending; not empty."""
-
-    ledger_ids: Sequence[int]
-
-    def report(self, now_ms: int, *, missing: int | None) -> RollbackReport:
-        short = [one for one in self.ledger_ids if one < SHORT_ID_END]
-        has_long = self.ledger_ids[-1] >= SHORT_ID_END
-        return RollbackReport(
-            found_ms=now_ms,
-            unknown=len(self.ledger_ids),
-            first=self.ledger_ids[0],
-            last=self.ledger_ids[-1],
-            short_end=short[-1] + 1 if short else 0,
-            long_end=self.ledger_ids[-1] + 1 if has_long else 0,
-            missing=missing,
-            ids_protected=False,
-        )
 
 
 class RollbackGuard:
@@ -127,10 +114,16 @@ class RollbackGuard:
         self._health = health
         self._wall_clock_ms = wall_clock_ms
         self._check_s = check_s
+        self._instance_id = instance_id
         self._known = KnownLedgersStore(metadata, instance_id=instance_id)
         self._wanted = asyncio.Event()
         self._lock = asyncio.Lock()
         self.state = RollbackState()
+
+    @property
+    def own_report(self) -> RollbackReport | None:
+        """The report of this bookie at the last check."""
+        return self.state.reports.get(self._bookie_id)
 
     async def run(self) -> None:
         """Check after each reconnection and every CHECK_S, until cancelled."""
@@ -153,6 +146,8 @@ class RollbackGuard:
                     pass
                 except (BinderyError, OSError) as error:
                     log.warning("metadata_not_checked_for_rollback", error=str(error))
+                except Exception:  # a program error must not end the bookie
+                    log.exception("metadata_check_for_rollback_broke")
         finally:
             remove()
 
@@ -181,11 +176,12 @@ class RollbackGuard:
         async with self._lock:
             mark, known = await self._read()
             unknown = await self._unknown(mark, stored)
-            if unknown is not None:
-                known = await self._report(mark, unknown)
-            elif (own := known.reports.get(self._bookie_id)) is not None and own.unknown:
-                known = await self._update_report(dataclasses.replace(own, unknown=0))
-            self._set_state(known)
+            own = known.reports.get(self._bookie_id)
+            if unknown:
+                await self._report(mark, unknown, own)
+            elif own is not None and own.unknown:
+                await self._update_report(dataclasses.replace(own, unknown=0))
+            known = await self._set_state()
         if known.reports:
             raise MetadataRollbackSuspected(suspicion(REFUSED, known.reports))
 
@@ -214,7 +210,24 @@ class RollbackGuard:
             own = known.reports.get(self._bookie_id)
             if own is None:
                 own = RollbackReport(self._wall_clock_ms(), unknown=0, first=0, last=0)
-            self._set_state(await self._update_report(dataclasses.replace(own, missing=missing)))
+            await self._update_report(dataclasses.replace(own, missing=missing))
+            await self._set_state()
+
+    def request(self) -> None:
+        """Check soon."""
+        self._wanted.set()
+
+    async def accept(self, *, version: int, by: str) -> KnownLedgers:
+        """Accept the metadata as it is, and return the value before. Raises Conflict, see `accept_metadata`."""
+        await in_thread(import_accept)
+        from bindery_metadata.recovery.accept_metadata import accept_metadata
+
+        before = await accept_metadata(
+            self._metadata, instance_id=self._instance_id, version=version, by=by, at_ms=self._wall_clock_ms()
+        )
+        async with self._lock:
+            await self._set_state()
+        return before
 
     # --- helpers --------------------------------------------------------------------------------------------------
 
@@ -227,7 +240,9 @@ class RollbackGuard:
         active = [ledger_id for shard in self._shards for ledger_id in shard.active_ledger_ids()]
         await self._metadata.sync(self._layout.root)
         mark, known = await self._read()
-        return tuple(sorted(known.reports)) != self.state.bookies or not all(map(mark.may_know, active))
+        return known.reports != self.state.reports or any(
+            mark.short_end <= ledger_id < SHORT_ID_END or ledger_id >= mark.long_end for ledger_id in active
+        )
 
     async def _read(self) -> tuple[HighWaterMark, KnownLedgers]:
         # The counters come first: another bookie stores its report before it advances them.
@@ -235,8 +250,9 @@ class RollbackGuard:
         known, _ = await self._known.read()
         return known.mark(counters), known
 
-    async def _unknown(self, mark: HighWaterMark, stored: Iterable[Sequence[int]]) -> _Unknown | None:
-        """Return the stored ledgers that the metadata never knew; raise the mark to those that it contains."""
+    async def _unknown(self, mark: HighWaterMark, stored: Iterable[Sequence[int]]) -> Sequence[int]:
+        """Return the stored ledgers that the metadata never knew, ascending. Raise the mark to those that it
+        contains."""
         short: list[int] = []
         long: list[int] = []
         skipped: list[int] = []
@@ -245,16 +261,10 @@ class RollbackGuard:
             short += above[0]
             long += above[1]
             skipped += mark.within_skipped(ledger_ids)
-        if not short and not long and not skipped:
-            return None
         found = [*await self._above_known(mark, sorted(short)), *await self._above_known(mark, sorted(long))]
-        reads = sorted(skipped)[-READS_MAX:]
-        if skipped and not (all_missing := [one for one in reads if not await self._exists(one)]):
-            skipped = []  # an operator restored the metadata of these ledgers
-        elif skipped and len(all_missing) < len(reads):
-            skipped = all_missing
-        unknown = sorted({*found, *skipped})
-        return _Unknown(unknown) if unknown else None
+        skipped.sort()
+        restored = {one for one in skipped[-READS_MAX:] if await self._exists(one)}
+        return sorted({*found, *skipped} - restored)
 
     async def _above_known(self, mark: HighWaterMark, ledger_ids: Sequence[int]) -> Sequence[int]:
         """Return the ids above the highest one that the metadata contains, to which the mark is raised."""
@@ -277,17 +287,27 @@ class RollbackGuard:
         if short_end > mark.short_end or long_end > mark.long_end:
             await self._known.update(lambda known: known.raised(short_end=short_end, long_end=long_end))
 
-    async def _report(self, mark: HighWaterMark, unknown: _Unknown) -> KnownLedgers:
-        """Store the report, so that all bookies keep their ledgers, then keep the ids from being generated again."""
-        report = unknown.report(self._wall_clock_ms(), missing=None)
-        known = await self._update_report(report)
+    async def _report(self, mark: HighWaterMark, unknown: Sequence[int], before: RollbackReport | None) -> None:
+        """Store a report about the `unknown` ledgers, which are ascending, so that all bookies keep their ledgers. Then
+        keep the ids from being generated again. `before`: the present report."""
+        short = unknown[: bisect_left(unknown, SHORT_ID_END)]
+        report = RollbackReport(
+            found_ms=self._wall_clock_ms(),
+            unknown=len(unknown),
+            first=unknown[0],
+            last=unknown[-1],
+            short_end=short[-1] + 1 if short else 0,
+            long_end=unknown[-1] + 1 if len(short) < len(unknown) else 0,
+            ids_protected=before is not None and before.ids_protected,
+        )
+        await self._update_report(report)
         try:
             protected = await self._protect(mark.short_end, report.short_end)
             protected &= await self._protect(mark.long_end, report.long_end)
         except BinderyError as error:  # the next check repeats it
             log.warning("ledger_ids_not_protected", **error_fields(error))
-            return known
-        return await self._update_report(dataclasses.replace(report, ids_protected=protected))
+            return
+        await self._update_report(dataclasses.replace(report, ids_protected=protected))
 
     async def _protect(self, end: int, needed: int) -> bool:
         """Advance the id generator to `needed`, and record the skipped ids. Return whether it is that far."""
@@ -298,30 +318,28 @@ class RollbackGuard:
             await self._known.update(lambda known: known.with_skipped((end, advanced)))
         return advanced >= needed
 
-    async def _update_report(self, report: RollbackReport) -> KnownLedgers:
-        return await self._known.update(lambda known: known.with_report(self._bookie_id, report))
+    async def _update_report(self, report: RollbackReport) -> None:
+        await self._known.update(lambda known: known.with_report(self._bookie_id, report))
 
-    def _set_state(self, known: KnownLedgers) -> None:
+    async def _set_state(self) -> KnownLedgers:
+        """Take over the stored reports, and return the stored value."""
+        known, version = await self._known.read()
         before = self.state
-        self.state = RollbackState(
-            is_suspected=bool(known.reports),
-            since_ms=min((one.found_ms for one in known.reports.values()), default=0),
-            checked_ms=self._wall_clock_ms(),
-            bookies=tuple(sorted(known.reports)),
-            own=known.reports.get(self._bookie_id),
-        )
+        self.state = RollbackState(self._wall_clock_ms(), version, known.reports)
         if not known.reports:
             self._health.note(SUSPECTED, None)
             if before.is_suspected:
                 log.info("metadata_rollback_cleared", accepted_by=known.accepted_by)
-            return
-        self._health.note(SUSPECTED, suspicion(REFUSED, known.reports))
+            return known
+        message = suspicion(REFUSED, known.reports)
+        self._health.note(SUSPECTED, message)
         if not before.is_suspected:
-            own = self.state.own
-            log.error(
-                SUSPECTED,
-                error=suspicion(REFUSED, known.reports),
-                unknown=0 if own is None else own.unknown,
-                first_ledger_id=None if own is None or not own.unknown else own.first,
-                last_ledger_id=None if own is None or not own.unknown else own.last,
-            )
+            own = self.own_report
+            first, last = (None, None) if own is None or not own.unknown else (own.first, own.last)
+            unknown = 0 if own is None else own.unknown
+            log.error(SUSPECTED, error=message, unknown=unknown, first_ledger_id=first, last_ledger_id=last)
+        return known
+
+
+def import_accept() -> None:
+    import bindery_metadata.recovery.accept_metadata  # noqa: F401 - its parser takes long to import
