@@ -35,3 +35,13 @@ def test_held_bytes_and_refusals_have_labels() -> None:
         'bindery_http_refused_total{reason="body_timeout"} 1',
         'bindery_http_refused_total{reason="head_size"} 2',
     ]
+
+
+def test_the_needed_memory_counts_connections_and_held_bytes() -> None:
+    stats = HttpStats()
+    assert stats.needed_size == 0
+    held = HeldBytes("bodies", 1000)
+    stats.watch(held)
+    held.hold(Client(), 500)
+    stats.connections = 2
+    assert stats.needed_size == 2 * 8192 + 500

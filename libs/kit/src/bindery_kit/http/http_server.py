@@ -22,6 +22,7 @@ from bindery_kit.http.http_limits import KERNEL_UNREAD_SIZE, ServerLimits, with_
 from bindery_kit.http.http_stats import HttpStats
 from bindery_kit.http.listening import BindRefused, bind_tcp, cannot_listen
 from bindery_kit.http.origin import OriginGuard, origin_policy
+from bindery_kit.limits.memory_release import MemoryRelease
 from bindery_kit.observability.health import AsgiApp
 from bindery_kit.observability.logs import get_logger
 
@@ -37,6 +38,8 @@ STOP_TIMEOUT_S: Final = 5.0
 log = get_logger(__name__)
 
 
+MEMORY_CHECK_S: Final = 1.0
+"""Time in seconds between two checks whether memory of clients that have gone can be returned to the system."""
 KEEP_ALIVE_PROBE_S: Final = 60
 """Time in seconds after which the kernel asks whether the other end of a silent connection still exists."""
 
@@ -111,6 +114,8 @@ class HttpServer:
             "backlog": BACKLOG,
             **uvicorn_options,
         }
+        self._stats = stats
+        self._watch: asyncio.Task[None] | None = None
         self._server = _Server(uvicorn.Config(OriginGuard(app, policy, stats), **options))
         self._task: asyncio.Task[None] | None = None
 
@@ -136,6 +141,7 @@ class HttpServer:
                         port=self.port,
                     )
                 await asyncio.sleep(0.005)  # uvicorn has a flag and no event
+        self._watch = asyncio.create_task(self._release_memory(), name=f"http-memory:{self.port}")
 
     async def wait(self) -> None:
         """Return when the server ends; before `stop`, that is an error."""
@@ -147,6 +153,8 @@ class HttpServer:
         if self._task is None:
             self._sock.close()
             return
+        if self._watch is not None:
+            self._watch.cancel()
         self._server.should_exit = True
         done, _ = await asyncio.wait({self._task}, timeout=self._stop_timeout_s + 1)
         if not done:
@@ -154,6 +162,12 @@ class HttpServer:
             self._task.cancel()
             await asyncio.wait({self._task}, timeout=1)
         self._sock.close()
+
+    async def _release_memory(self) -> None:
+        memory = MemoryRelease()
+        while True:
+            memory.check(self._stats.needed_size, now_s=_now_s())
+            await asyncio.sleep(MEMORY_CHECK_S)
 
     async def __aenter__(self) -> "HttpServer":
         await self.start()

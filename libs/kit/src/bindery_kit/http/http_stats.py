@@ -9,9 +9,13 @@
 """
 
 from collections import Counter
+from typing import Final
 
 from bindery_kit.limits.held_bytes import HeldBytes
 from bindery_kit.observability.metrics_page import Page, labels
+
+CONNECTION_SIZE: Final = 8 * 1024
+"""Approximate memory in bytes of an idle connection."""
 
 
 class HttpStats:
@@ -24,6 +28,11 @@ class HttpStats:
 
     def watch(self, *held: HeldBytes) -> None:
         self._held = held
+
+    @property
+    def needed_size(self) -> int:
+        """Approximate bytes of memory that the clients need now."""
+        return CONNECTION_SIZE * self.connections + sum(held.used for held in self._held)
 
     def count(self, reason: str) -> None:
         self.refused[reason] += 1
