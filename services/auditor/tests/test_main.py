@@ -14,6 +14,7 @@ from bindery_auditor.settings import AdminSettings, AuditorSettings
 from bindery_client.memory.memory import MemoryLedgerClient
 from bindery_core.auth_token import sign
 from bindery_core.errors import BadRequest, MetadataUnavailable, Unauthorized
+from bindery_kit.http.http_stats import HttpStats
 from bindery_kit.http.listening import BindRefused
 from bindery_kit.process.runtime import Shutdown
 from bindery_metadata.layout.layout import LedgersLayout
@@ -164,10 +165,14 @@ async def test_settings_reach_the_server_zookeeper_and_the_ledger_client(around:
         zookeeper_session_timeout_s=20,
         zookeeper_connect_timeout_s=300,
         client={"token_file": str(tmp_path / "token")},
+        http={"connections_max": 7},
     )
     await until(around.is_ready)
     assert around.server is not None
-    assert around.server.options == {"host": "127.0.0.1", "port": 8091, "insecure": False, "proxy_headers": False}
+    options = around.server.options
+    assert options.pop("settings").connections_max == 7
+    assert isinstance(options.pop("stats"), HttpStats)
+    assert options == {"host": "127.0.0.1", "port": 8091, "insecure": False, "pages": ("/",), "proxy_headers": False}
     assert around.connector_options == ("zk-0:2181", {"session_timeout_s": 20, "connect_timeout_s": 300})
     assert around.client_options["security"].token == b"secret"
     assert around.client_options["layout"].root == "/ledgers"

@@ -20,6 +20,7 @@ from bindery_client.client import LedgerClient
 from bindery_core.errors import BadRequest
 from bindery_kit.admin.access import Access
 from bindery_kit.http.http_server import HttpServer
+from bindery_kit.http.http_stats import HttpStats
 from bindery_kit.http.listening import BindRefused, check_bind, is_loopback
 from bindery_kit.observability.health import Health, OpsApp
 from bindery_kit.observability.logs import get_logger
@@ -45,6 +46,8 @@ DESCRIPTION = AuditorSettings.__doc__ or ""
 AUTHENTICATE: Final = "configure tokens (--admin-token-file)"
 """How an auditor can listen where other machines can connect, for errors."""
 NO_TOKENS_HINT: Final = "set admin.token_file (--admin-token-file, AUDITOR_ADMIN_TOKEN_FILE) of this auditor"
+PAGES = ("/",)
+"""Pages for people, to which other sites may link."""
 
 log = get_logger(__name__)
 
@@ -67,15 +70,20 @@ class AuditorProcess:
         self._security = settings.client.load()
         may_be_reached = settings.insecure or settings.admin.is_set
         check_bind(settings.host, insecure=may_be_reached, remedy=AUTHENTICATE)
+        stats = HttpStats()
         self._server = HttpServer(
             OpsApp(
                 self._health,
                 ProcessPage("auditor", self._metrics.render),
                 app=AuditorApp(self._context, access=admin_access(settings)),
+                parts=[stats.render],
             ),
             host=settings.host,
             port=settings.port,
             insecure=may_be_reached,
+            settings=settings.http,
+            stats=stats,
+            pages=PAGES,
             proxy_headers=False,  # no route uses the client's address
         )
 

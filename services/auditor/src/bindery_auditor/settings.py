@@ -5,6 +5,7 @@ from typing import Annotated
 
 from bindery_kit.admin.token_settings import AdminTokenSettings
 from bindery_kit.configuration.bounds import Ge, Gt, Le
+from bindery_kit.configuration.http_settings import HttpSettings
 from bindery_kit.configuration.settings import SettingsConfigDict, group
 from bindery_recovery.bookie_access import BookieAccess
 from bindery_recovery.settings import RecoverySettings
@@ -21,6 +22,12 @@ class AdminSettings(AdminTokenSettings):
     `Authorization: Bearer <token>`. Give them to the bookies too (`BOOKIE_ADMIN_...`)."""
 
     model_config = SettingsConfigDict(env_prefix="AUDITOR_ADMIN_")
+
+
+class PortSettings(HttpSettings):
+    """Checks and limits of the HTTP port. They apply to all clients, authenticated or not."""
+
+    model_config = SettingsConfigDict(env_prefix="AUDITOR_HTTP_")
 
 
 class AuditorSettings(RecoverySettings):
@@ -60,6 +67,9 @@ class AuditorSettings(RecoverySettings):
 
     client: ClientSettings = group(ClientSettings)
     """Credentials that the auditor presents to bookies."""
+
+    http: PortSettings = group(PortSettings)
+    """Checks and limits of the HTTP port."""
 
     stop_timeout_s: Annotated[float, Gt(0)] = 10.0
     """Maximum seconds of a stop, in which copies in progress are abandoned, and locks and leadership are released."""

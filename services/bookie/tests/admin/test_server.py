@@ -31,8 +31,8 @@ SOCKET: Any = object()
 class HttpServerInMemory:
     """An HTTP server without a port, which records what happens to it."""
 
-    def __init__(self, app: Any, *, host: str, sock: Any, events: list[str]) -> None:
-        self.app, self.host, self.sock = app, host, sock
+    def __init__(self, app: Any, *, host: str, sock: Any, events: list[str], **options: Any) -> None:
+        self.app, self.host, self.sock, self.options = app, host, sock, options
         self._events = events
 
     async def start(self) -> None:
@@ -127,6 +127,17 @@ async def test_it_listens_on_the_given_socket_and_is_started_and_awaited(world: 
     await world.server.start()
     await world.server.wait()
     assert world.events == ["started", "waited"]
+
+
+async def test_the_settings_of_the_port_reach_the_server_and_its_counters_the_metrics(
+    make_world: Callable[..., World],
+) -> None:
+    world = make_world(http={"connections_max": 7}, advertised_host="b0.example.com")
+    options = world.made[0].options
+    assert options["settings"].connections_max == 7
+    assert options["own_names"] == ["b0.example.com"]
+    options["stats"].count("head_size")
+    assert 'bindery_http_refused_total{reason="head_size"} 1\n' in (await world.http.get("/metrics")).text
 
 
 async def test_probes_metrics_and_the_api_are_served(world: World) -> None:

@@ -12,6 +12,7 @@ from bindery_core.ids import BookieId
 from bindery_core.sources import RandomBits
 from bindery_kit.admin.access import AdminAccess
 from bindery_kit.http.http_server import HttpServer
+from bindery_kit.http.http_stats import HttpStats
 from bindery_kit.observability.health import Health, OpsApp
 from bindery_kit.observability.process_page import ProcessPage
 from bindery_metadata.layout.layout import LedgersLayout
@@ -104,8 +105,17 @@ class AdminServer:
             drills=drills,
             recovery=self._recovery.get,
         )
-        app = OpsApp(health, ProcessPage("bookie", metrics.render, recovery_page), app=AdminApp(context))
-        self._http = HttpServer(app, host=settings.host, sock=sock)
+        stats = HttpStats()
+        page = ProcessPage("bookie", metrics.render, recovery_page)
+        app = OpsApp(health, page, app=AdminApp(context), parts=[stats.render])
+        self._http = HttpServer(
+            app,
+            host=settings.host,
+            sock=sock,
+            settings=settings.http,
+            stats=stats,
+            own_names=[settings.advertised_host],
+        )
 
     async def start(self) -> None:
         """Return once requests are accepted."""
