@@ -7,7 +7,7 @@ import random
 
 import pytest
 from bindery_core.errors import Conflict, Corrupt, MetadataUnavailable
-from bindery_metadata.layout.layout import SHORT_ID_END, BinderyLayout
+from bindery_metadata.layout.layout import SHORT_ID_END, BinderyLayout, LedgersLayout
 from bindery_metadata.ledgers.id_counters import IdCounters
 from bindery_metadata.ledgers.known_ledgers import (
     SKIPPED_MAX,
@@ -17,11 +17,13 @@ from bindery_metadata.ledgers.known_ledgers import (
     KnownLedgersStore,
     MetadataRollbackSuspected,
     RollbackReport,
+    refuse_if_suspected,
 )
 from bindery_metadata.stores.memory import MemoryTree
 from bindery_metadata.stores.store import MetadataStore
 from store_environments import StoreEnvironment
 
+LAYOUT = LedgersLayout()
 NODE = BinderyLayout().known_ledgers
 LONG = SHORT_ID_END
 NONE = HighWaterMark(0, LONG)
@@ -208,7 +210,6 @@ async def test_the_record_of_a_former_cluster_does_not_count(store: MetadataStor
     await known_in(store, "former").update(lambda known: known.raised(short_end=900).with_report("b1", REPORT))
     known, version = await known_in(store).read()
     assert (known, version) == (KnownLedgers("cluster"), 0)
-    await known_in(store).refuse_if_suspected("nothing is deleted")
     await known_in(store).update(lambda known: known.raised(short_end=2))
     assert (await known_in(store).read())[0] == KnownLedgers("cluster", short_end=2)
 
@@ -218,8 +219,9 @@ async def test_a_node_that_cannot_be_read_is_an_error(store: MetadataStore) -> N
     await store.create(NODE, b"{", make_parents=True)
     with pytest.raises(Corrupt, match=NODE):
         await known_in(store).read()
+    await store.create(LAYOUT.instance_id, b"cluster", make_parents=True)
     with pytest.raises(Corrupt):
-        await known_in(store).refuse_if_suspected("nothing is deleted")
+        await refuse_if_suspected(store, LAYOUT, "nothing is deleted")
 
 
 # --- accepting --------------------------------------------------------------------------------------------------------
@@ -260,9 +262,14 @@ async def test_a_report_between_the_read_and_the_write_of_an_accept_is_not_lost(
 
 async def test_a_report_refuses_what_depends_on_complete_metadata(store: MetadataStore) -> None:
     known = known_in(store)
-    await known.refuse_if_suspected("no orphans are deleted")
     await known.update(lambda one: one.with_report("b2", REPORT).with_report("b1", REPORT))
+    await refuse_if_suspected(store, LAYOUT, "no orphans are deleted")
+    await store.create(LAYOUT.instance_id, b"cluster", make_parents=True)
     with pytest.raises(MetadataRollbackSuspected) as raised:
-        await known.refuse_if_suspected("no orphans are deleted")
+        await refuse_if_suspected(store, LAYOUT, "no orphans are deleted")
     assert raised.value.code == SUSPECTED
     assert "no orphans are deleted: bookies (b1, b2) store 4 ledgers" in str(raised.value)
+    await known.accept(version=(await known.read())[1], by="me", at_ms=1)
+    await refuse_if_suspected(store, LAYOUT, "no orphans are deleted")
+    await store.set(LAYOUT.instance_id, b"another", version=None)
+    await refuse_if_suspected(store, LAYOUT, "no orphans are deleted")

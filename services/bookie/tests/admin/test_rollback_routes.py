@@ -41,7 +41,8 @@ async def bookie(make_admin: Any) -> Bookie:
     guards: list[RollbackGuard] = []
     world = make_admin(guard=lambda: guards[0] if guards else None)
     instance_id = (await initialize_cluster(world.metadata, LAYOUT, randomness=random.Random(1))).instance_id
-    early = await world.http.get(PATH)
+    assert (await world.http.get(PATH)).json()["checkedMs"] == 0
+    early = await world.http.put(PATH, json={"accept": True, "version": 0})
     assert early.status_code == 503
     assert "has not joined" in early.json()["detail"]
     guards.append(

@@ -40,7 +40,7 @@ from bindery_core.errors import (
     VersionConflict,
 )
 
-from bindery_metadata.layout.layout import SHORT_ID_END, BinderyLayout
+from bindery_metadata.layout.layout import SHORT_ID_END, BinderyLayout, LedgersLayout
 from bindery_metadata.ledgers.id_counters import IdCounters
 from bindery_metadata.stores import json_node
 from bindery_metadata.stores.store import MetadataStore
@@ -218,19 +218,27 @@ class KnownLedgersStore:
             raise Conflict("the reports have changed meanwhile; read them again", expected=version) from error
         return known
 
-    async def refuse_if_suspected(self, what: str) -> None:
-        """Raise MetadataRollbackSuspected if a bookie suspects a rollback. `what` would have been done."""
-        await self._store.sync(self._path)
-        known, _ = await self.read()
-        if known.reports:
-            raise MetadataRollbackSuspected(suspicion(what, known.reports))
-
     async def _write(self, known: KnownLedgers, version: int | None) -> None:
         data = json_node.encode(known)
         if version is None:
             await self._store.create(self._path, data, make_parents=True)
         else:
             await self._store.set(self._path, data, version=version)
+
+
+async def refuse_if_suspected(store: MetadataStore, layout: LedgersLayout, what: str) -> None:
+    """Raise MetadataRollbackSuspected if a bookie suspects a rollback. `what`: the refusal, as `nothing is deleted`.
+
+    A cluster that is not initialized has no reports. Raises MetadataUnavailable, Corrupt.
+    """
+    await store.sync(layout.root)
+    try:
+        instance_id = (await store.get(layout.instance_id)).data.decode("ascii", "replace")
+    except NoSuchNode:
+        return
+    known, _ = await KnownLedgersStore(store, instance_id=instance_id).read()
+    if known.reports:
+        raise MetadataRollbackSuspected(suspicion(what, known.reports))
 
 
 def suspicion(what: str, reports: Mapping[str, RollbackReport]) -> str:

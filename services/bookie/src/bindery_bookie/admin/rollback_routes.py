@@ -17,14 +17,7 @@ from bindery_kit.admin.http import Answer, Request, Route, json_answer
 
 from bindery_bookie.admin.context import AdminContext
 from bindery_bookie.admin.plain import plain
-from bindery_bookie.maintenance.rollback_guard import RollbackGuard, RollbackState
-
-
-def _guard(context: AdminContext) -> RollbackGuard:
-    guard = context.guard()
-    if guard is None:
-        raise MetadataUnavailable("the bookie has not joined its cluster yet")
-    return guard
+from bindery_bookie.maintenance.rollback_guard import RollbackState
 
 
 def _facts(state: RollbackState) -> dict[str, Any]:
@@ -38,7 +31,8 @@ def _facts(state: RollbackState) -> dict[str, Any]:
 
 
 async def _state(context: AdminContext, request: Request) -> Answer:
-    return json_answer(_facts(_guard(context).state))
+    guard = context.guard()
+    return json_answer(_facts(RollbackState() if guard is None else guard.state))
 
 
 async def _accept(context: AdminContext, request: Request) -> Answer:
@@ -46,7 +40,9 @@ async def _accept(context: AdminContext, request: Request) -> Answer:
     version = body.get("version")
     if body.get("accept") is not True or type(version) is not int:
         raise BadRequest('the body must be {"accept": true, "version": N} with the version that GET returns')
-    guard = _guard(context)
+    guard = context.guard()
+    if guard is None:
+        raise MetadataUnavailable("the bookie has not joined its cluster yet")
     try:
         before = await guard.accept(version=version, by=f"HTTP API of bookie {context.bookie_id}")
     except Conflict:
