@@ -160,6 +160,11 @@ SHAPES: Final[Mapping[str, Schema]] = {
     "audit.executors.instances": COUNT,
     "audit.executors.cores": COUNT,
     "audit.executors.requestCpu": RESOURCE,
+    "audit.executors.serviceAccount": {
+        "type": "object",
+        "properties": {"create": {"type": "boolean"}, "name": {"type": "string"}, "annotations": STRINGS},
+        "additionalProperties": False,
+    },
     "audit.executors.memoryOverhead": QUANTITY,
     "audit.sparkConf": STRINGS,
     "helmTest.messages": {"minimum": 1, "maximum": 5000},

@@ -250,9 +250,48 @@ Quantities with Ki, Mi, Gi or Ti become bytes. Takes (dict "prefix" "BOOKIE_" "c
   value: {{ include "bindery.zookeeperServers" .root | quote }}
 - name: {{ .prefix }}HOST
   value: "0.0.0.0"
-# Without it, a service refuses to listen on other addresses than loopback, because it does not authenticate clients.
+{{- if not (include "bindery.authenticates" .) }}
+# Without it, a service that does not authenticate clients refuses to listen on other addresses than loopback. It is omitted
+# with authentication, so that a service whose authentication is removed does not start.
 - name: {{ .prefix }}INSECURE
   value: "true"
+{{- end }}
+{{- end }}
+
+{{/* Not empty if the values configure authentication for every port of a service. Takes (dict "root" $ "prefix" "BOOKIE_"). */}}
+{{- define "bindery.authenticates" -}}
+{{- $values := .root.Values -}}
+{{- if eq .prefix "BOOKIE_" -}}
+{{- if has (dig "auth" "provider" "" $values.bookie.config) (list "token" "certificate") -}}true{{- end -}}
+{{- else if eq .prefix "AUDITOR_" -}}
+{{- include "bindery.hasAdminTokens" (dict "root" .root "service" "auditor") -}}
+{{- end -}}
+{{- end }}
+
+{{/* The file of operators' tokens in a pod. */}}
+{{- define "bindery.adminToken.env" -}}
+{{- if .root.Values.adminToken.secretName }}
+- name: {{ .variable }}
+  value: /etc/bindery/admin/token
+{{- end }}
+{{- end }}
+
+{{- define "bindery.adminToken.mount" -}}
+{{- if .Values.adminToken.secretName }}
+- {name: admin-token, mountPath: /etc/bindery/admin, readOnly: true}
+{{- end }}
+{{- end }}
+
+{{- define "bindery.adminToken.volume" -}}
+{{- with .Values.adminToken }}
+{{- if .secretName }}
+- name: admin-token
+  secret:
+    secretName: {{ .secretName | quote }}
+    items:
+      - {key: {{ .key | quote }}, path: token}
+{{- end }}
+{{- end }}
 {{- end }}
 
 {{/* Probes of a service without a replay. It has three minutes to start, and at least a minute and a half more than its
