@@ -161,7 +161,7 @@ def test_the_state_shows_a_suspected_rollback_of_the_metadata(bookie: Bookie) ->
     bookie.answers["gc/rollback"] = {"state": "metadata_rollback_suspected", "reports": reports}
     result = run("state")
     assert result.exit_code == 1
-    assert "METADATA ROLLBACK SUSPECTED: 3 ledgers on b1, b2 are unknown to ZooKeeper" in result.stdout
+    assert "METADATA ROLLBACK SUSPECTED: 3 replicas on b1, b2 are of ledgers unknown to ZooKeeper" in result.stdout
     assert json.loads(run("state", "--json").stdout)["rollback"]["state"] == "metadata_rollback_suspected"
 
 

@@ -90,8 +90,8 @@ def state(url: Url = None, token_file: TokenFile = None, as_json: AsJson = False
         if reports:
             unknown = sum(report.get("unknown", 0) for report in reports.values())
             print(
-                f"METADATA ROLLBACK SUSPECTED: {unknown} ledgers on {', '.join(sorted(reports))} are unknown to "
-                "ZooKeeper; no ledgers are deleted (`bindery cluster accept-metadata --dry-run`)"
+                f"METADATA ROLLBACK SUSPECTED: {unknown} replicas on {', '.join(sorted(reports))} are of ledgers "
+                "unknown to ZooKeeper; no ledgers are deleted (`bindery cluster accept-metadata --dry-run`)"
             )
         if facts.get("scrub"):
             print("\n".join(lines_of({"scrub": _scrub_rows(facts["scrub"])})))

@@ -268,7 +268,7 @@ async def test_a_report_refuses_what_depends_on_complete_metadata(store: Metadat
     with pytest.raises(MetadataRollbackSuspected) as raised:
         await refuse_if_suspected(store, LAYOUT, "no orphans are deleted")
     assert raised.value.code == SUSPECTED
-    assert "no orphans are deleted: bookies (b1, b2) store 4 ledgers" in str(raised.value)
+    assert "no orphans are deleted: bookies (b1, b2) store 4 replicas" in str(raised.value)
     await known.accept(version=(await known.read())[1], by="me", at_ms=1)
     await refuse_if_suspected(store, LAYOUT, "no orphans are deleted")
     await store.set(LAYOUT.instance_id, b"another", version=None)

@@ -31,8 +31,8 @@ async def test_who_accepted_and_what_is_deleted_is_in_the_history() -> None:
     [event] = await RecoveryRecords(store).history()
     assert (event.at_ms, event.kind) == (70, "metadata_accepted")
     assert event.text == (
-        "me accepted the metadata after a suspected rollback: bookies (b1, b2) delete 4 ledgers without metadata, of "
-        "which the metadata never knew 3"
+        "me accepted the metadata after a suspected rollback: bookies (b1, b2) delete 4 replicas of ledgers without "
+        "metadata, of which the metadata never knew 3"
     )
     assert event.fields == {"bookies": "b1, b2", "unknown": 3, "missing": 4, "by": "me"}
 

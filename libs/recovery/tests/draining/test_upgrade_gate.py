@@ -375,7 +375,9 @@ async def test_no_bookie_is_removed_while_the_metadata_may_have_been_rolled_back
     assert await cluster.refused(4, only_going=only_going) == [], "no bookie is removed"
     assert await cluster.refused() == []
     [refusal] = (await cluster.check(3, only_going=only_going)).refusals
-    assert "no bookies are removed: bookies (b0) store 2 ledgers that this metadata never knew" in refusal.text
+    assert (
+        "no bookies are removed: bookies (b0) store 2 replicas of ledgers that this metadata never knew" in refusal.text
+    )
     await known.accept(version=(await known.read())[1], by="me", at_ms=1)
     assert await cluster.refused(3, only_going=only_going) == []
 

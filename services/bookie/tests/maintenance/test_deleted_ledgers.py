@@ -381,7 +381,7 @@ async def test_ledgers_newer_than_a_snapshot_of_zookeeper_are_kept(tree: Tree) -
     tree.znodes._nodes = snapshot
     await tree.put(1)
     collector = tree.collector(shard)
-    with pytest.raises(MetadataRollbackSuspected, match="3 ledgers that this metadata never knew"):
+    with pytest.raises(MetadataRollbackSuspected, match="3 replicas of ledgers that this metadata never knew"):
         await collector.collect()
     assert shard.ledger_ids == [1, 2, 100_000, 100_001, 100_002], "not even ledger 2, whose metadata is missing too"
     assert "never knew" in collector.state.last_error

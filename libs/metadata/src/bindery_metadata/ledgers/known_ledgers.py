@@ -245,7 +245,7 @@ def suspicion(what: str, reports: Mapping[str, RollbackReport]) -> str:
     """Return the message of a refusal of `what`."""
     unknown = sum(report.unknown for report in reports.values())
     return (
-        f"{what}: bookies ({', '.join(sorted(reports))}) store {unknown} ledgers that this metadata never knew, so "
-        "ZooKeeper was probably rolled back to an older state. Restore the newer metadata, or run "
+        f"{what}: bookies ({', '.join(sorted(reports))}) store {unknown} replicas of ledgers that this metadata never "
+        "knew, so ZooKeeper was probably rolled back to an older state. Restore the newer metadata, or run "
         "`bindery cluster accept-metadata` to give these ledgers up"
     )

@@ -29,7 +29,7 @@ async def accept_metadata(
     bookies = ", ".join(sorted(before.reports))
     text = (
         f"{by} accepted the metadata after a suspected rollback: bookies ({bookies}) delete {missing or unknown} "
-        f"ledgers without metadata, of which the metadata never knew {unknown}"
+        f"replicas of ledgers without metadata, of which the metadata never knew {unknown}"
     )
     fields = {"bookies": bookies, "unknown": unknown, "missing": missing, "by": by}
     try:
