@@ -5,7 +5,7 @@ from typing import Annotated
 
 from bindery_kit.admin.token_settings import AdminTokenSettings
 from bindery_kit.configuration.bounds import Ge, Gt, Le
-from bindery_kit.configuration.http_settings import HttpSettings
+from bindery_kit.configuration.http_settings import AdminHttpSettings
 from bindery_kit.configuration.settings import SettingsConfigDict, group
 from bindery_recovery.bookie_access import BookieAccess
 from bindery_recovery.settings import RecoverySettings
@@ -24,7 +24,7 @@ class AdminSettings(AdminTokenSettings):
     model_config = SettingsConfigDict(env_prefix="AUDITOR_ADMIN_")
 
 
-class PortSettings(HttpSettings):
+class PortSettings(AdminHttpSettings):
     """Checks and limits of the HTTP port. They apply to all clients, authenticated or not."""
 
     model_config = SettingsConfigDict(env_prefix="AUDITOR_HTTP_")

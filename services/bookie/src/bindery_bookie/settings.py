@@ -9,7 +9,7 @@ from bindery_core.ids import BOOKIE_ID_SIZE_MAX, BookieId, validate_bookie_id
 from bindery_core.wire.framing import FRAME_SIZE_MAX
 from bindery_kit.admin.token_settings import AdminTokenSettings
 from bindery_kit.configuration.bounds import Ge, Gt, Le
-from bindery_kit.configuration.http_settings import HttpSettings
+from bindery_kit.configuration.http_settings import AdminHttpSettings
 from bindery_kit.configuration.settings import Settings, SettingsConfigDict, check, group
 
 from bindery_bookie import memory
@@ -90,26 +90,10 @@ class AdminSettings(AdminTokenSettings):
     model_config = SettingsConfigDict(env_prefix="BOOKIE_ADMIN_")
 
 
-class PortSettings(HttpSettings):
+class PortSettings(AdminHttpSettings):
     """Checks and limits of the HTTP port. They apply to all clients, authenticated or not."""
 
     model_config = SettingsConfigDict(env_prefix="BOOKIE_HTTP_")
-
-    connections_max: Annotated[int, Ge(1), Le(100_000)] = 500
-    """Maximum number of open connections, and at most half of the limit of open files: of operators and monitoring. At
-    the limit, the connection that has been idle longest is closed."""
-
-    heads_size_max: Annotated[int, Ge(64 * KIB), Le(65536 * MIB)] = 4 * MIB
-    """Maximum bytes of incomplete request heads, and of heads above 4 KiB of requests in progress, over all
-    connections. Above it, the connection that has held its bytes longest is closed with 429."""
-
-    bodies_size_max: Annotated[int, Ge(64 * KIB), Le(65536 * MIB)] = 4 * MIB
-    """Maximum bytes of incomplete request bodies over all connections. Above it, the one that has been arriving longest
-    is ended with 429."""
-
-    unread_size_max: Annotated[int, Ge(256 * KIB), Le(65536 * MIB)] = 16 * MIB
-    """Maximum bytes of responses that clients have not read, over all connections, counting 64 KiB of the system's
-    buffer for each. Above it, the connection that has left its responses unread longest is closed."""
 
 
 class RepairSettings(Settings):

@@ -126,6 +126,28 @@ class HttpLimits(HttpToolsProtocol):
 
     shared: ClassVar[ServerLimits]
 
+    __slots__ = (
+        "_answered_s",
+        "_body_began_s",
+        "_body_open",
+        "_body_size",
+        "_charged",
+        "_charges",
+        "_deadline",
+        "_group",
+        "_in_head",
+        "_is_extra",
+        "_is_refused",
+        "_linger_timer",
+        "_moved_on",
+        "_paused_s",
+        "_paused_size",
+        "_read_size",
+        "_trailers",
+        "_unfinished_size",
+        "_write_timer",
+    )  # small, because there are thousands of connections
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.logger = self.shared.uvicorn_log  # type: ignore[assignment]
@@ -138,8 +160,8 @@ class HttpLimits(HttpToolsProtocol):
         self._in_head = True
         """Whether the parser is before the end of a head; otherwise headers are trailers."""
         self._trailers = 0
-        self._charges: deque[int] = deque()
-        """Bytes charged for the heads of the requests in progress, the oldest first."""
+        self._charges: deque[int] | None = None
+        """Bytes charged for the heads of the requests in progress, the oldest first; None if nothing is charged."""
         self._charged = 0
         """Sum of `_charges`."""
         self._body_open = False
@@ -280,17 +302,12 @@ class HttpLimits(HttpToolsProtocol):
         self._body_size = 0
         self._answered_s = None
         super().on_headers_complete()
-        self._charges.append(charge)
-        if charge:
-            self._charged += charge
-            self._hold_heads()
+        if charge or self._charges is not None:
+            self._charge(charge)
 
     def on_response_complete(self) -> None:
-        if self._charges:
-            charge = self._charges.popleft()
-            if charge:
-                self._charged -= charge
-                self._hold_heads()
+        if self._charges is not None:
+            self._discharge(self._charges)
         super().on_response_complete()
         if self.transport.is_closing():
             self._linger()
@@ -345,6 +362,21 @@ class HttpLimits(HttpToolsProtocol):
 
     def _hold_heads(self) -> None:
         self.shared.heads.hold(self, self._unfinished_size + self._charged)
+
+    def _charge(self, size: int) -> None:
+        """Charge the head of the newest request in progress."""
+        if self._charges is None:  # nothing is charged for the earlier ones
+            self._charges = deque([0] * len(self.pipeline))
+        self._charges.append(size)
+        self._charged += size
+        self._hold_heads()
+
+    def _discharge(self, charges: deque[int]) -> None:
+        """The oldest request in progress is answered."""
+        self._charged -= charges.popleft()
+        if not charges:
+            self._charges = None
+        self._hold_heads()
 
     def _receive_body(self) -> None:
         """A read of the socket ended within a body."""
