@@ -29,6 +29,7 @@ from bindery_kit.process.service_life import ServiceLife, join_cluster
 from bindery_metadata.bookies.cookies import CookieStore
 from bindery_metadata.bookies.registration import BookieRegistration
 from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.ledgers.known_ledgers import refuse_if_suspected
 from bindery_metadata.stores.store import MetadataStore
 
 from bindery_bookie.access.security import admin_access, load_security
@@ -317,7 +318,10 @@ class BookieProcess:
         return LedgerManager(metadata, self._layout, randomness=self._randomness).list()
 
     async def _list_limbo(self, metadata: MetadataStore, bookie_id: BookieId) -> None:
-        """Determine which ledgers may have missing entries on this bookie, before any client can read."""
+        """Determine which ledgers may have missing entries on this bookie, before any client can read.
+
+        Raises MetadataRollbackSuspected: the bookie would deny its entries of ledgers that the metadata lacks now.
+        """
         from bindery_metadata.ledgers.ledger_manager import LedgerManager  # as in `_ledger_ids`
 
         self._notes.ledgers_checked(0)
@@ -325,7 +329,9 @@ class BookieProcess:
             self.shards,
             LedgerManager(metadata, self._layout, randomness=self._randomness),
             bookie_id,
-            sync=partial(metadata.sync, self._layout.root),
+            sync=partial(
+                refuse_if_suspected, metadata, self._layout, "cannot list the ledgers that were on the lost storage"
+            ),
             progress=self._notes.ledgers_checked,
         ).run()
         self._notes.limbo()
