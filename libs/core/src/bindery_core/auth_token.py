@@ -1,4 +1,4 @@
-"""Tokens that authenticate a client to a bookie: shared secrets, and signed tokens that name their bearer.
+"""Tokens that authenticate a client to a service: shared secrets, and signed tokens that name their bearer.
 
 A signed token is a JSON Web Token in its compact form, algorithm HS256:
 
@@ -83,7 +83,7 @@ class SharedSecrets:
         # Digests have one length, and all are compared: timing reveals neither which secret nor how much of it matched.
         digest = _sha256(token[:TOKEN_SIZE_MAX])
         if len(token) > TOKEN_SIZE_MAX or not sum(hmac.compare_digest(digest, known) for known in self._digests):
-            raise Unauthorized("the token is not a shared secret of this bookie")
+            raise Unauthorized("the token is not a shared secret of this service")
         return SHARED_SUBJECT
 
 
