@@ -297,6 +297,41 @@ async def test_ledgers_of_skipped_ids_are_unknown_until_their_metadata_is_restor
     await cluster.guard(shard).check_all()
 
 
+async def test_the_highest_ledgers_of_skipped_ids_are_looked_up_first(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that are not looked up count as unknown."""
+    monkeypatch.setattr(rollback_guard, "READS_MAX", 1)
+    await cluster.generate(20)
+    await cluster.remove(*range(20))
+    await cluster.known.update(lambda known: known.with_skipped((10, 20)))
+    await cluster.put(12, 15)
+    with pytest.raises(MetadataRollbackSuspected):
+        await cluster.guard(Shard(15), Shard(12)).check_all()
+    report = (await cluster.reports())["b1"]
+    assert (report.unknown, report.first) == (1, 12)
+
+
+@pytest.mark.parametrize("check", ["check_all", "_needs_check"])
+async def test_the_counters_are_read_after_a_sync_and_before_the_reports(cluster: Cluster, check: str) -> None:
+    """A server may lag. Another bookie stores its report before it advances the counters, so that it is read here."""
+    calls: list[tuple[str, str]] = []
+
+    def record(name: str, real: Any) -> Any:
+        async def call(path: str, **others: Any) -> Any:
+            calls.append((name, path))
+            return await real(path, **others)
+
+        return call
+
+    for name in ("sync", "get", "exists", "children"):
+        setattr(cluster.store, name, record(name, getattr(cluster.store, name)))
+    await getattr(cluster.guard(Shard(*await cluster.generate(1))), check)()
+    first, *others = calls[-5:] if check == "check_all" else calls[-4:]
+    assert first == ("sync", LAYOUT.root)
+    assert others[:3] == [("children", LAYOUT.idgen_long), ("exists", LAYOUT.idgen), ("get", NODE)]
+
+
 async def test_the_number_of_missing_ledgers_is_added_to_the_reports(cluster: Cluster) -> None:
     guard, other = cluster.guard(Shard(7)), cluster.guard(Shard(), bookie="b2")
     await guard.count_missing(3)
@@ -424,6 +459,8 @@ async def test_all_ledgers_are_checked_after_each_reconnection(cluster: Cluster)
     await asyncio.sleep(0)
     for expected in (1, 2):
         cluster.tree.suspend(cluster.store)
+        await asyncio.sleep(0.01)
+        assert shard.listed == expected - 1
         cluster.tree.resume(cluster.store)
         await until(lambda expected=expected: shard.listed == expected)
     running.cancel()
@@ -436,12 +473,13 @@ async def test_ledgers_in_memory_are_checked_periodically(cluster: Cluster) -> N
     running = asyncio.ensure_future(guard.run())
     await asyncio.sleep(0.1)
     assert shard.listed == 0, "only if one is above the mark"
-    await cluster.put(900)
-    shard.ledger_ids.append(900)
-    await until(lambda: shard.listed == 1)
-    while (await cluster.known.read())[0].short_end != 901:
-        await asyncio.sleep(0.001)
-    await cluster.remove(900)
+    for listed, ledger_id in enumerate((1, 900), 1):  # the first id above the mark, and one far above it
+        await cluster.put(ledger_id)
+        shard.ledger_ids.append(ledger_id)
+        await until(lambda listed=listed: shard.listed == listed)
+        while (await cluster.known.read())[0].short_end != ledger_id + 1:
+            await asyncio.sleep(0.001)
+        await cluster.remove(ledger_id)
     await asyncio.sleep(0.1)
     assert guard.state.name == "ok"
     running.cancel()
