@@ -99,6 +99,15 @@ class BrokerSettings(Settings):
     read_ahead_bytes_max: Annotated[int, Ge(0)] = 64 * MIB
     """Maximum bytes of messages, over all subscriptions, that are read before a consumer requests them."""
 
+    response_bytes_max: Annotated[int, Ge(8 * MIB)] = 64 * MIB
+    """Maximum bytes of messages in responses, from before they are read until the clients have read them. Above it,
+    receives wait and are then refused with 429, and responses whose clients read too slowly are ended. At least one
+    entry, which takes up to 5 MiB, must fit."""
+
+    decoded_bytes_max: Annotated[int, Ge(8 * MIB)] = 16 * MIB
+    """Maximum bytes of one entry once it is decompressed, with 256 bytes for each message of a large batch. A larger
+    entry is answered with 422, and its subscription continues after it is acknowledged."""
+
     subscriptions_per_topic_max: Annotated[int, Ge(1)] = 1_000
     """Maximum number of subscriptions of one topic."""
 
@@ -137,6 +146,8 @@ class BrokerSettings(Settings):
             consumers_max=self.consumers_per_subscription_max,
             idle_s_max=self.topic_idle_s,
             read_ahead_bytes_max=self.read_ahead_bytes_max,
+            response_bytes_max=self.response_bytes_max,
+            decoded_bytes_max=self.decoded_bytes_max,
             auto_create=self.auto_create_topics,
             dispatch=DispatchLimits(
                 unacked_max=self.unacked_max, unacked_per_consumer_max=self.unacked_per_consumer_max

@@ -6,8 +6,9 @@ next owner of the topic.
 """
 
 import asyncio
+import contextlib
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
 from typing import Any, Final, Protocol, TypeVar, cast
 from urllib.parse import parse_qsl
 
@@ -29,11 +30,14 @@ from starlette.types import Message, Receive, Scope, Send
 from bindery_broker.broker import Broker
 from bindery_broker.http.budget import FULL, ByteBudget
 from bindery_broker.http.json_errors import JSON_ERRORS, describe
+from bindery_broker.subscriptions.response_budget import Charge
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 
 SCOPE_KEY: Final = "bindery.exchange"
 """Key of the exchange in the ASGI scope."""
+PIECES_PER_TURN: Final = 16
+"""Number of pieces of an answer after which other tasks run, even if the client reads at once."""
 QUERY_SIZE_MAX: Final = 256 * 1024
 """Maximum bytes of a query string."""
 
@@ -102,6 +106,7 @@ class Exchange(Request):
     """Whether the complete body was streamed to another consumer (the proxy)."""
     _charged: int = 0
     """Bytes of the complete body that are charged to the budget."""
+    _charge: Charge | None = None
     _arriving: asyncio.Timeout | None = None
     """Ends the wait for the next piece of a body that is given up."""
 
@@ -340,8 +345,50 @@ class Exchange(Request):
     async def send_chunk(self, chunk: bytes, *, more: bool) -> None:
         await self.answer({"type": "http.response.body", "body": chunk, "more_body": more})
 
+    async def send_pieces(self, send: Send, pieces: Iterable[bytes], *, status: int, content_type: bytes) -> None:
+        """Send an answer piece by piece, as fast as the client reads. Its bytes count as long as they are in memory.
+
+        Raises ClientGone if the client reads too slowly while others wait for room.
+        """
+        headers = [(b"content-type", content_type)]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        if self.asked_method != "HEAD":
+            async with self.paced():
+                for count, piece in enumerate(pieces, 1):
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                    self.charge.sent(len(piece))
+                    if count % PIECES_PER_TURN == 0:
+                        await asyncio.sleep(0)
+                # The server waits until it has passed on the pieces before it sends the end.
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+        else:
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    @contextlib.asynccontextmanager
+    async def paced(self) -> AsyncIterator[None]:
+        """The block sends messages. It ends with ClientGone if the client reads too slowly while others wait."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(None) as sending:
+                self.charge.begin_sending(lambda: sending.reschedule(loop.time()))
+                yield
+        except TimeoutError:
+            self.gone = True
+            raise ClientGone from None
+        finally:
+            self.charge.release()
+
+    @property
+    def charge(self) -> Charge:
+        """The bytes of the messages in the answer. They are released at the end of the exchange at the latest."""
+        if self._charge is None:
+            self._charge = self.broker.topics.responses.charge()
+        return self._charge
+
     def finish(self) -> None:
-        """Return the charged bytes to the budget."""
+        """Return the charged bytes to the budgets."""
+        if self._charge is not None:
+            self._charge.release()
         if self._charged:
             self.budget.give(self._charged)
             self._charged = 0

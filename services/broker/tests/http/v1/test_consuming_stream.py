@@ -39,6 +39,7 @@ async def test_the_stream_sends_messages_as_events(broker):
         event = (await parts.get())["body"].decode()
         assert event.startswith("event: message\nid: 0:0:-1:-1\ndata: ")
         assert json.loads(event.splitlines()[2].removeprefix("data: "))["payload"] == "a"
+        assert (await parts.get())["body"] == b"", "the server has passed on the events before"
         await broker.produce("b")
         assert b'"payload":"b"' in (await parts.get())["body"]
         gone.set()
