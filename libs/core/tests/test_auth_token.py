@@ -368,6 +368,36 @@ def test_secrets_that_can_be_guessed_are_refused() -> None:
             SignedTokens(keys)
 
 
+RSA_PUBLIC = (
+    bytes.fromhex("30819f300d06092a864886f70d010101050003818d0030818902818100") + b"n" * 128 + b"\x02\x03\x01\x00\x01"
+)
+RSA_PRIVATE = bytes.fromhex("3082027c020100300d06092a864886f70d010101050004820266") + b"n" * 614
+EC_PUBLIC = bytes.fromhex("3059301306072a8648ce3d020106082a8648ce3d030107034200") + b"\x04" + b"p" * 64
+ED25519_PUBLIC = bytes.fromhex("302a300506032b6570032100") + b"p" * 32
+
+
+@pytest.mark.parametrize(
+    "key", [RSA_PUBLIC, RSA_PRIVATE, EC_PUBLIC, ED25519_PUBLIC], ids=("rsa", "private", "ec", "ed")
+)
+def test_the_key_of_a_key_pair_is_no_signing_key(key: bytes) -> None:
+    """Pulsar has the public key in the same place. Whoever knows it could sign tokens with it."""
+    pem = b"-----BEGIN PUBLIC KEY-----\n" + base64.encodebytes(key) + b"-----END PUBLIC KEY-----\n"
+    for keys in ([key], [pem], [KEY, key], parse_keys(base64.b64encode(key)), parse_keys(pem)):
+        with pytest.raises(BadRequest, match="a signing key is a public or private key"):
+            SignedTokens(keys)
+
+
+def test_a_secret_key_may_begin_as_a_key_pair_does() -> None:
+    for key in (
+        b"\x30" + b"k" * 31,
+        b"\x30\x1e" + b"k" * 30,
+        b"\x30\x3e" + b"k" * 62,
+        b"\x30\x82" + b"k" * 30,
+        b"\x30" * 300,
+    ):
+        assert SignedTokens([key])
+
+
 def test_errors_and_reprs_contain_no_secret() -> None:
     for verifier, text in ((SharedSecrets([SECRET]), b"wrong" * 9), (SignedTokens([KEY]), sign(OTHER, subject="x"))):
         with pytest.raises(Unauthorized) as refused:

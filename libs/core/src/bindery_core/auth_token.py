@@ -49,6 +49,11 @@ SHARED_SUBJECT: Final = "shared-secret"
 """Subject that is reported for a shared secret, because a secret does not name its bearer."""
 
 _HEADER: Final = b'{"alg":"HS256","typ":"JWT"}'
+_PEM: Final = b"-----BEGIN "
+_KEY_KINDS: Final = tuple(
+    map(bytes.fromhex, ("06092a864886f70d0101", "06072a8648ce3d0201", "06032b6570", "06032b6571"))
+)
+"""Object identifiers of RSA, EC, Ed25519 and Ed448 keys in DER."""
 _DATA: Final = b"data:"
 _BASE64: Final = b";base64,"
 
@@ -96,6 +101,10 @@ class SignedTokens:
     def __init__(self, keys: Sequence[bytes], *, audience: str | None = None) -> None:
         if not keys:
             raise BadRequest("no signing key is configured")
+        if any(_is_key_pair(key) for key in keys):
+            raise BadRequest(
+                "a signing key is a public or private key or a certificate; HS256 needs a secret key of random bytes"
+            )
         if any(len(key) < KEY_SIZE_MIN for key in keys):
             raise BadRequest("signing key is too short", size_min=KEY_SIZE_MIN)
         self._keys = tuple(keys)
@@ -187,6 +196,21 @@ def is_subject(name: str) -> bool:
     Control characters, line separators, bidirectional and other format characters are not printable.
     """
     return 0 < len(name) <= SUBJECT_SIZE_MAX and name.isprintable()
+
+
+def _is_key_pair(key: bytes) -> bool:
+    """Return whether `key` is one of a key pair, in PEM or DER. Whoever knows a public key could sign with it.
+
+    Source: RFC 8725 section 2.1.
+    """
+    if _PEM in key:
+        return True
+    if key[:1] != b"\x30":  # DER: a sequence that ends with the key
+        return False
+    is_long = key[1:2] in (b"\x81", b"\x82") and len(key) == 2 + (key[1] & 3) + int.from_bytes(
+        key[2 : 2 + (key[1] & 3)]
+    )
+    return is_long or (len(key) == 2 + key[1] and any(kind in key for kind in _KEY_KINDS))
 
 
 def _sha256(data: bytes) -> bytes:
