@@ -146,6 +146,7 @@ SHAPES: Final[Mapping[str, Schema]] = {
     "*.ttlSecondsAfterFinished": {"minimum": 60},
     "*.backoffLimit": {"minimum": 0},
     "*.waitSeconds": {"minimum": 0, "maximum": 3600},
+    "adminToken.key": {"minLength": 1},
     "audit.schedule": {"pattern": "^(@[a-z]+|[^ ]+( +[^ ]+){4})$"},
     "audit.level": one_of("quick", "standard", "deep"),
     "audit.sinceVerified": {"pattern": "^([0-9]+[dhms])*$"},
