@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Final
 
-DROP_SIZE: Final = 8 * 1024 * 1024
+DROP_SIZE: Final = 1024 * 1024
 """Bytes by which the need must have fallen since its peak."""
 INTERVAL_S: Final = 10.0
 """Minimum seconds between two releases. Each takes tens of milliseconds of the event loop, by the number of objects."""
