@@ -1,9 +1,12 @@
 """Answers in pieces are the same JSON as answers at once, and no piece is large."""
 
+import asyncio
 import base64
 import json
+from collections.abc import Callable
 from typing import Any
 
+import httpx
 import pytest
 from bindery_broker.http.v1.message_pieces import (
     AT_ONCE_SIZE_MAX,
@@ -14,7 +17,9 @@ from bindery_broker.http.v1.message_pieces import (
     message_parts,
     messages_reply,
 )
+from bindery_kit.http.http_server import HttpServer
 from bindery_pulsar.message_codec import Message
+from broker_harness import TOPIC, Clock, Harness
 
 
 def source(payload: bytes, **fields: Any) -> MessageSource:
@@ -120,3 +125,131 @@ def test_an_answer_without_messages_has_an_empty_list() -> None:
     assert bytes(messages_reply(FakeExchange(), [], following="1:2").body) == (  # type: ignore[arg-type]
         b'{"messages":[],"next":"1:2"}\n'
     )
+
+
+# -- clients that do not read, over TCP
+
+
+MESSAGES = 12
+SIZE = 2**20
+
+
+class Crowd:
+    """A broker with little room for responses, and raw connections to it."""
+
+    def __init__(self, tree: Any, ledgers: Any) -> None:
+        self._parts = {"tree": tree, "ledgers": ledgers}
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def __aenter__(self) -> "Crowd":
+        self.server = HttpServer(self._serve, port=0, lifespan="off", stop_timeout_s=1, interface="asgi3")
+        await self.server.start()
+        clock = Clock()
+        clock.now = asyncio.get_running_loop().time  # type: ignore[method-assign]
+        self.harness = Harness(clock=clock, url=self.server.url, response_bytes_max=8 * 2**20, **self._parts)
+        await self.harness.produce(*("x" * SIZE for _ in range(MESSAGES)))
+        self.budget = self.harness.broker.topics.responses
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for writer in self._writers:
+            writer.transport.abort()
+        self.harness.broker.drain()
+        await self.server.stop()
+        await self.harness.close()
+
+    async def _serve(self, scope: Any, receive: Any, send: Any) -> None:
+        await self.harness.app(scope, receive, send)
+
+    async def request(self, method: str, path: str, body: bytes = b"") -> asyncio.StreamReader:
+        """Send a request on a connection of its own, whose client reads only what is read from the result."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.server.port, limit=2**16)
+        self._writers.append(writer)
+        head = f"{method} {TOPIC}{path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        await writer.drain()
+        return reader
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(20):
+            while not condition():
+                await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def crowd(tree, ledgers):
+    async with Crowd(tree, ledgers) as found:
+        yield found
+
+
+RECEIVE = b'{"consumer":"slow","max":6,"max_bytes":7000000,"wait_ms":0}'
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/subscriptions/slow/receive", RECEIVE),
+        ("GET", "/messages?max=6&max_bytes=7000000", b""),
+        ("GET", "/subscriptions/slow/stream?consumer=slow", b""),
+    ],
+    ids=["receive", "read", "stream"],
+)
+async def test_a_client_that_does_not_read_is_given_up_for_others(crowd, method, path, body):
+    await crowd.harness.client.put(f"{TOPIC}/subscriptions/slow", json={})
+    await crowd.request(method, path, body)
+    await crowd.until(lambda: len(crowd.budget.sending) == 1 and crowd.budget.used > 2 * SIZE)
+    began = asyncio.get_running_loop().time()
+    async with httpx.AsyncClient(base_url=crowd.server.url, timeout=20) as client:
+        answer = await client.get(f"{TOPIC}/messages?max=6&max_bytes=7000000")
+        assert answer.status_code == 200
+        assert len(answer.json()["messages"]) == 6
+    assert asyncio.get_running_loop().time() - began < 5
+    assert crowd.budget.given_up == 1
+
+
+async def test_a_client_that_reads_gets_everything(crowd):
+    reader = await crowd.request("GET", "/messages?max=6&max_bytes=7000000")
+    await crowd.until(lambda: len(crowd.budget.sending) == 1)
+    received = 0
+    while received < 6 * SIZE:
+        received += len(await reader.read(2**16))
+    await crowd.until(lambda: crowd.budget.used == 0)
+    assert crowd.budget.given_up == 0
+
+
+async def test_the_room_of_a_client_that_disconnects_is_returned(crowd):
+    for path in ("/messages?max=6&max_bytes=7000000", "/subscriptions/s/stream?consumer=c"):
+        await crowd.harness.client.put(f"{TOPIC}/subscriptions/s", json={})
+        await crowd.request("GET", path)
+        await crowd.until(lambda: len(crowd.budget.sending) == 1)
+        crowd._writers.pop().transport.abort()
+        await crowd.until(lambda: crowd.budget.used == 0 and not crowd.budget.sending)
+
+
+async def test_a_stream_waits_for_room_and_goes_on(crowd):
+    await crowd.harness.client.put(f"{TOPIC}/subscriptions/s", json={})
+    other = crowd.budget.charge()
+    assert other.take(least=8 * 2**20, most=8 * 2**20)
+    reader = await crowd.request("GET", "/subscriptions/s/stream?consumer=c")
+    head = await reader.readuntil(b": connected")
+    assert b"200 OK" in head
+    other.release()
+    async with asyncio.timeout(10):
+        while b"event: message" not in await reader.read(2**16):
+            pass
+
+
+async def test_without_room_a_receive_and_a_read_are_refused_with_429(crowd):
+    other = crowd.budget.charge()
+    assert other.take(least=8 * 2**20, most=8 * 2**20)
+    for method, path, body in (
+        ("POST", "/subscriptions/s/receive", RECEIVE),
+        ("GET", "/messages", b""),
+        ("GET", "/messages/0:0", b""),
+    ):
+        reader = await crowd.request(method, path, body)
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert b"429 Too Many Requests" in head
+        assert b"retry-after: 1" in head.lower()
+    (topic,) = crowd.harness.broker.topics
+    assert len(topic.subscription("s").dispatcher.leases) == 0
