@@ -26,7 +26,7 @@ def test_the_defaults() -> None:
         "auto_create_topics": True,
         "request_bytes_max": 16_777_216,
         "control_bytes_max": 1_048_576,
-        "in_flight_bytes_max": 268_435_456,
+        "in_flight_bytes_max": 67_108_864,
         "messages_per_request_max": 10_000,
         "receive_wait_ms_max": 30_000,
         "topics_max": 10_000,

@@ -67,6 +67,12 @@ class TopicListQuery(Query):
     max: Annotated[int, Field(ge=1, le=10_000)] = 1_000
 
 
+class SubscriptionListQuery(RoutingQuery):
+    after: Annotated[str, Field(max_length=1_024)] | None = None
+    """Continue after this subscription."""
+    max: Annotated[int, Field(ge=1, le=1_000)] = 1_000
+
+
 class SubscribeBody(Body):
     initial: Literal["earliest", "latest"] = "earliest"
     tags: Tags | None = None
@@ -123,6 +129,8 @@ class SubscriptionList(Answer):
     subscriptions: list[SubscriptionInfo]
     damaged: dict[str, str] = {}
     """Subscriptions whose stored state cannot be read, with the reason. Left out if there are none."""
+    next: str | None = None
+    """Value of `after` for the next call, if there are more subscriptions."""
 
 
 class Explanation(Answer):
