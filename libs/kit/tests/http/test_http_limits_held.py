@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import json
 import socket
 from collections.abc import AsyncIterator
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 from bindery_kit.configuration.http_settings import HttpSettings
-from bindery_kit.http.http_limits import HEAD_SIZE_MAX, HEADERS_MAX, UNREAD_MARK
+from bindery_kit.http.http_limits import HEAD_SIZE_MAX, HEADERS_MAX, UNREAD_MARK, HttpLimits
 from bindery_kit.http.http_server import HttpServer
 from bindery_kit.http.http_stats import HttpStats
 
@@ -241,6 +242,44 @@ async def test_pipelined_requests_count_while_they_wait() -> None:
         for _ in range(11):
             assert (await client.reader.readuntil(b"\r\n\r\nok")).startswith(b"HTTP/1.1 200 ")
         await port.until("heads", 0)
+
+
+async def test_the_head_of_an_answered_request_is_freed_while_its_connection_is_idle() -> None:
+    async with serving() as port:
+        client = await port.client()
+        client.send(get("/ok", filler=20 * KIB))
+        await client.reader.readuntil(b"\r\n\r\nok")
+        port.app.headers.clear()
+        await asyncio.sleep(0.05)
+        assert not large_texts()
+        await client.ok()
+
+
+async def test_nothing_of_a_connection_that_was_reset_is_kept() -> None:
+    async with serving() as port:
+        client = await port.client(small_buffer=True)
+        client.send(get("/big?3000000", filler=20 * KIB))
+        client.send(get("/ok"))
+        await asyncio.sleep(0.1)
+        client = await port.client()
+        client.send(get("/ok", filler=20 * KIB))
+        await asyncio.sleep(0.1)
+        port.close()  # with a reset, because there are bytes that were not read
+        while port.stats.connections:
+            await asyncio.sleep(0.01)
+        port.app.headers.clear()
+        await asyncio.sleep(0.05)
+        assert not large_texts()
+        assert [one for one in gc.get_objects() if isinstance(one, HttpLimits)] == []
+        assert [port.held(kind) for kind in ("heads", "bodies", "unread")] == [0, 0, 0]
+
+
+def large_texts() -> list[int]:
+    """Return the sizes of the header values above 10 KiB that exist in the process."""
+    gc.collect()
+    pairs = (one for one in gc.get_objects() if type(one) is list and one and type(one[0]) is tuple)
+    values = (pair[1] for one in pairs for pair in one if type(pair) is tuple and len(pair) == 2)
+    return [len(value) for value in values if type(value) is bytes and len(value) > 10 * KIB]
 
 
 # --- bodies

@@ -213,6 +213,7 @@ class HttpLimits(HttpToolsProtocol):
             if timer is not None:
                 timer.cancel()
         self._deadline = self._write_timer = self._linger_timer = None
+        self._unset_keepalive_if_required()  # uvicorn would keep a connection that was reset until this timer ends
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -309,6 +310,8 @@ class HttpLimits(HttpToolsProtocol):
         if self._charges is not None:
             self._discharge(self._charges)
         super().on_response_complete()
+        if self.parser is None:
+            return
         if self.transport.is_closing():
             self._linger()
             return
@@ -316,6 +319,8 @@ class HttpLimits(HttpToolsProtocol):
             self.flow.pause_reading()
         if self.cycle.response_complete:  # otherwise the last waiting request runs now
             self.shared.idle[self] = None
+            if not self._in_head:
+                self._forget_head()
             if self._body_open:  # its bytes are dropped from now on
                 self.shared.bodies.release(self)
                 self._answered_s = self.loop.time()
@@ -361,7 +366,8 @@ class HttpLimits(HttpToolsProtocol):
         return self.cycle is None or self.cycle.response_complete or not self.cycle.response_started
 
     def _hold_heads(self) -> None:
-        self.shared.heads.hold(self, self._unfinished_size + self._charged)
+        if self.parser is not None:  # otherwise the connection is lost, and a response to it was completed
+            self.shared.heads.hold(self, self._unfinished_size + self._charged)
 
     def _charge(self, size: int) -> None:
         """Charge the head of the newest request in progress."""
@@ -377,6 +383,13 @@ class HttpLimits(HttpToolsProtocol):
         if not charges:
             self._charges = None
         self._hold_heads()
+
+    def _forget_head(self) -> None:
+        """Free the head of the last request, which uvicorn keeps while the connection is idle."""
+        self.headers = []
+        self.url = b""
+        self.scope = None  # type: ignore[assignment]
+        self.cycle.scope = None  # type: ignore[assignment]
 
     def _receive_body(self) -> None:
         """A read of the socket ended within a body."""
