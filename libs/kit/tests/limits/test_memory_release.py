@@ -6,23 +6,14 @@ import weakref
 from bindery_kit.limits.memory_release import DROP_SIZE, INTERVAL_S, MemoryRelease, release_memory
 
 
-def test_a_fall_since_the_peak_releases_once() -> None:
+def test_a_fall_since_the_peak_releases_twice() -> None:
     calls: list[int] = []
     memory = MemoryRelease(lambda: calls.append(1))
-    sizes = [
-        0,
-        DROP_SIZE - 1,
-        0,
-        3 * DROP_SIZE,
-        2 * DROP_SIZE + 1,
-        2 * DROP_SIZE,
-        2 * DROP_SIZE,
-        DROP_SIZE + 1,
-        DROP_SIZE,
-    ]
+    drop = DROP_SIZE
+    sizes = [0, drop - 1, 0, 3 * drop, 2 * drop + 1, 2 * drop, 2 * drop, 2 * drop, drop + 1, drop, 0, 0, 0]
     released = [memory.check(size, now_s=number * INTERVAL_S) for number, size in enumerate(sizes)]
-    assert released == [False, False, False, False, False, True, False, False, True]
-    assert len(calls) == 2
+    assert [number for number, one in enumerate(released) if one] == [5, 6, 9, 10, 11]
+    assert len(calls) == 5
 
 
 def test_releases_are_rare_and_none_is_forgotten() -> None:

@@ -137,6 +137,7 @@ class HttpLimits(HttpToolsProtocol):
         "_group",
         "_in_head",
         "_is_extra",
+        "_is_lost",
         "_is_refused",
         "_linger_timer",
         "_moved_on",
@@ -182,6 +183,7 @@ class HttpLimits(HttpToolsProtocol):
         self._is_extra = False
         """Whether the connection is above a limit of connections."""
         self._is_refused = False
+        self._is_lost = False
 
     # --- called by the transport
 
@@ -202,6 +204,7 @@ class HttpLimits(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         shared = self.shared
+        self._is_lost = True
         shared.idle.pop(self, None)
         shared.addresses.remove(self._group)
         shared.stats.connections -= 1
@@ -310,7 +313,7 @@ class HttpLimits(HttpToolsProtocol):
         if self._charges is not None:
             self._discharge(self._charges)
         super().on_response_complete()
-        if self.parser is None:
+        if self._is_lost:
             return
         if self.transport.is_closing():
             self._linger()
@@ -366,7 +369,7 @@ class HttpLimits(HttpToolsProtocol):
         return self.cycle is None or self.cycle.response_complete or not self.cycle.response_started
 
     def _hold_heads(self) -> None:
-        if self.parser is not None:  # otherwise the connection is lost, and a response to it was completed
+        if not self._is_lost:  # otherwise the response was completed after the connection was lost
             self.shared.heads.hold(self, self._unfinished_size + self._charged)
 
     def _charge(self, size: int) -> None:
