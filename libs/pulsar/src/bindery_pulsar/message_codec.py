@@ -284,7 +284,7 @@ class PackedEntry:
         metadata = self._metadata
         if metadata.num_messages_in_batch > SMALL_COUNT_MAX:
             return False
-        return metadata.compression == NONE or max(metadata.uncompressed_size, len(self._payload)) <= SMALL_SIZE_MAX
+        return not metadata.compression or max(metadata.uncompressed_size, len(self._payload)) <= SMALL_SIZE_MAX
 
     def decode(self, *, size_max: int = UNCOMPRESSED_SIZE_MAX) -> list[Message]:
         """Return all messages, in order, without those removed by compaction; none for a broker's marker.
@@ -302,10 +302,12 @@ class PackedEntry:
             raise UnreadableMessage("the entry is a part of a chunked message", uuid=metadata.uuid)
         if metadata.compression != NONE:
             payload = _decompress(metadata, payload, size_max=size_max)
-        if PROPERTY_SIZE * len(metadata.properties) > size_max:
-            raise UnreadableMessage("the message has too many properties", size_max=size_max)
         if metadata.HasField("num_messages_in_batch"):
             return _decode_batch(metadata, payload, size_max=size_max)
+        properties = metadata.properties
+        properties_size = PROPERTY_SIZE * len(properties)
+        if properties_size > size_max:
+            raise UnreadableMessage("the message has too many properties", size_max=size_max)
         return [
             Message(
                 payload=bytes(payload),
@@ -316,11 +318,11 @@ class PackedEntry:
                 publish_time_ms=metadata.publish_time,
                 key=_key_of(metadata),
                 ordering_key=metadata.ordering_key if metadata.HasField("ordering_key") else None,
-                properties={p.key: p.value for p in metadata.properties},
+                properties={p.key: p.value for p in properties} if properties_size else {},
                 event_time_ms=metadata.event_time,
                 deliver_at_ms=metadata.deliver_at_time if metadata.HasField("deliver_at_time") else None,
                 null_value=metadata.null_value,
-                metadata_size=self._metadata_size + PROPERTY_SIZE * len(metadata.properties),
+                metadata_size=self._metadata_size + properties_size,
             )
         ]
 

@@ -10,12 +10,12 @@ from bindery_pulsar.message_codec import PackedEntry, UnreadableMessage
 from bindery_pulsar.pulsar_messages_pb2 import ZLIB, MessageMetadata
 
 
-def zipped(size: int) -> PackedEntry:
+def zipped(size: int) -> bytes:
     """Return an entry that decompresses to `size` bytes."""
     metadata = MessageMetadata(
         producer_name="p", sequence_id=0, publish_time=1, compression=ZLIB, uncompressed_size=size
     ).SerializeToString()
-    return PackedEntry(len(metadata).to_bytes(4, "big") + metadata + zlib.compress(bytes(size)))
+    return len(metadata).to_bytes(4, "big") + metadata + zlib.compress(bytes(size))
 
 
 async def test_small_entries_are_decoded_without_a_switch_of_tasks() -> None:

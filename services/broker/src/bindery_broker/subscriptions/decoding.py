@@ -22,9 +22,16 @@ class EntryDecoder:
         self.size_max = size_max
         self._large = asyncio.Semaphore(LARGE_MAX)
 
-    async def decode(self, entry: PackedEntry) -> list[Message]:
-        """Return the messages of an entry. Other tasks run meanwhile only if it is large (`is_small`)."""
-        if entry.is_small:
-            return entry.decode(size_max=self.size_max)
+    def decode_small(self, entry: bytes) -> "list[Message] | PackedEntry":
+        """Return the messages of a small entry; a large one is returned for `decode_large`."""
+        packed = PackedEntry(entry)
+        return packed.decode(size_max=self.size_max) if packed.is_small else packed
+
+    async def decode(self, entry: bytes) -> list[Message]:
+        """Return the messages of an entry. Other tasks run meanwhile only if it is large."""
+        found = self.decode_small(entry)
+        return found if isinstance(found, list) else await self.decode_large(found)
+
+    async def decode_large(self, entry: PackedEntry) -> list[Message]:
         async with self._large:
             return await asyncio.to_thread(entry.decode, size_max=self.size_max)

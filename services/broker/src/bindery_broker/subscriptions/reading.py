@@ -125,15 +125,23 @@ class MessageReader:
         parts: list[BatchAck] = []
         start, end = self._position, read.next_position
         decoded_size = 0
+        has_waited = False
         for index, (position, payload, _) in enumerate(read.entries):
-            items = await self._decode(position, payload, stop=index > 0) if decoded_size < READ_BYTES_MAX else None
-            if generation != dispatcher.generation:
-                return True
+            if decoded_size >= READ_BYTES_MAX:
+                end = position
+                break
+            items = self._decode(position, payload, stop=index > 0)
+            if isinstance(items, PackedEntry):
+                items = await self._decode_large(position, items, stop=index > 0)
+                has_waited = True
+                if generation != dispatcher.generation:
+                    return True
             if items is None:
                 end = position
                 break
-            decoded_size += sum(item.size for item in items)
-            if self._cursor.is_acked(position):  # while it was decoded
+            for item in items:
+                decoded_size += item.size
+            if has_waited and self._cursor.is_acked(position):  # meanwhile
                 continue
             matching = self.filter.matching(items)
             if matching:
@@ -194,28 +202,54 @@ class MessageReader:
                     position = Position(at.ledger_id, at.entry_id + 1)
                     if self._cursor.is_acked(at):
                         continue
-                    decoded = await self._decode(at, payload, stop=False) or ()
-                    wanted = [item for item in decoded if item.key[2] in indexes_of[at]]
+                    decoded = self._decode(at, payload, stop=False)
+                    if isinstance(decoded, PackedEntry):
+                        decoded = await self._decode_large(at, decoded, stop=False)
+                    wanted = [item for item in decoded or () if item.key[2] in indexes_of[at]]
                     room -= sum(item.size for item in wanted)
                     items += wanted
         return items, []
 
-    async def _decode(self, position: Position, payload: bytes, *, stop: bool) -> list[Item[Message]] | None:
-        """Return the unacknowledged messages of an entry. If it cannot be decoded: None if `stop`, else raise."""
+    def _decode(self, position: Position, payload: bytes, *, stop: bool) -> list[Item[Message]] | PackedEntry | None:
+        """Return the unacknowledged messages of an entry, or the entry for `_decode_large`.
+
+        If it cannot be decoded: None if `stop`, else raise.
+        """
         try:
-            messages = await self._decoder.decode(PackedEntry(payload))
+            messages = self._decoder.decode_small(payload)
         except BinderyError as error:
-            if stop:
-                return None
-            message_id = MessageId.of(position, partition=self._partition)
-            self.stuck = f"message {message_id} cannot be decoded: {error}"
-            error.facts.setdefault("message_id", str(message_id))
-            error.facts.setdefault("hint", "acknowledge this message id to go past it")
-            raise
+            if not stop:
+                self._explain(position, error)
+                raise
+            return None
+        return messages if isinstance(messages, PackedEntry) else self._items(position, messages)
+
+    async def _decode_large(self, position: Position, entry: PackedEntry, *, stop: bool) -> list[Item[Message]] | None:
+        """Return what `_decode` returns for a small entry."""
+        try:
+            messages = await self._decoder.decode_large(entry)
+        except BinderyError as error:
+            if not stop:
+                self._explain(position, error)
+                raise
+            return None
+        return self._items(position, messages)
+
+    def _explain(self, position: Position, error: BinderyError) -> None:
+        """Record why the subscription does not continue, and tell the client how to go on."""
+        message_id = MessageId.of(position, partition=self._partition)
+        self.stuck = f"message {message_id} cannot be decoded: {error}"
+        error.facts.setdefault("message_id", str(message_id))
+        error.facts.setdefault("hint", "acknowledge this message id to go past it")
+
+    def _items(self, position: Position, messages: list[Message]) -> list[Item[Message]]:
+        """Return the messages that are not acknowledged now."""
         self.stuck = None
         ledger_id, entry_id = position
-        remaining = self._cursor.remaining(position)
-        if self.batch_sizes.remember(position, messages) and remaining is not None:
+        if (
+            self.batch_sizes.remember(position, messages)
+            and (remaining := self._cursor.remaining(position)) is not None
+        ):
             messages = [message for message in messages if remaining >> message.batch_index & 1]
         return [
             Item((ledger_id, entry_id, message.batch_index), message.size + MESSAGE_OVERHEAD, message)

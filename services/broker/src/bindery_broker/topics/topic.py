@@ -19,7 +19,7 @@ from bindery_core.errors import (
 )
 from bindery_core.sources import MonotonicClock
 from bindery_pulsar.entry_size import ENTRY_SIZE_MAX
-from bindery_pulsar.message_codec import Message, OutgoingMessage, PackedEntry
+from bindery_pulsar.message_codec import Message, OutgoingMessage
 from bindery_pulsar.message_id import EARLIEST, LATEST, MessageId, Position
 from bindery_pulsar.topic_name import TopicName, validate_subscription
 
@@ -269,7 +269,7 @@ class Topic:
 
     async def _decode(self, position: Position, payload: bytes) -> list[Message]:
         try:
-            return await self._decoder.decode(PackedEntry(payload))
+            return await self._decoder.decode(payload)
         except BinderyError as error:
             error.facts.setdefault("message_id", str(MessageId.of(position, partition=self._partition)))
             raise

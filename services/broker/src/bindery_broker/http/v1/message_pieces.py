@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 from bindery_broker.http.exchange import Exchange, Reply
 from bindery_broker.http.v1.message_view import view
 from bindery_broker.http.v1.produce_request import NDJSON
+from bindery_broker.http.v1.schemas import ReadAnswer, Received
 
 AT_ONCE_SIZE_MAX: Final = 256 * 2**10
 """Maximum bytes of messages that are encoded at once."""
@@ -27,7 +28,8 @@ SLICE_SIZE: Final = 48 * 2**10
 PIECE_SIZE: Final = 64 * 2**10
 """Small messages are joined to pieces of about this size."""
 
-_encode = msgspec.json.Encoder().encode
+_encoder = msgspec.json.Encoder()
+_encode = _encoder.encode
 
 assert SLICE_SIZE % 3 == 0
 
@@ -62,13 +64,21 @@ def messages_reply(
     `following`: the member `next`. `lines`: NDJSON instead of one JSON object.
     """
     content_type = NDJSON.encode() if lines else JSON_TYPE
-    is_small = exchange.charge.size <= AT_ONCE_SIZE_MAX
-    pieces = _line_pieces(sources) if lines else _object_pieces(sources, following)
-    if is_small:
-        body = b"".join(pieces)
-        exchange.charge.keep(len(body))
-        return Reply(200, body, content_type)
-    return _Pieces(exchange, _joined(pieces), content_type)
+    if exchange.charge.size > AT_ONCE_SIZE_MAX:
+        pieces = _line_pieces(sources) if lines else _object_pieces(sources, following)
+        return _Pieces(exchange, _joined(pieces), content_type)
+    messages = [
+        view(message, message_id=message_id, lease=lease, redelivery_count=redelivery_count)
+        for message, message_id, lease, redelivery_count in sources
+    ]
+    if lines:
+        body = _encoder.encode_lines(messages)
+    elif following is None:
+        body = _encode(Received(messages=messages)) + b"\n"
+    else:
+        body = _encode(ReadAnswer(messages=messages, next=following)) + b"\n"
+    exchange.charge.keep(len(body))
+    return Reply(200, body, content_type)
 
 
 def event_pieces(sources: list[MessageSource]) -> Iterator[bytes]:
