@@ -214,7 +214,8 @@ Quantities with Ki, Mi, Gi or Ti become bytes. Takes (dict "prefix" "BOOKIE_" "c
 {{- $prefix := .prefix -}}
 {{- range $key, $value := .config }}
 {{- $name := printf "%s%s" $prefix (regexReplaceAll "([A-Z])" $key "_${1}" | upper) }}
-{{- if kindIs "map" $value }}
+{{- if hasSuffix "_HTTP_HOSTS" $name }}{{/* in bindery.serviceEnv, together with the names in the cluster */}}
+{{- else if kindIs "map" $value }}
 {{- include "bindery.configEnv" (dict "prefix" (printf "%s_" $name) "config" $value) }}
 {{- else if not (kindIs "invalid" $value) }}
 {{- $text := toString $value }}
@@ -227,6 +228,19 @@ Quantities with Ki, Mi, Gi or Ti become bytes. Takes (dict "prefix" "BOOKIE_" "c
   value: {{ $text | quote }}
 {{- end }}
 {{- end }}
+{{- end }}
+
+{{/* The host names under which clients reach a service, separated by commas: its names in the cluster, hosts of its Ingress,
+     and those of its configuration. Takes (dict "root" $ "component" "broker"). */}}
+{{- define "bindery.httpHosts" -}}
+{{- $name := printf "%s-%s" (include "bindery.fullname" .root) .component -}}
+{{- $qualified := printf "%s.%s" $name .root.Release.Namespace -}}
+{{- $hosts := list $name $qualified (print "*." $name) (print "*." $qualified) "*.svc" (print "*.svc." .root.Values.clusterDomain) -}}
+{{- $values := index .root.Values .component -}}
+{{- $ingress := default dict $values.ingress -}}
+{{- if $ingress.enabled }}{{ $hosts = concat $hosts $ingress.hosts }}{{ end -}}
+{{- with (default dict $values.config.http).hosts }}{{ $hosts = append $hosts . }}{{ end -}}
+{{- join "," $hosts }}
 {{- end }}
 
 {{/* The environment of all of Bindery's services. Takes (dict "root" $ "prefix" "BOOKIE_"). */}}
@@ -250,6 +264,9 @@ Quantities with Ki, Mi, Gi or Ti become bytes. Takes (dict "prefix" "BOOKIE_" "c
   value: {{ include "bindery.zookeeperServers" .root | quote }}
 - name: {{ .prefix }}HOST
   value: "0.0.0.0"
+# Requests that name other hosts are refused: they may come from a web page that poses as this service.
+- name: {{ .prefix }}HTTP_HOSTS
+  value: {{ include "bindery.httpHosts" (dict "root" .root "component" (.prefix | trimSuffix "_" | lower)) | quote }}
 {{- if not (include "bindery.authenticates" .) }}
 # Without it, a service that does not authenticate clients refuses to listen on other addresses than loopback. It is omitted
 # with authentication, so that a service whose authentication is removed does not start.
