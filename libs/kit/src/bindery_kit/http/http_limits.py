@@ -32,7 +32,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, ClassVar, Final
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from bindery_kit.configuration.http_settings import HttpSettings
 from bindery_kit.http.http_stats import HttpStats
@@ -144,6 +144,7 @@ class HttpLimits(HttpToolsProtocol):
         "_paused_s",
         "_paused_size",
         "_read_size",
+        "_running",
         "_trailers",
         "_unfinished_size",
         "_write_timer",
@@ -184,6 +185,8 @@ class HttpLimits(HttpToolsProtocol):
         """Whether the connection is above a limit of connections."""
         self._is_refused = False
         self._is_lost = False
+        self._running: RequestResponseCycle | None = None
+        """The request in progress that the application runs; `cycle` is the newest one that was received."""
 
     # --- called by the transport
 
@@ -216,6 +219,10 @@ class HttpLimits(HttpToolsProtocol):
             if timer is not None:
                 timer.cancel()
         self._deadline = self._write_timer = self._linger_timer = None
+        if self._running is not None and self._running is not self.cycle:  # uvicorn tells only the newest request
+            self._running.disconnected = True
+            self._running.message_event.set()
+        self.pipeline.clear()
         self._unset_keepalive_if_required()  # uvicorn would keep a connection that was reset until this timer ends
         super().connection_lost(exc)
 
@@ -309,6 +316,10 @@ class HttpLimits(HttpToolsProtocol):
         if charge or self._charges is not None:
             self._charge(charge)
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
     def on_response_complete(self) -> None:
         if self._charges is not None:
             self._discharge(self._charges)
@@ -392,6 +403,7 @@ class HttpLimits(HttpToolsProtocol):
         self.headers = []
         self.url = b""
         self.scope = None  # type: ignore[assignment]
+        self._running = None
         self.cycle.scope = None  # type: ignore[assignment]
 
     def _receive_body(self) -> None:
