@@ -1,7 +1,8 @@
-"""Authentication to bookies: the guide's example reaches every program, and a workload without credentials is
-refused."""
+"""Authentication: the guide's example reaches every program, a workload without credentials is refused, tokens of
+operators reach those who check and send them, and the notes tell what is open."""
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,15 @@ from rendering import (
     CHART,
     ROOT,
     Object,
+    by_component,
     documents,
     environment,
     helm,
     main_container,
     pod_templates,
     refusal,
+    render,
+    render_preset,
     template,
 )
 
@@ -144,3 +148,133 @@ def test_each_file_that_the_example_names_is_mounted(objects: list[Any]) -> None
         mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
         secrets = {volume["name"] for volume in one["spec"]["volumes"] if "secret" in volume}
         assert {mounts[str(Path(file).parent)] for file in named} <= secrets, name
+
+
+# --- tokens of operators ----------------------------------------------------------------------------------------------
+
+ADMIN = {"adminToken.secretName": "operators", "adminToken.key": "all"}
+USERS = {
+    "bookie": "BOOKIE_ADMIN_TOKEN_FILE",
+    "auditor": "AUDITOR_ADMIN_TOKEN_FILE",
+    "toolbox": "BINDERY_BOOKIE_TOKEN_FILE",
+}
+"""Workload -> the variable with its file of tokens."""
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"bookie.persistence.enabled": False}, {"bookie.persistence.common.enabled": True}, {"audit.enabled": True}],
+    ids=str,
+)
+def test_tokens_of_operators_reach_bookies_auditors_and_the_toolbox_and_nobody_else(more: Object) -> None:
+    templates = by_component(render({**ADMIN, **more}))
+    for component, one in templates.items():
+        secrets = [volume["secret"] for volume in one["spec"]["volumes"] if "secret" in volume]
+        variables = {name: value for name, value in environment(one).items() if name.endswith("_TOKEN_FILE")}
+        if component in USERS:
+            assert secrets == [{"secretName": "operators", "items": [{"key": "all", "path": "token"}]}], component
+            assert variables == {USERS[component]: "/etc/bindery/admin/token"}, component
+            mounts = {mount["mountPath"]: mount for mount in main_container(one)["volumeMounts"]}
+            assert mounts["/etc/bindery/admin"] == {
+                "mountPath": "/etc/bindery/admin", "name": "admin-token", "readOnly": True
+            }  # fmt: skip
+        else:
+            assert (secrets, variables) == ([], {}), component
+
+
+def test_by_default_there_are_no_tokens_of_operators() -> None:
+    for name, one in pod_templates(render_preset("none")):
+        assert "/etc/bindery/admin" not in str(one), name
+
+
+def test_the_toolbox_may_send_another_token() -> None:
+    mine = [{"name": "BINDERY_BOOKIE_TOKEN_FILE", "value": "/mine"}]
+    assert environment(by_component(render({**ADMIN, "toolbox.env": mine}))["toolbox"])[mine[0]["name"]] == "/mine"
+
+
+@pytest.mark.parametrize("service", ["bookie", "auditor"])
+@pytest.mark.parametrize("key", ["tokenFile", "keysFile", "audience"])
+def test_tokens_of_operators_have_one_source(service: str, key: str) -> None:
+    said = refusal({**ADMIN, f"{service}.config.admin.{key}": "x"})
+    assert f"adminToken.secretName and {service}.config.admin are both set" in said
+    assert template({f"{service}.config.admin.{key}": "x"}).returncode == 0
+
+
+def insecure(values: Object) -> set[str]:
+    """The services that may listen where other machines can connect without authentication."""
+    found = by_component(render(values))
+    return {name for name in ("bookie", "broker", "auditor") if f"{name.upper()}_INSECURE" in environment(found[name])}
+
+
+def test_a_service_with_authentication_does_not_start_without_it() -> None:
+    assert insecure({}) == {"bookie", "broker", "auditor"}
+    assert insecure(ADMIN) == {"bookie", "broker"}
+    assert insecure({"auditor.config.admin.keysFile": "/keys"}) == {"bookie", "broker"}
+    assert insecure({"auditor.config.admin.audience": "x"}) == {"bookie", "broker", "auditor"}
+    assert insecure({**TOKEN, **shown("tokenFile")}) == {"broker", "auditor"}
+    assert insecure({**CERTIFICATE, **shown("caFile", "certificateFile")}) == {"broker", "auditor"}
+    assert insecure({"bookie.config.auth.provider": "none"}) == {"bookie", "broker", "auditor"}
+
+
+# --- the notes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def chart_with_notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The chart with the notes about access in a ConfigMap, because `helm template` does not render notes."""
+    path = tmp_path_factory.mktemp("chart") / "bindery"
+    shutil.copytree(CHART, path)
+    (path / "templates" / "shown.yaml").write_text(
+        "kind: ConfigMap\nmetadata: {name: shown}\ndata:\n"
+        '  notes: |\n    {{- include "bindery.notes.access" . | nindent 4 }}\n'
+    )
+    assert '{{- include "bindery.notes.access" . }}' in (CHART / "templates" / "NOTES.txt").read_text()
+    return path
+
+
+def notes(chart: Path, *options: str) -> str:
+    done = helm(
+        "template", "mine", str(chart), "-n", "there", "--kube-version=1.34.0", "-s", "templates/shown.yaml", *options
+    )
+    assert done.returncode == 0, done.stderr
+    (made,) = documents(done.stdout)
+    return str(made["data"]["notes"])
+
+
+def test_the_notes_of_the_defaults_tell_what_is_open_and_how_to_close_it(chart_with_notes: Path) -> None:
+    said = notes(chart_with_notes)
+    assert "every pod of the Kubernetes cluster can connect to every port, and may without credentials:" in said
+    for open_port in (
+        "port 8080 of brokers: read, write and delete",
+        "port 3181 of bookies: read and write",
+        "port 8000 of bookies: read entries; make",
+        "port 2181 of ZooKeeper: read, change and delete",
+    ):
+        assert f"  - {open_port}" in said
+    assert "The HTTP of bookies and auditors refuses changes of the whole cluster" in said
+    assert "bookie.config.auth.provider" in said
+
+
+def test_the_values_in_the_notes_close_what_they_say(chart_with_notes: Path) -> None:
+    """The command of the notes is run: with its values, the notes list less, and have no command left."""
+    (command,) = re.findall(
+        r"helm upgrade mine charts/bindery -n there --reset-then-reuse-values (.*)", notes(chart_with_notes)
+    )
+    import shlex
+
+    said = notes(chart_with_notes, *shlex.split(command))
+    assert "those that networkPolicy.allow... names, may without credentials:" in said
+    assert "every client of brokers" not in said
+    for closed in (
+        "helm upgrade",
+        "kubectl",
+        "refuses changes of the whole cluster",
+        "port 8000 of bookies: read entries",
+    ):
+        assert closed not in said
+    secured = {**TOKEN, **shown("tokenFile")}
+    options = [word for key, value in secured.items() for word in ("--set", f"{key}={value}")]
+    said = notes(chart_with_notes, *shlex.split(command), *options)
+    assert "port 3181" not in said
+    assert "To close this" not in said
+    assert "port 8080 of brokers" in said, "brokers cannot authenticate clients"

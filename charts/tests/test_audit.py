@@ -10,6 +10,7 @@ from rendering import (
     CHART,
     Object,
     environment,
+    helm,
     helm_program,
     main_container,
     named,
@@ -142,12 +143,102 @@ def test_with_executors_the_driver_may_only_manage_pods_of_its_namespace() -> No
     objects = render(EXECUTORS)
     (rule,) = named(objects, "Role", "bindery-audit")["rules"]
     assert (rule["apiGroups"], rule["resources"]) == ([""], ["pods"])
+    assert rule["verbs"] == ["create", "get", "list", "watch", "delete", "deletecollection"], "no pod can be changed"
     binding = named(objects, "RoleBinding", "bindery-audit")
     assert binding["roleRef"]["kind"] == "Role"
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "bindery-audit", "namespace": "somewhere"}]
     assert pod(EXECUTORS)["spec"]["automountServiceAccountToken"] is True
     for name in ("bindery-audit-reports",):
         assert pod(EXECUTORS, name=name)["spec"]["automountServiceAccountToken"] is False
+
+
+def test_executors_have_an_account_of_their_own_without_permissions_and_without_a_token() -> None:
+    objects = render({**EXECUTORS, "defaults.automountServiceAccountToken": True})
+    account = named(objects, "ServiceAccount", "bindery-audit-executor")
+    assert account["automountServiceAccountToken"] is False
+    bound = [one["name"] for binding in of_kind(objects, "RoleBinding") for one in binding["subjects"]]
+    assert bound == ["bindery-audit"]
+    assert (
+        spark_conf(EXECUTORS)["spark.kubernetes.authenticate.executor.serviceAccountName"] == "bindery-audit-executor"
+    )
+    assert executor({"audit.automountServiceAccountToken": True})["spec"]["automountServiceAccountToken"] is False
+    assert "bindery-audit-executor" not in [one["metadata"]["name"] for one in of_kind(render(ON), "ServiceAccount")]
+
+
+@pytest.mark.parametrize("of_driver", [{}, {"audit.serviceAccount": {"create": False, "name": "mine"}}], ids=str)
+def test_the_account_of_executors_can_be_an_existing_one(of_driver: Object) -> None:
+    own: Object = {**of_driver, "audit.executors.serviceAccount": {"create": False, "name": "weak"}}
+    assert executor(own)["spec"]["serviceAccountName"] == "weak"
+    assert spark_conf({**EXECUTORS, **own})["spark.kubernetes.authenticate.executor.serviceAccountName"] == "weak"
+    accounts = [one["metadata"]["name"] for one in of_kind(render({**EXECUTORS, **own}), "ServiceAccount")]
+    assert "weak" not in accounts
+    assert "bindery-audit-executor" not in accounts
+    annotated = render({**EXECUTORS, "audit.executors.serviceAccount": {"annotations": {"a": "b"}}})
+    assert named(annotated, "ServiceAccount", "bindery-audit-executor")["metadata"]["annotations"] == {"a": "b"}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"audit.serviceAccount": {"create": False, "name": "one"}, "audit.executors.serviceAccount": {"create": False,
+         "name": "one"}},
+        {"audit.executors.serviceAccount": {"create": False, "name": "bindery-audit"}},
+        {"defaults.serviceAccount": {"create": False, "name": "one"}},
+    ],
+    ids=("named", "created", "by default"),
+)  # fmt: skip
+def test_executors_with_the_account_of_the_driver_are_refused(values: Object) -> None:
+    said = refusal({**EXECUTORS, **values})
+    assert "which may create pods because it is the driver's: set audit.executors.serviceAccount.name" in said
+
+
+def test_no_object_is_cluster_wide_unless_the_policy_is_wanted() -> None:
+    for objects in (render(EXECUTORS), render_preset("none"), render_preset("restricted")):
+        assert all(one["metadata"].get("namespace") == "somewhere" for one in objects)
+    values = {**EXECUTORS, "audit.executors.admissionPolicy.enabled": True}
+    wide = [one for one in render(values) if "namespace" not in one["metadata"]]
+    assert {one["kind"] for one in wide} == {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
+    assert {one["metadata"]["name"] for one in wide} == {"somewhere-bindery-audit-executors"}
+    for off in ({"audit.enabled": False}, {"audit.executors.enabled": False}):
+        assert not of_kind(render({**values, **off}), "ValidatingAdmissionPolicy")
+
+
+def test_the_policy_allows_what_the_template_of_executors_has() -> None:
+    """`test_admission` has what Kubernetes makes of it."""
+    values = {
+        **EXECUTORS,
+        "audit.executors.admissionPolicy.enabled": True,
+        "audit.extraVolumes": [{"name": "a", "secret": {"secretName": "access"}},
+                               {"name": "b", "configMap": {"name": "m"}}, {"name": "c", "emptyDir": {}}],
+        "audit.extraVolumeMounts": [{"name": "a", "mountPath": "/a"}],
+        "audit.env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "variables", "key": "a"}}}],
+        "audit.extraEnvFrom": [{"secretRef": {"name": "more"}}],
+        "audit.sidecars": [{"name": "s", "image": "side:1"}],
+        "audit.serviceAccount": {"create": False, "name": "mine"},
+    }  # fmt: skip
+    policy = of_kind(render(values), "ValidatingAdmissionPolicy")[0]["spec"]
+    (condition,) = policy["matchConditions"]
+    assert condition["expression"] == 'request.userInfo.username == "system:serviceaccount:somewhere:mine"'
+    assert policy["failurePolicy"] == "Fail"
+    rules = " ".join(" ".join(one["expression"].split()) for one in policy["validations"])
+    for part in (
+        'volume.secret.secretName in ["access"]', 'volume.configMap.name in ["m"]',
+        'volume.persistentVolumeClaim.claimName in ["bindery-audit"]', 'it.secretRef.name in ["variables","more"]',
+        'it.valueFrom.secretKeyRef.name in ["variables","more"]', 'one.image in ["bindery/spark:0.1.0","side:1"]',
+        'object.spec.serviceAccountName == "bindery-audit-executor"',
+    ):  # fmt: skip
+        assert part in rules, part
+
+
+def test_a_policy_that_cannot_work_is_refused() -> None:
+    values: Object = {**EXECUTORS, "audit.executors.admissionPolicy.enabled": True}
+    odd = [{"name": "odd", "projected": {"sources": []}}]
+    assert 'the volume "odd" of audit.extraVolumes is neither a secret' in refusal(
+        {**values, "audit.extraVolumes": odd}
+    )
+    options = [word for key, value in values.items() for word in ("--set-json", f"{key}={json.dumps(value)}")]
+    done = helm("template", "bindery", str(CHART), "--kube-version=1.29.9", *options)
+    assert "audit.executors.admissionPolicy.enabled needs Kubernetes 1.30, and this is v1.29.9" in done.stderr
 
 
 def test_sizes_of_executors_become_settings_of_spark() -> None:
@@ -204,7 +295,7 @@ def test_executors_comply_with_the_level_restricted_and_mount_the_runs() -> None
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     assert spec["securityContext"]["runAsNonRoot"] is True
     assert spec["automountServiceAccountToken"] is False
-    assert spec["serviceAccountName"] == "bindery-audit"
+    assert spec["serviceAccountName"] == "bindery-audit-executor"
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in spec["volumes"]}
     template = pod(EXECUTORS)
     assert f"{CONFIG}/executor.yaml" == spark_conf(EXECUTORS)["spark.kubernetes.executor.podTemplateFile"]

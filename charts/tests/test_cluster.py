@@ -229,7 +229,10 @@ def test_existing_claims_of_another_number_of_servers_are_refused(namespace: str
         ("bookie.replicas=3", "! bookie.replicas equals ensembleSize (3)"),
         ("broker.service.type=LoadBalancer", "! broker.service.type is LoadBalancer"),
         ("broker.ingress.enabled=true,broker.ingress.hosts={a.example}", "! broker.ingress.enabled"),
-        ("networkPolicy.enabled=false", "! networkPolicy.enabled is false"),
+        (
+            "audit.enabled=true,audit.executors.enabled=true",
+            "! audit.executors.enabled: the driver's account can create",
+        ),
         ("upgradeGate.force=true", "! upgradeGate.force is true"),
         ("upgradeGate.enabled=false", "! upgradeGate.enabled is false"),
     ],

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from rendering import CHART, ROOT, by_component, environment, render
+from bindery_kit.http.origin import HostPolicy
+from rendering import CHART, NAMESPACE, ROOT, by_component, environment, render
 
 PREFIXES = {"bookie": "BOOKIE_", "broker": "BROKER_", "auditor": "AUDITOR_"}
 
@@ -55,7 +56,10 @@ def test_every_setting_becomes_the_variable_that_the_service_reads(service: str)
             continue
         name = PREFIXES[service] + "_".join(snake(part) for part in path).upper()
         text = {True: "true", False: "false"}.get(value, str(value)) if isinstance(value, bool) else str(value)
-        assert set_in[name] == text, name
+        if path == ("http", "hosts"):  # after the names in the cluster
+            assert set_in[name].endswith(f",{text}"), name
+        else:
+            assert set_in[name] == text, name
 
 
 def snake(name: str) -> str:
@@ -67,3 +71,25 @@ def test_sizes_with_units_become_bytes() -> None:
     set_in = environment(by_component(render(values))["bookie"])
     assert set_in["BOOKIE_STORAGE_WRITE_CACHE_SIZE_MAX"] == "1572864"
     assert set_in["BOOKIE_SERVER_READS_SIZE_MAX"] == "67108864"
+
+
+@pytest.mark.parametrize("service", PREFIXES)
+def test_a_service_knows_the_host_names_under_which_it_is_reached(service: str) -> None:
+    values = {"clusterDomain": "example.internal", f"{service}.config.http.hosts": "console.example.com"}
+    if service == "broker":
+        values |= {"broker.ingress.enabled": True, "broker.ingress.hosts": ["a.example.com", "*.b.example.com"]}
+    set_in = environment(by_component(render(values))[service])
+    hosts = set_in[f"{PREFIXES[service]}HTTP_HOSTS"].split(",")
+    name = f"bindery-{service}"
+    assert hosts[:2] == [name, f"{name}.{NAMESPACE}"]
+    assert hosts[2:6] == [f"*.{name}", f"*.{name}.{NAMESPACE}", "*.svc", "*.svc.example.internal"]
+    assert hosts[6:] == (["a.example.com", "*.b.example.com"] if service == "broker" else []) + ["console.example.com"]
+    policy = HostPolicy(bound="0.0.0.0", hosts=",".join(hosts))
+    for host in (
+        f"{name}-0.{name}.{NAMESPACE}.svc.example.internal",
+        f"{name}-0.{name}",
+        f"{name}.{NAMESPACE}",
+        "10.0.0.7",
+    ):
+        assert policy.allows(host), host
+    assert not policy.allows("evil.example.com")

@@ -66,6 +66,7 @@ class MemoryCluster:
             "recovery.commands",
             "bookie.membership_commands",
             "ledger.orphans",
+            "cluster.accept_metadata",
             "cluster.cluster_backup",
             "recovery.recovery_gate",
         ):

@@ -61,6 +61,9 @@ Takes (dict "root" $ "component" "bookie"); use with fromYaml. */}}
 {{- define "bindery.workload" -}}
 {{- $block := get (dict "gate" "upgradeGate" "test" "helmTest" "audit-executor" "audit") .component | default .component -}}
 {{- $workload := mergeOverwrite (deepCopy .root.Values.defaults) (deepCopy (get .root.Values $block)) -}}
+{{- if eq .component "audit-executor" -}}
+{{- $_ := set $workload "serviceAccount" (mergeOverwrite (deepCopy .root.Values.defaults.serviceAccount) (deepCopy .root.Values.audit.executors.serviceAccount)) -}}
+{{- end -}}
 {{- if has $block (list "init" "upgradeGate" "helmTest") -}}
 {{- $_ := set $workload "image" (include "bindery.toolboxImage" (dict "root" .root "own" (get .root.Values $block).image) | fromYaml) -}}
 {{- end -}}
@@ -125,6 +128,7 @@ Takes (dict "root" $ "own" .Values.init.image); use with fromYaml. */}}
 {{- if .Values.zookeeper.enabled }}{{ $components = append $components "zookeeper" }}{{ end }}
 {{- if .Values.toolbox.enabled }}{{ $components = append $components "toolbox" }}{{ end }}
 {{- if .Values.audit.enabled }}{{ $components = append $components "audit" }}{{ end }}
+{{- if and .Values.audit.enabled .Values.audit.executors.enabled }}{{ $components = append $components "audit-executor" }}{{ end }}
 {{- if .Values.init.enabled }}{{ $components = append $components "init" }}{{ end }}
 {{- if .Values.helmTest.enabled }}{{ $components = append $components "test" }}{{ end }}
 {{- toYaml $components }}

@@ -214,7 +214,8 @@ Quantities with Ki, Mi, Gi or Ti become bytes. Takes (dict "prefix" "BOOKIE_" "c
 {{- $prefix := .prefix -}}
 {{- range $key, $value := .config }}
 {{- $name := printf "%s%s" $prefix (regexReplaceAll "([A-Z])" $key "_${1}" | upper) }}
-{{- if kindIs "map" $value }}
+{{- if hasSuffix "_HTTP_HOSTS" $name }}{{/* in bindery.serviceEnv, together with the names in the cluster */}}
+{{- else if kindIs "map" $value }}
 {{- include "bindery.configEnv" (dict "prefix" (printf "%s_" $name) "config" $value) }}
 {{- else if not (kindIs "invalid" $value) }}
 {{- $text := toString $value }}
@@ -227,6 +228,19 @@ Quantities with Ki, Mi, Gi or Ti become bytes. Takes (dict "prefix" "BOOKIE_" "c
   value: {{ $text | quote }}
 {{- end }}
 {{- end }}
+{{- end }}
+
+{{/* The host names under which clients reach a service, separated by commas: its names in the cluster, hosts of its Ingress,
+     and those of its configuration. Takes (dict "root" $ "component" "broker"). */}}
+{{- define "bindery.httpHosts" -}}
+{{- $name := printf "%s-%s" (include "bindery.fullname" .root) .component -}}
+{{- $qualified := printf "%s.%s" $name .root.Release.Namespace -}}
+{{- $hosts := list $name $qualified (print "*." $name) (print "*." $qualified) "*.svc" (print "*.svc." .root.Values.clusterDomain) -}}
+{{- $values := index .root.Values .component -}}
+{{- $ingress := default dict $values.ingress -}}
+{{- if $ingress.enabled }}{{ $hosts = concat $hosts $ingress.hosts }}{{ end -}}
+{{- with (default dict $values.config.http).hosts }}{{ $hosts = append $hosts . }}{{ end -}}
+{{- join "," $hosts }}
 {{- end }}
 
 {{/* The environment of all of Bindery's services. Takes (dict "root" $ "prefix" "BOOKIE_"). */}}
@@ -250,9 +264,51 @@ Quantities with Ki, Mi, Gi or Ti become bytes. Takes (dict "prefix" "BOOKIE_" "c
   value: {{ include "bindery.zookeeperServers" .root | quote }}
 - name: {{ .prefix }}HOST
   value: "0.0.0.0"
-# Without it, a service refuses to listen on other addresses than loopback, because it does not authenticate clients.
+# Requests that name other hosts are refused: they may come from a web page that poses as this service.
+- name: {{ .prefix }}HTTP_HOSTS
+  value: {{ include "bindery.httpHosts" (dict "root" .root "component" (.prefix | trimSuffix "_" | lower)) | quote }}
+{{- if not (include "bindery.authenticates" .) }}
+# Without it, a service that does not authenticate clients refuses to listen on other addresses than loopback. It is omitted
+# with authentication, so that a service whose authentication is removed does not start.
 - name: {{ .prefix }}INSECURE
   value: "true"
+{{- end }}
+{{- end }}
+
+{{/* Not empty if the values configure authentication for every port of a service. Takes (dict "root" $ "prefix" "BOOKIE_"). */}}
+{{- define "bindery.authenticates" -}}
+{{- $values := .root.Values -}}
+{{- if eq .prefix "BOOKIE_" -}}
+{{- if has (dig "auth" "provider" "" $values.bookie.config) (list "token" "certificate") -}}true{{- end -}}
+{{- else if eq .prefix "AUDITOR_" -}}
+{{- include "bindery.hasAdminTokens" (dict "root" .root "service" "auditor") -}}
+{{- end -}}
+{{- end }}
+
+{{/* The file of operators' tokens in a pod. */}}
+{{- define "bindery.adminToken.env" -}}
+{{- if .root.Values.adminToken.secretName }}
+- name: {{ .variable }}
+  value: /etc/bindery/admin/token
+{{- end }}
+{{- end }}
+
+{{- define "bindery.adminToken.mount" -}}
+{{- if .Values.adminToken.secretName }}
+- {name: admin-token, mountPath: /etc/bindery/admin, readOnly: true}
+{{- end }}
+{{- end }}
+
+{{- define "bindery.adminToken.volume" -}}
+{{- with .Values.adminToken }}
+{{- if .secretName }}
+- name: admin-token
+  secret:
+    secretName: {{ .secretName | quote }}
+    items:
+      - {key: {{ .key | quote }}, path: token}
+{{- end }}
+{{- end }}
 {{- end }}
 
 {{/* Probes of a service without a replay. It has three minutes to start, and at least a minute and a half more than its

@@ -64,7 +64,7 @@ use them. */}}
 {{- range $component := $components -}}
 {{- $context := dict "root" $ "component" $component -}}
 {{- $name := include "bindery.serviceAccountName" $context -}}
-{{- $block := printf "%s.serviceAccount" (get (dict "gate" "upgradeGate" "test" "helmTest") $component | default $component) -}}
+{{- $block := printf "%s.serviceAccount" (get (dict "gate" "upgradeGate" "test" "helmTest" "audit-executor" "audit.executors") $component | default $component) -}}
 {{- $_ := set $users $name (append (get $users $name | default list) $block) -}}
 {{- if (include "bindery.workload" $context | fromYaml).serviceAccount.create -}}
 {{- $_ := set $makers $name (append (get $makers $name | default list) $block) -}}
@@ -268,6 +268,12 @@ that may get them from `extraEnvFrom` or `podTemplate.merge` is accepted. */}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- range $service := list "bookie" "auditor" -}}
+{{- $admin := default dict (get $.Values $service).config.admin -}}
+{{- if and $.Values.adminToken.secretName (or $admin.tokenFile $admin.keysFile $admin.audience) -}}
+{{- $problems = append $problems (printf "adminToken.secretName and %s.config.admin are both set, and only one can apply: remove %s.config.admin, or adminToken.secretName" $service $service) -}}
+{{- end -}}
+{{- end -}}
 {{- $names := include "bindery.variables" (dict "root" . "component" "bookie") | fromYamlArray -}}
 {{- $isSet := or (dig "tls" "caFile" "" $bookie) (dig "repair" "caFile" "" $bookie) -}}
 {{- range list "*" "BOOKIE_TLS_CA_FILE" "BOOKIE_REPAIR_CA_FILE" -}}{{- $isSet = or $isSet (has . $names) -}}{{- end -}}
@@ -296,6 +302,15 @@ that may get them from `extraEnvFrom` or `podTemplate.merge` is accepted. */}}
 {{- $w := include "bindery.workload" (dict "root" . "component" "audit") | fromYaml -}}
 {{- if and $audit.enabled $audit.executors.enabled (not $w.serviceAccount.create) (not $w.serviceAccount.name) -}}
 {{- $problems = append $problems "audit.executors.enabled is true, audit.serviceAccount.create is false and audit.serviceAccount.name is empty: every pod of the namespace that has no account of its own would get permission to create pods; set audit.serviceAccount.name to an existing account, or create to true" -}}
+{{- end -}}
+{{- if and $audit.enabled $audit.executors.enabled -}}
+{{- $account := include "bindery.serviceAccountName" (dict "root" . "component" "audit-executor") -}}
+{{- if eq $account (include "bindery.serviceAccountName" (dict "root" . "component" "audit")) -}}
+{{- $problems = append $problems (printf "executors of audits would have the account %q, which may create pods because it is the driver's: set audit.executors.serviceAccount.name to another account, or its create to true" $account) -}}
+{{- end -}}
+{{- if and $audit.executors.admissionPolicy.enabled (semverCompare "<1.30.0-0" .Capabilities.KubeVersion.Version) -}}
+{{- $problems = append $problems (printf "audit.executors.admissionPolicy.enabled needs Kubernetes 1.30, and this is %s: set it to false" .Capabilities.KubeVersion.Version) -}}
+{{- end -}}
 {{- end -}}
 {{- with dig "limits" "cpu" "" (default dict $w.resources) -}}
 {{- if and $audit.enabled $audit.executors.enabled (gt (include "bindery.cpus" $audit.executors.requestCpu | float64) (include "bindery.cpus" . | float64)) -}}

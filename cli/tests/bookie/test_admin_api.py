@@ -88,6 +88,7 @@ def test_a_lost_bookie_is_named(serve: Callable[[Handler], None], error: Excepti
 @pytest.mark.parametrize(
     ("status", "body", "kind", "message"),
     [
+        (401, b'{"detail":"no tokens are configured: set x"}', Unauthorized, "no tokens are configured: set x"),
         (401, b'{"detail":"wrong token"}', Unauthorized,
          "wrong token; pass --token-file, or set BINDERY_BOOKIE_TOKEN_FILE or BINDERY_BOOKIE_TOKEN"),
         (404, b'{"detail":"no such ledger"}', NotServed, "no such ledger"),

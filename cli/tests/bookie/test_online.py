@@ -152,6 +152,19 @@ def test_the_state_shows_why_a_bookie_is_read_only_and_in_limbo(bookie: Bookie) 
     assert "damage: 4\n" in result.stdout
 
 
+def test_the_state_shows_a_suspected_rollback_of_the_metadata(bookie: Bookie) -> None:
+    assert "ROLLBACK" not in run("state").stdout, "a bookie of an older version does not serve that path"
+    bookie.answers["gc/rollback"] = {"state": "ok", "reports": {}}
+    result = run("state")
+    assert (result.exit_code, "ROLLBACK" in result.stdout) == (0, False)
+    reports = {"b2": {"unknown": 3}, "b1": {"unknown": 0}}
+    bookie.answers["gc/rollback"] = {"state": "metadata_rollback_suspected", "reports": reports}
+    result = run("state")
+    assert result.exit_code == 1
+    assert "METADATA ROLLBACK SUSPECTED: 3 replicas on b1, b2 are of ledgers unknown to ZooKeeper" in result.stdout
+    assert json.loads(run("state", "--json").stdout)["rollback"]["state"] == "metadata_rollback_suspected"
+
+
 def test_the_state_of_a_draining_bookie_reports_the_drain_once(bookie: Bookie) -> None:
     why = "draining: its ledgers move to other bookies (by ann)"
     bookie.answers["state/readonly"] = {"readOnly": True, "reasons": {"draining": why}}

@@ -32,3 +32,13 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
         read_token(str(missing))
     with pytest.raises(BadRequest, match="the token file is empty"):
         read_token(str(empty))
+
+
+def test_the_token_is_the_first_line_of_its_file(tmp_path: Path) -> None:
+    """A service accepts each line of a file of secrets; the command sends one."""
+    file = tmp_path / "tokens"
+    file.write_bytes(b"\n  the new token \r\nthe-old-token\n")
+    assert read_token(str(file)) == "the new token"
+    file.write_bytes(b"\xff\xff\n")
+    with pytest.raises(BadRequest, match="cannot read the token file"):
+        read_token(str(file))

@@ -31,7 +31,7 @@ def test_a_url_is_accepted_without_its_last_slash(url: str) -> None:
         "ftp://h",
         "http://",
         "http:///a",
-        "http://@h",
+        "http://h\\x",
         "http://h?x=1",
         "http://h#x",
         "http://h /",
@@ -42,6 +42,29 @@ def test_another_text_is_not_a_url(url: str) -> None:
     with pytest.raises(BadRequest, match="not a URL") as caught:
         Recorder(url, timeout_s=1)
     assert str(caught.value) == f"not a URL: {url}; the format is http://host:port"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://me@h",
+        "http://me:secret@h:1/a",
+        "http://@h",
+        "HTTPS://secret@h?x",
+        "http://me:secret@h@x",
+        "http://h\\@x",
+    ],
+)
+def test_a_url_with_credentials_is_refused_without_showing_them(url: str) -> None:
+    with pytest.raises(BadRequest, match="the URL has credentials before its @, which are not sent") as caught:
+        Recorder(url, timeout_s=1)
+    assert "secret" not in str(caught.value)
+    assert "--token-file" in str(caught.value)
+
+
+def test_an_at_sign_in_the_path_is_no_credential() -> None:
+    with Recorder("http://h/a@b", timeout_s=1) as http:
+        assert http.url == "http://h/a@b"
 
 
 def test_parameters_that_are_none_are_omitted() -> None:

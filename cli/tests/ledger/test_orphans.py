@@ -8,6 +8,8 @@ from bindery.ledger import orphans
 from bindery_broker.managed_ledger.ledger_list import LedgerRecord
 from bindery_core.errors import BadRequest, Corrupt
 from bindery_core.ids import LedgerId
+from bindery_metadata.bookies.cookies import CookieStore
+from bindery_metadata.ledgers.known_ledgers import KnownLedgersStore, MetadataRollbackSuspected, RollbackReport
 from bindery_metadata.stores.memory import MemoryStore
 from bindery_pulsar.managed_ledger_codec import (
     CursorInfo,
@@ -17,7 +19,7 @@ from bindery_pulsar.managed_ledger_codec import (
     encode_topic,
 )
 from bindery_pulsar.message_id import Position
-from memory_cluster import MemoryCluster
+from memory_cluster import LAYOUT, MemoryCluster
 
 TOPIC = "/managed-ledgers/public/default/persistent/t"
 MANAGED = {
@@ -140,4 +142,20 @@ def test_a_topic_that_cannot_be_read_protects_all_ledgers(cluster: MemoryCluster
     cluster.do(lambda store: store.set(TOPIC, b"\xff\xff", version=None))
     result = cluster.invoke("ledgers", "orphans", "--delete", "--yes")
     assert isinstance(result.exception, Corrupt)
+    assert cluster.deleted == []
+
+
+def test_nothing_is_deleted_while_a_rollback_of_the_metadata_is_suspected(cluster: MemoryCluster) -> None:
+    """A rolled-back ZooKeeper may lack the topic that refers to the ledger."""
+
+    async def suspect(store: MemoryStore) -> None:
+        instance_id = await CookieStore(store, LAYOUT).instance_id()
+        report = RollbackReport(found_ms=5, unknown=2, first=7, last=9, short_end=10)
+        await KnownLedgersStore(store, instance_id=instance_id).update(lambda one: one.with_report("b0", report))
+
+    cluster.do(suspect)
+    assert found(cluster)[0] == [2], "listing is allowed"
+    error = cluster.invoke("ledgers", "orphans", "--delete", "--yes").exception
+    assert isinstance(error, MetadataRollbackSuspected)
+    assert "no ledgers are deleted" in str(error)
     assert cluster.deleted == []

@@ -60,6 +60,7 @@ def test_a_drained_subscription_ends_consume() -> None:
 
 BROKEN = BrokerUnreachable("the connection broke")
 MOVING = BrokerRefused("the topic is moving", http_status=503, problem={})
+BUSY = BrokerRefused("too many requests", http_status=429, problem={})
 GONE = BrokerRefused("no such topic", http_status=404, problem={})
 
 
@@ -68,7 +69,7 @@ def test_follow_reconnects_with_growing_delays_and_continues_at_its_position(
 ) -> None:
     slept: list[float] = []
     retries = Retries(is_enabled=True, sleep=slept.append)
-    broker = Recorder(["a", "b"], [None, BROKEN, BROKEN, MOVING])
+    broker = Recorder(["a", "b"], [None, BROKEN, BUSY, MOVING])
     source = _read(broker, "/t", "earliest", follow=True, maximum=2, retries=retries)  # type: ignore[arg-type]
     assert list(source) == ["a", "b"]
     assert broker.calls == [("get", "earliest"), *[("get", "earliest+1")] * 4]

@@ -5,7 +5,16 @@ import hmac
 import json
 
 import pytest
-from bindery_core.auth_token import SHARED_SUBJECT, SharedSecrets, SignedTokens, sign
+from bindery_core.auth_token import (
+    SHARED_SUBJECT,
+    SUBJECT_SIZE_MAX,
+    TOKEN_SIZE_MAX,
+    SharedSecrets,
+    SignedTokens,
+    is_subject,
+    parse_keys,
+    sign,
+)
 from bindery_core.errors import BadRequest, Unauthorized
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,9 +29,23 @@ def b64(data: bytes) -> bytes:
     return base64.urlsafe_b64encode(data).rstrip(b"=")
 
 
+def raw_token(claims: bytes, *, header: bytes = b'{"alg":"HS256"}', key: bytes = KEY) -> bytes:
+    """A token with a right signature over any bytes."""
+    return signed_with(b64(header) + b"." + b64(claims), key=key)
+
+
+def signed_with(signed: bytes, *, key: bytes = KEY, hash_name: str = "sha256") -> bytes:
+    return signed + b"." + b64(hmac.new(key, signed, hash_name).digest())
+
+
 def token(claims: object, *, header: object = None, key: bytes = KEY) -> bytes:
-    signed = b64(json.dumps(header or {"alg": "HS256"}).encode()) + b"." + b64(json.dumps(claims).encode())
-    return signed + b"." + b64(hmac.new(key, signed, "sha256").digest())
+    return raw_token(json.dumps(claims).encode(), header=json.dumps(header or {"alg": "HS256"}).encode(), key=key)
+
+
+def refusal(text: bytes, *, audience: str | None = None) -> str:
+    with pytest.raises(Unauthorized) as refused:
+        SignedTokens([KEY], audience=audience).verify(text, now_s=NOW)
+    return str(refused.value.args[0])
 
 
 def test_the_example_of_the_standard_is_read() -> None:
@@ -44,15 +67,16 @@ def test_a_signed_token_names_its_bearer_until_it_expires() -> None:
     text = sign(KEY, subject="broker-1", expires_at_s=int(NOW) + 60)
     assert verifier.verify(text, now_s=NOW) == "broker-1"
     assert verifier.verify(sign(KEY, subject="for ever"), now_s=2 * NOW) == "for ever"
-    with pytest.raises(Unauthorized, match="expired"):
-        verifier.verify(text, now_s=NOW + 60 + 31)
+    for late_s in (30, 31):
+        with pytest.raises(Unauthorized, match="expired"):
+            verifier.verify(text, now_s=NOW + 60 + late_s)
     assert verifier.verify(text, now_s=NOW + 60 + 29) == "broker-1"
 
 
 def test_a_token_with_a_flipped_bit_is_refused() -> None:
     text = sign(KEY, subject="x")
     verifier = SignedTokens([KEY])
-    for at in range(len(text) - 1):  # the last character of a MAC has unused bits
+    for at in range(len(text)):
         for bit in range(8):
             damaged = bytearray(text)
             damaged[at] ^= 1 << bit
@@ -89,6 +113,233 @@ def test_an_invalid_token_is_refused(text: bytes) -> None:
         SignedTokens([KEY]).verify(text, now_s=NOW)
 
 
+@pytest.mark.parametrize("value", [["exp"], [], "exp", None, ["b64"], 0])
+def test_a_header_with_critical_extensions_is_refused_whatever_they_are(value: object) -> None:
+    text = token({"sub": "x"}, header={"alg": "HS256", "crit": value, "exp": 1, "b64": True})
+    assert "crit" in refusal(text)
+
+
+@pytest.mark.parametrize(
+    "alg",
+    [None, "", "none", "None", "NONE", "hs256", "Hs256", "HS256 ", " HS256", "HS384", "HS512", "RS256", "ES256",
+     "PS256", ["HS256"], {"HS256": 1}, 256, True],
+)  # fmt: skip
+def test_only_hs256_is_an_algorithm(alg: object) -> None:
+    assert refusal(token({"sub": "x"}, header={"alg": alg})) == "token is not signed with HS256"
+    assert refusal(token({"sub": "x"}, header={"typ": "JWT"})) == "token is not signed with HS256"
+
+
+@pytest.mark.parametrize("hash_name", ["sha1", "sha384", "sha512"])
+def test_the_signature_of_another_algorithm_is_refused_under_any_name(hash_name: str) -> None:
+    for alg in (b"HS256", hash_name.replace("sha", "HS").encode()):
+        signed = b64(b'{"alg":"' + alg + b'"}') + b"." + b64(b'{"sub":"x"}')
+        assert refusal(signed_with(signed, hash_name=hash_name)) == "token has a wrong signature"
+
+
+def test_a_token_without_a_signature_is_refused_under_any_name() -> None:
+    for alg in (b"none", b"HS256"):
+        assert (
+            refusal(b64(b'{"alg":"' + alg + b'"}') + b"." + b64(b'{"sub":"x"}') + b".") == "token has a wrong signature"
+        )
+
+
+def test_unknown_header_parameters_are_ignored() -> None:
+    header = {"alg": "HS256", "typ": "JWT", "kid": "../../etc/passwd", "jku": "http://evil.example/", "x": 1}
+    assert SignedTokens([KEY]).verify(token({"sub": "x"}, header=header), now_s=NOW) == "x"
+
+
+@pytest.mark.parametrize(
+    ("claims", "header"),
+    [
+        (b'{"sub":"x","sub":"admin"}', b'{"alg":"HS256"}'),
+        (b'{"sub":"x","\\u0073ub":"admin"}', b'{"alg":"HS256"}'),
+        (b'{"sub":"x","exp":1,"exp":9999999999}', b'{"alg":"HS256"}'),
+        (b'{"sub":"x","other":{"a":1,"a":2}}', b'{"alg":"HS256"}'),
+        (b'{"sub":"x"}', b'{"alg":"HS256","alg":"HS256"}'),
+        (b'{"sub":"x"}', b'{"alg":"none","alg":"HS256"}'),
+    ],
+    ids=["sub", "escaped sub", "exp", "nested", "alg", "alg none"],
+)
+def test_a_member_that_occurs_twice_is_refused(claims: bytes, header: bytes) -> None:
+    assert refusal(raw_token(claims, header=header), audience=None) == "token contains a member twice"
+
+
+@pytest.mark.parametrize(
+    "claims",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b'"x"',
+        b'{"sub":"x"} {}',
+        b'{"sub":"x",}',
+        b"{'sub':'x'}",
+        b'{"sub":"x","exp":NaN}',
+        b'{"sub":"x","other":NaN}',
+        b'{"sub":"x","exp":Infinity}',
+        b'{"sub":"x","exp":-Infinity}',
+        b'\xef\xbb\xbf{"sub":"x"}',
+        b'{"sub":"\xff"}',
+        b'{"sub":"\xed\xa0\x80"}',
+        '{"sub":"x"}'.encode("utf-16"),
+        '{"sub":"x"}'.encode("utf-16-le"),
+        '{"sub":"x"}'.encode("utf-32-be"),
+        b'{"sub":"x","other":' + b"[" * 3000,
+        b'{"sub":"x","other":' + b"9" * 5000 + b"}",
+    ],
+    ids=lambda one: ascii(one[:30]),
+)
+def test_what_is_not_json_in_utf_8_is_refused_although_the_signature_is_right(claims: bytes) -> None:
+    assert refusal(raw_token(claims)) == "not a signed token"
+
+
+@pytest.mark.parametrize("name", ["exp", "nbf", "iat"])
+@pytest.mark.parametrize(
+    "value", ["1", "", None, True, False, [], [1], {}, float("inf"), float("nan"), 10**400], ids=ascii
+)
+def test_a_time_that_is_not_a_finite_number_is_refused(name: str, value: object) -> None:
+    assert refusal(token({"sub": "x", name: value})) in ("token contains an invalid time", "not a signed token")
+
+
+def test_a_time_too_large_for_a_float_is_refused() -> None:
+    assert refusal(raw_token(b'{"sub":"x","exp":1e999}')) == "token contains an invalid time"
+
+
+@pytest.mark.parametrize("position", ["middle", "first", "last"])
+@pytest.mark.parametrize(
+    "char",
+    [*(chr(code) for code in range(0x20)), *(chr(code) for code in range(0x7F, 0xA0)),
+     "\u2028", "\u2029", "\u200e", "\u200f", "\u061c", "\u202a", "\u202b", "\u202c", "\u202d", "\u202e", "\u2066",
+     "\u2067", "\u2068", "\u2069", "\u200b", "\u200d", "\u2060", "\ufeff", "\u00ad", "\u00a0", "\u3000", "\ue000",
+     "\ufffe", "\U000e0041", "\U000e0001", "\ud800"],
+    ids=ascii,
+)  # fmt: skip
+def test_a_subject_that_could_forge_a_log_line_is_refused(char: str, position: str) -> None:
+    subject = {"middle": f"a{char}b", "first": f"{char}b", "last": f"a{char}"}[position]
+    assert not is_subject(subject)
+    for escape in (True, False):
+        if escape or not "\ud800" <= char <= "\udfff":
+            told = refusal(raw_token(json.dumps({"sub": subject}, ensure_ascii=escape).encode()))
+            assert "the subject of the token" in told
+            assert char not in told.replace(" ", "")
+
+
+def test_subjects_of_other_scripts_and_with_spaces_are_accepted() -> None:
+    for subject in (
+        "x",
+        "broker 7",
+        "tenant/admin@example.org",
+        "J\u00fcrgen",
+        "\u4e2d\u6587",
+        "\U0001f600",
+        "a" * SUBJECT_SIZE_MAX,
+    ):
+        assert SignedTokens([KEY]).verify(sign(KEY, subject=subject), now_s=NOW) == subject
+    assert "256 characters" in refusal(token({"sub": "a" * (SUBJECT_SIZE_MAX + 1)}))
+
+
+@pytest.mark.parametrize("subject", [None, "", 7, 1.5, True, ["x"], {"x": 1}])
+def test_a_subject_of_another_type_is_refused(subject: object) -> None:
+    assert refusal(token({"sub": subject})) == "token has no subject"
+    assert refusal(token({"iss": "x"})) == "token has no subject"
+
+
+@pytest.mark.parametrize("found", ["bookies", ["bookies"], ["others", "bookies"]])
+def test_a_token_for_this_audience_is_accepted(found: str | list[str]) -> None:
+    verifier = SignedTokens([KEY], audience="bookies")
+    assert verifier.verify(token({"sub": "x", "aud": found}), now_s=NOW) == "x"
+    assert verifier.verify(sign(KEY, subject="x", audience=found), now_s=NOW) == "x"
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        ("others", "token is for another audience"),
+        ("", "token is for another audience"),
+        ("Bookies", "token is for another audience"),
+        ("bookies ", "token is for another audience"),
+        ("bookies,others", "token is for another audience"),
+        ("xbookies", "token is for another audience"),
+        ([], "token is for another audience"),
+        (["others", ""], "token is for another audience"),
+        ([["bookies"]], "token contains an invalid audience"),
+        (["bookies", 7], "token contains an invalid audience"),
+        (None, "token contains an invalid audience"),
+        (7, "token contains an invalid audience"),
+        (True, "token contains an invalid audience"),
+        ({"bookies": 1}, "token contains an invalid audience"),
+    ],
+    ids=str,
+)
+def test_a_token_for_another_audience_is_refused(found: object, told: str) -> None:
+    assert refusal(token({"sub": "x", "aud": found}), audience="bookies") == told
+    assert "audience" in refusal(token({"sub": "x", "aud": found}))
+
+
+def test_a_token_without_an_audience_is_refused_where_one_is_configured() -> None:
+    """As Pulsar with tokenAudienceClaim."""
+    assert "has no audience" in refusal(sign(KEY, subject="x"), audience="bookies")
+
+
+def test_a_token_with_an_audience_is_refused_where_none_is_configured() -> None:
+    """RFC 7519 section 4.1.3: it was issued for another service."""
+    assert "has none configured" in refusal(sign(KEY, subject="x", audience="bookies"))
+
+
+def test_base64_that_is_not_canonical_is_refused() -> None:
+    """The signature covers the text, so that only the one of a MAC can be changed by others than the signer."""
+    text = sign(KEY, subject="x")
+    signed, _, mac = text.rpartition(b".")
+    alphabet = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+    for other in (
+        mac[:-1] + alphabet[alphabet.index(mac[-1:]) + 1 :][:1],
+        mac + b"=",
+        mac + b"==",
+        mac + b"\n",
+        b" " + mac,
+    ):
+        assert refusal(signed + b"." + other) in ("not a signed token", "token has a wrong signature")
+    header, _, claims = signed.partition(b".")
+    for changed in (header + b"=." + claims, header + b"." + claims + b"=", header + b"\n." + claims):
+        assert refusal(signed_with(changed)) == "not a signed token"
+    both = next(text for number in range(99) if b"-" in (text := sign(KEY, subject=f"x{number}")).rpartition(b".")[2])
+    assert refusal(both.replace(b"-", b"+")) in ("not a signed token", "token has a wrong signature")
+
+
+def test_a_token_of_the_maximum_size_is_read_and_a_longer_one_is_not() -> None:
+    def padded(size: int) -> bytes:
+        return raw_token(b'{"sub":"x","pad":"' + b"p" * size + b'"}')
+
+    size = next(size for size in range(6200, 4000, -1) if len(padded(size)) <= TOKEN_SIZE_MAX)
+    assert SignedTokens([KEY]).verify(padded(size), now_s=NOW) == "x"
+    assert refusal(padded(size + 3)) == "not a signed token"
+    assert refusal(b"." * 100_000) == "not a signed token"
+
+
+def test_a_key_of_pulsar_is_read_from_its_base64() -> None:
+    """`pulsar tokens create-secret-key --base64` prints base64; settings have it with the prefix `data:;base64,`."""
+    key = bytes(range(32))
+    encoded = base64.b64encode(key)
+    text = token({"sub": "x"}, key=key)
+    for file in (b"data:;base64," + encoded, b"data:text/plain;base64," + encoded + b"\n", b"  " + encoded + b"\r\n"):
+        assert SignedTokens(parse_keys(file)).verify(text, now_s=NOW) == "x"
+    assert SignedTokens(parse_keys(encoded)).verify(token({"sub": "x"}, key=encoded), now_s=NOW) == "x", "as before"
+    assert parse_keys(b"data:;base64," + encoded) == [key], "the text itself is no key"
+
+
+def test_keys_are_read_one_per_line() -> None:
+    assert parse_keys(b"") == parse_keys(b" \n\r\n") == []
+    assert parse_keys(b"one key \n\n two-keys\n") == [b"one key", b"two-keys"]
+    assert parse_keys(b"c2hvcnQ=") == [b"c2hvcnQ="], "too short for a key when it is decoded"
+
+
+@pytest.mark.parametrize("line", [b"data:", b"data:;base64,?", b"data:;base64,abc", b"data:,abc", b"data:;base32,abc"])
+def test_a_key_with_a_broken_prefix_is_named_by_its_line(line: bytes) -> None:
+    with pytest.raises(BadRequest, match="signing key") as refused:
+        parse_keys(b"first\n" + line)
+    assert refused.value.facts == {"line": 2}
+
+
 @given(st.binary(max_size=60))
 def test_random_bytes_are_never_a_token(text: bytes) -> None:
     for verifier in (SignedTokens([KEY]), SharedSecrets([SECRET])):
@@ -99,18 +350,52 @@ def test_random_bytes_are_never_a_token(text: bytes) -> None:
 def test_each_of_the_shared_secrets_is_accepted() -> None:
     verifier = SharedSecrets([SECRET, b"the one that follows it"])
     assert verifier.verify(SECRET, now_s=NOW) == verifier.verify(b"the one that follows it", now_s=0) == SHARED_SUBJECT
+    long = b"s" * TOKEN_SIZE_MAX
+    assert SharedSecrets([long]).verify(long, now_s=0) == SHARED_SUBJECT
+    with pytest.raises(Unauthorized):
+        SharedSecrets([long]).verify(long + b"s", now_s=0)
     for wrong in (b"", SECRET[:-1], SECRET + b"x", SECRET + bytes(9000)):
         with pytest.raises(Unauthorized):
             verifier.verify(wrong, now_s=NOW)
 
 
 def test_secrets_that_can_be_guessed_are_refused() -> None:
-    for secrets in ([], [b"short"], [SECRET, b""]):
+    for secrets in ([], [b"short"], [SECRET, b""], [SECRET, b"s" * (TOKEN_SIZE_MAX + 1)]):
         with pytest.raises(BadRequest):
             SharedSecrets(secrets)
     for keys in ([], [b"k" * 31]):
         with pytest.raises(BadRequest):
             SignedTokens(keys)
+
+
+RSA_PUBLIC = (
+    bytes.fromhex("30819f300d06092a864886f70d010101050003818d0030818902818100") + b"n" * 128 + b"\x02\x03\x01\x00\x01"
+)
+RSA_PRIVATE = bytes.fromhex("3082027c020100300d06092a864886f70d010101050004820266") + b"n" * 614
+EC_PUBLIC = bytes.fromhex("3059301306072a8648ce3d020106082a8648ce3d030107034200") + b"\x04" + b"p" * 64
+ED25519_PUBLIC = bytes.fromhex("302a300506032b6570032100") + b"p" * 32
+
+
+@pytest.mark.parametrize(
+    "key", [RSA_PUBLIC, RSA_PRIVATE, EC_PUBLIC, ED25519_PUBLIC], ids=("rsa", "private", "ec", "ed")
+)
+def test_the_key_of_a_key_pair_is_no_signing_key(key: bytes) -> None:
+    """Pulsar has the public key in the same place. Whoever knows it could sign tokens with it."""
+    pem = b"-----BEGIN PUBLIC KEY-----\n" + base64.encodebytes(key) + b"-----END PUBLIC KEY-----\n"
+    for keys in ([key], [pem], [KEY, key], parse_keys(base64.b64encode(key)), parse_keys(pem)):
+        with pytest.raises(BadRequest, match="a signing key is a public or private key"):
+            SignedTokens(keys)
+
+
+def test_a_secret_key_may_begin_as_a_key_pair_does() -> None:
+    for key in (
+        b"\x30" + b"k" * 31,
+        b"\x30\x1e" + b"k" * 30,
+        b"\x30\x3e" + b"k" * 62,
+        b"\x30\x82" + b"k" * 30,
+        b"\x30" * 300,
+    ):
+        assert SignedTokens([key])
 
 
 def test_errors_and_reprs_contain_no_secret() -> None:

@@ -34,6 +34,7 @@ TABLE = {
     "BadRequest": ("BinderyError", 400, "bad_request"),
     "BadVersion": ("BadRequest", 400, "bad_version"),
     "TooLarge": ("BadRequest", 413, "too_large"),
+    "UnsupportedMediaType": ("BadRequest", 415, "unsupported_media_type"),
     "Unauthorized": ("BinderyError", 401, "unauthorized"),
     "Corrupt": ("BinderyError", 500, "corrupt"),
     "DigestMismatch": ("Corrupt", 500, "digest_mismatch"),

@@ -58,3 +58,13 @@ def test_ranges_are_printed_as_by_pulsar() -> None:
     assert str(ranges) == "[(1:2..1:5],(2:-1..2:0]]"
     assert not AckRanges()
     assert str(AckRanges()) == "[]"
+
+
+def test_a_text_may_show_the_first_ranges_only() -> None:
+    ranges = AckRanges()
+    for entry_id in (1, 3, 5):
+        ranges.add(0, entry_id)
+    whole = "[(0:0..0:1],(0:2..0:3],(0:4..0:5]]"
+    assert str(ranges) == ranges.text() == ranges.text(ranges_max=3) == ranges.text(ranges_max=4) == whole
+    assert ranges.text(ranges_max=2) == "[(0:0..0:1],(0:2..0:3],...]"
+    assert AckRanges().text(ranges_max=2) == "[]"

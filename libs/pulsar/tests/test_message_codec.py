@@ -4,15 +4,22 @@ import struct
 import zlib
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import crc32c
 import pytest
-from bindery_core.errors import Corrupt, TooLarge
+from bindery_core.errors import BinderyError, Corrupt, TooLarge
+from bindery_pulsar import message_codec
 from bindery_pulsar.entry_size import ENTRY_SIZE_MAX
 from bindery_pulsar.message_codec import (
+    MESSAGE_SIZE,
     PAYLOAD_SIZE_MAX,
+    PROPERTY_SIZE,
+    SMALL_COUNT_MAX,
+    SMALL_SIZE_MAX,
     CorruptMessage,
     OutgoingMessage,
+    PackedEntry,
     UnreadableMessage,
     decode_entry,
     encode_batch,
@@ -231,6 +238,94 @@ def test_an_incomplete_compressed_payload_is_corrupt() -> None:
 def test_a_payload_that_is_too_large_once_uncompressed_is_refused() -> None:
     with pytest.raises(UnreadableMessage, match="size_max"):
         decode_entry(raw(b"", compression=ZLIB, uncompressed_size=2**31))
+
+
+class CountingZlib:
+    """Records the bytes that decompression produced."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.produced = 0
+        make = zlib.decompressobj
+        monkeypatch.setattr(message_codec.zlib, "decompressobj", lambda: self._watch(make()))
+
+    def _watch(self, found: Any) -> Any:
+        counting = self
+
+        class Watched:
+            @property
+            def eof(self) -> bool:
+                return bool(found.eof)
+
+            def decompress(self, data: bytes, size_max: int) -> bytes:
+                plain: bytes = found.decompress(data, size_max)
+                counting.produced += len(plain)
+                return plain
+
+        return Watched()
+
+
+@pytest.mark.parametrize(
+    ("claim", "error"), [(100, CorruptMessage), (1_000, CorruptMessage), (1_001, UnreadableMessage)]
+)
+def test_a_bomb_stops_at_its_claim_or_at_the_limit(
+    monkeypatch: pytest.MonkeyPatch, claim: int, error: type[BinderyError]
+) -> None:
+    counting = CountingZlib(monkeypatch)
+    bomb = raw(zlib.compress(bytes(50 * 2**20)), compression=ZLIB, uncompressed_size=claim)
+    assert len(bomb) < 100_000
+    with pytest.raises(error):
+        decode_entry(bomb, size_max=1_000)
+    assert counting.produced <= 1_001
+
+
+def test_a_claim_above_the_limit_is_refused_even_if_the_payload_is_small() -> None:
+    entry = raw(zlib.compress(b"a"), compression=ZLIB, uncompressed_size=1_001)
+    with pytest.raises(UnreadableMessage, match="too large once uncompressed"):
+        decode_entry(entry, size_max=1_000)
+
+
+def test_the_number_of_messages_counts_towards_the_limit() -> None:
+    count = SMALL_COUNT_MAX + 1
+    entry = raw(singles(*[{}] * count), num_messages_in_batch=count)
+    assert len(decode_entry(entry)) == count
+    with pytest.raises(UnreadableMessage, match="too large once decoded"):
+        decode_entry(entry, size_max=count * MESSAGE_SIZE)
+
+
+def test_the_number_of_properties_counts_towards_the_limit() -> None:
+    properties = [{"key": str(number), "value": ""} for number in range(11)]
+    many = raw(properties=properties)
+    batch = raw(singles({}, {"properties": properties}), num_messages_in_batch=2)
+    for entry in (many, batch):
+        decode_entry(entry, size_max=2_000)
+        with pytest.raises(UnreadableMessage, match="properties"):
+            decode_entry(entry, size_max=1_099)
+
+
+@pytest.mark.parametrize(
+    ("fields", "payload", "is_small"),
+    [
+        ({}, bytes(2**20), True),
+        ({"compression": ZLIB, "uncompressed_size": SMALL_SIZE_MAX}, b"a", True),
+        ({"compression": ZLIB, "uncompressed_size": SMALL_SIZE_MAX + 1}, b"a", False),
+        ({"compression": ZLIB, "uncompressed_size": 1}, bytes(SMALL_SIZE_MAX + 1), False),
+        ({"num_messages_in_batch": SMALL_COUNT_MAX}, bytes(2**20), True),
+        ({"num_messages_in_batch": SMALL_COUNT_MAX + 1}, b"", False),
+    ],
+)
+def test_entries_that_take_long_to_decode_are_recognized(
+    fields: dict[str, Any], payload: bytes, is_small: bool
+) -> None:
+    assert PackedEntry(raw(payload, **fields)).is_small is is_small
+
+
+def test_a_decoded_message_has_the_size_of_its_payload_and_metadata() -> None:
+    (alone,) = decode_entry(raw(b"abc"))
+    assert 3 < alone.size < 100
+    (wide,) = decode_entry(raw(b"abc", properties=[{"key": "k", "value": "v" * 1_000}]))
+    assert wide.size >= alone.size + 1_000 + PROPERTY_SIZE
+    _, second = decode_entry(raw(singles({}, {"properties": [{"key": "k", "value": "v"}]}), num_messages_in_batch=2))
+    assert second.size > PROPERTY_SIZE
 
 
 @pytest.mark.parametrize(("codec", "name"), [(LZ4, "LZ4"), (ZSTD, "ZSTD"), (SNAPPY, "SNAPPY")])

@@ -4,7 +4,13 @@ import zlib
 
 import pytest
 from bindery_core.errors import BadRequest, TooLarge
-from bindery_pulsar.topic_name import LOCAL_NAME_SIZE_MAX, NAME_SIZE_MAX, TopicName, validate_subscription
+from bindery_pulsar.topic_name import (
+    LOCAL_NAME_SIZE_MAX,
+    NAME_SIZE_MAX,
+    TopicName,
+    check_new_name,
+    validate_subscription,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -109,6 +115,22 @@ def test_the_position_on_the_ring_is_the_crc32_of_the_full_name() -> None:
     assert (
         TopicName.parse("my-topic").bundle_position == zlib.crc32(b"persistent://public/default/my-topic") == 0x2BAD45F7
     )
+
+
+@pytest.mark.parametrize("character", ["\x00", "\n", "\x1f", "\x7f", "\x80", "\x85", "\x9f", "\u2028", "\u2029"])
+def test_new_names_have_no_control_characters_and_line_separators(character: str) -> None:
+    for name in (f"{character}a", f"a{character}", f"a{character}b"):
+        with pytest.raises(BadRequest, match="no control characters"):
+            check_new_name("topic", name)
+        with pytest.raises(BadRequest, match="no control characters"):
+            validate_subscription(name)
+    check_new_name("topic", "a b ü \u200b \u202e")
+
+
+@pytest.mark.parametrize("name", ["\x80", "a\x85b", "\u2028"])
+def test_topics_that_a_pulsar_client_created_with_such_names_are_found(name: str) -> None:
+    stored = TopicName("t", "n", name).managed_ledger_name
+    assert TopicName.from_managed_ledger_name(stored).local == name
 
 
 def test_subscription_names_are_validated() -> None:

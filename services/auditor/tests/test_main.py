@@ -10,9 +10,11 @@ import httpx
 import pytest
 from auditor_cluster import Cluster, running, until
 from bindery_auditor import main
-from bindery_auditor.settings import AuditorSettings
+from bindery_auditor.settings import AdminSettings, AuditorSettings
 from bindery_client.memory.memory import MemoryLedgerClient
+from bindery_core.auth_token import sign
 from bindery_core.errors import BadRequest, MetadataUnavailable, Unauthorized
+from bindery_kit.http.http_stats import HttpStats
 from bindery_kit.http.listening import BindRefused
 from bindery_kit.process.runtime import Shutdown
 from bindery_metadata.layout.layout import LedgersLayout
@@ -163,10 +165,14 @@ async def test_settings_reach_the_server_zookeeper_and_the_ledger_client(around:
         zookeeper_session_timeout_s=20,
         zookeeper_connect_timeout_s=300,
         client={"token_file": str(tmp_path / "token")},
+        http={"connections_max": 7},
     )
     await until(around.is_ready)
     assert around.server is not None
-    assert around.server.options == {"host": "127.0.0.1", "port": 8091, "insecure": False, "proxy_headers": False}
+    options = around.server.options
+    assert options.pop("settings").connections_max == 7
+    assert isinstance(options.pop("stats"), HttpStats)
+    assert options == {"host": "127.0.0.1", "port": 8091, "insecure": False, "pages": ("/",), "proxy_headers": False}
     assert around.connector_options == ("zk-0:2181", {"session_timeout_s": 20, "connect_timeout_s": 300})
     assert around.client_options["security"].token == b"secret"
     assert around.client_options["layout"].root == "/ledgers"
@@ -292,7 +298,9 @@ async def test_a_port_in_use_is_a_usage_error(around: Surroundings) -> None:
 async def test_files_that_cannot_be_used_are_a_usage_error(around: Surroundings, tmp_path: Path) -> None:
     for changes in (
         {"client": {"token_file": str(tmp_path / "missing")}},
-        {"admin_token_file": str(tmp_path / "missing")},
+        {"admin": {"token_file": str(tmp_path / "missing")}},
+        {"admin": {"keys_file": str(tmp_path / "missing")}},
+        {"admin": {"audience": "auditors"}},
     ):
         assert await Serving(**changes).task == 2
     assert around.events == []
@@ -322,22 +330,24 @@ def test_the_wall_clock_counts_whole_milliseconds(monkeypatch: pytest.MonkeyPatc
 
 
 def test_on_loopback_no_token_is_needed() -> None:
-    assert main.access_by_token_file(AuditorSettings()) is None
+    assert main.admin_access(AuditorSettings()) is None
 
 
-def test_on_other_addresses_without_a_token_file_every_token_is_refused() -> None:
-    access = main.access_by_token_file(AuditorSettings(host="0.0.0.0", insecure=True))
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "192.0.2.1", "example.org"])
+def test_on_other_addresses_without_a_token_file_every_token_is_refused(host: str) -> None:
+    access = main.admin_access(AuditorSettings(host=host, insecure=True))
     assert access is not None
-    with pytest.raises(Unauthorized, match="start the auditor with --admin-token-file"):
-        access.check([(b"authorization", b"Bearer x")])
+    for headers in ([], [(b"authorization", b"Bearer x")]):
+        with pytest.raises(Unauthorized, match=r"no tokens are configured: set admin.token_file"):
+            access.check(headers)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
 def test_with_a_token_file_its_lines_are_accepted_on_every_address(host: str, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("\nfirst-secret-0123456789\nsecond-secret-0123456789\n")
-    settings = AuditorSettings(host=host, insecure=True, admin_token_file=str(tokens))
-    access = main.access_by_token_file(settings)
+    settings = AuditorSettings(host=host, admin=AdminSettings(token_file=str(tokens)))
+    access = main.admin_access(settings)
     assert access is not None
     for token in (b"first-secret-0123456789", b"second-secret-0123456789"):
         access.check([(b"authorization", b"Bearer " + token)])
@@ -345,6 +355,36 @@ def test_with_a_token_file_its_lines_are_accepted_on_every_address(host: str, tm
         access.check([(b"authorization", b"Bearer third-secret-0123456789")])
 
 
+def test_signed_tokens_are_accepted_for_the_configured_audience_only(tmp_path: Path) -> None:
+    key = bytes(range(32))
+    (tmp_path / "key").write_bytes(key)
+    admin = AdminSettings(keys_file=f"file://{tmp_path / 'key'}", audience="auditors")
+    access = main.admin_access(AuditorSettings(host="0.0.0.0", admin=admin))
+    assert access is not None
+    token = sign(key, subject="operator", audience="auditors")
+    assert access.check([(b"authorization", b"Bearer " + token)]) == "operator"
+    for audience in (None, "bookies"):
+        with pytest.raises(Unauthorized, match="audience"):
+            access.check([(b"authorization", b"Bearer " + sign(key, subject="operator", audience=audience))])
+
+
 def test_a_token_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match="cannot read the file of secrets"):
-        main.access_by_token_file(AuditorSettings(admin_token_file=str(tmp_path / "missing")))
+        main.admin_access(AuditorSettings(admin=AdminSettings(token_file=str(tmp_path / "missing"))))
+
+
+async def test_an_address_that_others_can_reach_needs_tokens_or_insecure(around: Surroundings, tmp_path: Path) -> None:
+    serving = Serving(host="0.0.0.0")
+    assert await serving.task == 2
+    assert "configure tokens (--admin-token-file), or pass --insecure" in serving.shutdown.reason
+    assert around.server is None
+
+
+async def test_with_tokens_insecure_is_not_needed(around: Surroundings, tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text("first-secret-0123456789")
+    serving = Serving(host="0.0.0.0", admin={"token_file": str(tmp_path / "tokens")})
+    await until(lambda: around.server is not None)
+    assert around.server is not None
+    assert around.server.options["insecure"] is True
+    serving.shutdown.request("test")
+    await serving.task

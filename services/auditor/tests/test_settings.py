@@ -10,12 +10,8 @@ from bindery_kit.configuration.settings import WrongSettings, load
 
 def test_the_defaults_of_the_process() -> None:
     settings = AuditorSettings()
-    assert (settings.host, settings.port, settings.insecure, settings.admin_token_file) == (
-        "127.0.0.1",
-        8090,
-        False,
-        "",
-    )
+    assert (settings.host, settings.port, settings.insecure) == ("127.0.0.1", 8090, False)
+    assert (settings.admin.token_file, settings.admin.keys_file, settings.admin.audience) == ("", "", "")
     assert (settings.name, settings.zookeeper, settings.ledgers_root) == ("", "127.0.0.1:2181", "/ledgers")
     assert (settings.zookeeper_session_timeout_s, settings.zookeeper_connect_timeout_s) == (10.0, 0.0)
     assert (settings.stop_timeout_s, settings.log_level) == (10.0, "info")
@@ -26,7 +22,9 @@ def test_variables_set_the_auditor_its_recovery_and_its_credentials(monkeypatch:
     monkeypatch.setenv("AUDITOR_PORT", "9000")
     monkeypatch.setenv("AUDITOR_LOST_BOOKIE_DELAY_S", "7")
     monkeypatch.setenv("AUDITOR_CLIENT_TOKEN_FILE", "/run/token")
+    monkeypatch.setenv("AUDITOR_ADMIN_TOKEN_FILE", "/run/admin")
     settings = AuditorSettings()
+    assert settings.admin.token_file == "/run/admin"
     assert (settings.port, settings.lost_bookie_delay_s, settings.client.token_file) == (9000, 7, "/run/token")
 
 

@@ -43,6 +43,7 @@ class Harness:
 
     def __init__(self, *, tree: MemoryTree, ledgers: MemoryLedgers, clock: Clock, url: str, **settings: Any) -> None:
         self.clock = clock
+        self.tree = tree
         self.ledgers = ledgers
         self.store: MemoryStore = tree.connect()
         self.leases = Leases(self.store)
@@ -96,6 +97,17 @@ class Harness:
 
     async def ack(self, ids: list[str], *, sub: str = "s", topic: str = TOPIC) -> httpx.Response:
         return await self.post(f"{topic}/subscriptions/{sub}/ack", {"message_ids": ids})
+
+    def znodes(self) -> dict[str, tuple[bytes, int]]:
+        """Return data and version of each znode of the cluster."""
+        found: dict[str, tuple[bytes, int]] = {}
+        paths = ["/"]
+        while paths:
+            path = paths.pop()
+            node = self.tree.znodes.get(path)
+            found[path] = (node.data, node.stat.version)
+            paths += [f"{path.rstrip('/')}/{child}" for child in self.tree.znodes.children(path)]
+        return found
 
     async def die(self) -> None:
         """End like kill -9: the session ends, nothing is stored or closed."""

@@ -10,9 +10,11 @@ from bindery_broker.dispatch.sessions import Sessions
 from bindery_broker.managed_ledger import ManagedLedger
 from bindery_broker.subscriptions.acknowledging import Acknowledger
 from bindery_broker.subscriptions.consumer import ReceiveCall, ReceiveRequest
+from bindery_broker.subscriptions.decoding import EntryDecoder
 from bindery_broker.subscriptions.dispatch_loop import DispatchLoop
 from bindery_broker.subscriptions.reading import MessageReader
 from bindery_broker.subscriptions.redelivery import Redelivery
+from bindery_broker.subscriptions.response_budget import ResponseBudget
 from bindery_pulsar.message_codec import Message, OutgoingMessage, encode_batch, encode_message
 from bindery_pulsar.message_id import EARLIEST, Position
 from managed_ledger_cluster import Cluster
@@ -28,7 +30,9 @@ class Parts:
         self.cursor = cursor
         self.now = asyncio.get_running_loop().time
         self.sessions = Sessions()
-        self.reader = MessageReader(cursor, topic, partition=PARTITION)
+        self.decoder = EntryDecoder()
+        self.reader = MessageReader(cursor, topic, partition=PARTITION, decoder=self.decoder)
+        self.responses = ResponseBudget(64 * 2**20, now=self.now)
         limits = limits or DispatchLimits()
         self.loop = DispatchLoop(
             self.reader, self.sessions, limits=limits, read_ahead=ReadAhead(limits.ready_bytes_max), now=self.now
@@ -64,7 +68,13 @@ class Parts:
             session_ttl_s=session_ttl_s,
         )
         session = self.sessions.begin_call(consumer, ttl_s=session_ttl_s, now=self.now())
-        return ReceiveCall(request=request, session=session, deadline=self.now() + wait_s, is_gone=is_gone)
+        return ReceiveCall(
+            request=request,
+            session=session,
+            deadline=self.now() + wait_s,
+            is_gone=is_gone,
+            charge=self.responses.charge(),
+        )
 
     async def take(self, consumer: str = "c", **fields: Any) -> list[bytes]:
         return texts(await self.loop.take(self.call(consumer, **fields)))

@@ -2,7 +2,7 @@
 
 import pytest
 from bindery_broker import errors
-from bindery_core.errors import BadRequest, BinderyError, Conflict, NotThere, TryAgain
+from bindery_core.errors import BadRequest, BinderyError, Conflict, NotThere, TooManyRequests, TryAgain
 
 ERRORS: list[tuple[type[BinderyError], str, int, type[BinderyError]]] = [
     (errors.NotSupported, "not_supported", 400, BadRequest),
@@ -12,6 +12,7 @@ ERRORS: list[tuple[type[BinderyError], str, int, type[BinderyError]]] = [
     (errors.TopicInUse, "topic_in_use", 409, Conflict),
     (errors.NotOwner, "not_owner", 503, TryAgain),
     (errors.NoSuchMessage, "no_such_message", 404, NotThere),
+    (errors.ResponsesFull, "too_many_requests", 429, TooManyRequests),
 ]
 
 

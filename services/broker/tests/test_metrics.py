@@ -43,6 +43,7 @@ def one_topic(local: str, *subscriptions: OneSubscription, is_open: bool = True,
 class FixedTopics(list[SimpleNamespace]):
     cache = SimpleNamespace(size=11, hits=12, misses=13)
     loads_failed = 14
+    responses = SimpleNamespace(used=16, given_up=17)
 
 
 def made(*topics: SimpleNamespace) -> tuple[BrokerMetrics, Metrics]:
@@ -84,6 +85,8 @@ def test_the_totals_count_the_open_topics() -> None:
         "bindery_broker_produce_request_bytes_count": 0,
         "bindery_broker_produce_request_bytes_sum": 0,
         "bindery_broker_request_bytes_in_flight": 0,
+        "bindery_broker_response_bytes": 16,
+        "bindery_broker_responses_given_up_total": 17,
     }
 
 
@@ -162,3 +165,9 @@ def test_the_metrics_of_requests_that_others_update() -> None:
     assert shown['bindery_broker_produce_request_bytes_bucket{le="512.0"}'] == 1
     assert shown["bindery_broker_request_bytes_in_flight"] == 7
     assert shown["bindery_broker_http_proxied_total"] == 1
+
+
+def test_the_memory_of_responses_is_shown() -> None:
+    _, metrics = made()
+    shown = lines(metrics, "bindery_broker_response")
+    assert (shown["bindery_broker_response_bytes"], shown["bindery_broker_responses_given_up_total"]) == (16, 17)

@@ -11,7 +11,7 @@ from bindery_kit.configuration.settings import WrongSettings
 
 def test_the_defaults() -> None:
     settings = dict(BrokerSettings())
-    del settings["ledger"], settings["client"]
+    del settings["ledger"], settings["client"], settings["http"]
     assert settings == {
         "host": "127.0.0.1",
         "port": 8080,
@@ -26,12 +26,14 @@ def test_the_defaults() -> None:
         "auto_create_topics": True,
         "request_bytes_max": 16_777_216,
         "control_bytes_max": 1_048_576,
-        "in_flight_bytes_max": 268_435_456,
+        "in_flight_bytes_max": 67_108_864,
         "messages_per_request_max": 10_000,
         "receive_wait_ms_max": 30_000,
         "topics_max": 10_000,
         "topic_idle_s": 3600,
         "read_ahead_bytes_max": 67_108_864,
+        "response_bytes_max": 67_108_864,
+        "decoded_bytes_max": 16_777_216,
         "subscriptions_per_topic_max": 1_000,
         "consumers_per_subscription_max": 1_000,
         "unacked_max": 50_000,
@@ -137,6 +139,8 @@ def test_the_limits_of_topics_come_from_the_settings() -> None:
         consumers_per_subscription_max=3,
         topic_idle_s=4,
         read_ahead_bytes_max=5,
+        response_bytes_max=8_388_608,
+        decoded_bytes_max=8_388_609,
         auto_create_topics=False,
         unacked_max=7,
         unacked_per_consumer_max=6,
@@ -147,6 +151,8 @@ def test_the_limits_of_topics_come_from_the_settings() -> None:
         consumers_max=3,
         idle_s_max=4,
         read_ahead_bytes_max=5,
+        response_bytes_max=8_388_608,
+        decoded_bytes_max=8_388_609,
         auto_create=False,
         dispatch=DispatchLimits(unacked_max=7, unacked_per_consumer_max=6),
     )

@@ -55,6 +55,7 @@ Spark creates neither a Service for the driver nor a ConfigMap for executors, so
   "spark.kubernetes.container.image.pullPolicy" $workload.image.pullPolicy
   "spark.kubernetes.driver.pod.name" "$(POD_NAME)"
   "spark.kubernetes.executor.podNamePrefix" "$(POD_NAME)"
+  "spark.kubernetes.authenticate.executor.serviceAccountName" (include "bindery.serviceAccountName" (dict "root" . "component" "audit-executor"))
   "spark.kubernetes.executor.podTemplateFile" "/etc/bindery/spark/executor.yaml"
   "spark.kubernetes.executor.disableConfigMap" "true"
   "spark.kubernetes.driver.service.deleteOnTermination" "false"
@@ -168,4 +169,31 @@ podAffinity:
         matchLabels:
           {{- include "bindery.selectorLabels" (dict "root" . "component" "audit") | nindent 10 }}
 {{- end }}
+{{- end }}
+
+{{/* The pod from which Spark creates the pods of executors. */}}
+{{- define "bindery.audit.executorPod" -}}
+{{- $context := dict "root" . "component" "audit" }}
+{{- $template := include "bindery.podTemplate" (dict "root" . "component" "audit-executor"
+      "container" (include "bindery.audit.executorContainer" .)
+      "volumes" (include "bindery.audit.volumes" .)) | fromYaml }}
+{{- $spec := omit $template.spec "automountServiceAccountToken" }}
+{{- /* Executors do not use the Kubernetes API: their account has no permissions, and they do not get its token. */}}
+{{- $account := include "bindery.serviceAccountName" (dict "root" . "component" "audit-executor") }}
+{{- $_ := set $spec "serviceAccountName" $account }}
+{{- $_ := set $spec "automountServiceAccountToken" false }}
+{{- $_ := set $spec "restartPolicy" "Never" }}
+{{- $container := omit (first $spec.containers) "resources" }}
+{{- with include "bindery.audit.executorResources" . | fromYaml }}
+{{- $_ := set $container "resources" . }}
+{{- end }}
+{{- $_ := set $spec "containers" (prepend (rest $spec.containers) $container) }}
+{{- with include "bindery.audit.executorAffinity" . }}
+{{- /* All executors must run on one node. Anti-affinity or a spread over zones would prevent all but one from starting. */}}
+{{- $w := include "bindery.workload" $context | fromYaml }}
+{{- $affinity := $w.affinity | empty | ternary dict (default dict $spec.affinity) }}
+{{- $_ := set $spec "affinity" (mergeOverwrite $affinity (fromYaml .)) }}
+{{- if empty $w.topologySpreadConstraints }}{{ $spec = omit $spec "topologySpreadConstraints" }}{{ end }}
+{{- end }}
+{{- toYaml (dict "apiVersion" "v1" "kind" "Pod" "metadata" $template.metadata "spec" $spec) }}
 {{- end }}

@@ -25,6 +25,7 @@ env:
     value: /data/journal
   - name: BOOKIE_LEDGER_DIR
     value: /data/ledgers
+  {{- include "bindery.adminToken.env" (dict "root" . "variable" "BOOKIE_ADMIN_TOKEN_FILE") | indent 2 }}
   {{- include "bindery.configEnv" (dict "prefix" "BOOKIE_" "config" .Values.bookie.config) | nindent 2 }}
 lifecycle:
   preStop:
@@ -38,9 +39,11 @@ volumeMounts:
   - {name: journal, mountPath: /data/journal}
   - {name: ledgers, mountPath: /data/ledgers}
   {{- end }}
+  {{- include "bindery.adminToken.mount" . | indent 2 }}
 {{- end }}
 
 {{- define "bindery.bookie.volumes" -}}
+{{- include "bindery.adminToken.volume" . }}
 {{- if not .Values.bookie.persistence.enabled }}
 {{- range $name, $claim := include "bindery.bookie.claims" . | fromYaml }}
 {{ include "bindery.emptyDir" (dict "name" $name "claim" $claim) }}

@@ -10,4 +10,9 @@
 command: [sleep, infinity]
 env:
   {{- include "bindery.toolEnv" . | nindent 2 }}
+  {{- include "bindery.adminToken.env" (dict "root" . "variable" "BINDERY_BOOKIE_TOKEN_FILE") | indent 2 }}
+{{- with include "bindery.adminToken.mount" . | trim }}
+volumeMounts:
+  {{- . | nindent 2 }}
+{{- end }}
 {{- end }}

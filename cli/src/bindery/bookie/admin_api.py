@@ -81,6 +81,8 @@ def _refusal(answer: httpx.Response, url: str) -> BinderyError:
         return BookieRefused(f"{url} is {who}, not a bookie; --url or BINDERY_BOOKIE_URL names one's --http-port")
     detail = str(problem.get("detail") or problem.get("title") or answer.text[:500] or answer.reason_phrase)
     if answer.status_code == httpx.codes.UNAUTHORIZED:
+        if detail.startswith("no tokens are configured"):  # a token of ours would not help
+            return Unauthorized(detail)
         return Unauthorized(f"{detail}; pass --token-file, or set BINDERY_BOOKIE_TOKEN_FILE or BINDERY_BOOKIE_TOKEN")
     if answer.status_code == httpx.codes.NOT_FOUND:
         return NotServed(detail)

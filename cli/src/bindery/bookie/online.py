@@ -46,18 +46,19 @@ drill_app = group("Inject faults into the disks of a bookie.")
 
 
 def state(url: Url = None, token_file: TokenFile = None, as_json: AsJson = False) -> None:
-    """Show the state of a bookie: writable or not and why, disks, limbo, damage, background verification.
+    """Show the state of a bookie: writable or not and why, disks, limbo, damage, background verification, metadata.
 
     Example: bindery bookie state --url http://127.0.0.1:8001
 
-    Exit codes: 0 the bookie is writable and sound, 1 it is read-only, in limbo, or found damage.
+    Exit codes: 0 the bookie is writable and sound, 1 it is read-only, in limbo, found damage, or a rollback of the
+    metadata is suspected.
     """
 
     def ask(bookie: "BookieAdmin") -> dict[str, Any]:
         from bindery.bookie.admin_api import NotServed
 
         facts: dict[str, Any] = {"state": bookie.get("state")}
-        for part in ("state/readonly", "disks", "limbo", "damage", "scrub"):
+        for part in ("state/readonly", "disks", "limbo", "damage", "scrub", "gc/rollback"):
             try:
                 facts[part.rpartition("/")[2]] = bookie.get(part)
             except NotServed:
@@ -68,6 +69,7 @@ def state(url: Url = None, token_file: TokenFile = None, as_json: AsJson = False
     is_read_only = bool(facts["state"].get("readOnly"))
     damage = int(facts.get("damage", {}).get("count", 0))
     is_limbo = bool(facts.get("limbo", {}).get("inLimbo"))
+    reports = facts.get("rollback", {}).get("reports") or {}
     if as_json:
         print_json(facts)
     else:
@@ -85,9 +87,15 @@ def state(url: Url = None, token_file: TokenFile = None, as_json: AsJson = False
         if not is_limbo:
             print("not in limbo")
         print(f"damage: {damage or 'none'}")
+        if reports:
+            unknown = sum(report.get("unknown", 0) for report in reports.values())
+            print(
+                f"METADATA ROLLBACK SUSPECTED: {unknown} replicas on {', '.join(sorted(reports))} are of ledgers "
+                "unknown to ZooKeeper; no ledgers are deleted (`bindery cluster accept-metadata --dry-run`)"
+            )
         if facts.get("scrub"):
             print("\n".join(lines_of({"scrub": _scrub_rows(facts["scrub"])})))
-    if is_read_only or damage or is_limbo:
+    if is_read_only or damage or is_limbo or reports:
         raise typer.Exit(exit_codes.FAILURE)
 
 

@@ -1,16 +1,19 @@
-"""`bindery cluster`: initialize, back up and restore the metadata of a cluster."""
+"""`bindery cluster`: initialize, back up, restore and accept the metadata of a cluster."""
 
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bindery.common.options import DEFAULT_ZOOKEEPER, LEDGERS_ROOT, AsJson, LedgersRoot, ZooKeeper, group
+from bindery.common.cluster_command import cluster_command
+from bindery.common.options import DEFAULT_ZOOKEEPER, LEDGERS_ROOT, AsJson, LedgersRoot, Yes, ZooKeeper, group
 from bindery.common.output import emit
 
 if TYPE_CHECKING:
     from bindery_metadata.cluster import ClusterInit
 
-app = group("Initialize, back up and restore the metadata of a cluster.")
+    from bindery.common.operator import Cluster
+
+app = group("Initialize, back up, restore and accept the metadata of a cluster.")
 
 
 async def initialize(zookeeper: str) -> "ClusterInit":
@@ -102,9 +105,9 @@ def restore(
 ) -> None:
     """Restore the metadata of a lost ZooKeeper from a backup. Stop all bookies and brokers first.
 
-    Refused if ZooKeeper already holds a cluster. Ledgers created after the backup are unknown to the restored cluster,
-    and bookies delete their entries: copy the disks of the bookies first if you need them. --id-margin prevents
-    the reuse of the ids of those ledgers.
+    Refused if ZooKeeper already holds a cluster. Ledgers created after the backup are unknown to the restored cluster.
+    Bookies that store such ledgers report them and delete nothing until `bindery cluster accept-metadata`. --id-margin
+    prevents the reuse of the ids of those ledgers.
 
     Example: bindery cluster restore metadata-2026-01-31.jsonl --dry-run
 
@@ -126,3 +129,27 @@ def restore(
         )
     )
     print_restore(file, found, done, as_json=as_json)
+
+
+@cluster_command(app, "accept-metadata")
+async def accept_metadata(
+    cluster: "Cluster",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print which ledgers would be deleted; exit code 0.")
+    ] = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> int:
+    """Accept the metadata as it is after a suspected rollback of ZooKeeper, and give the newer ledgers up.
+
+    Bookies that store ledgers that this metadata never knew report them, and no bookie deletes ledgers until then. This
+    command removes the reports: all bookies then delete the ledgers that the metadata does not contain, for good. If
+    you have newer metadata, restore it instead.
+
+    Example: bindery cluster accept-metadata --dry-run
+
+    Exit codes: 0 accepted, or nothing is reported, 1 refused, failed, or --yes is missing.
+    """
+    from bindery.cluster.accept_metadata import run_accept
+
+    return await run_accept(cluster, dry_run=dry_run, yes=yes, as_json=as_json)

@@ -44,14 +44,17 @@ def read_password(file: str | None) -> bytes:
 
 
 def read_token(file: str) -> str:
-    """Return the bearer token in `file`. Raises BadRequest if it cannot be read, or is empty."""
+    """Return the bearer token in `file`: its first line, because a service's file of secrets has one per line.
+
+    Raises BadRequest if it cannot be read, or is empty.
+    """
+    lines = [line.strip() for line in _read(file, "token").splitlines() if line.strip()]
+    if not lines:
+        raise BadRequest("the token file is empty", token_file=file)
     try:
-        token = _read(file, "token").decode("ascii").strip()
+        return lines[0].decode("ascii")
     except UnicodeDecodeError as error:
         raise BadRequest(f"cannot read the token file: {error}") from error
-    if not token:
-        raise BadRequest("the token file is empty", token_file=file)
-    return token
 
 
 def _read(file: str, what: str) -> bytes:

@@ -15,14 +15,20 @@ _SERVED: Final = {
     "the API is described at /docs": "a broker",
 }
 """Part of the error for a path that is not served -> the service that returns it."""
-_URL: Final = re.compile(r"https?://[^\s/?#@]+[^\s?#]*", re.IGNORECASE)
+_URL: Final = re.compile(r"https?://[^\s/?#@\\]+(/[^\s?#\\]*)?", re.IGNORECASE)
+_CREDENTIALS: Final = re.compile(r"[^/?#]*://[^/?#]*@")
 
 
 class JsonHttp(ABC):
     """A connection that `with` closes. Proxies from the environment are not used."""
 
     def __init__(self, url: str, *, timeout_s: float, headers: Mapping[str, str] | None = None) -> None:
-        """Raises BadRequest if `url` is not a URL."""
+        """Raises BadRequest if `url` is not a URL, or if it has credentials."""
+        if _CREDENTIALS.match(url):
+            raise BadRequest(
+                "the URL has credentials before its @, which are not sent: use http://host:port, and for a bookie "
+                "--token-file"
+            )
         try:
             is_url = bool(_URL.fullmatch(url) and httpx.URL(url).host)
         except httpx.InvalidURL:

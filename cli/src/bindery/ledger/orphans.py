@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from bindery_core.errors import BadRequest, BinderyError
+from bindery_metadata.ledgers.known_ledgers import refuse_if_suspected
 from bindery_pulsar.managed_ledger_codec import decode_cursor, decode_topic
 from bindery_recovery.orphans import Fate, Finding, read_references, still_orphan, survey
 
@@ -68,6 +69,8 @@ async def run_orphans(
         if found and not as_json:
             print("no ledger was deleted; pass --delete --yes to delete them", file=sys.stderr)
         return exit_codes.FAILURE if delete and found else exit_codes.OK
+    # A rolled-back ZooKeeper may lack the topics that refer to these ledgers.
+    await refuse_if_suspected(cluster.store, cluster.layout, "no ledgers are deleted")
     deleted = failed = 0
     for finding in found:
         live.show(f"deleting: {deleted} of {len(found)}")

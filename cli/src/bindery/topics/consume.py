@@ -36,8 +36,8 @@ RETRY_S: Final = 0.2
 """Delay in seconds before the first attempt to reconnect."""
 RETRY_S_MAX: Final = 10.0
 """Maximum delay in seconds before an attempt to reconnect."""
-_TEMPORARY: Final = frozenset({502, 503, 504})
-"""HTTP statuses of a broker that restarts, or whose topic is moving to another broker."""
+_TEMPORARY: Final = frozenset({429, 502, 503, 504})
+"""HTTP statuses of a broker that is busy or restarts, or whose topic is moving to another broker."""
 
 
 def consume(

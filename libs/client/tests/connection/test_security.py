@@ -10,7 +10,7 @@ import pytest
 from bindery_client.connection.security import ClientSecurity, load_security
 from bindery_client.settings import ClientSettings
 from bindery_core.auth_token import sign
-from bindery_core.errors import BinderyError
+from bindery_core.errors import BadRequest, BinderyError
 from bindery_core.ids import EntryId
 from bindery_simulation.certificates import CA, OTHER_CA, certificate, key
 from fake_cluster import QUICK
@@ -126,3 +126,15 @@ async def test_logs_contain_no_secrets(with_tokens: RealCluster, token_file: Pat
     assert token not in logs
     assert SIGNING_KEY not in logs
     assert token not in repr(security)
+
+
+def test_the_token_is_the_first_line_of_its_file(tmp_path: Path) -> None:
+    """Bookies accept each line of their file of secrets, so that a client may have the same file."""
+    file = tmp_path / "tokens"
+    for text in (b"the new token", b"\n  the new token \r\nthe-old-token\n"):
+        file.write_bytes(text)
+        assert load_security(token_file=file).token == b"the new token"
+    for empty in (b"", b" \n\r\n"):
+        file.write_bytes(empty)
+        with pytest.raises(BadRequest, match="the token file is empty"):
+            load_security(token_file=file)

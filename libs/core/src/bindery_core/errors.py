@@ -23,6 +23,7 @@ BinderyError                base class, never raised itself                     
   BadRequest                the request is invalid; do not repeat it               400
     BadVersion              unsupported version of a protocol or format
     TooLarge                larger than a named limit                              413
+    UnsupportedMediaType    the body has a type or an encoding that is not read    415
   Unauthorized              wrong password or token                                401
   Corrupt                   stored bytes contradict their digest or format: repair 500
     DigestMismatch, DamagedStorage
@@ -175,6 +176,11 @@ class BadVersion(BadRequest):
 class TooLarge(BadRequest):
     status = 413
     code = "too_large"
+
+
+class UnsupportedMediaType(BadRequest):
+    status = 415
+    code = "unsupported_media_type"
 
 
 class Unauthorized(BinderyError):

@@ -1,6 +1,7 @@
 """Frames are decoded for every split of the stream, and an invalid length ends the stream."""
 
 import time
+import tracemalloc
 
 import pytest
 from bindery_core.errors import BadRequest, TooLarge
@@ -77,3 +78,24 @@ def test_a_large_frame_in_many_small_feeds_takes_linear_time() -> None:
     found = [message for at in range(0, len(stream), 100) for message in decoder.feed(stream[at : at + 100])]
     assert [len(message) for message in found] == [4 * 1024 * 1024]
     assert time.process_time() - started < 20
+
+
+def test_a_large_frame_in_many_small_feeds_takes_about_its_size_in_memory() -> None:
+    """An object per feed would take about 24 times the size of two bytes."""
+    size = 512 * 1024
+    decoder = FrameDecoder()
+    tracemalloc.start()
+    try:
+        decoder.feed(size.to_bytes(4, "big"))
+        for number in range(size // 2 - 1):
+            assert decoder.feed(bytes((number & 0xFF, 1))) == []
+        held, most = tracemalloc.get_traced_memory()
+        assert max(held, most) < 1.5 * size
+        (message,) = decoder.feed(b"ab")
+        assert len(message) == size
+        assert (message[:4], message[-4:]) == (b"\x00\x01\x01\x01", bytes((((size // 2 - 2) & 0xFF), 1)) + b"ab")
+        del message
+        assert tracemalloc.get_traced_memory()[0] < 4096, "nothing of the frame is kept"
+    finally:
+        tracemalloc.stop()
+    assert decoder.buffered_size == 0

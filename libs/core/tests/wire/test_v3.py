@@ -105,7 +105,7 @@ requests = st.one_of(
         st.one_of(st.just(0), st.just(1), st.integers(-(2**31), 2**31 - 1)), priorities,
     ),
     st.builds(m.ReadRequest, u64, i64, i64, st.integers(0, 2), opt(keys), opt(i64), opt(i64), priorities),
-    st.builds(m.WriteLacRequest, u64, i64, i64, keys, bodies, priorities),
+    st.builds(m.WriteLacRequest, u64, i64, i64, keys, st.binary(max_size=256), priorities),
     st.builds(m.ReadLacRequest, u64, i64, priorities),
     st.builds(m.BookieInfoRequest, u64, i64),
     st.builds(m.ForceLedgerRequest, u64, i64),
@@ -388,3 +388,30 @@ def test_an_authentication_plugin_whose_name_is_not_utf_8_is_refused() -> None:
     answer = v3.encode_response(m.AuthResponse(1, 0, "ab", b"token"))
     with pytest.raises(BadRequest, match="not UTF-8"):
         v3.decode_response(answer.replace(b"\x0a\x02ab", b"\x0a\x02\xff\xfe")[4:])
+
+
+@pytest.mark.parametrize(
+    ("key_size", "is_read"), [(0, True), (20, True), (255, True), (256, False), (5_000_000, False)]
+)
+def test_a_master_key_that_no_client_sends_is_refused(key_size: int, is_read: bool) -> None:
+    key = bytes(key_size)
+    for request_ in (
+        m.AddRequest(1, 2, 3, key, b"body"),
+        m.AddRequest(1, 2, 3, key, b"body", priority=100),
+        m.ReadRequest(1, 2, 3, flag=1, master_key=key),
+        m.ReadRequest(1, 2, 3, master_key=key),
+        m.WriteLacRequest(1, 2, 3, key, b"packet"),
+    ):
+        decoded = v3.decode_request(v3.encode_request(request_)[4:])
+        if is_read:
+            assert decoded == request_
+        else:
+            assert type(decoded) is m.OtherRequest
+            assert (decoded.txn_id, decoded.ledger_id, decoded.version) == (1, 2, 3)
+
+
+@pytest.mark.parametrize(("size", "is_read"), [(16, True), (256, True), (257, False), (5_000_000, False)])
+def test_a_lac_packet_that_no_client_sends_is_refused(size: int, is_read: bool) -> None:
+    request_ = m.WriteLacRequest(1, 2, 3, b"key", bytes(size))
+    decoded = v3.decode_request(v3.encode_request(request_)[4:])
+    assert decoded == request_ if is_read else type(decoded) is m.OtherRequest

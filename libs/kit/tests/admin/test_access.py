@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from bindery_core.auth_token import TOKEN_SIZE_MAX
+from bindery_core.auth_token import SHARED_SUBJECT, TOKEN_SIZE_MAX, sign
 from bindery_core.errors import BadRequest, Unauthorized
-from bindery_kit.admin.access import Access, read_secrets
+from bindery_kit.admin.access import Access, load_verifier, read_keys, read_secrets
 
 
 class FakeVerifier:
@@ -40,10 +40,9 @@ def test_a_wrong_token_is_refused_by_the_verifier() -> None:
         access(FakeVerifier()).check([(b"authorization", b"Bearer bad")])
 
 
-@pytest.mark.parametrize("verifier", [FakeVerifier(), None])
-def test_a_request_without_a_token_is_told_to_send_one(verifier: FakeVerifier | None) -> None:
+def test_a_request_without_a_token_is_told_to_send_one() -> None:
     with pytest.raises(Unauthorized, match="this request needs a token"):
-        access(verifier).check([(b"host", b"authorization")])
+        access(FakeVerifier()).check([(b"host", b"authorization")])
 
 
 @pytest.mark.parametrize(
@@ -73,8 +72,9 @@ def test_a_header_of_the_maximum_size_is_checked() -> None:
 
 
 def test_without_a_verifier_every_token_is_refused_with_the_hint() -> None:
-    with pytest.raises(Unauthorized, match="no tokens are configured: set --secrets"):
-        access(None).check([(b"authorization", b"Bearer good")])
+    for headers in ([(b"authorization", b"Bearer good")], []):
+        with pytest.raises(Unauthorized, match="no tokens are configured: set --secrets"):
+            access(None).check(headers)
 
 
 def test_a_file_of_secrets_has_one_per_line(tmp_path: Path) -> None:
@@ -90,3 +90,67 @@ def test_a_missing_file_of_secrets_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match="cannot read the file of secrets: No such file") as caught:
         read_secrets(path)
     assert caught.value.facts == {"path": path}
+
+
+# --- keys -------------------------------------------------------------------------------------------------------------
+
+RAW_KEY = b"\n " + bytes(range(0xE0, 0x100))[:28] + b"\r\n"
+"""32 bytes as `pulsar tokens create-secret-key` may write them: blanks and line ends belong to the key."""
+
+
+@pytest.mark.parametrize("scheme", ["file://", "file:", "FILE://", "file://localhost"])
+def test_a_file_url_names_the_raw_bytes_of_one_key(tmp_path: Path, scheme: str) -> None:
+    file = tmp_path / "secret key.bin"
+    file.write_bytes(RAW_KEY)
+    assert read_keys(f"{scheme}{tmp_path}/secret%20key.bin") == [RAW_KEY]
+
+
+def test_a_plain_path_names_keys_one_per_line(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_bytes(b" " + b"k" * 40 + b"\r\n\n" + b"data:;base64,AAAA\n")
+    assert read_keys(str(file)) == [b"k" * 40, b"\0\0\0"]
+    file.write_bytes(b"data:AAAA\n")
+    with pytest.raises(BadRequest, match="data:;base64,") as caught:
+        read_keys(str(file))
+    assert caught.value.facts == {"path": str(file), "line": 1}
+
+
+@pytest.mark.parametrize(
+    "url", ["file:", "file:relative", "file://host/key", "file:///key?x", "file:///key#x", "file://"]
+)
+def test_a_url_that_is_no_absolute_path_is_refused(url: str) -> None:
+    with pytest.raises(BadRequest, match="must be file:///<absolute path>"):
+        read_keys(url)
+
+
+@pytest.mark.parametrize("path", ["/none/such", "file:///none/such", "file:///none/s%00ch"])
+def test_a_missing_file_of_keys_is_named(path: str) -> None:
+    with pytest.raises(BadRequest, match="cannot read the file of keys"):
+        read_keys(path)
+
+
+def verifier(secrets: str = "", keys: str = "", audience: str = "") -> object:
+    return load_verifier(secrets_file=secrets, keys_file=keys, audience=audience, names=("a.secrets", "a.keys"))
+
+
+def test_a_verifier_needs_exactly_one_file(tmp_path: Path) -> None:
+    for secrets, keys in (("", ""), ("/s", "/k")):
+        with pytest.raises(BadRequest, match=r"needs one of a.secrets and a.keys"):
+            verifier(secrets, keys)
+
+
+def test_an_audience_needs_signed_tokens(tmp_path: Path) -> None:
+    (tmp_path / "secrets").write_text("a-secret-of-operators")
+    with pytest.raises(BadRequest, match=r"set a.keys instead of a.secrets"):
+        verifier(str(tmp_path / "secrets"), audience="x")
+    found = load_verifier(secrets_file=str(tmp_path / "secrets"), keys_file="", audience="", names=("s", "k"))
+    assert found.verify(b"a-secret-of-operators", now_s=0) == SHARED_SUBJECT
+
+
+def test_a_key_of_pulsar_verifies_tokens_of_the_configured_audience(tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(RAW_KEY)
+    for audience in ("", "bookies"):
+        found = load_verifier(secrets_file="", keys_file=f"file://{tmp_path}/key", audience=audience, names=("s", "k"))
+        assert found.verify(sign(RAW_KEY, subject="x", audience=audience or None), now_s=0) == "x"
+        with pytest.raises(Unauthorized, match="audience"):
+            found.verify(sign(RAW_KEY, subject="x", audience=None if audience else "bookies"), now_s=0)

@@ -1,7 +1,11 @@
 """AdminApp: the choice of a route, the names in its path, and its errors."""
 
+from collections.abc import AsyncIterator
+
 import httpx
 import pytest
+from bindery_core.errors import Unauthorized
+from bindery_kit.admin.access import OPEN, Access, AdminAccess
 from bindery_kit.admin.app import AdminApp
 from bindery_kit.admin.http import Answer, Request, Route, json_answer
 
@@ -18,6 +22,10 @@ async def _break(context: str, request: Request) -> Answer:
     raise RuntimeError("secret")
 
 
+async def _echo(context: str, request: Request) -> Answer:
+    return json_answer(request.json_object(may_be_empty=True))
+
+
 ROUTES: list[Route[str]] = [
     Route("GET", "/things", _tell),
     Route("GET", "/things/{id}", _number),
@@ -25,12 +33,13 @@ ROUTES: list[Route[str]] = [
     Route("GET", "/things/special", _tell),
     Route("GET", "/things/{id}/parts/{part}", _tell),
     Route("GET", "/broken", _break),
+    Route("PUT", "/echo", _echo),
 ]
 
 
 @pytest.fixture
 def http() -> httpx.AsyncClient:
-    app = AdminApp("here", ROUTES, access=None, service="shop")
+    app = AdminApp("here", ROUTES, access=OPEN, service="shop")
     return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://shop")
 
 
@@ -58,3 +67,77 @@ async def test_errors_contain_the_name_of_the_service(http: httpx.AsyncClient) -
     assert (answer.status_code, answer.json()["detail"]) == (500, "internal error: the log of the shop has the cause")
     answer = await http.post("/things/7")
     assert (answer.status_code, answer.headers["allow"]) == (405, "GET, DELETE")
+
+
+JSON = {"content-type": "application/json"}
+
+
+async def test_a_json_body_needs_its_content_type_and_an_empty_body_needs_none(http: httpx.AsyncClient) -> None:
+    assert (await http.put("/echo", content=b'{"a":1}', headers=JSON)).json() == {"a": 1}
+    assert (await http.put("/echo")).json() == {}
+    assert (await http.put("/echo", content=b" ", headers={"content-type": "text/plain"})).json() == {}
+    for wrong in ({}, {"content-type": "text/plain"}, {"content-type": "application/x-www-form-urlencoded"}):
+        answer = await http.put("/echo", content=b'{"a":1}', headers=wrong)
+        assert (answer.status_code, answer.json()["code"]) == (415, "unsupported_media_type")
+        assert "-H 'Content-Type: application/json'" in answer.json()["detail"]
+
+
+async def test_an_encoded_body_is_refused_before_it_is_read(http: httpx.AsyncClient) -> None:
+    sent = []
+
+    async def body() -> AsyncIterator[bytes]:
+        sent.append(True)
+        yield b'{"a":1}'
+
+    answer = await http.put("/echo", content=body(), headers={**JSON, "content-encoding": "gzip"})
+    assert (answer.status_code, answer.json()["code"]) == (415, "unsupported_media_type")
+    assert not sent
+
+
+class OneToken:
+    """Accepts one token."""
+
+    def __init__(self, token: bytes) -> None:
+        self._token = token
+
+    def verify(self, token: bytes, *, now_s: float) -> str:
+        if token != self._token:
+            raise Unauthorized("another token")
+        return "somebody"
+
+
+def access(token: bytes | None) -> Access:
+    return Access(OneToken(token) if token else None, now_s=lambda: 0.0, hint="set it")
+
+
+async def _trust(context: str, request: Request) -> Answer:
+    return json_answer(request.is_trusted)
+
+
+@pytest.mark.parametrize(
+    ("own", "cluster", "token", "told"),
+    [
+        (None, None, None, [True, 200, 200]),
+        (None, access(None), None, [False, 200, 401]),
+        (None, access(None), "own", [False, 200, 401]),
+        (access(b"own"), access(None), "own", [True, 200, 401]),
+        (access(b"own"), access(b"cluster"), "own", [True, 200, 401]),
+        (access(b"own"), access(b"cluster"), "cluster", [False, 401, 200]),
+        (access(b"own"), access(b"own"), None, [False, 401, 401]),
+        (access(None), access(None), "own", [False, 401, 401]),
+    ],
+)
+async def test_changes_of_the_cluster_have_a_check_of_their_own(
+    own: Access | None, cluster: Access | None, token: str | None, told: list[object]
+) -> None:
+    """Whether a read is trusted; the status of a change of this process, and of one of the cluster."""
+    routes = [
+        Route("GET", "/read", _trust),
+        Route("PUT", "/own", _tell),
+        Route("PUT", "/cluster", _tell, is_cluster_wide=True),
+    ]
+    app = AdminApp("here", routes, access=AdminAccess(own=own, cluster=cluster), service="shop")
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    http = httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://shop", headers=headers)
+    changes = [(await http.put(path)).status_code for path in ("/own", "/cluster")]
+    assert [(await http.get("/read")).json(), *changes] == told

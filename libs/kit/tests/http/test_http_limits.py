@@ -6,7 +6,7 @@ import json
 
 import httpx
 import pytest
-from bindery_kit.http import http_limits
+from bindery_kit.configuration.http_settings import HttpSettings
 from bindery_kit.http.http_limits import PIPELINED_MAX
 from bindery_kit.http.http_server import HttpServer
 from bindery_kit.observability.health import OpsApp
@@ -16,10 +16,10 @@ from bindery_kit.observability.metrics import Metrics
 @pytest.mark.parametrize(
     ("begin", "more"),
     [
-        (b"GET /livez HTTP/1.1\r\nHost: x\r\n", b"X-Filler: " + b"a" * 65_000 + b"\r\n"),
-        (b"GET /livez HTTP/1.1\r\nHost: x\r\nX-Endless: ", b"a" * 65_000),
+        (b"GET /livez HTTP/1.1\r\nHost: localhost\r\n", b"X-Filler: " + b"a" * 65_000 + b"\r\n"),
+        (b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX-Endless: ", b"a" * 65_000),
         (
-            b"POST /count HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n1\r\n0\r\n",
+            b"POST /count HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n1\r\n0\r\n",
             b"X-Trailer: " + b"a" * 65_000 + b"\r\n",
         ),
     ],
@@ -50,19 +50,19 @@ async def test_endless_headers_are_refused_before_they_fill_the_memory(health, a
 
 async def test_pipelined_requests_are_answered_up_to_a_limit(health, app):
     """uvicorn alone would queue all requests that a client sends while the first is answered, up to gigabytes."""
-    request = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+    request = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
     async with HttpServer(OpsApp(health, Metrics("kittest"), app=app), port=0) as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         async with asyncio.timeout(30):
             writer.write(request * PIPELINED_MAX)
             for _ in range(PIPELINED_MAX):
                 assert b"HTTP/1.1 200 " in await reader.readuntil(b"}")
-            writer.write(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n" + request * (PIPELINED_MAX + 1))
+            writer.write(b"GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n" + request * (PIPELINED_MAX + 1))
             assert b"HTTP/1.1 400 " in await reader.read()
         writer.close()
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         async with asyncio.timeout(30):
-            writer.write(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n" + request)
+            writer.write(b"GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n" + request)
             sent = 0
             with contextlib.suppress(ConnectionError, TimeoutError):
                 while sent < 32 * 2**20:  # more than the sockets buffer: the server must not read
@@ -75,14 +75,17 @@ async def test_pipelined_requests_are_answered_up_to_a_limit(health, app):
             assert (await http.get("/livez")).status_code == 200
 
 
-async def test_an_incomplete_head_times_out(health, app, monkeypatch):
-    monkeypatch.setattr(http_limits, "HEAD_TIMEOUT_S", 0.2)
-    async with HttpServer(OpsApp(health, Metrics("kittest"), app=app), port=0) as server, asyncio.timeout(30):
+async def test_an_incomplete_head_times_out(health, app):
+    settings = HttpSettings(head_timeout_s=0.2)
+    async with (
+        HttpServer(OpsApp(health, Metrics("kittest"), app=app), settings=settings) as server,
+        asyncio.timeout(30),
+    ):
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         assert await reader.read() == b"", "nothing was sent, so nothing is answered"
         writer.close()
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        for beginning in (b"", b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"):
+        for beginning in (b"", b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"):
             if beginning:
                 reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
                 writer.write(beginning)
@@ -99,8 +102,8 @@ async def test_an_incomplete_head_times_out(health, app, monkeypatch):
             writer.close()
 
 
-async def test_the_timeout_of_a_head_does_not_apply_to_the_body(health, app, monkeypatch):
-    monkeypatch.setattr(http_limits, "HEAD_TIMEOUT_S", 0.05)
+async def test_the_timeout_of_a_head_does_not_apply_to_the_body(health, app):
+    settings = HttpSettings(head_timeout_s=0.05)
 
     async def pieces():
         yield b'{"count": '
@@ -110,7 +113,7 @@ async def test_the_timeout_of_a_head_does_not_apply_to_the_body(health, app, mon
         yield b"7}"
 
     async with (
-        HttpServer(OpsApp(health, Metrics("kittest"), app=app), port=0) as server,
+        HttpServer(OpsApp(health, Metrics("kittest"), app=app), settings=settings) as server,
         httpx.AsyncClient(base_url=server.url, trust_env=False) as http,
     ):
         answer = await http.post("/count", content=pieces(), headers={"content-type": "application/json"})
@@ -121,7 +124,10 @@ async def test_the_timeout_of_a_head_does_not_apply_to_the_body(health, app, mon
 
 async def test_a_new_client_replaces_the_longest_idle_connection_and_no_busy_one(health, app):
     app = OpsApp(health, Metrics("kittest"), app=app)
-    async with HttpServer(app, port=0, connections_max=2) as server, asyncio.timeout(30):
+    async with (
+        HttpServer(app, settings=HttpSettings(connections_max=2, connections_per_address_max=2)) as server,
+        asyncio.timeout(30),
+    ):
 
         async def connect(request: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -130,7 +136,7 @@ async def test_a_new_client_replaces_the_longest_idle_connection_and_no_busy_one
                 assert b" 200 OK" in await reader.readuntil(b"}\n")
             return reader, writer
 
-        live, slow = (b"GET /%s HTTP/1.1\r\nHost: x\r\n\r\n" % path for path in (b"livez", b"slow"))
+        live, slow = (b"GET /%s HTTP/1.1\r\nHost: localhost\r\n\r\n" % path for path in (b"livez", b"slow"))
         idlest, _ = await connect(live)
         idle, idle_writer = await connect(live)
         _, third_writer = await connect(live)
@@ -143,7 +149,7 @@ async def test_a_new_client_replaces_the_longest_idle_connection_and_no_busy_one
         await asyncio.sleep(0.2)
         for path in (b"livez", b"readyz", b"metrics"):  # probes succeed in a process that is fully used
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-            writer.write(b"GET /%s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % path)
+            writer.write(b"GET /%s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n" % path)
             assert b" 503 Service Unavailable\r\nContent-Type" not in await reader.read()
             writer.close()
         refused, refused_writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -170,9 +176,12 @@ async def test_a_connection_with_a_pipelined_request_is_not_idle(health):
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
         await send({"type": "http.response.body", "body": b"ok"})
 
-    one, two = (b"GET /%s HTTP/1.1\r\nHost: x\r\n\r\n" % path for path in (b"fast", b"slow"))
+    one, two = (b"GET /%s HTTP/1.1\r\nHost: localhost\r\n\r\n" % path for path in (b"fast", b"slow"))
     app = OpsApp(health, Metrics("kittest"), app=app)
-    async with HttpServer(app, port=0, connections_max=1) as server, asyncio.timeout(30):
+    async with (
+        HttpServer(app, settings=HttpSettings(connections_max=1, connections_per_address_max=1)) as server,
+        asyncio.timeout(30),
+    ):
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(one + two)
         assert b" 200 OK" in await reader.readuntil(b"ok")

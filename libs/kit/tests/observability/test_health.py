@@ -1,9 +1,11 @@
 """The operations pages: /startupz, /readyz, /livez and /metrics."""
 
+import asyncio
+
 import httpx
 from bindery_kit.http.http_server import HttpServer
 from bindery_kit.http.problem import CONTENT_TYPE
-from bindery_kit.observability.health import Health, OpsApp
+from bindery_kit.observability.health import RENDERED_MAX, Health, OpsApp
 from bindery_kit.observability.metrics import Metrics
 
 
@@ -51,3 +53,35 @@ async def test_without_an_app_only_the_four_pages_are_served(health: Health) -> 
         assert (await http.head("/livez")).content == b""
         answer = await http.get("/other")
         assert (answer.status_code, answer.headers["content-type"]) == (404, CONTENT_TYPE)
+
+
+async def test_parts_add_their_metrics(health: Health) -> None:
+    app = OpsApp(health, Metrics("kittest", with_process=False), parts=[lambda: b"one 1\n", lambda: b"two 2\n"])
+    async with (
+        HttpServer(app, port=0) as server,
+        httpx.AsyncClient(base_url=server.url, trust_env=False) as http,
+    ):
+        assert (await http.get("/metrics")).text.endswith("\none 1\ntwo 2\n")
+
+
+async def test_metrics_are_rendered_a_few_times_per_second(health: Health) -> None:
+    rendered = 0
+
+    def part() -> bytes:
+        nonlocal rendered
+        rendered += 1
+        return b"rendered %d\n" % rendered
+
+    app = OpsApp(health, Metrics("kittest", with_process=False), parts=[part])
+    async with (
+        HttpServer(app, port=0) as server,
+        httpx.AsyncClient(base_url=server.url, trust_env=False) as http,
+    ):
+        pages = [(await http.get("/metrics")).text for _ in range(RENDERED_MAX + 5)]
+        assert pages[RENDERED_MAX - 1].endswith(f"\nrendered {RENDERED_MAX}\n")
+        assert rendered <= RENDERED_MAX + 5
+        before = asyncio.get_running_loop().time()
+        for _ in range(100):
+            await http.get("/metrics")
+        took_s = asyncio.get_running_loop().time() - before
+        assert rendered <= RENDERED_MAX * (took_s + 3)

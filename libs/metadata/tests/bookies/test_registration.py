@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from bindery_core.errors import AlreadyExists, MetadataUnavailable
+from bindery_core.errors import AlreadyExists, BinderyError, MetadataUnavailable
 from bindery_core.formats.bookie_service_info import encode, of_bookie
 from bindery_core.ids import BookieId
 from bindery_metadata.bookies.registration import BookieRegistration
@@ -209,3 +209,31 @@ async def test_registering_again_is_repeated_until_it_succeeds() -> None:
     tree.expire(store)
     await until(lambda: registration.is_registered)
     await registration.close()
+
+
+async def test_a_check_runs_before_each_registration_in_a_session_and_may_refuse_it(
+    environment: StoreEnvironment, store: MetadataStore
+) -> None:
+    """No new ledger is placed on the bookie before the check has passed."""
+    path = LAYOUT.bookie(BOOKIE, read_only=False)
+    seen: list[bool] = []
+    errors: list[BinderyError] = [MetadataUnavailable("refused")]
+
+    async def before() -> None:
+        seen.append(await store.exists(path) is not None)
+        if errors:
+            raise errors.pop()
+
+    made = BookieRegistration(store, LAYOUT, BOOKIE, b"info", before=before)
+    with pytest.raises(MetadataUnavailable, match="refused"):
+        await made.register()
+    assert await store.exists(path) is None
+    await made.register()
+    assert seen == [False, False]
+    await made.set_read_only(True)
+    assert len(seen) == 2, "a move needs no check"
+    errors.append(MetadataUnavailable("refused"))
+    await environment.expire(store)
+    await until(lambda: made.is_registered)
+    assert len(seen) == 4, "the refused registration was repeated"
+    await made.close()

@@ -6,6 +6,7 @@ range; `entries_count` is the number of entries in all ranges.
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from itertools import islice
 from typing import Self
 
 
@@ -146,5 +147,14 @@ class AckRanges:
     __hash__ = None  # type: ignore[assignment]
 
     def __str__(self) -> str:
-        """Return the ranges as Pulsar prints them: lower end open, upper end closed."""
-        return "[" + ",".join(f"({ledger}:{first - 1}..{ledger}:{last}]" for ledger, first, last in self) + "]"
+        return self.text()
+
+    def text(self, *, ranges_max: int | None = None) -> str:
+        """Return the ranges as Pulsar prints them: lower end open, upper end closed.
+
+        `ranges_max`: number of ranges after which `...` stands for the others; None: no limit.
+        """
+        shown = [f"({ledger}:{first - 1}..{ledger}:{last}]" for ledger, first, last in islice(self, ranges_max)]
+        if ranges_max is not None and len(shown) == ranges_max < self.ranges_count:
+            shown.append("...")
+        return "[" + ",".join(shown) + "]"

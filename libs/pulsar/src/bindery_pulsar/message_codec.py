@@ -53,9 +53,18 @@ PAYLOAD_SIZE_MAX: Final = ENTRY_SIZE_MAX - 64 * 2**10
 ENTRY_OVERHEAD: Final = 2 * 2**10
 """Bytes of an entry reserved for frame, numbers and the producer's name."""
 UNCOMPRESSED_SIZE_MAX: Final = 128 * 2**20
-"""Maximum bytes of a decompressed payload: a limit on memory, not a rule of Pulsar."""
+"""Default limit in bytes of a decoded entry, MESSAGE_SIZE for each message included: a limit on memory, not a rule of
+Pulsar."""
+MESSAGE_SIZE: Final = 256
+"""Bytes of memory that a decoded message is assumed to take in addition to its bytes in the entry."""
+PROPERTY_SIZE: Final = 100
+"""Bytes of memory that a decoded property is assumed to take in addition to its bytes in the entry."""
 BATCH_COUNT_MAX: Final = 1_000_000
 """Maximum number of messages in a batch that is read. Each takes at least six bytes."""
+SMALL_SIZE_MAX: Final = 64 * 2**10
+"""Maximum bytes, compressed and decompressed, of a payload that is decompressed in less than a millisecond."""
+SMALL_COUNT_MAX: Final = 1_000
+"""Maximum number of messages of a batch that is decoded in a few milliseconds: the usual size of Pulsar's clients."""
 TAG_VALUE: Final = "TAGS"
 """Value of a property whose name is a tag."""
 
@@ -122,10 +131,17 @@ class Message:
     event_time_ms: int = 0
     deliver_at_ms: int | None = None
     null_value: bool = False
+    metadata_size: int = 0
+    """Bytes of the metadata in the entry, and PROPERTY_SIZE for each property."""
 
     @property
     def tags(self) -> frozenset[str]:
         return tags_of(self.properties)
+
+    @property
+    def size(self) -> int:
+        """Bytes of payload and metadata."""
+        return len(self.payload) + self.metadata_size
 
 
 @dataclass(slots=True, kw_only=True)
@@ -252,38 +268,68 @@ def _metadata_size_exact(message: OutgoingMessage) -> int:
     return metadata.ByteSize()
 
 
-def decode_entry(entry: bytes) -> list[Message]:
-    """Decode all messages of an entry, in order, without those removed by compaction; none for a broker's marker.
+class PackedEntry:
+    """An entry whose checksum and metadata were read, and whose messages are not decoded yet."""
 
-    Raises CorruptMessage, or UnreadableMessage (encrypted, a chunk, an unsupported codec).
-    """
-    metadata, payload, _ = _split(entry, verify=True)
-    if metadata.HasField("marker_type"):
-        return []
-    if metadata.encryption_keys:
-        raise UnreadableMessage("the message is encrypted", producer=metadata.producer_name)
-    if metadata.num_chunks_from_msg > 1:
-        raise UnreadableMessage("the entry is a part of a chunked message", uuid=metadata.uuid)
-    if metadata.compression != NONE:
-        payload = _decompress(metadata, payload)
-    if metadata.HasField("num_messages_in_batch"):
-        return _decode_batch(metadata, payload)
-    return [
-        Message(
-            payload=bytes(payload),
-            batch_index=-1,
-            batch_size=1,
-            producer_name=metadata.producer_name,
-            sequence_id=metadata.sequence_id,
-            publish_time_ms=metadata.publish_time,
-            key=_key_of(metadata),
-            ordering_key=metadata.ordering_key if metadata.HasField("ordering_key") else None,
-            properties={p.key: p.value for p in metadata.properties},
-            event_time_ms=metadata.event_time,
-            deliver_at_ms=metadata.deliver_at_time if metadata.HasField("deliver_at_time") else None,
-            null_value=metadata.null_value,
-        )
-    ]
+    __slots__ = ("_metadata", "_metadata_size", "_payload")
+
+    def __init__(self, entry: bytes) -> None:
+        """Raises CorruptMessage."""
+        self._metadata, self._payload, _ = _split(entry, verify=True)
+        self._metadata_size = len(entry) - len(self._payload)
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the entry is decoded in a few milliseconds. Larger ones should not be decoded on an event loop."""
+        metadata = self._metadata
+        if metadata.num_messages_in_batch > SMALL_COUNT_MAX:
+            return False
+        return not metadata.compression or max(metadata.uncompressed_size, len(self._payload)) <= SMALL_SIZE_MAX
+
+    def decode(self, *, size_max: int = UNCOMPRESSED_SIZE_MAX) -> list[Message]:
+        """Return all messages, in order, without those removed by compaction; none for a broker's marker.
+
+        `size_max`: maximum bytes of the decoded entry, MESSAGE_SIZE for each message included. No more memory is used,
+        whatever sizes the metadata claims. Raises CorruptMessage, or UnreadableMessage (encrypted, a chunk, an
+        unsupported codec, too large).
+        """
+        metadata, payload = self._metadata, self._payload
+        if metadata.HasField("marker_type"):
+            return []
+        if metadata.encryption_keys:
+            raise UnreadableMessage("the message is encrypted", producer=metadata.producer_name)
+        if metadata.num_chunks_from_msg > 1:
+            raise UnreadableMessage("the entry is a part of a chunked message", uuid=metadata.uuid)
+        if metadata.compression != NONE:
+            payload = _decompress(metadata, payload, size_max=size_max)
+        if metadata.HasField("num_messages_in_batch"):
+            return _decode_batch(metadata, payload, size_max=size_max)
+        properties = metadata.properties
+        properties_size = PROPERTY_SIZE * len(properties)
+        if properties_size > size_max:
+            raise UnreadableMessage("the message has too many properties", size_max=size_max)
+        return [
+            Message(
+                payload=bytes(payload),
+                batch_index=-1,
+                batch_size=1,
+                producer_name=metadata.producer_name,
+                sequence_id=metadata.sequence_id,
+                publish_time_ms=metadata.publish_time,
+                key=_key_of(metadata),
+                ordering_key=metadata.ordering_key if metadata.HasField("ordering_key") else None,
+                properties={p.key: p.value for p in properties} if properties_size else {},
+                event_time_ms=metadata.event_time,
+                deliver_at_ms=metadata.deliver_at_time if metadata.HasField("deliver_at_time") else None,
+                null_value=metadata.null_value,
+                metadata_size=self._metadata_size + properties_size,
+            )
+        ]
+
+
+def decode_entry(entry: bytes, *, size_max: int = UNCOMPRESSED_SIZE_MAX) -> list[Message]:
+    """Decode all messages of an entry: `PackedEntry.decode`."""
+    return PackedEntry(entry).decode(size_max=size_max)
 
 
 def read_head(entry: bytes) -> EntryHead:
@@ -388,10 +434,13 @@ def _slice(view: memoryview, offset: int, size: int) -> bytes:
     return part
 
 
-def _decode_batch(metadata: MessageMetadata, payload: memoryview) -> list[Message]:
+def _decode_batch(metadata: MessageMetadata, payload: memoryview, *, size_max: int) -> list[Message]:
     count = metadata.num_messages_in_batch
     if not 0 < count <= BATCH_COUNT_MAX:
         raise CorruptMessage("impossible number of messages in a batch", count=count)
+    room = size_max - len(payload) - (count * MESSAGE_SIZE if count > SMALL_COUNT_MAX else 0)
+    if room < 0:
+        raise UnreadableMessage("the batch is too large once decoded", count=count, size_max=size_max)
     producer_name = metadata.producer_name
     batch_time_ms = metadata.publish_time
     first_sequence_id = metadata.sequence_id
@@ -412,6 +461,10 @@ def _decode_batch(metadata: MessageMetadata, payload: memoryview) -> list[Messag
             raise CorruptMessage("negative size in a batch", index=index, count=count)
         body = _slice(payload, offset, single.payload_size)
         offset += single.payload_size
+        properties_size = PROPERTY_SIZE * len(single.properties)
+        room -= properties_size
+        if room < 0:
+            raise UnreadableMessage("the properties of a batch are too many", index=index, size_max=size_max)
         if single.compacted_out:
             continue
         messages.append(
@@ -428,6 +481,7 @@ def _decode_batch(metadata: MessageMetadata, payload: memoryview) -> list[Messag
                 event_time_ms=single.event_time,
                 deliver_at_ms=deliver_at_ms,
                 null_value=single.null_value,
+                metadata_size=size + properties_size,
             )
         )
     if offset != len(payload):
@@ -435,13 +489,13 @@ def _decode_batch(metadata: MessageMetadata, payload: memoryview) -> list[Messag
     return messages
 
 
-def _decompress(metadata: MessageMetadata, payload: memoryview) -> memoryview:
+def _decompress(metadata: MessageMetadata, payload: memoryview, *, size_max: int) -> memoryview:
     size = metadata.uncompressed_size
     if metadata.compression != ZLIB:
         name = _CODEC_NAMES.get(metadata.compression, str(metadata.compression))
         raise UnreadableMessage("unsupported compression of the message", compression=name)
-    if size > UNCOMPRESSED_SIZE_MAX:
-        raise UnreadableMessage("message is too large once uncompressed", size=size, size_max=UNCOMPRESSED_SIZE_MAX)
+    if size > size_max:
+        raise UnreadableMessage("message is too large once uncompressed", size=size, size_max=size_max)
     decompressor = zlib.decompressobj()
     try:
         plain = decompressor.decompress(payload, size + 1)

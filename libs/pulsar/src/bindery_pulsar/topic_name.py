@@ -8,8 +8,9 @@
 | `non-persistent://...`      | refused: all topics are persistent       |
 
 Tenant and namespace: 1 to 128 characters, each an ASCII letter, a digit or one of `-=:._`. Local name: any characters
-except `/` and control characters, 1 to 255 bytes when encoded for ZooKeeper. Partition N is decimal without leading
-zeros.
+except `/` and ASCII control characters, 1 to 255 bytes when encoded for ZooKeeper. Partition N is decimal without
+leading zeros. Pulsar's clients can create names with other control characters, which therefore are valid here; Bindery
+creates none (`check_new_name`).
 Source: Pulsar TopicName, NamedEntity, NamespaceBundles.
 """
 
@@ -35,6 +36,8 @@ TOPIC_TEXT_SIZE_MAX: Final = 2_048
 
 _NAME = re.compile(r"[-=:.\w]+", re.ASCII)
 _PARTITION = re.compile(r"(?P<base>.+)-partition-(?P<index>0|[1-9][0-9]{0,9})", re.ASCII | re.DOTALL)
+_ASCII_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _PARTITION_MAX = 2**31 - 1
 _PERSISTENT = "persistent://"
 _NON_PERSISTENT = "non-persistent://"
@@ -142,12 +145,19 @@ class TopicName:
 
 
 def validate_subscription(name: str) -> str:
-    """Return `name` if it can name a subscription: no control character, 1 to SUBSCRIPTION_SIZE_MAX bytes encoded.
+    """Return `name` if it can name a new subscription: no control character, 1 to SUBSCRIPTION_SIZE_MAX bytes encoded.
 
     A slash is allowed. Raises BadRequest or TooLarge.
     """
     _check_free_name("subscription", name, SUBSCRIPTION_SIZE_MAX)
+    check_new_name("subscription", name)
     return name
+
+
+def check_new_name(kind: str, name: str) -> None:
+    """Raise BadRequest for a control character of any kind or a line separator, before something gets this name."""
+    if _CONTROL.search(name):
+        raise BadRequest(f"a {kind} name holds no control characters", name=ascii(name))
 
 
 def _check_free_name(kind: str, name: str, size_max: int) -> None:
@@ -155,7 +165,7 @@ def _check_free_name(kind: str, name: str, size_max: int) -> None:
         raise BadRequest(f"a {kind} name must not be empty")
     if len(name) > size_max:
         raise TooLarge(f"{kind} name is too long", size=len(name), size_max=size_max)
-    if any(ord(character) < 0x20 or ord(character) == 0x7F for character in name):
+    if _ASCII_CONTROL.search(name):
         raise BadRequest(f"a {kind} name holds no control characters", name=ascii(name))
     encoded = znode_layout.encode_name(name)
     if len(encoded) > size_max:

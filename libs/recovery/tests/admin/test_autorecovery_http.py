@@ -13,6 +13,8 @@ from bindery_metadata.stores.memory import MemoryTree
 from bindery_recovery.admin.autorecovery_http import ROOT, ROUTES
 from bindery_recovery.admin.recovery_admin import RecoveryAdmin
 
+JSON = [(b"content-type", b"application/json")]
+
 
 class Context:
     """A service context whose admin records the calls of `replace`."""
@@ -34,7 +36,7 @@ class Context:
 
 async def call(context: Any, method: str, name: str, body: bytes = b"", **query: str) -> Answer:
     (route,) = [one for one in ROUTES if (one.method, one.path) == (method, f"{ROOT}/{name}")]
-    return await route.handler(context, Request(method, route.path, query, body))
+    return await route.handler(context, Request(method, route.path, query, body, headers=JSON))
 
 
 async def put(context: Any, name: str, body: bytes) -> Answer:

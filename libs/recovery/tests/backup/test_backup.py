@@ -15,7 +15,7 @@ from bindery_core.ids import BookieId, EntryId, LedgerId
 from bindery_core.ledger.ledger_plans import plan_close
 from bindery_metadata.bookies.membership import Intent, MembershipStore
 from bindery_metadata.cluster import initialize_cluster
-from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.layout.layout import BinderyLayout, LedgersLayout
 from bindery_metadata.ledgers.closing_records import ClosingCause, ClosingRecords
 from bindery_metadata.ledgers.ledger_manager import LedgerManager
 from bindery_metadata.recovery.recovery_records import Pause, RecoveryRecord, RecoveryRecords
@@ -112,10 +112,14 @@ async def restored(store: MetadataStore, lines: list[bytes], **options: Any) -> 
     return await restore_backup(store, LAYOUT, verify_backup(lines), lines, **({"id_margin": 10} | options))
 
 
+COLLECTION = BinderyLayout().known_ledgers.rpartition("/")[0]
+
+
 async def tree_of(store: MetadataStore) -> dict[str, bytes]:
-    """Return every persistent node except those of ZooKeeper itself."""
+    """Return every persistent node except those of ZooKeeper itself, and the ids that a restore skipped."""
     names = [name for name in await store.children("/") if name != "zookeeper"]
-    return {path: node.data for name in names async for path, node in walk(store, f"/{name}")}
+    found = {path: node.data for name in names async for path, node in walk(store, f"/{name}")}
+    return {path: data for path, data in found.items() if not path.startswith(COLLECTION)}
 
 
 async def test_all_persistent_nodes_are_restored_and_ephemeral_ones_are_not(

@@ -3,11 +3,13 @@
 import pytest
 from bindery_core.errors import AlreadyExists, MetadataOutcomeUnknown, NoSuchNode
 from bindery_metadata.layout.layout import SHORT_ID_END, LedgersLayout
+from bindery_metadata.ledgers.id_counters import read_counters
+from bindery_metadata.ledgers.known_ledgers import KnownLedgersStore
 from bindery_metadata.stores.memory import MemoryStore, MemoryTree
 from bindery_pulsar import znode_layout
 from bindery_recovery.backup import restore
 from bindery_recovery.backup.backup import BackedUpNode
-from bindery_recovery.backup.restore import BATCH_NODES_MAX, BATCH_SIZE_MAX, BURN_MAX, WRITE_ATTEMPTS_MAX, burn
+from bindery_recovery.backup.restore import BATCH_NODES_MAX, BATCH_SIZE_MAX, BURN_MAX, WRITE_ATTEMPTS_MAX
 
 LAYOUT = LedgersLayout()
 
@@ -125,56 +127,6 @@ async def next_number(store: MemoryStore, path: str) -> int:
     return int((await store.create(f"{path}/S_", sequential=True))[-10:])
 
 
-@pytest.mark.parametrize("up_to", [-1, 0, 1, 2, 3, 7, 11])
-async def test_the_next_sequential_child_has_at_least_the_number_that_was_asked_for(
-    up_to: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(restore, "BURN_STEP", 4)
-    store = await store_with("/c")
-    assert [await next_number(store, "/c") for _ in range(2)] == [0, 1]
-    await burn(store, "/c", up_to=up_to)
-    assert await next_number(store, "/c") == max(2, up_to)
-    assert len(await store.children("/c")) == 3, "nothing else is left"
-
-
-@pytest.mark.parametrize("applied", [False, True])
-async def test_a_counter_is_advanced_although_responses_are_lost(
-    applied: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Attempts are bounded only while no transaction succeeds."""
-    monkeypatch.setattr(restore, "BURN_STEP", 1)
-    store = await store_with("/c")
-    tries = 0
-    multi = store.multi
-
-    async def flaky(ops: object) -> object:
-        nonlocal tries
-        tries += 1
-        if tries % WRITE_ATTEMPTS_MAX:
-            store.lose_next_write(applied=applied)
-        return await multi(ops)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(store, "multi", flaky)
-    await burn(store, "/c", up_to=3)
-    assert await next_number(store, "/c") == 3
-
-
-@pytest.mark.parametrize("error", [AlreadyExists("exists"), MetadataOutcomeUnknown("lost")])
-async def test_a_counter_that_cannot_be_advanced_is_an_error(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = await store_with("/c")
-    tries = 0
-
-    async def failing(ops: object) -> object:
-        nonlocal tries
-        tries += 1
-        raise error
-
-    monkeypatch.setattr(store, "multi", failing)
-    with pytest.raises(type(error)):
-        await burn(store, "/c", up_to=1)
-    assert tries == WRITE_ATTEMPTS_MAX
-
-
 @pytest.mark.parametrize(("now", "backed_up"), [(0, 0), (0, 1), (2, 7), (3, 3), (5, 2)])
 async def test_the_counter_of_producer_names_never_falls_behind_the_backup(
     now: int, backed_up: int, monkeypatch: pytest.MonkeyPatch
@@ -186,9 +138,9 @@ async def test_the_counter_of_producer_names_never_falls_behind_the_backup(
         await store.set(path, b"data", version=None)
     before = (await store.get(path)).data
     node = BackedUpNode(path, b"older", backed_up)
-    await restore._raise_counters(store, LAYOUT, [node], id_margin=0, dry_run=True)
+    await restore._raise_counters(store, LAYOUT, [node], known=known_in(store), id_margin=0, dry_run=True)
     assert (await store.get(path)).stat.version == now, "a dry run writes nothing"
-    await restore._raise_counters(store, LAYOUT, [node], id_margin=0, dry_run=False)
+    await restore._raise_counters(store, LAYOUT, [node], known=known_in(store), id_margin=0, dry_run=False)
     after = await store.get(path)
     assert (after.stat.version, after.data) == (max(now, backed_up), before)
 
@@ -199,6 +151,16 @@ async def test_a_lost_response_while_the_producer_names_advance_names_the_remedy
     store.lose_next_write(applied=True)
     with pytest.raises(MetadataOutcomeUnknown, match="restore again with --merge"):
         await restore._raise_version(store, path, up_to=3)
+
+
+def known_in(store: MemoryStore) -> KnownLedgersStore:
+    return KnownLedgersStore(store, instance_id="cluster")
+
+
+async def raised_ids(store: MemoryStore, nodes_of_backup: list[BackedUpNode], *, dry_run: bool) -> int:
+    return await restore._raise_ledger_ids(
+        store, LAYOUT, nodes_of_backup, known=known_in(store), id_margin=10, dry_run=dry_run
+    )
 
 
 def ledger_node(ledger_id: int) -> BackedUpNode:
@@ -233,7 +195,7 @@ async def test_new_ledger_ids_start_a_margin_above_every_id_of_the_backup(
     nodes_of_backup: list[BackedUpNode], next_id: int
 ) -> None:
     async def planned() -> int:
-        return await restore._raise_ledger_ids(await store_with(), LAYOUT, nodes_of_backup, id_margin=10, dry_run=True)
+        return await raised_ids(await store_with(), nodes_of_backup, dry_run=True)
 
     assert await planned() == next_id
 
@@ -245,12 +207,12 @@ async def test_new_ledger_ids_also_start_above_those_that_the_target_has_assigne
     for _ in range(30):
         await next_number(store, LAYOUT.idgen)
     for dry_run in (True, False):
-        assert await restore._raise_ledger_ids(store, LAYOUT, [ledger_node(7)], id_margin=10, dry_run=dry_run) == 30
-    assert await restore._raise_ledger_ids(store, LAYOUT, [ledger_node(30)], id_margin=10, dry_run=False) == 41
+        assert await raised_ids(store, [ledger_node(7)], dry_run=dry_run) == 30
+    assert await raised_ids(store, [ledger_node(30)], dry_run=False) == 41
     assert await next_number(store, LAYOUT.idgen) == 41
     monkeypatch.setattr(restore, "BURN_MAX", 20)
     for highest, next_id in ((51, 62), (72, 1 << 32)):
-        found = await restore._raise_ledger_ids(store, LAYOUT, [ledger_node(highest)], id_margin=10, dry_run=True)
+        found = await raised_ids(store, [ledger_node(highest)], dry_run=True)
         assert found == next_id, "at most BURN_MAX ids above the counter are skipped"
 
 
@@ -258,7 +220,7 @@ async def test_ids_never_reach_the_end_of_the_short_ones(monkeypatch: pytest.Mon
     monkeypatch.setattr(restore, "BURN_MAX", SHORT_ID_END)
     store = await store_with()
     for highest, next_id in ((SHORT_ID_END - 12, SHORT_ID_END - 1), (SHORT_ID_END - 11, 1 << 32)):
-        found = await restore._raise_ledger_ids(store, LAYOUT, [ledger_node(highest)], id_margin=10, dry_run=True)
+        found = await raised_ids(store, [ledger_node(highest)], dry_run=True)
         assert found == next_id
 
 
@@ -266,6 +228,37 @@ async def test_long_ids_start_above_the_upper_halves_of_backup_and_target() -> N
     store = await store_with(LAYOUT.hob(3))
     await store.create(f"{LAYOUT.idgen_long}/other")
     nodes_of_backup = [BackedUpNode(LAYOUT.hob(2), b"", 0)]
-    assert await restore._raise_ledger_ids(store, LAYOUT, nodes_of_backup, id_margin=10, dry_run=False) == 4 << 32
+    assert await raised_ids(store, nodes_of_backup, dry_run=False) == 4 << 32
     assert await store.exists(LAYOUT.hob(4)) is not None
-    assert await restore._raise_ledger_ids(await store_with(), LAYOUT, [LONG], id_margin=10, dry_run=False) == 1 << 32
+    assert await raised_ids(await store_with(), [LONG], dry_run=False) == 1 << 32
+
+
+@pytest.mark.parametrize(
+    ("nodes_of_backup", "known", "unknown"),
+    [
+        ([ledger_node(7), idgen(9)], (0, 8, 19), (9, 18)),
+        ([ledger_node(BURN_MAX), idgen(9)], (0, BURN_MAX), (BURN_MAX + 1, SHORT_ID_END - 1, 1 << 32)),
+        (
+            [LONG, BackedUpNode(LAYOUT.hob(4), b"", 0, creates=3)],
+            (0, SHORT_ID_END - 1, (4 << 32) + 2),
+            ((4 << 32) + 3, (5 << 32) - 1),
+        ),
+    ],
+    ids=["short", "from short to long", "long"],
+)
+async def test_ledgers_newer_than_the_backup_are_unknown_to_the_restored_metadata(
+    nodes_of_backup: list[BackedUpNode], known: tuple[int, ...], unknown: tuple[int, ...]
+) -> None:
+    """Otherwise the margin would make bookies delete them as if they had been deleted."""
+    store = await store_with()
+    await store.create(LAYOUT.root, make_parents=True)
+    next_id = await raised_ids(store, nodes_of_backup, dry_run=True)
+    assert (await known_in(store).read())[1] is None, "a dry run writes nothing"
+    assert await raised_ids(store, nodes_of_backup, dry_run=False) == next_id
+    counters = await read_counters(store, LAYOUT)
+    mark = (await known_in(store).read())[0].mark(counters)
+    if next_id < SHORT_ID_END:
+        await next_number(store, LAYOUT.idgen)
+        mark = (await known_in(store).read())[0].mark(await read_counters(store, LAYOUT))
+    assert [mark.may_know(one) for one in known] == [True] * len(known)
+    assert [mark.may_know(one) for one in unknown] == [False] * len(unknown)

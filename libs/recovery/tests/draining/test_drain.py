@@ -10,6 +10,7 @@ from bindery_core.ids import BookieId, EntryId, LedgerId
 from bindery_metadata.bookies.cookies import CookieStore
 from bindery_metadata.bookies.membership import Intent, MembershipStore
 from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.ledgers.known_ledgers import KnownLedgersStore, MetadataRollbackSuspected, RollbackReport
 from bindery_metadata.ledgers.ledger_manager import LedgerManager
 from bindery_metadata.recovery.recovery_records import (
     Obstacle,
@@ -390,6 +391,13 @@ async def test_a_lost_bookie_is_removed_marked_and_retired_when_no_ledger_names_
         await cluster.move(ledger_id, B[0], B[2])
 
     assert [progress.done async for progress in cluster.emptier.follow(started, pause=pause)] == [False, True]
+    known = KnownLedgersStore(cluster.store, instance_id="cluster")
+    await cluster.store.create(LAYOUT.instance_id, b"cluster")
+    report = RollbackReport(found_ms=5, unknown=2, first=7, last=9, short_end=10)
+    await known.update(lambda one: one.with_report("b0", report))
+    with pytest.raises(MetadataRollbackSuspected, match="the cookie of b0 is not deleted"):
+        await cluster.emptier.retire(B[0])
+    await known.accept(version=(await known.read())[1], by="me", at_ms=1)
     assert await cluster.emptier.retire(B[0])
     assert await cluster.cookies.bookies() == []
     assert not await cluster.emptier.retire(B[0])

@@ -12,6 +12,7 @@ from bindery_metadata.bookies.membership import Intent, MembershipStore
 from bindery_metadata.cluster import initialize_cluster
 from bindery_metadata.layout.layout import LedgersLayout
 from bindery_metadata.ledgers.closing_records import ClosingCause, ClosingRecords
+from bindery_metadata.ledgers.known_ledgers import KnownLedgersStore, RollbackReport
 from bindery_metadata.ledgers.ledger_manager import LedgerManager
 from bindery_metadata.recovery.underreplication import UnderreplicationManager
 from bindery_metadata.stores.memory import MemoryStore, MemoryTree
@@ -358,6 +359,27 @@ async def test_a_rollback_reports_each_bookie_with_ledgers(cluster: Cluster) -> 
 
 
 # --- ordinals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("only_going", [False, True])
+async def test_no_bookie_is_removed_while_the_metadata_may_have_been_rolled_back(
+    cluster: Cluster, only_going: bool
+) -> None:
+    """Its newest ledgers may be missing in the metadata, so that it looks empty."""
+    await cluster.memberships.set(LAST, Intent.REMOVED, reason="", by="")
+    known = KnownLedgersStore(cluster.store, instance_id=await CookieStore(cluster.store, LAYOUT).instance_id())
+    report = RollbackReport(found_ms=5, unknown=2, first=7, last=9, short_end=10)
+    assert await cluster.refused(3, only_going=only_going) == []
+    await known.update(lambda one: one.with_report("b0", report))
+    assert await cluster.refused(3, only_going=only_going) == [("rollback", None)]
+    assert await cluster.refused(4, only_going=only_going) == [], "no bookie is removed"
+    assert await cluster.refused() == []
+    [refusal] = (await cluster.check(3, only_going=only_going)).refusals
+    assert (
+        "no bookies are removed: bookies (b0) store 2 replicas of ledgers that this metadata never knew" in refusal.text
+    )
+    await known.accept(version=(await known.read())[1], by="me", at_ms=1)
+    assert await cluster.refused(3, only_going=only_going) == []
 
 
 @pytest.mark.parametrize("template", ["b", "b-{}-{}", ""])

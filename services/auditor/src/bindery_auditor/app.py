@@ -25,7 +25,7 @@ from typing import Any, Final, TypeVar
 from bindery_core.errors import BadRequest, MetadataUnavailable
 from bindery_core.ids import LedgerId
 from bindery_kit.admin import app
-from bindery_kit.admin.access import Access
+from bindery_kit.admin.access import Access, AdminAccess
 from bindery_kit.admin.http import Answer, Request, Route, json_answer
 from bindery_metadata.bookies.membership import Intent
 from bindery_metadata.recovery.recovery_records import HISTORY_MAX, HistoryEvent, RecoveryRecord
@@ -318,4 +318,10 @@ class AuditorApp(app.AdminApp[AuditorContext]):
     """The ASGI application of the API."""
 
     def __init__(self, context: AuditorContext, *, access: Access | None) -> None:
-        super().__init__(context, ROUTES, access=access, is_open=lambda: context.is_open, service="auditor")
+        super().__init__(
+            context,
+            ROUTES,
+            access=AdminAccess(own=access, cluster=access),
+            is_open=lambda: context.is_open,
+            service="auditor",
+        )

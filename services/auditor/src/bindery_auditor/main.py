@@ -14,13 +14,14 @@ import random
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
 
 from bindery_client.client import LedgerClient
-from bindery_core.auth_token import SharedSecrets
 from bindery_core.errors import BadRequest
-from bindery_kit.admin.access import Access, read_secrets
+from bindery_kit.admin.access import Access
 from bindery_kit.http.http_server import HttpServer
-from bindery_kit.http.listening import BindRefused, is_loopback
+from bindery_kit.http.http_stats import HttpStats
+from bindery_kit.http.listening import BindRefused, check_bind, is_loopback
 from bindery_kit.observability.health import Health, OpsApp
 from bindery_kit.observability.logs import get_logger
 from bindery_kit.observability.process_page import ProcessPage
@@ -42,6 +43,12 @@ from bindery_auditor.settings import AuditorSettings
 PROGRAM = "bindery-auditor"
 DESCRIPTION = AuditorSettings.__doc__ or ""
 
+AUTHENTICATE: Final = "configure tokens (--admin-token-file)"
+"""How an auditor can listen where other machines can connect, for errors."""
+NO_TOKENS_HINT: Final = "set admin.token_file (--admin-token-file, AUDITOR_ADMIN_TOKEN_FILE) of this auditor"
+PAGES = ("/",)
+"""Pages for people, to which other sites may link."""
+
 log = get_logger(__name__)
 
 
@@ -61,15 +68,22 @@ class AuditorProcess:
         self._context = AuditorContext()
         self.life = ServiceLife("auditor", shutdown, self._health)
         self._security = settings.client.load()
+        may_be_reached = settings.insecure or settings.admin.is_set
+        check_bind(settings.host, insecure=may_be_reached, remedy=AUTHENTICATE)
+        stats = HttpStats()
         self._server = HttpServer(
             OpsApp(
                 self._health,
                 ProcessPage("auditor", self._metrics.render),
-                app=AuditorApp(self._context, access=access_by_token_file(settings)),
+                app=AuditorApp(self._context, access=admin_access(settings)),
+                parts=[stats.render],
             ),
             host=settings.host,
             port=settings.port,
-            insecure=settings.insecure,
+            insecure=may_be_reached,
+            settings=settings.http,
+            stats=stats,
+            pages=PAGES,
             proxy_headers=False,  # no route uses the client's address
         )
 
@@ -152,22 +166,21 @@ async def serve(settings: AuditorSettings, shutdown: Shutdown) -> int:
     )
 
 
-def access_by_token_file(settings: AuditorSettings) -> Access | None:
+def admin_access(settings: AuditorSettings) -> Access | None:
     """Return the check of requests that change something; None: no token is needed, because only this machine can
     connect.
 
-    On an address that other machines can reach, requests that change something need a token. If no token file is set,
-    all of them are refused. Raises BadRequest if the file cannot be read.
+    On an address that other machines can reach, requests that change something need a token. If none is configured,
+    all of them are refused. Raises BadRequest for settings that contradict each other and for unusable files.
     """
 
     def now_s() -> float:
         return wall_clock_ms() / 1000
 
-    if settings.admin_token_file:
-        return Access(SharedSecrets(read_secrets(settings.admin_token_file)), now_s=now_s)
-    if is_loopback(settings.host):
-        return None
-    return Access(None, now_s=now_s, hint="start the auditor with --admin-token-file")
+    access = settings.admin.access(now_s=now_s)
+    if access is not None or is_loopback(settings.host):
+        return access
+    return Access(None, now_s=now_s, hint=NO_TOKENS_HINT)
 
 
 def _always(client: LedgerClient) -> Callable[[], Awaitable[LedgerClient]]:

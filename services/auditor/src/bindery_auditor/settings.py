@@ -3,7 +3,9 @@
 import socket
 from typing import Annotated
 
+from bindery_kit.admin.token_settings import AdminTokenSettings
 from bindery_kit.configuration.bounds import Ge, Gt, Le
+from bindery_kit.configuration.http_settings import AdminHttpSettings
 from bindery_kit.configuration.settings import SettingsConfigDict, group
 from bindery_recovery.bookie_access import BookieAccess
 from bindery_recovery.settings import RecoverySettings
@@ -15,23 +17,34 @@ class ClientSettings(BookieAccess):
     model_config = SettingsConfigDict(env_prefix="AUDITOR_CLIENT_")
 
 
+class AdminSettings(AdminTokenSettings):
+    """Tokens of operators for the HTTP API. If they are configured, requests that change something need
+    `Authorization: Bearer <token>`. Give them to the bookies too (`BOOKIE_ADMIN_...`)."""
+
+    model_config = SettingsConfigDict(env_prefix="AUDITOR_ADMIN_")
+
+
+class PortSettings(AdminHttpSettings):
+    """Checks and limits of the HTTP port. They apply to all clients, authenticated or not."""
+
+    model_config = SettingsConfigDict(env_prefix="AUDITOR_HTTP_")
+
+
 class AuditorSettings(RecoverySettings):
     """The auditor: finds under-replicated ledgers, copies their entries, and reports its progress."""
 
     model_config = SettingsConfigDict(env_prefix="AUDITOR_")
 
     host: str = "127.0.0.1"
-    """Address to listen on. An address other than loopback requires --insecure, and without --admin-token-file the API
+    """Address to listen on. An address other than loopback requires `admin` tokens, or --insecure, with which the API
     is read-only there."""
 
     port: Annotated[int, Ge(0), Le(65_535)] = 8090
     """HTTP port. 0: any free port."""
 
     insecure: bool = False
-    """Allow addresses that other machines can reach. They can read the state of recovery without authentication."""
-
-    admin_token_file: str = ""
-    """File of secrets, one per line. Requests that change something then require `Authorization: Bearer <secret>`."""
+    """Allow addresses that other machines can reach although no tokens are configured. Requests that change something
+    are then refused."""
 
     name: str = ""
     """Unique name of this auditor in the election, in locks and in reports. Empty: `host:port`."""
@@ -49,8 +62,14 @@ class AuditorSettings(RecoverySettings):
     ledgers_root: str = "/ledgers"
     """Root znode of the ledger metadata, as created by `bindery cluster init`."""
 
+    admin: AdminSettings = group(AdminSettings)
+    """Tokens of operators."""
+
     client: ClientSettings = group(ClientSettings)
     """Credentials that the auditor presents to bookies."""
+
+    http: PortSettings = group(PortSettings)
+    """Checks and limits of the HTTP port."""
 
     stop_timeout_s: Annotated[float, Gt(0)] = 10.0
     """Maximum seconds of a stop, in which copies in progress are abandoned, and locks and leadership are released."""

@@ -29,14 +29,16 @@ from bindery_kit.process.service_life import ServiceLife, join_cluster
 from bindery_metadata.bookies.cookies import CookieStore
 from bindery_metadata.bookies.registration import BookieRegistration
 from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.ledgers.known_ledgers import refuse_if_suspected
 from bindery_metadata.stores.store import MetadataStore
 
-from bindery_bookie.access.security import load_security
+from bindery_bookie.access.security import admin_access, load_security
 from bindery_bookie.maintenance.deleted_ledgers import GarbageCollector
 from bindery_bookie.maintenance.limbo_listing import LimboListing
 from bindery_bookie.maintenance.refill_history import refill_recorder
 from bindery_bookie.maintenance.repair import Repairer
 from bindery_bookie.maintenance.repair_client import connector
+from bindery_bookie.maintenance.rollback_guard import RollbackGuard
 from bindery_bookie.maintenance.storage_watch import StorageWatch
 from bindery_bookie.membership.advertised import AdvertisedName
 from bindery_bookie.membership.directory_lock import DirectoryLock
@@ -69,6 +71,9 @@ UNREGISTER_TIMEOUT_S: Final = 2.0
 """Time limit in seconds for the removal of the registration during a stop."""
 RECOVERY_STOP_TIMEOUT_S: Final = 3.0
 """Time limit in seconds for the stop of the embedded recovery."""
+
+AUTHENTICATE: Final = "authenticate clients (--auth-provider)"
+"""How a bookie can listen where other machines can connect, for errors."""
 
 Connect = Callable[[], Awaitable[MetadataStore]]
 """Connects to the metadata store. Raises MetadataUnavailable."""
@@ -112,6 +117,8 @@ class BookieProcess:
         self.repairer: Repairer | None = None
         """None until the bookie is registered."""
         self.garbage: GarbageCollector | None = None
+        self.guard: RollbackGuard | None = None
+        """None until the bookie's identity is established."""
         """None until the bookie is registered."""
         self.recovery: EmbeddedRecovery | None = None
         """Recovery of the cluster inside this bookie; None without the setting."""
@@ -124,12 +131,13 @@ class BookieProcess:
         self._store = self.shards[0] if len(self.shards) == 1 else ShardedStorage(self.shards)
         self._notes = ReadinessNotes(self.health, self.state, self.shards)
         self._metrics = BookieMetrics(clock=clock, storage=[shard.stats for shard in self.shards])
+        self._admin_access = admin_access(settings.auth, settings.admin, host=settings.host, now_s=self._now_s)
         self._server = BookieServer(
             self._store,
             state=self.state,
             metrics=self._metrics,
             settings=settings.server,
-            security=load_security(settings.auth, settings.tls, now_s=lambda: wall_clock_ms() / 1000),
+            security=load_security(settings.auth, settings.tls, now_s=self._now_s),
             clock=clock,
         )
         self.watch = StorageWatch(
@@ -157,6 +165,7 @@ class BookieProcess:
             directories=self.watch.directories,
             damage=self.damage,
             repair=lambda: None if self.repairer is None else self.repairer.state,
+            guard=lambda: self.guard,
         )
         self._metrics.reads_blocked = lambda: self._server.operations.pending_reads
 
@@ -171,10 +180,20 @@ class BookieProcess:
     async def start(self) -> None:
         """Return once the bookie serves, is registered, and its HTTP server runs. Raises BinderyError, or OSError."""
         settings = self._settings
-        sock = bind_tcp(settings.host, settings.port, insecure=settings.insecure)
+        sock = bind_tcp(
+            settings.host,
+            settings.port,
+            insecure=settings.insecure or settings.ledger_port_authenticates,
+            remedy=AUTHENTICATE,
+        )
         self._port = sock.getsockname()[1]
         self.life.on_stop(partial(_close_socket, sock))
-        http_sock = bind_tcp(settings.host, settings.http_port, insecure=settings.insecure)
+        http_sock = bind_tcp(
+            settings.host,
+            settings.http_port,
+            insecure=settings.insecure or settings.http_port_authenticates,
+            remedy=AUTHENTICATE,
+        )
         self._http_port = http_sock.getsockname()[1]
         self.life.on_stop(partial(_close_socket, http_sock))
         serving = asyncio.create_task(self._start_serving(sock))
@@ -233,12 +252,22 @@ class BookieProcess:
         life.on_stop(self._server.close)
         await self._server.start(sock)
         log.info("bookie_serves", bookie_id=bookie_id, port=self._port)
-        await self._register(metadata, bookie_id)
+        guard = self.guard = RollbackGuard(
+            self.shards,
+            metadata,
+            self._layout,
+            instance_id=instance_id,
+            bookie_id=bookie_id,
+            health=self.health,
+            wall_clock_ms=self._wall_clock_ms,
+        )
+        await self._register(metadata, bookie_id, guard)
+        life.start_part("metadata-rollback", guard.run())
         life.start_part("advertised-name", AdvertisedName(settings.resolved_host(), self.health).run())
         await membership.serves()
         life.start_part("membership", membership.run())
         connect = self._client_connector(metadata, bookie_id)
-        self._start_garbage_collection(metadata, bookie_id, instance_id, connect)
+        self._start_garbage_collection(metadata, bookie_id, instance_id, guard, connect)
         self._start_repair(metadata, bookie_id, connect)
         if settings.autorecovery_embedded:
             await self._start_recovery(metadata, bookie_id, connect)
@@ -289,7 +318,10 @@ class BookieProcess:
         return LedgerManager(metadata, self._layout, randomness=self._randomness).list()
 
     async def _list_limbo(self, metadata: MetadataStore, bookie_id: BookieId) -> None:
-        """Determine which ledgers may have missing entries on this bookie, before any client can read."""
+        """Determine which ledgers may have missing entries on this bookie, before any client can read.
+
+        Raises MetadataRollbackSuspected: the bookie would deny its entries of ledgers that the metadata lacks now.
+        """
         from bindery_metadata.ledgers.ledger_manager import LedgerManager  # as in `_ledger_ids`
 
         self._notes.ledgers_checked(0)
@@ -297,12 +329,14 @@ class BookieProcess:
             self.shards,
             LedgerManager(metadata, self._layout, randomness=self._randomness),
             bookie_id,
-            sync=partial(metadata.sync, self._layout.root),
+            sync=partial(
+                refuse_if_suspected, metadata, self._layout, "cannot list the ledgers that were on the lost storage"
+            ),
             progress=self._notes.ledgers_checked,
         ).run()
         self._notes.limbo()
 
-    async def _register(self, metadata: MetadataStore, bookie_id: BookieId) -> None:
+    async def _register(self, metadata: MetadataStore, bookie_id: BookieId, guard: RollbackGuard) -> None:
         self.health.progress("registering")
         info = bookie_service_info.of_bookie(
             host=self._settings.resolved_host(), port=self._port, http_port=self._http_port
@@ -313,6 +347,7 @@ class BookieProcess:
             bookie_id,
             bookie_service_info.encode(info),
             session_timeout_s=self._settings.zookeeper_session_timeout_s,
+            before=guard.before_registration,
         )
         self.life.on_stop(registration.close, event="bookie_not_unregistered", timeout_s=UNREGISTER_TIMEOUT_S)
         presence = Presence(registration, self.state, self.health)
@@ -331,6 +366,7 @@ class BookieProcess:
         metadata: MetadataStore,
         bookie_id: BookieId,
         instance_id: str,
+        guard: RollbackGuard,
         connect: "Callable[[], Awaitable[LedgerClient]]",
     ) -> None:
         storage = self._settings.storage
@@ -340,6 +376,7 @@ class BookieProcess:
             self._layout,
             instance_id=instance_id,
             bookie_id=bookie_id,
+            guard=guard,
             connect=connect,
             wait_s=storage.gc_wait_time_s,
             over_replicated_wait_s=storage.gc_over_replicated_wait_time_s,
@@ -401,6 +438,7 @@ class BookieProcess:
         self._admin = admin_server(
             self._settings,
             sock=sock,
+            access=self._admin_access,
             bookie_id=self._settings.resolved_bookie_id(port=self._port),
             health=self.health,
             state=self.state,
@@ -413,6 +451,7 @@ class BookieProcess:
             directories=self.watch.directories,
             metadata=lambda: self._metadata,
             repair=lambda: None if self.repairer is None else self.repairer.state,
+            guard=lambda: self.guard,
             recovery_page=lambda: b"" if self.recovery is None else self.recovery.render(),
             connect_client=self._connect_client,
             randomness=self._randomness,
@@ -443,6 +482,9 @@ class BookieProcess:
     async def _stop_admin(self) -> None:
         if self._admin is not None:
             await self._admin.stop()
+
+    def _now_s(self) -> float:
+        return self._wall_clock_ms() / 1000
 
     # --- what parts report ----------------------------------------------------------------------------------------
 

@@ -7,11 +7,13 @@ from typing import Annotated, Final, TypeVar
 from bindery_core.errors import BadRequest
 from bindery_core.ids import BOOKIE_ID_SIZE_MAX, BookieId, validate_bookie_id
 from bindery_core.wire.framing import FRAME_SIZE_MAX
+from bindery_kit.admin.token_settings import AdminTokenSettings
 from bindery_kit.configuration.bounds import Ge, Gt, Le
+from bindery_kit.configuration.http_settings import AdminHttpSettings
 from bindery_kit.configuration.settings import Settings, SettingsConfigDict, check, group
 
 from bindery_bookie import memory
-from bindery_bookie.access.security import AuthSettings, TlsSettings
+from bindery_bookie.access.security import AuthProvider, AuthSettings, TlsSettings
 from bindery_bookie.storage.settings import StorageSettings
 
 KIB: Final = 1024
@@ -81,6 +83,19 @@ class ServerSettings(Settings):
     """Maximum seconds that a stop waits for adds in progress before it closes the connections."""
 
 
+class AdminSettings(AdminTokenSettings):
+    """Tokens of operators for the HTTP API, instead of those of `auth`. If other machines can connect, changes of the
+    whole cluster are refused without them: `/api/v1/autorecovery/...` and the deletion of ledgers."""
+
+    model_config = SettingsConfigDict(env_prefix="BOOKIE_ADMIN_")
+
+
+class PortSettings(AdminHttpSettings):
+    """Checks and limits of the HTTP port. They apply to all clients, authenticated or not."""
+
+    model_config = SettingsConfigDict(env_prefix="BOOKIE_HTTP_")
+
+
 class RepairSettings(Settings):
     """Credentials that this bookie presents to other bookies when it reads lost entries from them. Empty: its own
     certificate or secret, because all bookies of a cluster require the same of their clients."""
@@ -120,8 +135,8 @@ class BookieSettings(Settings):
     an address that may change while the disks are kept."""
 
     host: str = "127.0.0.1"
-    """Address to listen on, for both ports. An address other than loopback requires --insecure, because clients are not
-    authenticated by default."""
+    """Address to listen on, for both ports. An address other than loopback requires authentication (`auth.provider`) or
+    --insecure."""
 
     advertised_host: str = ""
     """Host name or address under which clients connect to this bookie. Empty: `host`, or the name of this machine if
@@ -134,7 +149,8 @@ class BookieSettings(Settings):
     """Port of metrics, probes and the admin API. 0: any free port."""
 
     insecure: bool = False
-    """Allow addresses that other machines can reach, although clients are not authenticated."""
+    """Allow addresses that other machines can reach, although clients are not authenticated. Changes of the whole
+    cluster over HTTP are refused there without `admin` tokens."""
 
     journal_dir: str = ""
     """Directory of the journal, preferably on a separate disk; several are separated by commas. Empty:
@@ -187,7 +203,9 @@ class BookieSettings(Settings):
     """Minimum level of log events: debug, info, warning or error."""
 
     auth: AuthSettings = group(AuthSettings)
+    admin: AdminSettings = group(AdminSettings)
     tls: TlsSettings = group(TlsSettings)
+    http: PortSettings = group(PortSettings)
     repair: RepairSettings = group(RepairSettings)
     server: ServerSettings = group(ServerSettings)
     storage: StorageSettings = group(StorageSettings)
@@ -217,6 +235,16 @@ class BookieSettings(Settings):
         for directories in (self.journal_dirs, self.ledger_dirs):
             if len(set(map(os.path.realpath, directories))) != len(directories):
                 raise ValueError(f"a directory is named twice: {', '.join(directories)}")
+
+    @property
+    def ledger_port_authenticates(self) -> bool:
+        """Whether clients of the ledger port must authenticate."""
+        return self.auth.provider is not AuthProvider.NONE
+
+    @property
+    def http_port_authenticates(self) -> bool:
+        """Whether HTTP requests that change something need a token."""
+        return self.ledger_port_authenticates or self.admin.is_set
 
     @property
     def journal_dirs(self) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from bindery_bookie.access.security import AuthProvider, AuthSettings, TlsSettings, load_security
+from bindery_core.auth_token import sign
 from bindery_core.errors import BadRequest, Unauthorized
 from bindery_simulation.certificates import CA, certificate, key
 
@@ -53,10 +54,35 @@ def test_authentication_by_certificate_implies_required_tls() -> None:
     assert security.authenticator.by_certificate(["b"]) == "b"
 
 
+def test_a_pulsar_key_and_an_audience_are_used(tmp_path: Path) -> None:
+    key_bytes = bytes(range(100, 132))
+    (tmp_path / "key").write_bytes(key_bytes)
+    security = load({"provider": "token", "keys_file": f"file://{tmp_path}/key", "audience": "bookies"})
+    authenticator = security.authenticator
+    assert authenticator is not None
+    assert authenticator.by_token(sign(key_bytes, subject="broker", audience=["bookies", "brokers"])) == "broker"
+    for audience in (None, "brokers"):
+        with pytest.raises(Unauthorized, match="audience"):
+            authenticator.by_token(sign(key_bytes, subject="broker", audience=audience))
+
+
+def test_a_certificate_with_a_name_that_could_forge_a_log_line_is_refused(tmp_path: Path) -> None:
+    authenticator = load({"provider": "certificate"}, {**CERTIFICATE, "ca_file": str(CA)}).authenticator
+    assert authenticator is not None
+    assert authenticator.by_certificate(["a\u202eb", "plain"]) == "plain"
+    with pytest.raises(Unauthorized) as refused:
+        authenticator.by_certificate(["a\n[info] forged", "\u2028b", ""])
+    assert str(refused.value).isascii()
+    assert "\n" not in str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("auth", "tls"),
     [
         ({"provider": "token"}, {}),
+        ({"provider": "token", "secrets_file": __file__, "audience": "x"}, {}),
+        ({"provider": "token", "keys_file": "file:///dev/null"}, {}),
+        ({"provider": "token", "keys_file": "file:key"}, {}),
         ({"provider": "token", "secrets_file": "a", "keys_file": "b"}, {}),
         ({"provider": "token", "secrets_file": "/nowhere/at/all"}, {}),
         ({"provider": "token", "secrets_file": "/dev/null"}, {}),

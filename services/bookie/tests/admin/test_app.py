@@ -47,7 +47,8 @@ async def test_the_error_of_a_wrong_number_names_its_parameter(admin, text) -> N
 
 
 async def test_deeply_nested_json_is_a_bad_request(admin) -> None:
-    answer = await admin.http.put("/api/v1/bookie/state/readonly", content=b"[" * 60_000)
+    json_type = {"content-type": "application/json"}
+    answer = await admin.http.put("/api/v1/bookie/state/readonly", content=b"[" * 60_000, headers=json_type)
     assert answer.status_code == 400
 
 

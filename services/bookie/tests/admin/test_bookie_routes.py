@@ -41,7 +41,8 @@ async def test_an_operator_may_turn_the_bookie_read_only_and_back(admin) -> None
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"readOnly": 1}', b'{"readonly": true}', b"\xff"])
 async def test_a_body_without_the_member_is_a_bad_request(admin, body) -> None:
-    answer = await admin.http.put("/api/v1/bookie/state/readonly", content=body)
+    json_type = {"content-type": "application/json"}
+    answer = await admin.http.put("/api/v1/bookie/state/readonly", content=body, headers=json_type)
     assert answer.status_code == 400
     assert answer.json()["code"] == "bad_request"
     assert not admin.state.read_only

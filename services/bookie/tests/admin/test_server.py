@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from bindery_bookie.access.security import AuthProvider, AuthSettings
+from bindery_bookie.access.security import AuthProvider, AuthSettings, admin_access
 from bindery_bookie.admin import server as server_module
 from bindery_bookie.admin.server import AdminServer
 from bindery_bookie.admin.shared_recovery import SharedRecovery
@@ -31,8 +31,8 @@ SOCKET: Any = object()
 class HttpServerInMemory:
     """An HTTP server without a port, which records what happens to it."""
 
-    def __init__(self, app: Any, *, host: str, sock: Any, events: list[str]) -> None:
-        self.app, self.host, self.sock = app, host, sock
+    def __init__(self, app: Any, *, host: str, sock: Any, events: list[str], **options: Any) -> None:
+        self.app, self.host, self.sock, self.options = app, host, sock, options
         self._events = events
 
     async def start(self) -> None:
@@ -78,6 +78,7 @@ class World:
         self.server = AdminServer(
             settings,
             sock=SOCKET,
+            access=admin_access(settings.auth, settings.admin, host=settings.host, now_s=lambda: 5_000.0),
             bookie_id=BookieId("b0"),
             health=self.health,
             state=self.state,
@@ -90,6 +91,7 @@ class World:
             directories=tuple,
             metadata=lambda: self.metadata,
             repair=lambda: self.repair,
+            guard=lambda: None,
             recovery_page=lambda: b"recovery_is_here 1\n",
             connect_client=lambda: None if self.client is None else self._connected(),
             randomness=random.Random(1),
@@ -125,6 +127,17 @@ async def test_it_listens_on_the_given_socket_and_is_started_and_awaited(world: 
     await world.server.start()
     await world.server.wait()
     assert world.events == ["started", "waited"]
+
+
+async def test_the_settings_of_the_port_reach_the_server_and_its_counters_the_metrics(
+    make_world: Callable[..., World],
+) -> None:
+    world = make_world(http={"connections_max": 7}, advertised_host="b0.example.com")
+    options = world.made[0].options
+    assert options["settings"].connections_max == 7
+    assert options["own_names"] == ["b0.example.com"]
+    options["stats"].count("head_size")
+    assert 'bindery_http_refused_total{reason="head_size"} 1\n' in (await world.http.get("/metrics")).text
 
 
 async def test_probes_metrics_and_the_api_are_served(world: World) -> None:
@@ -218,12 +231,12 @@ async def test_a_bookie_that_requires_tokens_guards_its_api(make_world: Callable
     assert world.state.read_only
 
 
-async def test_a_token_expires_by_the_wall_clock(make_world: Callable[..., World], tmp_path: Path) -> None:
-    """The clock is at 5,000,000 ms. A token is accepted for another 30 s, because clocks differ."""
+async def test_a_token_expires(make_world: Callable[..., World], tmp_path: Path) -> None:
+    """The clock is at 5,000 s. A token is accepted for another 30 s, because clocks differ."""
     key = b"a-key-of-at-least-thirty-two-bytes-1"
     (tmp_path / "keys").write_bytes(key)
     world = make_world(auth=AuthSettings(provider=AuthProvider.TOKEN, keys_file=str(tmp_path / "keys")))
-    for expires_at_s, status in ((4_969, 401), (4_972, 200)):
+    for expires_at_s, status in ((4_970, 401), (4_971, 200)):
         token = sign(key, subject="operator", expires_at_s=expires_at_s).decode()
         headers = {"Authorization": f"Bearer {token}"}
         answer = await world.http.put(f"{API}/state/readonly", json={"readOnly": True}, headers=headers)

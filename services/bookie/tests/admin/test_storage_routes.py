@@ -11,6 +11,7 @@ from bindery_bookie.storage.journal.journal_format import JournalPosition
 from bindery_bookie.storage.journal.mark import LastLogMark, write_mark
 
 API = "/api/v1/bookie"
+JSON = {"content-type": "application/json"}
 
 
 async def test_each_journal_has_its_last_log_mark(sharded, engines) -> None:
@@ -67,7 +68,7 @@ async def test_expanding_the_storage_is_refused_with_the_cause(sharded) -> None:
 )
 async def test_garbage_collection_is_requested_in_every_shard(sharded, gc, engines, body, minor, major) -> None:
     assert (await sharded.http.get(f"{API}/gc")).json() == {"is_in_force_gc": "false"}
-    answer = await sharded.http.put(f"{API}/gc", content=body)
+    answer = await sharded.http.put(f"{API}/gc", content=body, headers=JSON if body else {})
     assert answer.json() == "Triggered GC on BookieServer: bookie-0"
     assert [one.asked for one in gc] == [[("force", minor, major)]] * 2
     assert (await sharded.http.get(f"{API}/gc")).json() == {"is_in_force_gc": "true"}
@@ -138,7 +139,7 @@ async def test_compaction_is_suspended_and_resumed(sharded) -> None:
 
 @pytest.mark.parametrize("body", [b"", b"{}", b'{"suspendMajor": 1}', b"[]", b'{"resumeMajor": true}'])
 async def test_a_suspension_without_members_is_a_bad_request(sharded, body) -> None:
-    assert (await sharded.http.put(f"{API}/gc/suspend_compaction", content=body)).status_code == 400
+    assert (await sharded.http.put(f"{API}/gc/suspend_compaction", content=body, headers=JSON)).status_code == 400
 
 
 async def test_indexes_are_compacted_by_path_in_the_background(sharded, engines) -> None:
@@ -184,8 +185,8 @@ async def test_one_compaction_of_an_index_runs_at_a_time_and_is_reported(sharded
 
 @pytest.mark.parametrize("body", [b"", b"{", b'{"entryLocationRocksDBCompact": true, "entryLocations": "/elsewhere"}'])
 async def test_a_wrong_index_path_is_a_bad_request(sharded, body) -> None:
-    assert (await sharded.http.put(f"{API}/entry_location_compact", content=body)).status_code == 400
-    assert (await sharded.http.post(f"{API}/entry_location_compact", content=body)).status_code == 405
+    assert (await sharded.http.put(f"{API}/entry_location_compact", content=body, headers=JSON)).status_code == 400
+    assert (await sharded.http.post(f"{API}/entry_location_compact", content=body, headers=JSON)).status_code == 405
 
 
 async def test_errors_name_the_missing_parts_of_a_bookie(make_admin, engines) -> None:

@@ -1,16 +1,21 @@
 """GarbageCollector: ledgers without metadata are deleted, and only if the metadata was read completely."""
 
 import asyncio
+import copy
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import pytest
 from bindery_bookie.maintenance.deleted_ledgers import GarbageCollector
+from bindery_bookie.maintenance.rollback_guard import RollbackGuard
 from bindery_bookie.storage.stats import StorageStats
 from bindery_core.errors import BadVersion, BinderyError, Conflict, MetadataUnavailable, NoSuchNode
+from bindery_core.ids import BookieId, LedgerId
+from bindery_kit.observability.health import Health
 from bindery_metadata.cluster import initialize_cluster
 from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.ledgers.known_ledgers import KnownLedgersStore, MetadataRollbackSuspected
 from bindery_metadata.stores.memory import MemoryTree
 
 LAYOUT = LedgersLayout()
@@ -30,6 +35,8 @@ class Requests:
 
 
 class Shard:
+    """A shard that stores these ledgers."""
+
     def __init__(self, *ledger_ids: int) -> None:
         self.ledger_ids = list(ledger_ids)
         self.stats = StorageStats()
@@ -41,6 +48,9 @@ class Shard:
         found = sorted(self.ledger_ids)
         self.after_list()
         return found
+
+    def active_ledger_ids(self) -> Sequence[int]:
+        return self.ledger_ids
 
     async def delete_ledger(self, ledger_id: int, *, is_closed: bool = False) -> None:
         assert not is_closed
@@ -63,7 +73,7 @@ class Store:
 
     def __getattr__(self, name: str) -> Any:
         real = getattr(self._store, name)
-        if name not in ("get", "children", "sync"):
+        if name not in ("get", "children", "sync", "exists"):
             return real
 
         async def call(path: str, **others: Any) -> Any:
@@ -77,7 +87,8 @@ class Store:
 
 
 class Tree:
-    def __init__(self, store: Any, instance_id: str) -> None:
+    def __init__(self, tree: MemoryTree, store: Any, instance_id: str) -> None:
+        self.znodes = tree.znodes
         self.raw = store
         self.store = Store(store)
         self.instance_id = instance_id
@@ -86,10 +97,32 @@ class Tree:
         for ledger_id in ledger_ids:
             await self.raw.create(LAYOUT.ledger(ledger_id), b"metadata of another version", make_parents=True)
 
+    @property
+    def known(self) -> KnownLedgersStore:
+        return KnownLedgersStore(self.raw, instance_id=self.instance_id)
+
+    async def generate_more(self, count: int) -> None:
+        """Advance the generator of short ids."""
+        if await self.raw.exists(LAYOUT.idgen) is None:
+            await self.raw.create(LAYOUT.idgen, make_parents=True)
+        self.znodes._nodes[LAYOUT.idgen].creates += count
+
+    def guard(self, *shards: Shard, bookie_id: str = "bookie-0:3181") -> RollbackGuard:
+        return RollbackGuard(
+            shards,
+            self.store,  # type: ignore[arg-type]
+            LAYOUT,
+            instance_id=self.instance_id,
+            bookie_id=BookieId(bookie_id),
+            health=Health(),
+            wall_clock_ms=lambda: 5000,
+        )
+
     def collector(self, *shards: Shard, **changes: Any) -> GarbageCollector:
         values: dict[str, Any] = {
             "instance_id": self.instance_id,
             "bookie_id": "bookie-0:3181",
+            "guard": self.guard(*shards),
             "connect": None,
             "wait_s": 3600.0,
             "over_replicated_wait_s": 0.0,
@@ -104,9 +137,14 @@ class Tree:
 
 @pytest.fixture
 async def tree() -> AsyncIterator[Tree]:
-    store = MemoryTree().connect()
+    """A cluster whose metadata may have known all ids below 100,000, and long ones below 2^32."""
+    memory = MemoryTree()
+    store = memory.connect()
     made = await initialize_cluster(store, LAYOUT, randomness=random.Random(1))
-    yield Tree(store, made.instance_id)
+    tree = Tree(memory, store, made.instance_id)
+    await tree.generate_more(100_000)
+    await tree.known.update(lambda known: known.raised(long_end=1 << 32))
+    yield tree
     await store.close()
 
 
@@ -162,7 +200,8 @@ async def test_a_single_ledger_is_gone_only_if_every_check_passes(tree: Tree) ->
     collector = tree.collector()
     assert await collector.is_gone(2)
     calls = tree.store.calls[:]
-    assert (calls[0], len(calls)) == (("sync", LAYOUT.root), 6), "cookie and layout, before and after"
+    checks = ["get", "get", "children", "exists", "get"]
+    assert [name for name, _ in calls] == ["sync", *checks, "get", *checks], "cookie, layout, mark: before and after"
     assert not await collector.is_gone(LONG), "its metadata exists, although it cannot be read"
     for failing in range(len(calls)):
         left = iter(range(len(calls)))
@@ -267,7 +306,7 @@ async def test_reads_of_metadata_are_rate_limited(tree: Tree) -> None:
     loop = asyncio.get_running_loop()
     started = loop.time()
     await tree.collector(Shard(1, 2, 3, 4), op_rate=100.0).collect()
-    paced = [call for call in tree.store.calls if call[0] == "children"]
+    paced = [call for call in tree.store.calls if call[0] == "children" and call[1] != LAYOUT.idgen_long]
     assert len(paced) >= 7
     assert loop.time() - started >= 0.8 * (len(paced) + 4) / 100
 
@@ -328,3 +367,102 @@ async def test_an_unexpected_error_ends_a_run_and_not_the_collector(tree: Tree) 
         while shard.ledger_ids:
             await asyncio.sleep(0.001)
     running.cancel()
+
+
+# --- metadata that was rolled back ------------------------------------------------------------------------------------
+
+
+async def test_ledgers_newer_than_a_snapshot_of_zookeeper_are_kept(tree: Tree) -> None:
+    """All other checks pass: it is the same cluster, and the listing is complete."""
+    snapshot = copy.deepcopy(tree.znodes._nodes)
+    await tree.generate_more(3)
+    await tree.put(1, 100_000, 100_002)
+    shard = Shard(1, 2, 100_000, 100_001, 100_002)
+    tree.znodes._nodes = snapshot
+    await tree.put(1)
+    collector = tree.collector(shard)
+    with pytest.raises(MetadataRollbackSuspected, match="3 replicas of ledgers that this metadata never knew"):
+        await collector.collect()
+    assert shard.ledger_ids == [1, 2, 100_000, 100_001, 100_002], "not even ledger 2, whose metadata is missing too"
+    assert "never knew" in collector.state.last_error
+    known, _ = await tree.known.read()
+    report = known.reports["bookie-0:3181"]
+    assert (report.unknown, report.first, report.last, report.missing) == (3, 100_000, 100_002, 4)
+    assert report.ids_protected
+    with pytest.raises(MetadataRollbackSuspected):
+        await collector.is_gone(2)
+    with pytest.raises(MetadataRollbackSuspected):
+        await collector.is_gone(100_001)
+
+
+async def test_after_the_metadata_was_accepted_these_ledgers_are_deleted(tree: Tree) -> None:
+    shard = Shard(1, 2, 100_000)
+    await tree.put(1)
+    collector = tree.collector(shard)
+    with pytest.raises(MetadataRollbackSuspected):
+        await collector.collect()
+    await tree.known.accept(version=(await tree.known.read())[1], by="me", at_ms=1)
+    assert await collector.collect() == 2
+    assert shard.ledger_ids == [1]
+    assert collector.state.last_error == ""
+
+
+async def test_a_rollback_during_the_listing_deletes_nothing(tree: Tree) -> None:
+    await tree.put(1)
+    snapshot = copy.deepcopy(tree.znodes._nodes)
+    await tree.generate_more(1)
+    await tree.put(100_000)
+    shard = Shard(1, 100_000)
+
+    def roll_back(operation: str, path: str) -> None:
+        if (operation, path) == ("children", LAYOUT.root):
+            tree.znodes._nodes = snapshot
+
+    tree.store.before = roll_back
+    with pytest.raises(MetadataRollbackSuspected):
+        await tree.collector(shard).collect()
+    assert shard.ledger_ids == [1, 100_000]
+
+
+async def test_a_rollback_that_another_bookie_reports_during_the_listing_deletes_nothing(tree: Tree) -> None:
+    shard, other = Shard(1), Shard(100_000)
+    guard = tree.guard(other, bookie_id="bookie-1:3181")
+    collector = tree.collector(shard)
+    real = tree.raw.children
+
+    async def children(path: str, **others: Any) -> list[str]:
+        if path == LAYOUT.root:
+            tree.raw.children = real
+            with pytest.raises(MetadataRollbackSuspected):
+                await guard.check_all()
+        return await real(path, **others)
+
+    tree.raw.children = children
+    with pytest.raises(MetadataRollbackSuspected, match="bookie-1"):
+        await collector.collect()
+    assert shard.ledger_ids == [1]
+
+
+async def test_the_mark_follows_ids_that_clients_chose(tree: Tree) -> None:
+    """A ledger of such an id is deleted like any other, if a listing showed it before."""
+    await tree.put(1, 500_000, 2**40)
+    shard = Shard(1)
+    collector = tree.collector(shard)
+    assert await collector.collect() == 0
+    shard.ledger_ids += [500_000, 2**40]
+    for ledger_id in (LedgerId(500_000), LedgerId(2**40)):
+        await tree.raw.delete(LAYOUT.ledger(ledger_id), version=None)
+    assert await collector.collect() == 2
+    assert shard.ledger_ids == [1]
+
+
+async def test_ledgers_that_moved_away_are_kept_too(tree: Tree) -> None:
+    """An older ensemble does not name a bookie that got its replica after the snapshot."""
+    shard = Shard(1)
+    collector = tree.collector(shard, over_replicated_wait_s=1.0)
+    await collector.over_replicated.step()
+    with pytest.raises(MetadataRollbackSuspected):
+        await tree.guard(Shard(100_000), bookie_id="bookie-1:3181").check_all()
+    collector.over_replicated._search_at = 0.0
+    with pytest.raises(MetadataRollbackSuspected):
+        await collector.over_replicated.step()

@@ -76,6 +76,18 @@ async def test_a_token_is_signed_with_the_first_of_the_own_keys(
     assert first.verify(security.token, now_s=0) == "b-1"
 
 
+@pytest.mark.parametrize("audience", ["", "bookies"])
+async def test_the_own_token_is_for_the_bookies_audience_and_signed_with_a_key_in_pulsars_form(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, audience: str
+) -> None:
+    key_bytes = bytes(range(32))
+    (tmp_path / "key").write_bytes(key_bytes)
+    auth = AuthSettings(provider=AuthProvider.TOKEN, keys_file=f"file://{tmp_path}/key", audience=audience)
+    security = await security_of(monkeypatch, auth=auth)
+    assert security.token is not None
+    assert SignedTokens([key_bytes], audience=audience or None).verify(security.token, now_s=0) == "b-1"
+
+
 async def test_the_token_of_the_repair_settings_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     auth = AuthSettings(provider=AuthProvider.TOKEN, secrets_file=put(tmp_path / "secrets", "a-secret-of-the-cluster"))
     repair = RepairSettings(token_file=put(tmp_path / "token", "of-the-repair\n"))

@@ -22,8 +22,10 @@ from bindery_core.ids import BookieId, EntryId
 from bindery_core.placement.write_set import write_set
 from bindery_core.wire.messages import Status
 from bindery_kit.process.runtime import Shutdown
+from bindery_metadata.bookies.cookies import CookieStore
 from bindery_metadata.cluster import initialize_cluster
 from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.ledgers.known_ledgers import KnownLedgersStore, MetadataRollbackSuspected, RollbackReport
 from bindery_metadata.recovery.recovery_records import RecoveryRecords
 from bindery_metadata.stores.memory import MemoryTree
 from bindery_simulation.certificates import CA, certificate, key
@@ -168,6 +170,26 @@ async def assert_refill_is_in_history(cluster: Cluster, name: str) -> None:
     )
     assert state.entries_back > 0
     assert f"bookie {name} refilled {state.entries_back} entries of {state.ledgers_done} ledgers" in event.text
+
+
+async def test_lost_storage_is_not_listed_while_a_rollback_of_the_metadata_is_suspected(cluster: Cluster) -> None:
+    """If the newer metadata is restored later, the bookie must not deny the entries that it had of newer ledgers."""
+    name = NAMES[0]
+    client = await cluster.client()
+    ledger_id, _ = await write(client, 10, 3, is_closed=True)
+    await cluster.stop(name)
+    cluster.wipe(name, "journal", "ledgers")
+    store = cluster.tree.connect()
+    known = KnownLedgersStore(store, instance_id=await CookieStore(store, LedgersLayout()).instance_id())
+    report = RollbackReport(found_ms=5, unknown=2, first=7, last=9, short_end=10)
+    await known.update(lambda one: one.with_report(NAMES[1], report))
+    with pytest.raises(MetadataRollbackSuspected, match="cannot list the ledgers that were on the lost storage"):
+        await cluster.start(name)
+    await cluster.stop(name)
+    await known.accept(version=(await known.read())[1], by="me", at_ms=1)
+    await cluster.start(name)
+    await until(lambda: is_whole(cluster.bookies[name]))
+    assert await holds(client, ledger_id, name) == set(range(10))
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,12 @@
 """Metrics of disks, limbo, damage, repair, scrub and garbage collection, over fakes of these parts."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from bindery_bookie.maintenance.repair import RepairState
+from bindery_bookie.maintenance.rollback_guard import RollbackState
 from bindery_bookie.maintenance.storage_watch import DirectoryState, DirectoryStatus
 from bindery_bookie.metrics.bookie import BookieMetrics
 from bindery_bookie.metrics.parts import add_parts
@@ -14,6 +16,7 @@ from bindery_bookie.storage.corruption.damage import Damage, DamageRegister
 from bindery_bookie.storage.corruption.limbo import LimboPhase, LimboState
 from bindery_bookie.storage.scrub.scrub import ScrubState
 from bindery_bookie.storage.stats import StorageStats
+from bindery_metadata.ledgers.known_ledgers import RollbackReport
 
 STATE = ScrubState(True, "entries", (7, 8), 12.5, 3, 11, 9, 10, 9_500, 0, 100, 2000, 1e6, 4, "")
 
@@ -55,6 +58,7 @@ class World:
         self.directories: list[DirectoryState] = []
         self.damage = DamageRegister()
         self.repair: RepairState | None = None
+        self.guard: Any = None
         self.metrics = BookieMetrics(clock=lambda: 0.0)
         made: Any = self.shards
         add_parts(
@@ -65,6 +69,7 @@ class World:
             directories=lambda: self.directories,
             damage=self.damage,
             repair=lambda: self.repair,
+            guard=lambda: self.guard,
         )
 
     def close(self) -> None:
@@ -245,3 +250,23 @@ def test_the_repair_has_samples_once_it_runs() -> None:
         "bindery_bookie_repair_failures": 4,
     }
     assert world.kind("bindery_bookie_repair_ledgers") == "counter"
+
+
+def test_a_suspected_rollback_of_the_metadata_is_a_metric_once_it_was_checked() -> None:
+    world = World()
+    names = ("bindery_bookie_metadata_rollback_suspected", "bindery_bookie_unknown_ledgers")
+
+    def found() -> list[float | None]:
+        page = world.page()
+        return [page.get(name) for name in names]
+
+    assert found() == [None, None]
+    own = RollbackReport(found_ms=1, unknown=3, first=7, last=9)
+    for state, report, expected in (
+        (RollbackState(), None, [None, None]),
+        (RollbackState(checked_ms=5), None, [0.0, 0.0]),
+        (RollbackState(5, 0, {"b2": own}), None, [1.0, 0.0]),
+        (RollbackState(5, 0, {"b1": own}), own, [1.0, 3.0]),
+    ):
+        world.guard = SimpleNamespace(state=state, own_report=report)
+        assert found() == expected

@@ -18,6 +18,7 @@ from bindery_metadata.bookies.membership import Intent, MembershipStore
 from bindery_metadata.bookies.registration import BookieRegistration
 from bindery_metadata.cluster import initialize_cluster
 from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.ledgers.known_ledgers import KnownLedgersStore, MetadataRollbackSuspected, RollbackReport
 from bindery_metadata.ledgers.ledger_manager import LedgerManager
 from bindery_metadata.stores.memory import MemoryTree
 from bookie_offline_locks import held
@@ -362,6 +363,17 @@ async def test_retire_removes_only_the_cookie(machine: Machine) -> None:
     assert machine.version().exists()
     again = await machine.identity().retire(wipe_version=False, force=False)
     assert not again.had_cookie
+
+
+async def test_retire_is_refused_while_a_rollback_of_the_metadata_is_suspected(machine: Machine) -> None:
+    """The newest ledgers that name the bookie may be missing in it."""
+    known = KnownLedgersStore(machine.store, instance_id=await machine.cookies.instance_id())
+    report = RollbackReport(found_ms=5, unknown=2, first=7, last=9, short_end=10)
+    await known.update(lambda one: one.with_report("bookie-7", report))
+    with pytest.raises(MetadataRollbackSuspected, match="the cookie of bookie-0 is not removed"):
+        await machine.identity().retire(wipe_version=False, force=False)
+    assert await machine.cookie() is not None
+    assert (await machine.identity().retire(wipe_version=False, force=True)).had_cookie
 
 
 async def test_retire_removes_the_version_files_on_request_and_no_data(machine: Machine) -> None:

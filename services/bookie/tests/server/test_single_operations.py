@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from bindery_bookie.metrics import BookieMetrics
-from bindery_bookie.server.quiet_log import QuietLog
 from bindery_bookie.server.single_operations import SingleOperations, read_some
 from bindery_bookie.settings import ServerSettings
 from bindery_bookie.state import BookieState
@@ -17,6 +16,7 @@ from bindery_core.wire import v2, v3
 from bindery_core.wire.detection import Codec
 from bindery_core.wire.framing import FrameDecoder
 from bindery_core.wire.messages import ReadFlag, ReadRequest, ReadResponse, Request, Response, Status
+from bindery_kit.observability.quiet_log import QuietLog
 
 KEY = b"k" * 20
 

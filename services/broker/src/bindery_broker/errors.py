@@ -9,9 +9,12 @@
 | TopicInUse               | topic_in_use               |    409 | a topic is deleted while consumers are connected  |
 | NotOwner                 | not_owner                  |    503 | the topic's owner is changing; retry              |
 | NoSuchMessage            | no_such_message            |    404 | no such entry, or no such index in its batch      |
+| ResponsesFull            | too_many_requests          |    429 | responses take too much memory; retry             |
 """
 
-from bindery_core.errors import BadRequest, Conflict, NotThere, TryAgain
+from bindery_core.errors import BadRequest, Conflict, NotThere, TooManyRequests, TryAgain
+
+RESPONSES_FULL = "messages in responses that clients have not read yet take too much memory; retry"
 
 
 class NotSupported(BadRequest):
@@ -42,3 +45,7 @@ class UnknownMessages(BadRequest):
     """Ids in a request name no message of the topic. The request changed nothing."""
 
     code = "unknown_messages"
+
+
+class ResponsesFull(TooManyRequests):
+    """The messages in responses that clients have not read yet take too much memory. No message was leased."""

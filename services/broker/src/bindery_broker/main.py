@@ -19,10 +19,12 @@ import sys
 import time
 from collections.abc import Sequence
 from functools import partial
+from urllib.parse import urlsplit
 
 from bindery_client.client import LedgerClient
 from bindery_core.errors import BadRequest
 from bindery_kit.http.http_server import HttpServer
+from bindery_kit.http.http_stats import HttpStats
 from bindery_kit.http.listening import BindRefused
 from bindery_kit.observability.health import Health, OpsApp
 from bindery_kit.observability.logs import get_logger
@@ -44,6 +46,8 @@ from bindery_broker.settings import BrokerSettings
 
 PROGRAM = "bindery-broker"
 DESCRIPTION = "The broker: topics over HTTP, stored in replicated ledgers."
+PAGES = ("/docs",)
+"""Pages for people, to which other sites may link."""
 GC_THRESHOLD = 50_000
 """Number of allocations between two collections of the youngest generation. The default of 700 causes thousands of
 collections per second here that free nothing."""
@@ -68,13 +72,18 @@ class BrokerProcess:
         self._late = LateApp()
         self.life = ServiceLife("broker", shutdown, self._health)
         self._security = settings.client.load()
+        stats = HttpStats()
         self._server = HttpServer(
-            OpsApp(self._health, self._metrics, app=self._late),
+            OpsApp(self._health, self._metrics, app=self._late, parts=[stats.render]),
             host=settings.host,
             port=settings.port,
             insecure=settings.insecure,
             stop_timeout_s=settings.stop_timeout_s / 2,
             http=ProblemHttpProtocol,
+            settings=settings.http,
+            stats=stats,
+            own_names=[urlsplit(settings.advertised_url).hostname or ""],
+            pages=PAGES,
             proxy_headers=False,  # no route uses the client's address
         )
 

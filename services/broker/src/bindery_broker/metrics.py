@@ -34,6 +34,10 @@ class BrokerMetrics:
             "produce_request_bytes", "Bytes of produce requests.", buckets=SIZE_BUCKETS
         )
         self.in_flight_bytes = metrics.gauge("request_bytes_in_flight", "Bytes of request bodies held.")
+        self.response_bytes = metrics.gauge(
+            "response_bytes", "Bytes of messages in responses that are not read by their clients yet."
+        )
+        self.response_bytes.set_function(lambda: topics.responses.used)
         self.proxied = metrics.counter("http_proxied_total", "Requests passed on to a topic's owner.")
         self._by_outcome: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
         metrics.registry.register(_TopicCollector(topics, ownership))
@@ -69,6 +73,11 @@ class _TopicCollector(Collector):
         )
         yield CounterMetricFamily(
             "bindery_broker_topic_loads_failed", "Topics that could not be opened.", value=self._topics.loads_failed
+        )
+        yield CounterMetricFamily(
+            "bindery_broker_responses_given_up",
+            "Responses ended because their clients read too slowly while others waited for memory.",
+            value=self._topics.responses.given_up,
         )
         yield from _by_topic(shown)
         yield from _by_subscription(shown)

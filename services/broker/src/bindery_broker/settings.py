@@ -3,6 +3,7 @@
 from typing import Annotated
 
 from bindery_kit.configuration.bounds import Ge, Gt, Le
+from bindery_kit.configuration.http_settings import HttpSettings
 from bindery_kit.configuration.settings import Settings, SettingsConfigDict, check, group
 from bindery_recovery.bookie_access import BookieAccess
 
@@ -17,6 +18,12 @@ class ClientSettings(BookieAccess):
     """Credentials that the broker presents to bookies."""
 
     model_config = SettingsConfigDict(env_prefix="BROKER_CLIENT_")
+
+
+class PortSettings(HttpSettings):
+    """Checks and limits of the HTTP port. They apply to all clients, authenticated or not."""
+
+    model_config = SettingsConfigDict(env_prefix="BROKER_HTTP_")
 
 
 class BrokerSettings(Settings):
@@ -55,6 +62,9 @@ class BrokerSettings(Settings):
     client: ClientSettings = group(ClientSettings)
     """Credentials presented to bookies."""
 
+    http: PortSettings = group(PortSettings)
+    """Checks and limits of the HTTP port."""
+
     log_level: str = "info"
     """debug, info, warning or error."""
 
@@ -70,9 +80,10 @@ class BrokerSettings(Settings):
     control_bytes_max: Annotated[int, Ge(1_024)] = MIB
     """Maximum bytes of any other request's body."""
 
-    in_flight_bytes_max: Annotated[int, Ge(1_024)] = 256 * MIB
-    """Maximum bytes of buffered request bodies; above it requests are refused with 429. Large enough for hundreds of
-    ordinary requests, small enough for a container of 512 MiB."""
+    in_flight_bytes_max: Annotated[int, Ge(1_024)] = 64 * MIB
+    """Maximum bytes of buffered request bodies. Above it, the incomplete body that has been arriving longest is refused
+    with 429, and if complete bodies take all of it, new ones are. A body takes about four times its bytes while its
+    messages are stored; four bodies of the maximum size fit into a container of 512 MiB."""
 
     messages_per_request_max: Annotated[int, Ge(1), Le(10_000)] = 10_000
     """Maximum number of messages of one produce request."""
@@ -88,6 +99,15 @@ class BrokerSettings(Settings):
 
     read_ahead_bytes_max: Annotated[int, Ge(0)] = 64 * MIB
     """Maximum bytes of messages, over all subscriptions, that are read before a consumer requests them."""
+
+    response_bytes_max: Annotated[int, Ge(8 * MIB)] = 64 * MIB
+    """Maximum bytes of messages in responses, from before they are read until the clients have read them. Above it,
+    receives wait and are then refused with 429, and responses whose clients read too slowly are ended. At least one
+    entry, which takes up to 5 MiB, must fit."""
+
+    decoded_bytes_max: Annotated[int, Ge(8 * MIB)] = 16 * MIB
+    """Maximum bytes of one entry once it is decompressed, with 256 bytes for each message of a large batch. A larger
+    entry is answered with 422, and its subscription continues after it is acknowledged."""
 
     subscriptions_per_topic_max: Annotated[int, Ge(1)] = 1_000
     """Maximum number of subscriptions of one topic."""
@@ -127,6 +147,8 @@ class BrokerSettings(Settings):
             consumers_max=self.consumers_per_subscription_max,
             idle_s_max=self.topic_idle_s,
             read_ahead_bytes_max=self.read_ahead_bytes_max,
+            response_bytes_max=self.response_bytes_max,
+            decoded_bytes_max=self.decoded_bytes_max,
             auto_create=self.auto_create_topics,
             dispatch=DispatchLimits(
                 unacked_max=self.unacked_max, unacked_per_consumer_max=self.unacked_per_consumer_max

@@ -1,4 +1,4 @@
-"""The budget of buffered bytes: what does not fit is refused, and takes nothing."""
+"""The budget of buffered bytes: complete bodies are kept, incomplete ones yield, and what does not fit is refused."""
 
 import pytest
 from bindery_broker.http.budget import ByteBudget
@@ -38,3 +38,53 @@ def test_more_than_was_taken_is_never_returned() -> None:
     budget.take(4)
     with pytest.raises(AssertionError):
         budget.give(5)
+
+
+class Body:
+    """An incomplete body that records its eviction."""
+
+    def __init__(self) -> None:
+        self.evicted: list[int] = []
+
+    def evict(self, kind: str, held_size: int) -> None:
+        assert kind == "bodies"
+        self.evicted.append(held_size)
+
+
+def test_incomplete_bodies_are_evicted_for_complete_ones_the_oldest_first() -> None:
+    budget, first, second = ByteBudget(10), Body(), Body()
+    budget.hold(first, 3)
+    budget.hold(second, 4)
+    assert budget.used == 7
+    budget.take(3)
+    assert (first.evicted, second.evicted, budget.used) == ([], [], 10)
+    budget.take(1)
+    assert (first.evicted, second.evicted, budget.used) == ([3], [], 8)
+    budget.release(first)
+    budget.release(second)
+    assert budget.used == 4
+
+
+def test_complete_bodies_are_not_evicted_for_incomplete_ones() -> None:
+    budget, older, newer = ByteBudget(10), Body(), Body()
+    budget.take(8)
+    budget.hold(older, 2)
+    with pytest.raises(TooManyRequests):
+        budget.hold(newer, 3)
+    assert (older.evicted, newer.evicted, budget.used) == ([2], [3], 8)
+    budget.give(8)
+    budget.hold(newer, 10)
+    assert budget.used == 10
+
+
+def test_nothing_fits_beside_complete_bodies_that_fill_the_budget() -> None:
+    budget, body = ByteBudget(10), Body()
+    budget.take(10)
+    with pytest.raises(TooManyRequests):
+        budget.hold(body, 1)
+    with pytest.raises(TooManyRequests):
+        budget.take(1)
+    assert budget.used == 10
+    budget.take(0)
+    budget.give(10)
+    assert budget.used == 0

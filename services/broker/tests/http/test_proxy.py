@@ -81,6 +81,8 @@ async def test_a_forwarded_stream_ends_when_its_client_disconnects(pair, monkeyp
     owner, other = pair
     monkeypatch.setattr(subscriptions, "STREAM_PING_S", pings_s)
     query = "consumer=c&type=exclusive&session_ttl_ms=1000&ack_timeout_ms=1000"
+    async with httpx.AsyncClient(timeout=20) as client:
+        (await client.put(owner.server.url + SUBSCRIPTION, json={})).raise_for_status()
     async with (
         httpx.AsyncClient(timeout=20) as client,
         client.stream("GET", f"{other.server.url}{SUBSCRIPTION}/stream?{query}") as answer,

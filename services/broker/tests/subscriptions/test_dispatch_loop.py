@@ -5,11 +5,13 @@ from typing import Any
 
 import pytest
 from bindery_broker.dispatch.item import DispatchLimits
-from bindery_broker.subscriptions.reading import READ_ENTRIES_MAX
+from bindery_broker.errors import ResponsesFull
+from bindery_broker.subscriptions.reading import MESSAGE_OVERHEAD, READ_ENTRIES_MAX
+from bindery_broker.subscriptions.response_budget import Charge
 from bindery_core.errors import TryAgain
 from bindery_pulsar.message_id import MessageId
 from managed_ledger_cluster import Cluster
-from subscription_parts import Parts, at, batch, single
+from subscription_parts import Parts, at, batch, single, texts
 
 
 async def refuse(*arguments: object, **limits: object) -> None:
@@ -252,3 +254,122 @@ async def test_a_delayed_message_is_delivered_when_its_delay_ends(cluster: Clust
     assert await parts.take() == []
     assert await parts.take(wait_s=60) == [b"a", b"b"]
     assert parts.now() - began == pytest.approx(5, abs=0.1)
+
+
+# -- room for the messages in responses
+
+
+def fill(parts: Parts) -> Charge:
+    """Let another response hold all the room. Returns its charge."""
+    other = parts.responses.charge()
+    assert other.take(least=parts.responses.total, most=parts.responses.total)
+    return other
+
+
+async def test_a_call_holds_the_bytes_of_its_messages(cluster: Cluster) -> None:
+    parts = await Parts.create(cluster, single(b"a" * 1_000), single(b"b" * 1_000))
+    call = parts.call()
+    taken = await parts.loop.take(call)
+    assert call.charge.size == parts.responses.used == sum(d.message.size + MESSAGE_OVERHEAD for d in taken)
+    call.charge.release()
+    assert parts.responses.used == 0
+
+
+async def test_a_call_without_messages_holds_nothing(cluster: Cluster) -> None:
+    parts = await Parts.create(cluster)
+    call = parts.call(wait_s=1)
+    assert await parts.loop.take(call) == []
+    assert (call.charge.size, parts.responses.used) == (0, 0)
+
+
+async def test_a_call_without_room_leases_nothing_and_fails_at_its_deadline(cluster: Cluster) -> None:
+    parts = await Parts.create(cluster, single(b"a"))
+    other = fill(parts)
+    began = parts.now()
+    for wait_s in (0, 7):
+        with pytest.raises(ResponsesFull, match="take too much memory"):
+            await parts.take(wait_s=wait_s)
+    assert parts.now() - began == pytest.approx(7, abs=0.1)
+    assert (len(parts.loop.dispatcher.leases), parts.loop._waiters) == (0, [])
+    assert parts.responses.used == other.size
+    other.release()
+    assert await parts.take() == [b"a"]
+
+
+async def test_a_call_goes_on_when_there_is_room_again(cluster: Cluster) -> None:
+    parts = await Parts.create(cluster, single(b"a"))
+    other = fill(parts)
+    task = asyncio.create_task(parts.take(wait_s=60))
+    await asyncio.sleep(5)
+    assert not task.done()
+    other.release()
+    assert await task == [b"a"]
+    assert parts.loop._waiters == []
+
+
+async def test_a_call_that_waits_for_room_ends_when_its_client_is_gone_or_the_broker_stops(cluster: Cluster) -> None:
+    parts = await Parts.create(cluster, single(b"a"))
+    fill(parts)
+    is_gone = False
+    gone = asyncio.create_task(parts.take("gone", wait_s=60, is_gone=lambda: is_gone))
+    await asyncio.sleep(1)
+    is_gone = True
+    parts.loop.wake()
+    assert await gone == []
+    stopped = asyncio.create_task(parts.take("stopped", wait_s=60))
+    await asyncio.sleep(1)
+    parts.loop.drain()
+    assert await stopped == []
+    assert len(parts.loop.dispatcher.leases) == 0
+
+
+async def test_a_call_gets_what_fits(cluster: Cluster) -> None:
+    parts = await Parts.create(cluster, *(single(b"%d" % n * 10_000) for n in range(5)))
+    other = fill(parts)
+    other.keep(other.size - 25_000)
+    assert [text[:1] for text in await parts.take()] == [b"0", b"1"]
+
+
+async def test_an_idle_call_needs_no_room_even_if_nothing_can_be_read_ahead(cluster: Cluster) -> None:
+    parts = await Parts.create(cluster)
+    fill(parts)
+    parts.loop._read_ahead.change(parts.loop._read_ahead.total)
+    assert await parts.take(wait_s=1) == []
+
+
+async def test_without_room_to_read_ahead_a_read_counts_as_part_of_its_response(cluster: Cluster) -> None:
+    parts = await Parts.create(cluster, single(b"a"))
+    parts.loop._read_ahead.change(parts.loop._read_ahead.total)
+    other = fill(parts)
+    task = asyncio.create_task(parts.take(wait_s=60))
+    await asyncio.sleep(1)
+    assert parts.loop.dispatcher.ready_count == 0, "nothing is read"
+    other.release()
+    assert await task == [b"a"]
+
+
+async def test_a_cancelled_call_releases_its_room_with_its_charge(cluster: Cluster) -> None:
+    parts = await Parts.create(cluster, single(b"a"))
+    other = fill(parts)
+    call = parts.call(wait_s=60)
+    task = asyncio.create_task(parts.loop.take(call))
+    await asyncio.sleep(1)
+    other.release()  # grants the room
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    call.charge.release()
+    assert parts.responses.used == 0
+    assert parts.loop._waiters == []
+
+
+async def test_a_repeated_request_waits_for_room_too(cluster: Cluster) -> None:
+    parts = await Parts.create(cluster, single(b"a"))
+    call = parts.call()
+    assert texts(await parts.redelivery.take(call, "r1")) == [b"a"]
+    call.charge.release()
+    other = fill(parts)
+    with pytest.raises(ResponsesFull):
+        await parts.redelivery.take(parts.call(wait_s=1), "r1")
+    other.release()
+    assert texts(await parts.redelivery.take(parts.call(wait_s=1), "r1")) == [b"a"]

@@ -1,12 +1,23 @@
 """Reading for one subscription: batch sizes, entries that cannot be decoded, and resets during a read."""
 
+import asyncio
+import zlib
+
 import pytest
 from bindery_broker.dispatch.shared import SharedDispatcher
 from bindery_broker.managed_ledger import BatchAck
-from bindery_broker.subscriptions.reading import BatchSizes
+from bindery_broker.subscriptions.decoding import DECODED_BYTES_MAX, LARGE_MAX
+from bindery_broker.subscriptions.reading import READ_BYTES_MAX, BatchSizes
 from bindery_core.errors import BinderyError, MetadataUnavailable
-from bindery_pulsar.message_codec import Message
-from bindery_pulsar.message_id import Position
+from bindery_pulsar.message_codec import (
+    Message,
+    OutgoingMessage,
+    PackedEntry,
+    UnreadableMessage,
+    encode_message,
+)
+from bindery_pulsar.message_id import MessageId, Position
+from bindery_pulsar.pulsar_messages_pb2 import ZLIB, MessageMetadata
 from managed_ledger_cluster import Cluster
 from subscription_parts import Parts, at, batch, single
 
@@ -103,7 +114,7 @@ async def test_keys_are_given_back_if_they_cannot_be_read_again(
     with monkeypatch.context() as patch:
         patch.setattr(parts.topic, "read", refuse)
         with pytest.raises(MetadataUnavailable):
-            await parts.reader.read_again(dispatcher, dispatcher.replay(10))
+            await parts.reader.read_again(dispatcher, dispatcher.replay(10), size_max=2**20)
     assert dispatcher.state_counts() == {"replay": 1}
     assert await parts.take() == [b"a"]
 
@@ -122,7 +133,7 @@ async def test_a_returned_message_that_cannot_be_decoded_is_not_forgotten(
     with monkeypatch.context() as patch:
         patch.setattr(parts.topic, "read", damaged)
         with pytest.raises(BinderyError) as caught:
-            await parts.reader.read_again(dispatcher, dispatcher.replay(10))
+            await parts.reader.read_again(dispatcher, dispatcher.replay(10), size_max=2**20)
     assert caught.value.facts["message_id"] == "0:0:-1:-1"
     assert "acknowledge" in str(caught.value.facts["hint"])
     assert dispatcher.state_counts() == {"replay": 1}
@@ -139,7 +150,8 @@ async def test_consecutive_entries_are_read_again_at_once(cluster: Cluster, monk
         return await read(position, entries_max=min(entries_max, 2), size_max=size_max)
 
     monkeypatch.setattr(parts.topic, "read", two_at_once)
-    items = await parts.reader.load([(0, n, -1) for n in (0, 1, 2, 3, 4, 6, 7, 8)])
+    items, rest = await parts.reader.load([(0, n, -1) for n in (0, 1, 2, 3, 4, 6, 7, 8)], size_max=2**20)
+    assert rest == []
     assert [item.key[1] for item in items] == [0, 1, 2, 3, 4, 6, 7]
     assert reads == [(0, 5), (2, 3), (4, 1), (6, 3), (8, 1)]
 
@@ -162,15 +174,16 @@ async def test_messages_of_a_batch_that_are_acknowledged_are_not_offered(cluster
     parts = await Parts.create(cluster, batch(b"a", b"b", b"c"))
     await parts.cursor.ack_many([], batches=[BatchAck(at(0), 3, [1])])
     assert await parts.take() == [b"a", b"c"]
-    assert [item.message.payload for item in await parts.reader.load([(0, 0, n) for n in range(3)])] == [b"a", b"c"]
+    items, _ = await parts.reader.load([(0, 0, n) for n in range(3)], size_max=2**20)
+    assert [item.message.payload for item in items] == [b"a", b"c"]
     await parts.cursor.ack_many([at(0)])
-    assert await parts.reader.load([(0, 0, 0)]) == []
+    assert await parts.reader.load([(0, 0, 0)], size_max=2**20) == ([], [])
 
 
 async def test_the_size_of_a_message_includes_its_overhead(cluster: Cluster) -> None:
     """Messages without payload take memory too, so they must not be read without a limit."""
     parts = await Parts.create(cluster, single(b""), single(b"12345"))
-    empty, other = await parts.reader.load([(0, 0, -1), (0, 1, -1)])
+    (empty, other), _ = await parts.reader.load([(0, 0, -1), (0, 1, -1)], size_max=2**20)
     assert empty.size > 0
     assert other.size == empty.size + 5
 
@@ -181,13 +194,13 @@ async def test_a_returned_message_that_was_acknowledged_is_forgotten(cluster: Cl
     await parts.take()
     dispatcher.release("c")
     await parts.cursor.ack_many([at(1)])
-    await parts.reader.read_again(dispatcher, dispatcher.replay(10))
+    await parts.reader.read_again(dispatcher, dispatcher.replay(10), size_max=2**20)
     assert dispatcher.state_counts() == {"ready": 2}
 
 
 async def test_only_the_requested_messages_of_a_batch_are_loaded(cluster: Cluster) -> None:
     parts = await Parts.create(cluster, batch(b"a", b"b", b"c"), single(b"d"), single(b"e"))
-    items = await parts.reader.load([(0, 2, -1), (0, 0, 2), (0, 0, 1)])
+    items, _ = await parts.reader.load([(0, 2, -1), (0, 0, 2), (0, 0, 1)], size_max=2**20)
     assert [item.message.payload for item in items] == [b"b", b"c", b"e"]
 
 
@@ -198,3 +211,80 @@ async def test_a_step_back_never_moves_the_read_position_forward(cluster: Cluste
     assert parts.reader.position == at(1)
     parts.reader.step_back((0, 2, -1))
     assert parts.reader.position == at(1)
+
+
+def zipped(size: int) -> bytes:
+    """Return an entry of a few bytes that decompresses to `size` bytes."""
+    metadata = MessageMetadata(
+        producer_name="p", sequence_id=0, publish_time=1, compression=ZLIB, uncompressed_size=size
+    ).SerializeToString()
+    return len(metadata).to_bytes(4, "big") + metadata + zlib.compress(bytes(size))
+
+
+async def test_a_read_ends_when_its_messages_are_large_once_decoded(cluster: Cluster) -> None:
+    parts = await Parts.create(cluster, *[zipped(READ_BYTES_MAX // 2)] * 5)
+    dispatcher = SharedDispatcher[Message]()
+    for read in (2, 4, 5):
+        assert await parts.reader.read_on(dispatcher, 100, size_max=READ_BYTES_MAX)
+        assert dispatcher.ready_count == read
+
+
+async def test_a_bomb_fails_as_any_entry_that_cannot_be_decoded(cluster: Cluster) -> None:
+    parts = await Parts.create(cluster, single(b"a"), zipped(DECODED_BYTES_MAX + 1), single(b"c"))
+    assert await parts.take() == [b"a"]
+    with pytest.raises(UnreadableMessage) as caught:
+        await parts.take()
+    assert caught.value.facts["message_id"] == "0:1:-1:-1"
+    assert parts.reader.stuck is not None
+    await parts.acknowledger.ack([at(0), at(1)], [], [MessageId(0, 0), MessageId(0, 1)])
+    assert await parts.take() == [b"c"]
+
+
+async def test_an_entry_that_is_acknowledged_while_it_is_decoded_is_not_offered(cluster: Cluster) -> None:
+    parts = await Parts.create(cluster, zipped(1_000_000), batch(b"a", b"b"))
+    dispatcher = SharedDispatcher[Message]()
+    reading = asyncio.create_task(parts.reader.read_on(dispatcher, 100, size_max=2**20))
+    while parts.decoder._large._value == LARGE_MAX:
+        await asyncio.sleep(0)
+    await parts.cursor.ack_many([at(0)], batches=[BatchAck(at(1), 2, [0])])
+    assert await reading
+    assert (dispatcher.ready_count, parts.reader.position) == (1, at(2))
+
+
+async def test_a_read_is_dropped_if_the_dispatcher_is_reset_while_an_entry_is_decoded(cluster: Cluster) -> None:
+    parts = await Parts.create(cluster, zipped(1_000_000), single(b"b"))
+    dispatcher = SharedDispatcher[Message]()
+    reading = asyncio.create_task(parts.reader.read_on(dispatcher, 100, size_max=2**20))
+    while parts.decoder._large._value == LARGE_MAX:
+        await asyncio.sleep(0)
+    dispatcher.reset()
+    assert await reading
+    assert (dispatcher.known_count, parts.reader.position) == (0, at(0))
+
+
+async def test_messages_beyond_the_limit_are_read_again_later(cluster: Cluster) -> None:
+    parts = await Parts.create(cluster, *(single(b"%d" % n * 1_000) for n in range(5)))
+    dispatcher = parts.loop.dispatcher
+    await parts.take()
+    dispatcher.release("c")
+    await parts.reader.read_again(dispatcher, dispatcher.replay(10), size_max=2_000)
+    assert dispatcher.state_counts() == {"ready": 2, "replay": 3}
+    assert [text[:1] for text in await parts.take()] == [b"0", b"1", b"2", b"3", b"4"]
+
+
+async def test_the_metadata_of_a_message_counts(cluster: Cluster) -> None:
+    many = OutgoingMessage(payload=b"", properties={str(number): "" for number in range(1_000)})
+    entry = encode_message(many, producer_name="p", publish_time_ms=1, sequence_id=0)
+    parts = await Parts.create(cluster, single(b""), entry)
+    (small, large), _ = await parts.reader.load([(0, 0, -1), (0, 1, -1)], size_max=2**20)
+    assert large.size > small.size + 100_000
+
+
+async def test_the_size_of_a_batch_is_found_without_decoding_it(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = await Parts.create(cluster, batch(b"a", b"b"), single(b"c"))
+    monkeypatch.setattr(PackedEntry, "decode", None)
+    assert await parts.reader.batch_sizes.look_up(at(0)) == 2
+    assert await parts.reader.batch_sizes.look_up(at(1)) == 0
+    assert await parts.reader.batch_sizes.look_up(at(2)) is None

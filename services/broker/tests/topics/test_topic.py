@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from bindery_broker.errors import NoSuchMessage, NotOwner
+from bindery_broker.subscriptions.response_budget import Charge, ResponseBudget
 from bindery_broker.topics import topic as topic_module
 from bindery_broker.topics.topic import Topic
 from bindery_core.errors import BinderyError, Conflict, NoSuchTopic, OutcomeUnknown, TooManyRequests, TopicFenced
@@ -40,6 +41,10 @@ async def narrow(tree, ledgers, clock) -> AsyncIterator[Topic]:
     await harness.close()
 
 
+def charge() -> Charge:
+    return ResponseBudget(64 * 2**20, now=lambda: 0.0).charge()
+
+
 async def publish(topic: Topic, *payloads: bytes, batch: bool = False, **fields: object) -> list[str | BinderyError]:
     messages = [OutgoingMessage(payload=payload, **fields) for payload in payloads]  # type: ignore[arg-type]
     results = await topic.publish(messages, producer=None, batch=batch)
@@ -50,7 +55,7 @@ async def test_messages_without_a_sequence_id_are_numbered_over_all_requests(top
     await publish(topic, b"a", b"b")
     await publish(topic, b"c", sequence_id=70)
     await publish(topic, b"d", b"e", batch=True)
-    found, _ = await topic.read(EARLIEST, count_max=10, bytes_max=1000)
+    found, _ = await topic.read(EARLIEST, charge=charge(), count_max=10, bytes_max=1000)
     assert [item.message.sequence_id for item in found] == [0, 1, 70, 3, 4]
 
 
@@ -105,33 +110,35 @@ async def test_a_request_whose_first_part_is_refused_is_not_stored(
 async def test_an_id_without_index_names_the_first_message_of_a_batch(topic: Topic) -> None:
     await publish(topic, b"a", b"b", batch=True)
     for index, payload, shown in [(-1, b"a", 0), (0, b"a", 0), (1, b"b", 1)]:
-        found = await topic.read_one(MessageId(0, 0, index, -1))
+        found = await topic.read_one(MessageId(0, 0, index, -1), charge=charge())
         assert (found.message.payload, found.id.batch_index) == (payload, shown)
     for missing in (MessageId(0, 0, 2, -1), MessageId(0, 1, -1, -1), MessageId(0, 0, 0, 3)):
         with pytest.raises(NoSuchMessage):
-            await topic.read_one(missing)
+            await topic.read_one(missing, charge=charge())
 
 
 async def test_a_read_ends_at_its_limits_and_continues_inside_a_batch(topic: Topic) -> None:
     await publish(topic, b"aa", b"bb", b"cc", batch=True)
     await publish(topic, b"dd")
-    found, following = await topic.read(EARLIEST, count_max=2, bytes_max=1000)
+    found, following = await topic.read(EARLIEST, charge=charge(), count_max=2, bytes_max=1000)
     assert ([item.message.payload for item in found], str(following)) == ([b"aa", b"bb"], "0:0:-1:2")
-    found, following = await topic.read(following, count_max=10, bytes_max=4)
+    found, following = await topic.read(following, charge=charge(), count_max=10, bytes_max=4)
     assert ([item.message.payload for item in found], str(following)) == ([b"cc", b"dd"], "0:2:-1:-1")
-    found, following = await topic.read(EARLIEST, count_max=10, bytes_max=5)
+    found, following = await topic.read(EARLIEST, charge=charge(), count_max=10, bytes_max=5)
     assert ([item.message.payload for item in found], str(following)) == ([b"aa", b"bb"], "0:0:-1:2")
-    found, following = await topic.read(EARLIEST, count_max=10, bytes_max=1)
+    found, following = await topic.read(EARLIEST, charge=charge(), count_max=10, bytes_max=1)
     assert ([item.message.payload for item in found], str(following)) == ([b"aa"], "0:0:-1:1")
 
 
 async def test_a_read_waits_only_until_the_broker_stops(topic: Topic) -> None:
-    waiting = asyncio.ensure_future(topic.read(LATEST, count_max=1, bytes_max=1, wait_s=30))
+    waiting = asyncio.ensure_future(topic.read(LATEST, charge=charge(), count_max=1, bytes_max=1, wait_s=30))
     await asyncio.sleep(0.01)
     topic.drain()
     async with asyncio.timeout(0.5):
         assert (await waiting)[0] == []
-        assert (await topic.read(LATEST, count_max=1, bytes_max=1, wait_s=30))[0] == [], "nor does a later one wait"
+        assert (await topic.read(LATEST, charge=charge(), count_max=1, bytes_max=1, wait_s=30))[0] == [], (
+            "nor does a later one wait"
+        )
 
 
 async def test_the_number_of_subscriptions_is_limited(narrow: Topic) -> None:

@@ -362,3 +362,12 @@ async def test_maintenance_replaces_the_old_cursor_ledger_of_an_idle_subscriptio
     await broker.broker.topics.maintain()
     assert cursor.store.ledger_id not in (first, -1)
     assert len(payloads(await broker.receive())) == 1
+
+
+@pytest.mark.parametrize("name", ["a%C2%85b", "a%E2%80%A8", "%C2%9Ba"])
+async def test_no_topic_is_created_with_a_control_character_in_its_name(broker, name):
+    path = f"/v1/topics/public/default/{name}"
+    for method, tail in (("PUT", ""), ("POST", "/messages")):
+        problem(await broker.client.request(method, path + tail), status=400, code="bad_request")
+    assert len(broker.broker.topics) == 0
+    assert (await broker.client.get("/v1/topics")).json()["topics"] == []

@@ -12,6 +12,7 @@ from typing import Any, Final
 from bindery_bookie.maintenance.deleted_ledgers import GarbageCollector
 from bindery_bookie.maintenance.limbo_listing import LimboListing
 from bindery_bookie.maintenance.repair import Repairer
+from bindery_bookie.maintenance.rollback_guard import RollbackGuard
 from bindery_bookie.maintenance.storage_watch import StorageWatch
 from bindery_bookie.membership.identity import REFUSE, REPAIR, Claim, any_ledger, establish_identity
 from bindery_bookie.membership.own_membership import OwnMembership
@@ -241,12 +242,22 @@ class BookieMachine(Machine):
             )
             assert identity.cookie.instance_id is not None
             storage = BOOKIE_SETTINGS.storage
+            guard = RollbackGuard(
+                [engine],
+                session,
+                site.layout,
+                instance_id=identity.cookie.instance_id,
+                bookie_id=self.bookie_id,
+                health=health,
+                wall_clock_ms=self.wall_clock_ms,
+            )
             garbage = GarbageCollector(
                 [engine],
                 session,
                 site.layout,
                 instance_id=identity.cookie.instance_id,
                 bookie_id=self.bookie_id,
+                guard=guard,
                 connect=connect,
                 wait_s=storage.gc_wait_time_s,
                 over_replicated_wait_s=0,

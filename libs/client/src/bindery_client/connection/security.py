@@ -5,7 +5,7 @@ files, as SecurityFiles:
 
 | option           | environment variable            | content                                                       |
 |------------------|---------------------------------|---------------------------------------------------------------|
-| token_file       | BINDERY_CLIENT_TOKEN_FILE       | the token to present to each bookie                           |
+| token_file       | BINDERY_CLIENT_TOKEN_FILE       | first line: the token to present to each bookie               |
 | ca_file          | BINDERY_CLIENT_CA_FILE          | certificate authority of the bookies; empty: no TLS           |
 | certificate_file | BINDERY_CLIENT_CERTIFICATE_FILE | the certificate to present                                    |
 | key_file         | BINDERY_CLIENT_KEY_FILE         | the key of the certificate, not encrypted                     |
@@ -55,7 +55,7 @@ def load_security(
     token_file: str | Path | None = None,
     plugin: str = PLUGIN,
 ) -> ClientSecurity:
-    """Load PEM files and a file that holds the token. TLS is used if `ca_file` is given.
+    """Load PEM files and a file whose first line is the token. TLS is used if `ca_file` is given.
 
     `certificate_file`, `key_file`: presented to bookies that require client certificates. `check_hostname`: the
     bookie's certificate must name the host that the client connects to. Raises BadRequest for unusable files.
@@ -71,7 +71,7 @@ def load_security(
             if certificate_file is not None:
                 context.load_cert_chain(certificate_file, key_file, password=lambda: b"")
         if token_file is not None:
-            token = Path(token_file).read_bytes().strip()
+            token = _first_line(Path(token_file).read_bytes())
     except (OSError, ssl.SSLError) as error:
         raise BadRequest(
             f"cannot load the client's TLS or token files: {error.strerror or error}",
@@ -83,6 +83,11 @@ def load_security(
     if token == b"":
         raise BadRequest("the token file is empty", token_file=token_file)
     return ClientSecurity(tls=context, plugin=plugin, token=token)
+
+
+def _first_line(text: bytes) -> bytes:
+    """Return the first line that is not blank, or nothing: clients may have the file of secrets of a bookie."""
+    return next((line.strip() for line in text.splitlines() if line.strip()), b"")
 
 
 VARIABLES: Final = {

@@ -20,14 +20,18 @@ LENGTH_SIZE: Final = 4
 FRAME_SIZE_MAX: Final = 5 * 1024 * 1024
 """Maximum bytes of a frame, including its length field: BookKeeper's default. Pulsar's configuration sets 5253120."""
 
+_SMALL_SIZE: Final = 4096
+"""Feeds of fewer bytes are joined in one buffer: as objects of their own, they would take many times their size."""
+
 assert _LENGTH.size == LENGTH_SIZE
 
 
 class FrameDecoder:
     """Splits a byte stream into messages.
 
-    Invariants: bytes held back are less than one frame, so memory is bounded by `frame_size_max` plus one feed; every
-    byte is copied at most twice (once while it waits, once into its message); after an error no feed is accepted.
+    Invariants: bytes held back are less than one frame, so memory is bounded by `frame_size_max` plus one feed, however
+    small the feeds are; the number of copies of a byte does not depend on their number; after an error no feed is
+    accepted; nothing is kept of a frame that is complete.
     """
 
     __slots__ = ("_failed", "_frame_size_max", "_needed", "_pieces", "_size")
@@ -35,7 +39,7 @@ class FrameDecoder:
     def __init__(self, *, frame_size_max: int = FRAME_SIZE_MAX) -> None:
         assert frame_size_max > LENGTH_SIZE
         self._frame_size_max = frame_size_max
-        self._pieces: list[bytes] = []
+        self._pieces: list[bytes | bytearray] = []
         self._size = 0
         self._needed = LENGTH_SIZE
         """Total bytes required before a message can be split off."""
@@ -59,7 +63,14 @@ class FrameDecoder:
         """
         assert not self._failed
         if self._size:
-            self._pieces.append(data)
+            if len(data) < _SMALL_SIZE:
+                last = self._pieces[-1]
+                if type(last) is bytearray:
+                    last += data
+                else:
+                    self._pieces.append(bytearray(data))
+            else:
+                self._pieces.append(data)
             self._size += len(data)
             if self._size < self._needed:
                 return []

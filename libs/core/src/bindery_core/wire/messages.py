@@ -62,6 +62,10 @@ class WriteFlag(IntFlag):
     DEFERRED_SYNC = 1
 
 
+MASTER_KEY_SIZE_MAX = 255
+"""Maximum bytes of a master key in a request. Clients send 20 (`digest.MASTER_KEY_SIZE`)."""
+LAC_PACKET_SIZE_MAX = 256
+"""Maximum bytes of the packet in a WriteLacRequest. Clients send at most 36."""
 HIGH_PRIORITY = 100
 """Priority that the Java client sends; a bookie treats any value above 0 as high."""
 

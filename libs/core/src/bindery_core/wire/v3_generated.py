@@ -12,6 +12,8 @@ from bindery_core.errors import BadRequest
 from bindery_core.wire import bookkeeper_pb2 as pb
 from bindery_core.wire.auth_name import plugin_name
 from bindery_core.wire.messages import (
+    LAC_PACKET_SIZE_MAX,
+    MASTER_KEY_SIZE_MAX,
     OPERATION_OF,
     AddRequest,
     AddResponse,
@@ -108,7 +110,11 @@ def encode_request(request: Request) -> bytes:
 
 
 def decode_request(message: bytes) -> Request:
-    """Decode one request. Raises BadRequest if it is unreadable."""
+    """Decode one request. Raises BadRequest if it is unreadable.
+
+    A request with a larger master key or LAC packet than clients send is an OtherRequest, which a bookie refuses:
+    bookies keep both for each ledger, and count neither.
+    """
     try:
         frame = pb.Request.FromString(message)
     except DecodeError as error:
@@ -120,7 +126,7 @@ def decode_request(message: bytes) -> Request:
     if header.version != pb.VERSION_THREE:
         return _other(frame)
     match header.operation:
-        case pb.ADD_ENTRY if frame.HasField("add"):
+        case pb.ADD_ENTRY if frame.HasField("add") and len(frame.add.master_key) <= MASTER_KEY_SIZE_MAX:
             add = frame.add
             return AddRequest(
                 txn_id,
@@ -132,7 +138,7 @@ def decode_request(message: bytes) -> Request:
                 add.write_flags,
                 header.priority,
             )
-        case pb.READ_ENTRY if frame.HasField("read"):
+        case pb.READ_ENTRY if frame.HasField("read") and len(frame.read.master_key) <= MASTER_KEY_SIZE_MAX:
             read = frame.read
             return ReadRequest(
                 txn_id,
@@ -144,7 +150,7 @@ def decode_request(message: bytes) -> Request:
                 timeout_ms=read.timeout_ms if read.HasField("timeout_ms") else None,
                 priority=header.priority,
             )
-        case pb.WRITE_LAC if frame.HasField("write_lac"):
+        case pb.WRITE_LAC if frame.HasField("write_lac") and _is_small(frame.write_lac):
             write = frame.write_lac
             return WriteLacRequest(
                 txn_id, write.ledger_id, write.lac, write.master_key, write.body, priority=header.priority
@@ -163,6 +169,10 @@ def decode_request(message: bytes) -> Request:
         case pb.AUTH if frame.HasField("auth"):
             return AuthRequest(txn_id, plugin_name(frame.auth.plugin), frame.auth.payload)
     return _other(frame)
+
+
+def _is_small(write: pb.WriteLacRequest) -> bool:
+    return len(write.master_key) <= MASTER_KEY_SIZE_MAX and len(write.body) <= LAC_PACKET_SIZE_MAX
 
 
 def _other(frame: pb.Request) -> OtherRequest:

@@ -1,7 +1,7 @@
 """AdminApp: the ASGI application of an admin API. It finds a request's route, checks its token, and answers errors.
 
-Invariants: if there is an `Access`, no handler of a method other than GET runs before it has accepted the request; a
-request whose handler fails or takes too long gets an error response, and other requests are not affected.
+Invariants: if there is an `Access` for a route, no handler of a method other than GET runs before it has accepted the
+request; a request whose handler fails or takes too long gets an error response, and other requests are not affected.
 
 `bindery_kit.observability.health.OpsApp` serves probes and metrics (`/livez`, `/readyz`, `/startupz`, `/metrics`) in
 front of it.
@@ -17,7 +17,8 @@ from urllib.parse import unquote
 
 from bindery_core.errors import BinderyError, TooManyRequests, Unauthorized
 
-from bindery_kit.admin.access import Access
+from bindery_kit.admin.access import OPEN, AdminAccess
+from bindery_kit.admin.content_types import check_codings
 from bindery_kit.admin.http import (
     QUERY_SIZE_MAX,
     Answer,
@@ -44,15 +45,15 @@ log = get_logger(__name__)
 
 
 class AdminApp(Generic[ContextT]):
-    """`access`: None if no token is required. `is_open`: whether routes without `during_start` can be served.
-    `service`: name of the service in errors."""
+    """`access`: the checks of routes with and without `is_cluster_wide`. `is_open`: whether routes without
+    `during_start` can be served. `service`: name of the service in errors."""
 
     def __init__(
         self,
         context: ContextT,
         routes: Sequence[Route[ContextT]],
         *,
-        access: Access | None,
+        access: AdminAccess,
         is_open: Callable[[], bool] = lambda: True,
         service: str,
     ) -> None:
@@ -131,8 +132,12 @@ class AdminApp(Generic[ContextT]):
             if len(scope["query_string"]) > QUERY_SIZE_MAX:
                 return problem(414, "query_too_long", f"the query string may have {QUERY_SIZE_MAX} bytes")
             is_trusted = self._admit(route, scope)
-            body = await read_body(receive) if method != "GET" else b""
-            request = Request(method, path, parse_query(scope["query_string"]), body, is_trusted, in_path)
+            body = b""
+            if method != "GET":
+                check_codings(scope["headers"])
+                body = await read_body(receive)
+            query = parse_query(scope["query_string"])
+            request = Request(method, path, query, body, is_trusted, in_path, scope["headers"])
             return await self._run(route, request)
         except BinderyError as error:
             return problem_of(error)
@@ -156,10 +161,10 @@ class AdminApp(Generic[ContextT]):
         return None, {}
 
     def _admit(self, route: Route[ContextT], scope: Scope) -> bool:
-        """Return whether the token is good or none is required. Raises Unauthorized if the route needs one."""
-        access = self._access
+        """Return whether the token is good or the port requires none. Raises Unauthorized if the route needs one."""
+        access = self._access.cluster if route.is_cluster_wide else self._access.own
         if access is None:
-            return True
+            return self._access == OPEN
         try:
             who = access.check(scope["headers"])
         except Unauthorized:

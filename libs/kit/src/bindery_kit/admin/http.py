@@ -15,6 +15,8 @@ from urllib.parse import parse_qsl
 from bindery_core.errors import BadRequest, BinderyError, TooLarge
 from bindery_core.ids import ID_MAX
 
+from bindery_kit.admin.content_types import Headers, check_json_type
+
 if TYPE_CHECKING:
     from bindery_kit.observability.health import Receive
 
@@ -40,9 +42,11 @@ class Request:
     query: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
     is_trusted: bool = True
-    """Whether the request has a valid token, or the service requires none."""
+    """Whether the request has a valid token, or the port requires none at all."""
     in_path: Mapping[str, str] = field(default_factory=dict)
     """Values of the names in braces of the route's path, decoded; not empty, and without a slash."""
+    headers: Headers = ()
+    """Names in lower case."""
 
     def number(self, name: str, default: int | None = None, *, low: int = 0, high: int = ID_MAX) -> int:
         """Return a parameter of path or query: decimal, or hex with `0x`.
@@ -72,7 +76,7 @@ class Request:
         return text.lower() == "true"
 
     def json_object(self, *, may_be_empty: bool = False, only: Sequence[str] = ()) -> dict[str, Any]:
-        """Return the body. Raises BadRequest if it is not a JSON object.
+        """Return the body. Raises BadRequest if it is not a JSON object, UnsupportedMediaType without the type of JSON.
 
         If `only` is given, other members raise BadRequest, because a misspelled member would be ignored silently.
         """
@@ -80,6 +84,7 @@ class Request:
             if may_be_empty:
                 return {}
             raise BadRequest("empty request body: a JSON object is expected")
+        check_json_type(self.headers)
         try:
             value = json.loads(self.body)
         except (ValueError, RecursionError):
@@ -125,6 +130,8 @@ class Route(Generic[ContextT]):
     """Whether requests take long, so that HEAVY_MAX limits concurrent requests."""
     during_start: bool = False
     """Whether it is served before storage and metadata are available."""
+    is_cluster_wide: bool = False
+    """Whether it changes the state of the whole cluster, for which other tokens may be needed."""
 
     @property
     def needs_token(self) -> bool:

@@ -1,37 +1,66 @@
-"""HttpLimits: limit what a client can send and hold before its request reaches the application.
+"""HttpLimits: limit what a client can send, hold and leave unread on an HTTP port, whatever the application does.
 
-| what                                                       | limit                    | above it                     |
-|------------------------------------------------------------|--------------------------|------------------------------|
-| bytes of request line and headers, or of trailers          | `HEAD_SIZE_MAX`          | 431, closed                  |
-| requests that wait for the responses to earlier ones       | `PIPELINED_MAX`          | 400, closed                  |
-| seconds until a head is complete, from the connection or   | `HEAD_TIMEOUT_S`         | 408, closed; without a       |
-| from its first byte                                        |                          | response if no byte arrived  |
-| connections                                                | `connections_max`        | the connection that has been |
-|                                                            |                          | idle longest is closed; if   |
-|                                                            |                          | none is idle: 503, except    |
-|                                                            |                          | for `ALWAYS_ANSWERED`        |
+| what                                                   | limit                         | above it                    |
+|--------------------------------------------------------|-------------------------------|-----------------------------|
+| bytes of request line and headers, or of trailers      | `HEAD_SIZE_MAX`               | 431, closed                 |
+| headers of a request, or trailers                      | `HEADERS_MAX`                 | 431, closed                 |
+| requests that wait for the responses to earlier ones   | `PIPELINED_MAX`               | 400, closed                 |
+| seconds until a head is complete, from the connection  | `head_timeout_s`              | 408, closed; without a      |
+| or from its first byte                                 |                               | response if no byte arrived |
+| seconds until a body is complete                       | `transfer_grace_s`, and its   | 408, closed                 |
+|                                                        | bytes at `transfer_rate_min`  |                             |
+| seconds that a response is not read                    | the same                      | closed                      |
+| connections: in all, and of one address                | `connections_max`,            | the one that has been idle  |
+|                                                        | `connections_per_address_max` | longest is closed; if none  |
+|                                                        |                               | is idle: 503, except for    |
+|                                                        |                               | `ALWAYS_ANSWERED`           |
+| bytes over all connections: heads, incomplete bodies,  | `heads_size_max`,             | the one that has held bytes |
+| and unread responses                                   | `bodies_size_max`,            | longest is closed, if       |
+|                                                        | `unread_size_max`             | possible with 429           |
 
-uvicorn keeps headers and trailers of any size, waits forever for the rest of a head, and does not limit connections, so
-a client could exhaust memory or file descriptors of a process that stores data. uvicorn queues requests that are sent
-before earlier ones are answered, and continues to read after each response. This class reads nothing while requests
-wait.
+uvicorn keeps headers and trailers of any size, waits forever for the rest of a head or body and for a client that does
+not read, and does not limit connections, so a client could exhaust memory or file descriptors of a process that stores
+data. uvicorn queues requests that are sent before earlier ones are answered, and continues to read after each response.
+This class reads nothing while requests wait.
+
+Each refusal is counted by its reason (`http_stats`), and logged at most once per second.
 """
 
 import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
 from typing import Any, ClassVar, Final
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from bindery_kit.configuration.http_settings import HttpSettings
+from bindery_kit.http.http_stats import HttpStats
 from bindery_kit.http.problem import CONTENT_TYPE, RETRY_AFTER_S, problem_response
-from bindery_kit.observability.logs import get_logger
+from bindery_kit.limits.address_counts import AddressCounts, group_of
+from bindery_kit.limits.held_bytes import HeldBytes
+from bindery_kit.limits.minimum_rate import MinimumRate
+from bindery_kit.observability.quiet_log import QuietLog
 
-HEAD_SIZE_MAX: Final = 256 * 1024
-"""Maximum bytes of request line and headers, or of trailers, exceeded by at most one read of the socket."""
+HEAD_SIZE_MAX: Final = 32 * 1024
+"""Maximum bytes of request line and headers, or of trailers."""
+HEADERS_MAX: Final = 100
+"""Maximum number of headers of a request, and of its trailers."""
 PIPELINED_MAX: Final = 64
 """Maximum number of requests of one connection that wait for the responses to earlier ones."""
-HEAD_TIMEOUT_S: Final = 30.0
-"""Maximum seconds until a head is complete, longer than any proxy takes. The pause between requests is limited by the
-keep-alive timeout, which is longer."""
+FREE_HEAD_SIZE: Final = 4 * 1024
+"""A head of at most this many bytes does not count towards `heads_size_max`, unless it waits for other responses."""
+HEADER_OVERHEAD: Final = 200
+"""Bytes of memory that a header takes in addition to its name and value."""
+REQUEST_OVERHEAD: Final = 3 * 1024
+"""Bytes of memory that a waiting request takes in addition to its head."""
+UNREAD_MARK: Final = 32 * 1024
+"""Bytes of responses in the transport's buffer above which they count as unread. Fewer count towards no limit."""
+KERNEL_UNREAD_SIZE: Final = 64 * 1024
+"""Bytes of unsent responses that the kernel keeps per connection (TCP_NOTSENT_LOWAT); they count as unread, too."""
+LINGER_S: Final = 5.0
+"""Seconds after which a connection that is being closed is cut off, and for which a body is read and dropped whose
+request was answered before it arrived."""
 
 RESERVE: Final = 64
 """Number of connections above the limit whose head is read, because they may request one of ALWAYS_ANSWERED."""
@@ -41,140 +70,474 @@ ALWAYS_ANSWERED: Final = (b"/livez", b"/readyz", b"/startupz", b"/metrics")
 _REASONS: Final = {
     400: "Bad Request",
     408: "Request Timeout",
+    429: "Too Many Requests",
     431: "Request Header Fields Too Large",
     503: "Service Unavailable",
 }
 
-log = get_logger(__name__)
+
+class ServerLimits:
+    """What all connections of one server share. `connections_max`: at least 1. `clock`: monotonic seconds."""
+
+    def __init__(
+        self, settings: HttpSettings, *, connections_max: int, stats: HttpStats, clock: Callable[[], float]
+    ) -> None:
+        self.connections_max = connections_max
+        self.per_address_max = settings.connections_per_address_max or max(1, connections_max // 2)
+        self.head_timeout_s = settings.head_timeout_s
+        self.rate = MinimumRate(grace_s=settings.transfer_grace_s, bytes_per_s=settings.transfer_rate_min)
+        self.heads = HeldBytes("heads", settings.heads_size_max)
+        self.bodies = HeldBytes("bodies", settings.bodies_size_max)
+        self.unread = HeldBytes("unread", settings.unread_size_max)
+        self.idle: dict[HttpLimits, None] = {}
+        """Connections without a request in progress; the one idle longest comes first."""
+        self.addresses = AddressCounts()
+        self.stats = stats
+        self.log = QuietLog(__name__, clock=clock)
+        self.uvicorn_log = _UvicornLog(self.log, stats)
+        stats.watch(self.heads, self.bodies, self.unread)
+
+    def refused(self, reason: str, **fields: Any) -> None:
+        """Count and log that a request or a connection was refused. `reason`: a constant of the code."""
+        self.stats.count(reason)
+        self.log.warning("http_refused_" + reason, **fields)
+
+
+class _UvicornLog:
+    """Stands for uvicorn's logger: any client can cause its warnings, therefore they are counted and rate-limited."""
+
+    level = logging.WARNING
+
+    def __init__(self, log: QuietLog, stats: HttpStats) -> None:
+        self._log = log
+        self._stats = stats
+        self._uvicorn = logging.getLogger("uvicorn.error")
+
+    def warning(self, message: str, *args: Any) -> None:
+        self._stats.count("invalid_http")
+        self._log.warning("http_refused_invalid_http", message=message % args if args else message)
+
+    def error(self, message: str, *args: Any, exc_info: Any = None) -> None:
+        self._uvicorn.error(message, *args, exc_info=exc_info)
 
 
 class HttpLimits(HttpToolsProtocol):
     """Mix-in for the protocol of a server: refuse requests, and close connections, that exceed a limit."""
 
-    connections_max: ClassVar[int]
-    idle: "ClassVar[dict[HttpLimits, None]]"
-    """Connections of this server without a request in progress; the one idle longest comes first."""
+    shared: ClassVar[ServerLimits]
+
+    __slots__ = (
+        "_answered_s",
+        "_body_began_s",
+        "_body_open",
+        "_body_size",
+        "_charged",
+        "_charges",
+        "_deadline",
+        "_group",
+        "_in_head",
+        "_is_extra",
+        "_is_lost",
+        "_is_refused",
+        "_linger_timer",
+        "_moved_on",
+        "_paused_s",
+        "_paused_size",
+        "_read_size",
+        "_running",
+        "_trailers",
+        "_unfinished_size",
+        "_write_timer",
+    )  # small, because there are thousands of connections
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.logger = self.shared.uvicorn_log  # type: ignore[assignment]
+        self._group = ""
         self._unfinished_size = 0
+        """Bytes since the last progress of the parser: an incomplete head, chunk header or trailer."""
+        self._read_size = 0
+        """Bytes of the current read of the socket."""
         self._moved_on = False
+        self._in_head = True
+        """Whether the parser is before the end of a head; otherwise headers are trailers."""
+        self._trailers = 0
+        self._charges: deque[int] | None = None
+        """Bytes charged for the heads of the requests in progress, the oldest first; None if nothing is charged."""
+        self._charged = 0
+        """Sum of `_charges`."""
+        self._body_open = False
+        """Whether a head is complete and its body is not."""
+        self._body_size = 0
+        self._body_began_s: float | None = None
+        """Set when a read of the socket ends within a body."""
+        self._answered_s: float | None = None
+        """When the response to the request was complete whose body is open."""
         self._deadline: asyncio.TimerHandle | None = None
+        """Ends a head or a body that is late."""
+        self._paused_s: float | None = None
+        """Since when responses are unread."""
+        self._paused_size = 0
+        self._write_timer: asyncio.TimerHandle | None = None
+        """Runs until it finds no unread responses, because there are thousands of pauses."""
+        self._linger_timer: asyncio.TimerHandle | None = None
         self._is_extra = False
-        """Whether the connection is above the limit."""
+        """Whether the connection is above a limit of connections."""
         self._is_refused = False
+        self._is_lost = False
+        self._running: RequestResponseCycle | None = None
+        """The request in progress that the application runs; `cycle` is the newest one that was received."""
 
     # --- called by the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
-        if len(self.connections) > self.connections_max and not self._make_room():
-            if len(self.connections) > self.connections_max + RESERVE:
+        shared = self.shared
+        self.transport.set_write_buffer_limits(high=UNREAD_MARK)
+        self._group = group_of(transport.get_extra_info("peername"))
+        shared.stats.connections += 1
+        shared.addresses.add(self._group)
+        if self._is_above() and not self._make_room():
+            if len(self.connections) > shared.connections_max + RESERVE:
                 self._refuse_as_extra()
                 return
             self._is_extra = True
-        self.idle[self] = None
-        self._deadline = self.loop.call_later(HEAD_TIMEOUT_S, self._head_is_late)
+        shared.idle[self] = None
+        self._set_deadline(shared.head_timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.idle.pop(self, None)
-        self._drop_deadline()
+        shared = self.shared
+        self._is_lost = True
+        shared.idle.pop(self, None)
+        shared.addresses.remove(self._group)
+        shared.stats.connections -= 1
+        shared.heads.release(self)
+        shared.bodies.release(self)
+        shared.unread.release(self)
+        self._paused_s = None
+        for timer in (self._deadline, self._write_timer, self._linger_timer):
+            if timer is not None:
+                timer.cancel()
+        self._deadline = self._write_timer = self._linger_timer = None
+        if self._running is not None and self._running is not self.cycle:  # uvicorn tells only the newest request
+            self._running.disconnected = True
+            self._running.message_event.set()
+        self.pipeline.clear()
+        self._unset_keepalive_if_required()  # uvicorn would keep a connection that was reset until this timer ends
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():  # refused: later bytes get no response
             return
         self._moved_on = False
+        self._read_size = len(data)
         super().data_received(data)
-        if self._moved_on:
-            self._unfinished_size = 0
-            self._drop_deadline()
+        if self.transport.is_closing():
+            self._linger()
             return
-        if self._deadline is None:
-            self._deadline = self.loop.call_later(HEAD_TIMEOUT_S, self._head_is_late)
+        if self._body_open:
+            self._receive_body()
+        elif self._body_began_s is not None:
+            self._end_body()
+        if self._moved_on:
+            if self._unfinished_size:
+                self._unfinished_size = 0
+                self._hold_heads()
+            if not self._body_open:
+                self._drop_deadline()
+            return
         self._unfinished_size += len(data)
-        if self._unfinished_size > HEAD_SIZE_MAX and not self.transport.is_closing():
-            self._refuse(431, "headers_too_large", "the request's headers are too large", {"size_max": HEAD_SIZE_MAX})
+        if self._unfinished_size > HEAD_SIZE_MAX:
+            self._refuse_head()
+            return
+        self._hold_heads()
+        if self._deadline is None:
+            self._set_deadline(self.shared.head_timeout_s)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._paused_s = self.loop.time()
+        self._paused_size = self.transport.get_write_buffer_size()
+        if self._write_timer is None:
+            self._write_timer = self.loop.call_later(self.shared.rate.grace_s, self._check_unread)
+        self.shared.unread.hold(self, self._paused_size + KERNEL_UNREAD_SIZE)
+
+    def resume_writing(self) -> None:
+        self._paused_s = None
+        self.shared.unread.release(self)
+        super().resume_writing()
 
     # --- called by the parser and by responses
 
-    def on_headers_complete(self) -> None:
-        self._moved_on = True
-        self.idle.pop(self, None)
+    def on_message_begin(self) -> None:
+        self._in_head = True
+        self._trailers = 0
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
         if self._is_refused:
             return
-        self._is_extra = self._is_extra and len(self.connections) > self.connections_max
+        if not self._in_head:  # dropped, so that a trailer cannot pose as a header
+            self._trailers += 1
+            if self._trailers > HEADERS_MAX:
+                self._refuse_head()
+        elif len(self.headers) >= HEADERS_MAX:
+            self._refuse_head()
+        else:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._moved_on = True
+        self._in_head = False
+        shared = self.shared
+        shared.idle.pop(self, None)
+        if self._is_refused:
+            return
+        self._is_extra = self._is_extra and self._is_above()
         if self._is_extra and self.url.partition(b"?")[0] not in ALWAYS_ANSWERED:
             self._refuse_as_extra()
             return
         if len(self.pipeline) >= PIPELINED_MAX:
             self.pipeline.clear()
             raise ValueError("too many requests are pipelined")  # the parser reports an invalid request: 400
+        charge = 0
+        is_waiting = self.cycle is not None and not self.cycle.response_complete
+        if is_waiting or self._unfinished_size + self._read_size > FREE_HEAD_SIZE:
+            size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+            if size > HEAD_SIZE_MAX:
+                self._refuse_head()
+                return
+            if is_waiting or size > FREE_HEAD_SIZE:
+                charge = size + HEADER_OVERHEAD * len(self.headers) + REQUEST_OVERHEAD
+        self._body_open = True
+        self._body_size = 0
+        self._answered_s = None
         super().on_headers_complete()
+        if charge or self._charges is not None:
+            self._charge(charge)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
+        if self._charges is not None:
+            self._discharge(self._charges)
         super().on_response_complete()
+        if self._is_lost:
+            return
         if self.transport.is_closing():
+            self._linger()
             return
         if self.pipeline:
             self.flow.pause_reading()
         if self.cycle.response_complete:  # otherwise the last waiting request runs now
-            self.idle[self] = None
+            self.shared.idle[self] = None
+            if not self._in_head:
+                self._forget_head()
+            if self._body_open:  # its bytes are dropped from now on
+                self.shared.bodies.release(self)
+                self._answered_s = self.loop.time()
+                self._set_deadline(LINGER_S)
 
     def on_body(self, body: bytes) -> None:
         self._moved_on = True
         if not self._is_refused:
+            self._body_size += len(body)
             super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._moved_on = True
+        self._body_open = False
         if not self._is_refused:
             super().on_message_complete()
 
-    # --- limits
-
-    def _make_room(self) -> bool:
-        """Close the connection that has been idle longest. Return False if none is idle."""
-        for other in self.idle:
-            del self.idle[other]
-            other.transport.abort()
-            return True
-        return False
-
-    def _refuse_as_extra(self) -> None:
-        self._is_refused = True
-        log.warning("connection_refused", connections=len(self.connections) - 1)
-        self._refuse(
-            503, "too_many_connections", "too many clients are connected", {"connections_max": self.connections_max}
-        )
-
-    def _head_is_late(self) -> None:
-        self._deadline = None
-        if self.transport.is_closing() or not (self.cycle is None or self.cycle.response_complete):
-            return
-        if self._unfinished_size:
-            self._refuse(
-                408, "request_timeout", "the request's head did not arrive in time", {"timeout_s": HEAD_TIMEOUT_S}
-            )
+    def timeout_keep_alive_handler(self) -> None:
+        if self.transport.get_write_buffer_size():  # otherwise closing waits until the client reads
+            self.transport.abort()
         else:
-            self.transport.close()
+            super().timeout_keep_alive_handler()
+
+    # --- bytes that the connection holds
+
+    def evict(self, kind: str, held_size: int) -> None:
+        """Close the connection, with 429 if its client waits for a response that has not begun."""
+        self.shared.refused(f"{kind}_size", peer=self._group, held_size=held_size)
+        self._is_refused = True
+        is_answerable = kind != "unread" and not self.pipeline and self._is_unanswered()
+        self.loop.call_soon(self._end_evicted, kind, is_answerable)  # not within a call of the transport
+
+    def _end_evicted(self, kind: str, is_answerable: bool) -> None:
+        if self.transport.is_closing() or not is_answerable or not self._is_unanswered():
+            self.transport.abort()
+        else:
+            self._hang_up(
+                429, "too_many_requests", f"the {kind} of requests take too much memory; retry", {"kind": kind}
+            )
+
+    def _is_unanswered(self) -> bool:
+        """Whether no response is being sent."""
+        return self.cycle is None or self.cycle.response_complete or not self.cycle.response_started
+
+    def _hold_heads(self) -> None:
+        if not self._is_lost:  # otherwise the response was completed after the connection was lost
+            self.shared.heads.hold(self, self._unfinished_size + self._charged)
+
+    def _charge(self, size: int) -> None:
+        """Charge the head of the newest request in progress."""
+        if self._charges is None:  # nothing is charged for the earlier ones
+            self._charges = deque([0] * len(self.pipeline))
+        self._charges.append(size)
+        self._charged += size
+        self._hold_heads()
+
+    def _discharge(self, charges: deque[int]) -> None:
+        """The oldest request in progress is answered."""
+        self._charged -= charges.popleft()
+        if not charges:
+            self._charges = None
+        self._hold_heads()
+
+    def _forget_head(self) -> None:
+        """Free the head of the last request, which uvicorn keeps while the connection is idle."""
+        self.headers = []
+        self.url = b""
+        self.scope = None  # type: ignore[assignment]
+        self._running = None
+        self.cycle.scope = None  # type: ignore[assignment]
+
+    def _receive_body(self) -> None:
+        """A read of the socket ended within a body."""
+        if self._body_began_s is None:
+            self._body_began_s = self.loop.time()
+            self._set_deadline(self.shared.rate.grace_s)
+        if self._answered_s is None:
+            self.shared.bodies.hold(self, self._body_size)
+
+    def _end_body(self) -> None:
+        self._body_began_s = None
+        self.shared.bodies.release(self)
+
+    # --- deadlines
+
+    def _set_deadline(self, after_s: float) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = self.loop.call_later(after_s, self._is_late)
 
     def _drop_deadline(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
 
-    def _refuse(self, status: int, code: str, detail: str, facts: dict[str, Any]) -> None:
+    def _is_late(self) -> None:
+        self._deadline = None
+        if self.transport.is_closing():
+            return
+        if self._body_open:
+            self._check_body()
+        elif self.cycle is not None and not self.cycle.response_complete:
+            return
+        elif self._unfinished_size:
+            self._refuse(
+                "head_timeout",
+                408,
+                "request_timeout",
+                "the request's head did not arrive in time",
+                {"timeout_s": self.shared.head_timeout_s},
+            )
+        else:
+            self.transport.close()
+
+    def _check_body(self) -> None:
+        now = self.loop.time()
+        rate = self.shared.rate
+        if self._answered_s is not None:
+            due = self._answered_s + LINGER_S
+        elif self.flow.read_paused:  # the application is not ready for more
+            due = now + rate.grace_s
+        else:
+            began_s = now if self._body_began_s is None else self._body_began_s
+            due = rate.deadline_s(began_s, self._body_size)
+        if now < due:
+            self._set_deadline(due - now)
+        elif self._is_unanswered() and self._answered_s is None:
+            facts = {"grace_s": rate.grace_s, "bytes_per_s_min": rate.bytes_per_s}
+            self._refuse("body_timeout", 408, "request_timeout", "the request's body arrives too slowly", facts)
+        else:
+            self.shared.refused("body_timeout", peer=self._group)
+            self.transport.abort()
+
+    def _check_unread(self) -> None:
+        self._write_timer = None
+        if self._paused_s is None:
+            return
+        now = self.loop.time()
+        read_size = max(0, self._paused_size - self.transport.get_write_buffer_size())
+        due = self.shared.rate.deadline_s(self._paused_s, read_size)
+        if now < due:
+            self._write_timer = self.loop.call_later(due - now, self._check_unread)
+        else:
+            self.shared.refused("unread_timeout", peer=self._group)
+            self.transport.abort()
+
+    def _linger(self) -> None:
+        """Cut the connection off if its last bytes are not read soon."""
+        if self._linger_timer is None:
+            self._linger_timer = self.loop.call_later(LINGER_S, self.transport.abort)
+
+    # --- limits of connections
+
+    def _is_above(self) -> bool:
+        shared = self.shared
+        return (
+            len(self.connections) > shared.connections_max
+            or shared.addresses.count(self._group) > shared.per_address_max
+        )
+
+    def _make_room(self) -> bool:
+        """Close the connection that has been idle longest. Return False if none is idle.
+
+        If the address of this connection has too many, one of the same address is closed.
+        """
+        shared = self.shared
+        is_group_full = shared.addresses.count(self._group) > shared.per_address_max
+        for other in shared.idle:
+            if not is_group_full or other._group == self._group:
+                del shared.idle[other]
+                shared.stats.count("idle_for_others")
+                other.transport.abort()
+                return True
+        return False
+
+    def _refuse_as_extra(self) -> None:
+        shared = self.shared
+        facts = {"connections_max": shared.connections_max, "per_address_max": shared.per_address_max}
+        self._refuse("connections", 503, "too_many_connections", "too many clients are connected", facts)
+
+    def _refuse_head(self) -> None:
+        facts = {"size_max": HEAD_SIZE_MAX, "headers_max": HEADERS_MAX}
+        self._refuse("head_size", 431, "headers_too_large", "the request's headers are too large", facts)
+
+    def _refuse(self, reason: str, status: int, code: str, detail: str, facts: dict[str, Any]) -> None:
+        if self._is_refused:
+            return
+        self.shared.refused(reason, peer=self._group)
+        self._is_refused = True
+        self._hang_up(status, code, detail, facts)
+
+    def _hang_up(self, status: int, code: str, detail: str, facts: dict[str, Any]) -> None:
         self.headers = []
         hang_up(self.transport, status, code, detail, facts)
+        self._linger()
 
 
 def hang_up(
     transport: asyncio.WriteTransport, status: int, code: str, detail: str, facts: dict[str, Any] | None = None
 ) -> None:
-    """Send a problem for a request that does not reach the app, and close. `status`: 400, 408, 431 or 503."""
+    """Send a problem for a request that does not reach the app, and close. `status`: 400, 408, 429, 431 or 503."""
     body = bytes(problem_response(status=status, code=code, detail=detail, facts=facts).body)
-    retry = f"Retry-After: {RETRY_AFTER_S}\r\n" if status == 503 else ""
+    retry = f"Retry-After: {RETRY_AFTER_S}\r\n" if status in (429, 503) else ""
     head = (
         f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {CONTENT_TYPE}\r\n{retry}"
         f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
@@ -183,7 +546,6 @@ def hang_up(
     transport.close()
 
 
-def with_limits(protocol: type[HttpToolsProtocol], *, connections_max: int) -> type[HttpToolsProtocol]:
-    """Return `protocol` with the limits, for one server. `connections_max`: at least 1."""
-    members = {"connections_max": connections_max, "idle": {}}
-    return type(f"Limited{protocol.__name__}", (HttpLimits, protocol), members)
+def with_limits(protocol: type[HttpToolsProtocol], shared: ServerLimits) -> type[HttpToolsProtocol]:
+    """Return `protocol` with the limits, for one server."""
+    return type(f"Limited{protocol.__name__}", (HttpLimits, protocol), {"shared": shared})

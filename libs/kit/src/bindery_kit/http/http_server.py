@@ -3,27 +3,31 @@
 uvicorn's own entry point controls the process (signals, event loop). Here the owner of the server starts and stops it.
 The constructor binds the socket, so the port is reserved and known before `start`. Addresses other than loopback
 require `insecure=True`, because requests are not authenticated by default.
+
+Every server has the limits of `http_limits` and, before its application, the checks of `origin`.
 """
 
 import asyncio
 import contextlib
 import resource
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from bindery_kit.http.http_limits import with_limits
+from bindery_kit.configuration.http_settings import HttpSettings
+from bindery_kit.http.http_limits import KERNEL_UNREAD_SIZE, ServerLimits, with_limits
+from bindery_kit.http.http_stats import HttpStats
 from bindery_kit.http.listening import BindRefused, bind_tcp, cannot_listen
+from bindery_kit.http.origin import OriginGuard, origin_policy
+from bindery_kit.limits.memory_release import MemoryRelease
 from bindery_kit.observability.health import AsgiApp
 from bindery_kit.observability.logs import get_logger
 
 BACKLOG: Final = 1024
 """Maximum number of connections that the kernel queues before they are accepted."""
-CONNECTIONS_MAX: Final = 5000
-"""Default maximum number of open connections; each uses about 30 KiB while its request waits."""
 KEEP_ALIVE_S: Final = 75
 """Time in seconds after which an idle connection is closed."""
 START_TIMEOUT_S: Final = 10.0
@@ -34,10 +38,20 @@ STOP_TIMEOUT_S: Final = 5.0
 log = get_logger(__name__)
 
 
-def default_connections_max() -> int:
-    """Return CONNECTIONS_MAX, or half of this process's limit of open files if that is less."""
+MEMORY_CHECK_S: Final = 1.0
+"""Time in seconds between two checks whether memory of clients that have gone can be returned to the system."""
+KEEP_ALIVE_PROBE_S: Final = 60
+"""Time in seconds after which the kernel asks whether the other end of a silent connection still exists."""
+
+
+def allowed_connections(connections_max: int) -> int:
+    """Return `connections_max`, or half of this process's limit of open files if that is less."""
     open_files_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return CONNECTIONS_MAX if open_files_max < 0 else max(1, min(CONNECTIONS_MAX, open_files_max // 2))
+    return connections_max if open_files_max < 0 else max(1, min(connections_max, open_files_max // 2))
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
 
 
 class _Server(uvicorn.Server):
@@ -65,18 +79,31 @@ class HttpServer:
         insecure: bool = False,
         stop_timeout_s: float = STOP_TIMEOUT_S,
         http: type[HttpToolsProtocol] = HttpToolsProtocol,
-        connections_max: int | None = None,
+        settings: HttpSettings | None = None,
+        stats: HttpStats | None = None,
+        own_names: Sequence[str] = (),
+        pages: Sequence[str] = (),
         **uvicorn_options: Any,
     ) -> None:
         """`sock`: a bound socket, which the server closes; None binds `host` and `port`, where 0 is any free port.
-        `http`: the protocol of each connection, to which the limits of `http_limits` are added.
-        `connections_max`: None for `default_connections_max`."""
+        `http`: the protocol of each connection, to which the limits are added. `settings`: of checks and limits.
+        `stats`: counters for the service's metrics. `own_names`: advertised names of this port, and `pages`: paths to
+        which other sites may link (`origin`). Raises BindRefused, and BadRequest for wrong settings."""
         self.host = host
+        settings = settings or HttpSettings()
+        stats = stats or HttpStats()
+        policy = origin_policy(settings, bound=host, own_names=own_names, pages=pages)
         self._sock = sock or bind_tcp(host, port, insecure=insecure)
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # inherited by accepted connections
+        self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEP_ALIVE_PROBE_S)
+        self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, KERNEL_UNREAD_SIZE)
         self.port: int = self._sock.getsockname()[1]
+        shared = ServerLimits(
+            settings, connections_max=allowed_connections(settings.connections_max), stats=stats, clock=_now_s
+        )
         self._stop_timeout_s = stop_timeout_s
         options: dict[str, Any] = {
-            "http": with_limits(http, connections_max=connections_max or default_connections_max()),
+            "http": with_limits(http, shared),
             "ws": "none",
             "lifespan": "auto",
             "log_config": None,
@@ -87,7 +114,9 @@ class HttpServer:
             "backlog": BACKLOG,
             **uvicorn_options,
         }
-        self._server = _Server(uvicorn.Config(app, **options))
+        self._stats = stats
+        self._watch: asyncio.Task[None] | None = None
+        self._server = _Server(uvicorn.Config(OriginGuard(app, policy, stats), **options))
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -112,6 +141,7 @@ class HttpServer:
                         port=self.port,
                     )
                 await asyncio.sleep(0.005)  # uvicorn has a flag and no event
+        self._watch = asyncio.create_task(self._release_memory(), name=f"http-memory:{self.port}")
 
     async def wait(self) -> None:
         """Return when the server ends; before `stop`, that is an error."""
@@ -123,6 +153,8 @@ class HttpServer:
         if self._task is None:
             self._sock.close()
             return
+        if self._watch is not None:
+            self._watch.cancel()
         self._server.should_exit = True
         done, _ = await asyncio.wait({self._task}, timeout=self._stop_timeout_s + 1)
         if not done:
@@ -130,6 +162,12 @@ class HttpServer:
             self._task.cancel()
             await asyncio.wait({self._task}, timeout=1)
         self._sock.close()
+
+    async def _release_memory(self) -> None:
+        memory = MemoryRelease()
+        while True:
+            memory.check(self._stats.needed_size, now_s=_now_s())
+            await asyncio.sleep(MEMORY_CHECK_S)
 
     async def __aenter__(self) -> "HttpServer":
         await self.start()

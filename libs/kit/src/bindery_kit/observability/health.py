@@ -15,8 +15,9 @@ framework.
 Invariants: a process that failed is never ready; the start ends once and does not begin again.
 """
 
+import asyncio
 import json
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Protocol
 
@@ -134,13 +135,30 @@ class Health:
         return page.render()
 
 
-class OpsApp:
-    """ASGI: /livez, /readyz, /startupz and /metrics. `app` serves all other paths; without it they are 404."""
+RENDERED_MAX: Final = 20
+"""Maximum number of times per second that /metrics is rendered."""
 
-    def __init__(self, health: Health, metrics: MetricsPage, *, app: AsgiApp | None = None) -> None:
+
+class OpsApp:
+    """ASGI: /livez, /readyz, /startupz and /metrics. `app` serves all other paths; without it they are 404. `parts`
+    render further metrics in the format of Prometheus."""
+
+    def __init__(
+        self,
+        health: Health,
+        metrics: MetricsPage,
+        *,
+        app: AsgiApp | None = None,
+        parts: Sequence[Callable[[], bytes]] = (),
+    ) -> None:
         self._health = health
         self._metrics = metrics
         self._app = app
+        self._parts = (self._metrics.render, self._health.metrics, *parts)
+        self._page = b""
+        self._rendered = 0
+        """Number of pages rendered in the current second."""
+        self._second_ends_s = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -164,9 +182,21 @@ class OpsApp:
         else:
             await send({"type": "websocket.close", "code": 1008})
 
+    def _metrics_page(self) -> bytes:
+        """Return the metrics. Above RENDERED_MAX requests per second they are not rendered again, because anybody can
+        request them, and a page takes milliseconds of the event loop."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s >= self._second_ends_s:
+            self._second_ends_s = now_s + 1.0
+            self._rendered = 0
+        if self._rendered < RENDERED_MAX:
+            self._rendered += 1
+            self._page = b"".join(part() for part in self._parts)
+        return self._page
+
     def _answer(self, path: str) -> tuple[int, bytes, str] | None:
         if path == "/metrics":
-            return 200, self._metrics.render() + self._health.metrics(), self._metrics.content_type
+            return 200, self._metrics_page(), self._metrics.content_type
         if path == "/livez":
             status, body = self._health.live_answer()
         elif path == "/readyz":

@@ -7,13 +7,23 @@ of the standard `logging` (uvicorn, kazoo), whose `extra` become fields.
 Fields whose name indicates a secret (`password`, `token`, `authorization`, ...) are masked before they are rendered. Of
 bytes only the length and the first bytes are shown.
 
+A value that a client chose can neither forge nor flood a log: long values are cut, and characters that are not
+printable (control characters, line and paragraph separators, invisible and bidirectional ones) are escaped.
+
+| output         | unprintable characters | values with `=`, quotation marks or backslashes | exceptions              |
+|----------------|------------------------|-------------------------------------------------|-------------------------|
+| JSON           | escapes of JSON        | as JSON requires                                | one string              |
+| readable lines | the same, in quotes    | in quotes                                       | TRACE_INDENT, each line |
+
 Importing this module is cheap: it loads neither an HTTP stack nor rich.
 """
 
 import json
 import logging
+import math
 import sys
 from collections.abc import Mapping, MutableMapping
+from itertools import islice
 from typing import Any, Final
 
 from bindery_core.errors import BinderyError
@@ -33,6 +43,17 @@ _SECRET_PARTS: Final = (
 )
 _BYTES_SHOWN: Final = 16
 _DEPTH_MAX: Final = 4
+TEXT_SIZE_MAX: Final = 4096
+"""Maximum characters of a text in an event. The middle of a longer one is left out, because the end of a traceback
+names the error."""
+TRACE_SIZE_MAX: Final = 32 * 1024
+"""Maximum characters of a traceback in an event."""
+ITEMS_MAX: Final = 100
+"""Maximum number of elements of a list or mapping in an event."""
+TRACE_INDENT: Final = "  | "
+"""Begins each line of a traceback in readable lines, so that a message with line breaks does not look like an event."""
+_TRACE: Final = "exception"
+"""Field of an event with a traceback."""
 _OWN_LOGGERS: Final = "bindery"
 """Standard loggers below this name log events, as structlog does; others log sentences."""
 LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
@@ -124,21 +145,57 @@ def _is_secret(name: str) -> bool:
 
 
 def _mask(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
-    return {name: MASK if _is_secret(name) and value else _plain(value, depth=0) for name, value in event.items()}
+    return {
+        name: MASK
+        if _is_secret(name) and value
+        else _plain(value, depth=0, size_max=TRACE_SIZE_MAX if name == _TRACE else TEXT_SIZE_MAX)
+        for name, value in event.items()
+    }
 
 
-def _plain(value: Any, *, depth: int) -> Any:
-    """Return `value` in types of JSON, with masked secrets inside mappings, and shortened bytes."""
-    if value is None or isinstance(value, bool | int | float | str):
+def _plain(value: Any, *, depth: int, size_max: int = TEXT_SIZE_MAX) -> Any:
+    """Return `value` in types of JSON, with masked secrets inside mappings, and shortened texts, bytes and lists."""
+    if value is None or isinstance(value, bool | int):
         return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)  # JSON has no infinity
+    if isinstance(value, str):
+        return _cut(value, size_max)
     if isinstance(value, bytes | bytearray | memoryview):
         return f"<{len(value)} bytes {bytes(value[:_BYTES_SHOWN]).hex()}>"
     if depth < _DEPTH_MAX:
         if isinstance(value, Mapping):
-            return {str(k): MASK if _is_secret(str(k)) and v else _plain(v, depth=depth + 1) for k, v in value.items()}
+            shown = {
+                _cut(str(k), size_max): MASK if _is_secret(str(k)) and v else _plain(v, depth=depth + 1)
+                for k, v in islice(value.items(), ITEMS_MAX)
+            }
+            return shown | ({"left_out": len(value) - ITEMS_MAX} if len(value) > ITEMS_MAX else {})
         if isinstance(value, list | tuple | set | frozenset):
-            return [_plain(item, depth=depth + 1) for item in value]
-    return str(value)
+            items = [_plain(item, depth=depth + 1) for item in islice(value, ITEMS_MAX)]
+            return items + ([f"... ({len(value) - ITEMS_MAX} left out)"] if len(value) > ITEMS_MAX else [])
+    return _cut(str(value), size_max)
+
+
+def _cut(text: str, size_max: int) -> str:
+    if len(text) <= size_max:
+        return text
+    half = size_max // 2
+    return f"{text[:half]} ... ({len(text) - 2 * half} characters left out) ... {text[-half:]}"
+
+
+def _printable(text: str) -> str:
+    """Return `text` with the escapes of JSON for all characters that are not printable."""
+    if text.isprintable():
+        return text
+    return "".join([char if char.isprintable() else json.dumps(char)[1:-1] for char in text])
+
+
+def _shown(value: Any) -> str:
+    """Return a value for a readable line: in quotes if it could be taken for several fields otherwise."""
+    text = str(value)
+    if text.isprintable() and not ("=" in text or '"' in text or "\\" in text):
+        return text
+    return _printable(json.dumps(text, ensure_ascii=False))
 
 
 def _drop_record(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
@@ -154,16 +211,17 @@ def _drop_record(_logger: Any, _method: str, event: MutableMapping[str, Any]) ->
 
 def _render_json(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> str:
     first = {name: event[name] for name in ("time", "level", "event") if name in event}
-    return json.dumps({**first, **event}, default=str, ensure_ascii=False)
+    return _printable(json.dumps({**first, **event}, default=str, ensure_ascii=False))
 
 
 def _render_line(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> str:
     fields = dict(event)
     time = str(fields.pop("time", ""))[11:23]
     level = str(fields.pop("level", "")).upper()
-    name = fields.pop("event", "")
-    trace = fields.pop("exception", None)
+    name = _printable(str(fields.pop("event", "")))
+    trace = fields.pop(_TRACE, None)
     for noise in ("module", "service"):
         fields.pop(noise, None)
-    text = f"{time} {level:<7} {name}  " + " ".join(f"{k}={v}" for k, v in fields.items())
-    return text.rstrip() + (f"\n{trace}" if trace else "")
+    text = f"{time} {level:<7} {name}  " + " ".join(f"{_printable(k)}={_shown(v)}" for k, v in fields.items())
+    lines = [TRACE_INDENT + _printable(line.expandtabs()) for line in str(trace).split("\n")] if trace else []
+    return "\n".join([text.rstrip(), *lines])

@@ -15,7 +15,7 @@ Source: BookKeeper's ZKRegistrationManager.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from bindery_core.errors import (
@@ -57,7 +57,10 @@ class BookieRegistration:
         service_info: bytes = b"",
         *,
         session_timeout_s: float = SESSION_TIMEOUT_S,
+        before: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
+        """`before` is called before the first registration of each session, and may raise BinderyError."""
+        self._before = before
         self._store = store
         self._layout = layout
         self._bookie_id = bookie_id
@@ -166,6 +169,8 @@ class BookieRegistration:
 
     async def _put_in_place(self) -> None:
         assert self._wanted is not None
+        if self._before is not None and not self.is_registered:
+            await self._before()
         session_id = await self._create_or_adopt(self._layout.bookie(self._bookie_id, read_only=self._wanted))
         await self._remove_own(read_only=not self._wanted)
         if session_id != self._registered_session:

@@ -50,6 +50,8 @@ keys. <g>: the ledger id divided by 10000, decimal; <id19>: the id, `%019d`; gua
 | recovery/cursors/<name>         | object          | auditor (guarded): any            | the same: any              |
 | recovery/workers/<name>         | WorkerReport    | worker: ephemeral, any            | its session                |
 | recovery/pause                  | Pause           | operator: any                     | operator: any              |
+| collection/known                | KnownLedgers    | bookie, restore: create, set(v);  | never                      |
+|                                 |                 | operator: set(v)                  |                            |
 | audit/verified/<id / 1000>      | Verified, many  | audit: create, set(v)             | audit: delete(v)           |
 | audit/last/<level>              | LastAudit       | audit: create, set(v)             | never                      |
 | audit/readers/<b>/slot-<n>      | reader, text    | audit's reader: ephemeral         | its session; it: own only  |
@@ -273,6 +275,11 @@ class BinderyLayout:
     @property
     def recovery_pause(self) -> str:
         return f"{self.root}/recovery/pause"
+
+    @property
+    def known_ledgers(self) -> str:
+        """Node with the ledger ids that this metadata may have known (`known_ledgers`)."""
+        return f"{self.root}/collection/known"
 
     def membership(self, bookie_id: BookieId) -> str:
         return f"{self.memberships}/{validate_bookie_id(bookie_id)}"

@@ -15,13 +15,12 @@ from typing import Final
 from bindery_core.errors import AlreadyExists, BinderyError, MetadataOutcomeUnknown, MetadataUnavailable, NoSuchNode
 from bindery_core.ids import LedgerId
 
-from bindery_metadata.layout.layout import HOB_PREFIX, ID_PREFIX, SHORT_ID_END, LedgersLayout
+from bindery_metadata.layout.layout import ID_PREFIX, SHORT_ID_END, LedgersLayout
+from bindery_metadata.ledgers.id_counters import HOB_FIRST, high_halves
 from bindery_metadata.stores.store import MetadataStore
 
 ATTEMPTS_MAX: Final = 10
 """Maximum consecutive lost responses and races before an error is raised."""
-HOB_FIRST: Final = 1
-"""Upper 32 bits of the first long ids."""
 HOB_MAX: Final = 2**31 - 1
 """Maximum value of the upper 32 bits of a long id."""
 HOB_KEPT: Final = 3
@@ -66,7 +65,7 @@ class LedgerIdGenerator:
         return None
 
     async def _next_long(self) -> LedgerId | None:
-        highs = await self._highs()
+        highs = high_halves(await self._store.children(self._layout.idgen_long))
         if not highs:
             await self._add_high(HOB_FIRST)
             return None
@@ -77,11 +76,6 @@ class LedgerIdGenerator:
         for high in highs[:-HOB_KEPT]:
             self._clean(self._layout.hob(high), version=0)
         return LedgerId(highs[-1] << 32 | low)
-
-    async def _highs(self) -> list[int]:
-        names = await self._store.children(self._layout.idgen_long)
-        digits = (name.removeprefix(HOB_PREFIX) for name in names if name.startswith(HOB_PREFIX))
-        return sorted(int(text) for text in digits if text.isdecimal())
 
     async def _add_high(self, high: int) -> None:
         if high > HOB_MAX:

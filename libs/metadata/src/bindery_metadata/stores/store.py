@@ -53,6 +53,15 @@ class Stat:
     """Session id; 0 for a persistent node."""
     children_count: int
 
+    @property
+    def creates(self) -> int:
+        """Number of children ever created, modulo 2^31. It is the number of the next sequential child.
+
+        ZooKeeper reports `children_version` as twice that number minus `children_count`, in 32 bits
+        (DataNode.copyStat).
+        """
+        return (self.children_version + self.children_count & 0xFFFF_FFFF) >> 1
+
 
 @dataclass(frozen=True, slots=True)
 class Node:

@@ -139,7 +139,13 @@ _HANDLERS: Final[tuple[tuple[str, str, Callable[[Any, Request], Awaitable[Answer
 
 
 ROUTES: Final[tuple[Route[Any], ...]] = tuple(
-    Route(method, f"{ROOT}/{name}", handler, is_heavy=name == "list_under_replicated_ledger")
+    Route(
+        method,
+        f"{ROOT}/{name}",
+        handler,
+        is_heavy=name == "list_under_replicated_ledger",
+        is_cluster_wide=method != "GET",
+    )
     for method, name, handler in _HANDLERS
 )
 """Routes for an application whose context has a `recovery_admin`."""

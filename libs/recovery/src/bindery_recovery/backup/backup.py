@@ -35,7 +35,7 @@ from bindery_core.errors import BadRequest, BadVersion, Corrupt, NoSuchNode
 from bindery_metadata.bookies.cookies import CookieStore
 from bindery_metadata.layout.layout import BINDERY_ROOT, LedgersLayout
 from bindery_metadata.layout.znode_path import parent_of
-from bindery_metadata.stores.store import MetadataStore, Node, Stat
+from bindery_metadata.stores.store import MetadataStore, Node
 from bindery_pulsar import znode_layout
 
 BACKUP_FORMAT: Final = "bindery-metadata-backup"
@@ -166,7 +166,7 @@ async def _pass(
         async for path, node in walk(store, root):
             found.add(path)
             stat = node.stat
-            creates = creates_of(stat) if is_counter(layout, path) else None
+            creates = stat.creates if is_counter(layout, path) else None
             mark = (stat.version, stat.ctime_ms, creates)
             if seen.get(path) != mark:
                 seen[path] = mark
@@ -203,14 +203,6 @@ async def _read(store: MetadataStore, path: str) -> tuple[str, Node | None, list
     except NoSuchNode:
         return path, None, []
     return path, node, names
-
-
-def creates_of(stat: Stat) -> int:
-    """Return the number of children ever created, which is the number of the next sequential child.
-
-    ZooKeeper reports twice that number minus the number of existing children (DataNode.copyStat).
-    """
-    return (stat.children_version + stat.children_count) // 2
 
 
 def _finish(

@@ -7,7 +7,8 @@ No ledger id may be assigned twice: bookies may still store entries, keys and fe
 backup. The id generator therefore starts `id_margin` above the highest known id, which is the highest of the counter in
 the backup and all short ledger ids. A counter is advanced by creating and deleting children, some thousands per second.
 If more than BURN_MAX are needed, the cluster switches to long ids, which are above all short ones, as BookKeeper does
-when the short ids are used up (`idgen-long`).
+when the short ids are used up (`idgen-long`). The skipped ids are recorded (`known_ledgers`): a bookie that stores a
+ledger of such an id keeps it until an operator accepts the restored metadata.
 
 Existing nodes are never changed, except that counters are raised. In an existing cluster, `merge` does not restore
 missing memberships, the recovery switch, marks or their records. These nodes are missing because they were removed
@@ -30,27 +31,22 @@ from bindery_core.errors import (
 )
 from bindery_metadata.layout.layout import HOB_PREFIX, SHORT_ID_END, BinderyLayout, LedgersLayout
 from bindery_metadata.layout.znode_path import parent_of
-from bindery_metadata.ledgers.id_generator import HOB_FIRST
+from bindery_metadata.ledgers.id_counters import BURN_MAX, BURN_STEP, HOB_FIRST, burn, read_counters
+from bindery_metadata.ledgers.known_ledgers import KnownLedgersStore, Range
 from bindery_metadata.stores.parents import make_path
-from bindery_metadata.stores.store import Create, Delete, MetadataStore, Op, Set
+from bindery_metadata.stores.store import Create, MetadataStore, Op, Set
 from bindery_pulsar import znode_layout
 
-from bindery_recovery.backup.backup import BackedUpNode, Backup, Progress, creates_of, roots_of
+from bindery_recovery.backup.backup import BackedUpNode, Backup, Progress, roots_of
 
 ID_MARGIN_DEFAULT: Final = 10_000
 """Default number of ledger ids that are skipped above the highest known one."""
-BURN_MAX: Final = 1_000_000
-"""Maximum number of ids that are skipped by creating children, which takes some minutes; beyond it, long ids are
-used."""
-BURN_STEP: Final = 500
-"""Number of ids skipped per transaction."""
 BATCH_NODES_MAX: Final = 200
 """Maximum number of nodes created in one transaction."""
 BATCH_SIZE_MAX: Final = 500_000
 """Maximum bytes of paths and data in one transaction, well below ZooKeeper's limit for a packet."""
 WRITE_ATTEMPTS_MAX: Final = 5
 """Maximum number of attempts of one write whose outcome is unknown or that conflicts with another client."""
-_BURN_NAME: Final = "restore-"
 
 
 class CannotRestore(Conflict):
@@ -109,7 +105,8 @@ async def restore_backup(
     restore = _Restore(store, dry_run=dry_run, progress=progress)
     await restore.make(early)
     await restore.compare(intents)
-    next_id = await _raise_counters(store, layout, nodes, id_margin=id_margin, dry_run=dry_run)
+    known = KnownLedgersStore(store, instance_id=backup.instance_id)
+    next_id = await _raise_counters(store, layout, nodes, known=known, id_margin=id_margin, dry_run=dry_run)
     await restore.make(last)
     return RestoreSummary(restore.created, restore.kept, restore.differing, next_id, dry_run, restore.left_out)
 
@@ -247,7 +244,13 @@ def _batches(nodes: Sequence[BackedUpNode]) -> Iterator[list[BackedUpNode]]:
 
 
 async def _raise_counters(
-    store: MetadataStore, layout: LedgersLayout, nodes: Sequence[BackedUpNode], *, id_margin: int, dry_run: bool
+    store: MetadataStore,
+    layout: LedgersLayout,
+    nodes: Sequence[BackedUpNode],
+    *,
+    known: KnownLedgersStore,
+    id_margin: int,
+    dry_run: bool,
 ) -> int:
     """Advance every counter to its position in the backup. Return the lowest id that the next ledger may get."""
     for node in nodes:
@@ -257,73 +260,52 @@ async def _raise_counters(
             await burn(store, node.path, up_to=node.creates)
         if node.path == znode_layout.PRODUCER_NAME_COUNTER:
             await _raise_version(store, node.path, up_to=node.version)
-    return await _raise_ledger_ids(store, layout, nodes, id_margin=id_margin, dry_run=dry_run)
+    return await _raise_ledger_ids(store, layout, nodes, known=known, id_margin=id_margin, dry_run=dry_run)
 
 
 async def _raise_ledger_ids(
-    store: MetadataStore, layout: LedgersLayout, nodes: Sequence[BackedUpNode], *, id_margin: int, dry_run: bool
+    store: MetadataStore,
+    layout: LedgersLayout,
+    nodes: Sequence[BackedUpNode],
+    *,
+    known: KnownLedgersStore,
+    id_margin: int,
+    dry_run: bool,
 ) -> int:
+    """Advance the id generator, and record the ids that it skips. Return the lowest id that the next ledger may get."""
     ids = [ledger_id for node in nodes if (ledger_id := layout.ledger_id(node.path)) is not None]
-    highs = [high for node in nodes if (high := _high_of(layout, node.path)) is not None]
-    short_next = max((int(ledger_id) + 1 for ledger_id in ids if ledger_id < SHORT_ID_END), default=0)
-    counter = next((node.creates or 0 for node in nodes if node.path == layout.idgen), 0)
-    short_next = max(short_next, counter) + id_margin
-    is_long = any(node.path == layout.idgen_long for node in nodes) or await store.exists(layout.idgen_long) is not None
-    now = await _creates_now(store, layout.idgen)
-    if not is_long and short_next < SHORT_ID_END and short_next - now <= BURN_MAX:
+    highs = {high: node.creates or 0 for node in nodes if (high := _high_of(layout, node.path)) is not None}
+    short_base = max((int(ledger_id) + 1 for ledger_id in ids if ledger_id < SHORT_ID_END), default=0)
+    short_base = max(short_base, next((node.creates or 0 for node in nodes if node.path == layout.idgen), 0))
+    short_next = short_base + id_margin
+    now = await read_counters(store, layout)
+    is_long = any(node.path == layout.idgen_long for node in nodes) or now.short_end == SHORT_ID_END
+    if not is_long and short_next < SHORT_ID_END and short_next - now.short_end <= BURN_MAX:
         if not dry_run:
+            await _record_skipped(known, (max(short_base, now.short_end), short_next))
             await make_path(store, layout.idgen)
             await burn(store, layout.idgen, up_to=short_next)
-        return max(short_next, now)
+        return max(short_next, now.short_end)
     # Long ids: the next upper half has not been used for any id. Ids that clients chose themselves may be
     # there, but cause no conflict: the creator of a ledger tries the next id if one is taken.
+    long_base = max([now.long_end, *((high << 32) + creates for high, creates in highs.items())])
+    high = max([HOB_FIRST - 1, now.long_end >> 32, *highs]) + 1
     if not dry_run:
-        highs += await _highs_now(store, layout)
-    high = max(highs, default=HOB_FIRST - 1) + 1
-    if not dry_run:
+        short = (SHORT_ID_END if is_long else max(short_base, now.short_end), SHORT_ID_END)
+        await _record_skipped(known, short, (long_base, high << 32))
         await make_path(store, layout.hob(high))
     return high << 32
+
+
+async def _record_skipped(known: KnownLedgersStore, *ranges: Range) -> None:
+    """Record ids that no client generated: bookies may store ledgers of these ids that are newer than the backup, and
+    must not delete them as if they had been deleted (`known_ledgers`)."""
+    await known.update(lambda before: before.with_skipped(*ranges))
 
 
 def _high_of(layout: LedgersLayout, path: str) -> int | None:
     digits = path.removeprefix(f"{layout.idgen_long}/{HOB_PREFIX}")
     return int(digits) if digits != path and digits.isdecimal() else None
-
-
-async def _highs_now(store: MetadataStore, layout: LedgersLayout) -> list[int]:
-    try:
-        names = await store.children(layout.idgen_long)
-    except NoSuchNode:
-        return []
-    found = (_high_of(layout, f"{layout.idgen_long}/{name}") for name in names)
-    return [high for high in found if high is not None]
-
-
-async def _creates_now(store: MetadataStore, path: str) -> int:
-    stat = await store.exists(path)
-    return 0 if stat is None else creates_of(stat)
-
-
-async def burn(store: MetadataStore, path: str, *, up_to: int) -> None:
-    """Advance the counter of `path` so that its next sequential child is number `up_to` or higher. Safe while other
-    clients use the counter."""
-    attempts = 0
-    while True:
-        left = up_to - await _creates_now(store, path)
-        if left <= 0:
-            return
-        ops: list[Op] = []
-        for number in range(min(left, BURN_STEP)):
-            child = f"{path}/{_BURN_NAME}{number}"
-            ops += [Create(child), Delete(child, 0)]
-        try:
-            await store.multi(ops)
-            attempts = 0
-        except (AlreadyExists, MetadataOutcomeUnknown):
-            attempts += 1
-            if attempts == WRITE_ATTEMPTS_MAX:
-                raise
-            await store.sync(path)
 
 
 async def _raise_version(store: MetadataStore, path: str, *, up_to: int) -> None:

@@ -31,6 +31,7 @@ from bindery_metadata.bookies.cookies import CookieStore
 from bindery_metadata.bookies.membership import ABSENT, Intent, Membership, MembershipStore
 from bindery_metadata.coordination.election import current_auditor
 from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.ledgers.known_ledgers import refuse_if_suspected
 from bindery_metadata.recovery.recovery_records import (
     HistoryEvent,
     Obstacle,
@@ -335,8 +336,10 @@ class BookieEmptier:
     async def retire(self, bookie_id: BookieId) -> bool:
         """Delete the cookie of a removed bookie that no ledger names any more. Return False if it had none.
 
-        Raises CannotRecover, without deleting anything, while the bookie is registered or a ledger names it.
+        Raises CannotRecover, without deleting anything, while the bookie is registered or a ledger names it;
+        MetadataRollbackSuspected, because a ledger that names it may be missing in the metadata.
         """
+        await refuse_if_suspected(self._store, self._layout, f"the cookie of {bookie_id} is not deleted")
         plan = await self.plan_recovery(bookie_id)
         if plan.holdings.ledgers or plan.holdings.unreadable:
             raise CannotRecover(f"ledgers still name {bookie_id}", ledgers=len(plan.holdings.ledgers))

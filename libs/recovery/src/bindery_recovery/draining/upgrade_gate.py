@@ -10,6 +10,8 @@ Removing a bookie loses the entries that only this bookie holds. An upgrade is r
 | lost             | a known bookie is not registered, and neither in maintenance nor removed  | start or recover it  |
 | not_drained      | a bookie to be removed is writable or holds ledgers                       | `drain --wait`       |
 | not_named        | no known bookie has an id that matches the template of ids                | fix the template     |
+| rollback         | a bookie is to be removed, and the metadata may have been rolled back, so | restore or accept    |
+|                  | that ledgers of that bookie may be missing in it (`known_ledgers`)        | the metadata         |
 | unreachable      | ZooKeeper does not answer                                                 | start it             |
 
 | a bookie is    | and registered                     | and absent                                         |
@@ -25,7 +27,7 @@ What a draining bookie holds is read from the metadata of all ledgers. The resul
 registered as read-only before they were read: a writable bookie may receive new ledgers at any time.
 
 A rollback (`only_going`) may be needed to end an outage, so it is refused in fewer cases: only if a ledger names a
-bookie that is to be removed and whose membership is not `removed`, or if no bookie id matches the template. The bookies
+bookie that is to be removed and whose membership is not `removed`, or for `not_named` and `rollback`. The bookies
 need not have been drained, because bookies that failed to start must be removable. A ledger that is created between the
 check and their removal may name them: it loses these copies, as if the bookies had failed.
 
@@ -53,6 +55,7 @@ from bindery_metadata.cluster import ClusterStatus, cluster_status
 from bindery_metadata.coordination.election import current_auditor
 from bindery_metadata.layout.layout import LedgersLayout
 from bindery_metadata.ledgers.closing_records import ClosingRecords
+from bindery_metadata.ledgers.known_ledgers import MetadataRollbackSuspected, refuse_if_suspected
 from bindery_metadata.ledgers.ledger_manager import LedgerManager
 from bindery_metadata.recovery.underreplication import UnderreplicationManager
 from bindery_metadata.stores.store import MetadataStore
@@ -135,7 +138,8 @@ async def check_gate(
         await store.sync(layout.root)  # marks and registrations written just before must be seen
         if only_going and scale is not None:
             members = await _Members.read(store, layout, clock_ms=clock_ms, randomness=randomness, leaving=scale)
-            return Verdict(tuple(members.refusals_of_going(scale)), tuple(members.notes(scale)))
+            refusals = [*members.refusals_of_going(scale), *await _rolled_back(store, layout, status, scale)]
+            return Verdict(tuple(refusals), tuple(members.notes(scale)))
         marks = UnderreplicationManager(store, layout, randomness=randomness, clock_ms=clock_ms)
         marked = [mark.ledger_id async for mark in marks.list()]
         noted = await _noted(store, LedgerManager(store, layout, randomness=randomness), frozenset(marked))
@@ -147,12 +151,26 @@ async def check_gate(
             *_marks(marked, is_paused=is_paused),
             *_unknown(noted, is_paused=is_paused, has_auditor=bool(auditor)),
             *members.refusals(scale),
+            *await _rolled_back(store, layout, status, scale),
         ]
     except (MetadataUnavailable, OutcomeUnknown) as error:
         return Verdict(
             (Refusal("unreachable", f"ZooKeeper does not answer: {error}", "start ZooKeeper, then try again"),)
         )
     return Verdict(tuple(refusals), (*notes, *members.notes(scale)))
+
+
+async def _rolled_back(
+    store: MetadataStore, layout: LedgersLayout, status: ClusterStatus, scale: Scale | None
+) -> list[Refusal]:
+    """Refuse to remove bookies while the metadata may not contain all of their ledgers."""
+    if scale is None or not any(scale.goes(bookie_id) for bookie_id in _bookies(status)):
+        return []
+    try:
+        await refuse_if_suspected(store, layout, "no bookies are removed")
+    except (MetadataRollbackSuspected, Corrupt) as error:
+        return [Refusal("rollback", str(error), "restore the newer metadata, or accept the present one")]
+    return []
 
 
 def _marks(marked: list[LedgerId], *, is_paused: bool) -> list[Refusal]:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from bindery_core.auth_token import TokenVerifier
+from bindery_core.auth_token import TokenVerifier, is_subject
 from bindery_core.errors import BinderyError, Unauthorized
 from bindery_core.wire import messages as m
 from bindery_core.wire.messages import Operation, Request, Response, Status
@@ -87,9 +87,14 @@ class CertificateAuthenticator:
         if names is None:
             raise Unauthorized("the client presented no certificate")
         for name in names:
-            if not self._allowed or name in self._allowed:
+            if (not self._allowed or name in self._allowed) and is_subject(name):
                 return name
-        raise Unauthorized("no name in the certificate is allowed", names=",".join(names)[:200])
+        raise Unauthorized("no name in the certificate is allowed", names=_escaped(",".join(names))[:200])
+
+
+def _escaped(text: str) -> str:
+    """Return `text` with escapes for what is not printable ASCII, so that a log line that contains it is not forged."""
+    return text.encode("unicode_escape").decode()
 
 
 def certificate_names(certificate: Mapping[str, Any] | None) -> list[str] | None:

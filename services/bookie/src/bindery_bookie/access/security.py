@@ -1,4 +1,4 @@
-"""Security: the authentication and TLS that the ledger port requires, from settings and the files that they name.
+"""Security: the authentication and TLS that the ports require, from settings and the files that they name.
 
 No other module of the bookie reads secrets. They are read once, at the start; errors contain a file name and a line
 number at most.
@@ -8,13 +8,15 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Final
 
-from bindery_core.auth_token import SharedSecrets, SignedTokens, TokenVerifier
+from bindery_core.auth_token import TokenVerifier
 from bindery_core.errors import BadRequest
-from bindery_kit.admin.access import Access, read_secrets
+from bindery_kit.admin.access import Access, AdminAccess, load_verifier
+from bindery_kit.admin.token_settings import AdminTokenSettings
 from bindery_kit.configuration.bounds import Gt, Le
 from bindery_kit.configuration.settings import Settings, SettingsConfigDict
+from bindery_kit.http.listening import is_loopback
 
 from bindery_bookie.access.authentication import Authenticator, CertificateAuthenticator, Gate, TokenAuthenticator
 
@@ -40,7 +42,12 @@ class AuthSettings(Settings):
     """File of shared secrets for `token`, one per line. Each of them is accepted, so that secrets can be replaced."""
 
     keys_file: str = ""
-    """File of keys that sign tokens (HS256) for `token`, one per line. Instead of `secrets_file`."""
+    """File of keys that sign tokens (HS256) for `token`, one per line as text or base64, or `file:///path` of a file
+    that is one key, as Pulsar writes them. Instead of `secrets_file`."""
+
+    audience: str = ""
+    """Name of the bookies in the claim `aud` of signed tokens; others are refused. Empty: tokens with an audience are
+    refused. Source: Pulsar's tokenAudience."""
 
     allowed_names: str = ""
     """Names for `certificate`, separated by commas: the certificate of a client must contain one of them as its common
@@ -108,12 +115,34 @@ def load_security(auth: AuthSettings, tls: TlsSettings, *, now_s: Callable[[], f
     )
 
 
+CLUSTER_HINT: Final = (
+    "changes of the cluster need an operator's token on a port that other machines can reach. Set admin.token_file "
+    "(BOOKIE_ADMIN_TOKEN_FILE) of this bookie to the auditor's file of tokens, or send the request to an auditor"
+)
+"""Why a bookie without tokens of operators refuses a change of the cluster."""
+
+
+def admin_access(
+    auth: AuthSettings, admin: AdminTokenSettings, *, host: str, now_s: Callable[[], float]
+) -> AdminAccess:
+    """Return the checks of requests to the admin API (the table in `bindery_kit.admin.access`).
+
+    `host`: the address of the port. `now_s`: seconds since 1970. Raises BadRequest.
+    """
+    by_operators = admin.access(now_s=now_s)
+    if by_operators is not None:
+        return AdminAccess(own=by_operators, cluster=by_operators)
+    own = access_by_provider(auth, now_s=now_s)
+    cluster = own if is_loopback(host) else Access(None, now_s=now_s, hint=CLUSTER_HINT)
+    return AdminAccess(own=own, cluster=cluster)
+
+
 def access_by_provider(auth: AuthSettings, *, now_s: Callable[[], float]) -> Access | None:
-    """Return the check of requests to the admin API; None if no token is required. Raises BadRequest."""
+    """Return the check of requests by the tokens of the ledger port; None if it needs none. Raises BadRequest."""
     if auth.provider is AuthProvider.NONE:
         return None
     has_secrets = bool(auth.secrets_file or auth.keys_file)
-    hint = "set auth.secrets_file or auth.keys_file of this bookie"
+    hint = "set admin.token_file, auth.secrets_file or auth.keys_file of this bookie"
     return Access(_verifier(auth) if has_secrets else None, now_s=now_s, hint=hint)
 
 
@@ -129,11 +158,12 @@ def _authenticator(auth: AuthSettings, now_s: Callable[[], float]) -> Authentica
 
 
 def _verifier(auth: AuthSettings) -> TokenVerifier:
-    if bool(auth.secrets_file) == bool(auth.keys_file):
-        raise BadRequest("token authentication needs one of auth.secrets_file and auth.keys_file")
-    if auth.secrets_file:
-        return SharedSecrets(read_secrets(auth.secrets_file))
-    return SignedTokens(read_secrets(auth.keys_file))
+    return load_verifier(
+        secrets_file=auth.secrets_file,
+        keys_file=auth.keys_file,
+        audience=auth.audience,
+        names=("auth.secrets_file", "auth.keys_file"),
+    )
 
 
 def _tls_context(auth: AuthSettings, tls: TlsSettings) -> ssl.SSLContext | None:

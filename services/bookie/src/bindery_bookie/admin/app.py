@@ -12,7 +12,14 @@ from bindery_kit.admin.app import HEAVY_MAX as HEAVY_MAX
 from bindery_kit.admin.http import Route
 from bindery_recovery.admin import autorecovery_http
 
-from bindery_bookie.admin import bookie_routes, cluster_routes, ledger_routes, own_routes, storage_routes
+from bindery_bookie.admin import (
+    bookie_routes,
+    cluster_routes,
+    ledger_routes,
+    own_routes,
+    rollback_routes,
+    storage_routes,
+)
 from bindery_bookie.admin.context import AdminContext as AdminContext
 from bindery_bookie.admin.shard import EngineShard as EngineShard
 from bindery_bookie.admin.shared_client import SharedClient as SharedClient
@@ -24,6 +31,7 @@ ROUTES: Final[tuple[Route[AdminContext], ...]] = (
     *cluster_routes.ROUTES,
     *storage_routes.ROUTES,
     *own_routes.ROUTES,
+    *rollback_routes.ROUTES,
     *autorecovery_http.ROUTES,
 )
 
@@ -32,4 +40,10 @@ class AdminApp(app.AdminApp[AdminContext]):
     """An ASGI application."""
 
     def __init__(self, context: AdminContext, routes: Sequence[Route[AdminContext]] = ROUTES) -> None:
-        super().__init__(context, routes, access=context.access, is_open=context.is_open, service="bookie")
+        super().__init__(
+            context,
+            routes,
+            access=context.access,
+            is_open=context.is_open,
+            service="bookie",
+        )

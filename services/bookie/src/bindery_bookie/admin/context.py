@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from bindery_core.errors import MetadataUnavailable
 from bindery_core.sources import RandomBits
-from bindery_kit.admin.access import Access
+from bindery_kit.admin.access import OPEN, AdminAccess
 from bindery_kit.observability.health import Health
 from bindery_metadata.layout.layout import LedgersLayout
 from bindery_metadata.ledgers.ledger_manager import LedgerManager
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from bindery_recovery.admin.recovery_admin import RecoveryAdmin
 
     from bindery_bookie.maintenance.repair import RepairState
+    from bindery_bookie.maintenance.rollback_guard import RollbackGuard
 
 DRILLS_SETTING: Final = "--storage-drills (BOOKIE_STORAGE_DRILLS)"
 """Flag and environment variable that allow fault injection."""
@@ -112,14 +113,15 @@ class AdminContext:
     """None until the bookie is connected."""
     ledger_client: Callable[[], Awaitable["LedgerClient"]] | None = None
     """The ledger client of the process, which is connected by the first call."""
-    access: Access | None = None
-    """None if no token is required."""
+    access: AdminAccess = OPEN
     shards: Callable[[], Sequence[Shard]] = tuple
     directories: Callable[[], Sequence[Any]] = tuple
     """State of each configured directory: `storage_watch.DirectoryState`."""
     damage: DamageRegister | None = None
     repair: "Callable[[], RepairState | None]" = lambda: None
     """Progress of the repair; None until it runs."""
+    guard: "Callable[[], RollbackGuard | None]" = lambda: None
+    """The guard against rolled-back metadata; None until the bookie's identity is established."""
     drills: DrillControl | None = None
     recovery: Callable[[], Awaitable["RecoveryAdmin"]] | None = None
     """Operations on the recovery of the cluster; built by the first call."""

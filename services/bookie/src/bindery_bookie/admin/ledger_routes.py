@@ -10,8 +10,8 @@
 Pages are those of BookKeeper: a page of the list has 100 ledgers, the first one 99, and applies only with
 print_metadata; a page of a ledger has 1000 entries. Lists and entries are streamed while they are read; an error after
 the first member aborts the connection. An open ledger is read up to its last confirmed entry and is not recovered.
-Characters outside ASCII become U+FFFD. Metadata that cannot be read is `{"error"}`. If tokens are required, passwords
-are masked for requests without one.
+Characters outside ASCII become U+FFFD. Metadata that cannot be read is `{"error"}`. If the port requires tokens for
+anything, passwords are masked in requests without one.
 Source: BookKeeper's ListLedgerService, GetLedgerMetaService, ReadLedgerEntryService, DeleteLedgerService.
 """
 
@@ -170,5 +170,5 @@ ROUTES: Final = (
     Route("GET", "/api/v1/ledger/list", _list, is_heavy=True),
     Route("GET", "/api/v1/ledger/metadata", _metadata),
     Route("GET", "/api/v1/ledger/read", _read, is_guarded=True, is_heavy=True),
-    Route("DELETE", "/api/v1/ledger/delete", _delete, is_heavy=True),
+    Route("DELETE", "/api/v1/ledger/delete", _delete, is_heavy=True, is_cluster_wide=True),
 )

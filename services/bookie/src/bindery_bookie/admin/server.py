@@ -10,19 +10,21 @@ from typing import TYPE_CHECKING
 
 from bindery_core.ids import BookieId
 from bindery_core.sources import RandomBits
+from bindery_kit.admin.access import AdminAccess
 from bindery_kit.http.http_server import HttpServer
+from bindery_kit.http.http_stats import HttpStats
 from bindery_kit.observability.health import Health, OpsApp
 from bindery_kit.observability.process_page import ProcessPage
 from bindery_metadata.layout.layout import LedgersLayout
 from bindery_metadata.stores.store import MetadataStore
 
-from bindery_bookie.access.security import access_by_provider
 from bindery_bookie.admin.app import AdminApp
 from bindery_bookie.admin.context import AdminContext
 from bindery_bookie.admin.shard import EngineShard
 from bindery_bookie.admin.shared_client import SharedClient
 from bindery_bookie.admin.shared_recovery import SharedRecovery
 from bindery_bookie.maintenance.repair import RepairState
+from bindery_bookie.maintenance.rollback_guard import RollbackGuard
 from bindery_bookie.maintenance.storage_watch import DirectoryState
 from bindery_bookie.metrics import BookieMetrics
 from bindery_bookie.settings import BookieSettings
@@ -45,6 +47,7 @@ class AdminServer:
         settings: BookieSettings,
         *,
         sock: socket.socket,
+        access: AdminAccess,
         bookie_id: BookieId,
         health: Health,
         state: BookieState,
@@ -57,14 +60,15 @@ class AdminServer:
         directories: Callable[[], Sequence[DirectoryState]],
         metadata: Callable[[], MetadataStore | None],
         repair: Callable[[], RepairState | None],
+        guard: Callable[[], RollbackGuard | None],
         recovery_page: Callable[[], bytes],
         connect_client: "Callable[[], Awaitable[LedgerClient] | None]",
         randomness: RandomBits,
         wall_clock_ms: Callable[[], int],
     ) -> None:
-        """`sock`: bound, not listening yet; `start` listens on it, and `stop` closes it. `metadata`, `connect_client`
-        and `repair` return None until the start has created these parts. `recovery_page`: metrics of recovery inside
-        this bookie, as text."""
+        """`sock`: bound, not listening yet; `start` listens on it, and `stop` closes it. `metadata`, `connect_client`,
+        `repair` and `guard` return None until the start has created these parts. `recovery_page`: metrics of recovery
+        inside this bookie, as text."""
         layout = LedgersLayout(settings.ledgers_root)
         self._client = SharedClient(connect_client)
         self._recovery = SharedRecovery(
@@ -93,15 +97,25 @@ class AdminServer:
             metadata=metadata,
             damage=damage,
             repair=repair,
+            guard=guard,
             ledger_client=self._client.get,
-            access=access_by_provider(settings.auth, now_s=lambda: wall_clock_ms() / 1000),
+            access=access,
             shards=lambda: views,
             directories=directories,
             drills=drills,
             recovery=self._recovery.get,
         )
-        app = OpsApp(health, ProcessPage("bookie", metrics.render, recovery_page), app=AdminApp(context))
-        self._http = HttpServer(app, host=settings.host, sock=sock)
+        stats = HttpStats()
+        page = ProcessPage("bookie", metrics.render, recovery_page)
+        app = OpsApp(health, page, app=AdminApp(context), parts=[stats.render])
+        self._http = HttpServer(
+            app,
+            host=settings.host,
+            sock=sock,
+            settings=settings.http,
+            stats=stats,
+            own_names=[settings.advertised_host],
+        )
 
     async def start(self) -> None:
         """Return once requests are accepted."""

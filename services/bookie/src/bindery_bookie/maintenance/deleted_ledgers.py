@@ -7,14 +7,16 @@ A run deletes nothing unless it has read all of the metadata. Each step may end 
 | 1 list the ledgers that this bookie stores                     | later ledgers are not candidates             |
 | 2 sync                                                         | a ZooKeeper server may lag behind the leader |
 | 3 check that INSTANCEID is the cookie's and LAYOUT readable    | another cluster, or a tree in another format |
-| 4 list all ledgers of the metadata, ascending; a stored ledger | an error, or ids out of order, ends the run  |
+| 4 check that the metadata may have known every stored ledger   | ZooKeeper was rolled back to an older state  |
+| (`rollback_guard`)                                             |                                              |
+| 5 list all ledgers of the metadata, ascending; a stored ledger | an error, or ids out of order, ends the run  |
 | that is not listed is a candidate                              |                                              |
-| 5 sync, and read each candidate: only "no such ledger" counts  | a listing is not a snapshot                  |
-| 6 step 3 again                                                 | the tree may have been removed meanwhile     |
+| 6 sync, and read each candidate: only "no such ledger" counts  | a listing is not a snapshot                  |
+| 7 steps 3 and 4 again                                          | the tree may have changed meanwhile          |
 
 One listing serves all shards. `is_gone` checks a single ledger in the same way, for the repair. `over_replicated`
 deletes ledgers whose metadata no longer names this bookie; it is called after each run. Source: BookKeeper's
-ScanAndCompareGarbageCollector with verifyMetadataOnGC; sync and the checks of the tree are added.
+ScanAndCompareGarbageCollector with verifyMetadataOnGC; sync, the checks of the tree and the guard are added.
 """
 
 import asyncio
@@ -29,11 +31,13 @@ from bindery_core.ids import BookieId, LedgerId
 from bindery_core.sources import RandomBits
 from bindery_kit.observability.logs import get_logger
 from bindery_metadata.bookies.cookies import CookieStore
-from bindery_metadata.layout.layout import LAYOUT_TEXT, LedgersLayout
+from bindery_metadata.layout.layout import LAYOUT_TEXT, SHORT_ID_END, LedgersLayout
+from bindery_metadata.ledgers.known_ledgers import MetadataRollbackSuspected
 from bindery_metadata.stores.store import MetadataStore, Node, Watch
 
 from bindery_bookie.maintenance.over_replicated import OverReplicated
 from bindery_bookie.maintenance.over_replicated import Shard as OverReplicatedShard
+from bindery_bookie.maintenance.rollback_guard import RollbackGuard
 from bindery_bookie.storage.collection.collection_interface import GarbageCollection
 from bindery_bookie.storage.stats import StorageStats
 
@@ -89,6 +93,7 @@ class GarbageCollector:
         *,
         instance_id: str,
         bookie_id: BookieId,
+        guard: RollbackGuard,
         connect: "Callable[[], Awaitable[LedgerClient]]",
         wait_s: float,
         over_replicated_wait_s: float,
@@ -105,6 +110,7 @@ class GarbageCollector:
         self._metadata = metadata
         self._layout = layout
         self._instance_id = instance_id
+        self._guard = guard
         self._wait_s = wait_s
         self._paced = cast(MetadataStore, _PacedReads(metadata, rate=op_rate, clock=clock))
         self._wall_clock_ms = wall_clock_ms
@@ -119,7 +125,7 @@ class GarbageCollector:
             layout,
             bookie_id=bookie_id,
             connect=connect,
-            check_cluster=self._check_cluster,
+            check_cluster=self._check_metadata,
             interval_s=over_replicated_wait_s,
             wall_clock_ms=wall_clock_ms,
             randomness=randomness,
@@ -171,15 +177,16 @@ class GarbageCollector:
         return deleted
 
     async def is_gone(self, ledger_id: int) -> bool:
-        """Return whether the metadata has no such ledger, confirmed by steps 2, 3, 5 and 6. Raises BinderyError."""
+        """Return whether the metadata has no such ledger, confirmed by all steps but the listing. Raises
+        BinderyError."""
         await self._metadata.sync(self._layout.root)
-        await self._check_cluster()
+        await self._check_metadata(ledger_id)
         manager = self._ledger_manager()
         try:
             is_gone = await _is_gone(manager.read, ledger_id)
         finally:
             await manager.close()
-        await self._check_cluster()
+        await self._check_metadata(ledger_id)
         return is_gone
 
     def _ledger_manager(self) -> "LedgerManager":
@@ -202,19 +209,33 @@ class GarbageCollector:
             return 0
         await self._metadata.sync(self._layout.root)
         await self._check_cluster()
+        suspected: MetadataRollbackSuspected | None = None
+        try:
+            await self._guard.check(here)
+        except MetadataRollbackSuspected as error:
+            suspected = error
         manager = self._ledger_manager()
         try:
-            candidates = await self._missing(heapq.merge(*here), manager.list())
+            candidates, highest = await self._missing(heapq.merge(*here), manager.list())
+            if suspected is not None:
+                await self._guard.count_missing(len(candidates))
+                raise suspected
+            await self._guard.raise_mark(highest)
             self.state.ledgers_here = sum(map(len, here))
             if candidates:
                 await self._metadata.sync(self._layout.root)
             gone = {ledger_id for ledger_id in candidates if await _is_gone(manager.read, ledger_id)}
-            await self._check_cluster()
+            await self._check_metadata(*gone)
         finally:
             await manager.close()
         for shard, ledger_ids in zip(self._shards, here, strict=True):
             await self._delete(shard, [ledger_id for ledger_id in ledger_ids if ledger_id in gone])
         return len(gone)
+
+    async def _check_metadata(self, *ledger_ids: int) -> None:
+        """Check the cluster, and that the metadata may have known these ledgers. Raises BinderyError."""
+        await self._check_cluster()
+        await self._guard.confirm(ledger_ids)
 
     async def _check_cluster(self) -> None:
         """Raise Conflict if this is another cluster, and BadVersion if the tree has another format."""
@@ -235,16 +256,20 @@ class GarbageCollector:
                 found=layout.decode("ascii", "replace"),
             )
 
-    async def _missing(self, here: Iterator[int], listed: AsyncIterator[int]) -> "array[int]":
-        """Return the ids in `here` that are not in `listed`; both are ascending."""
+    async def _missing(self, here: Iterator[int], listed: AsyncIterator[int]) -> "tuple[array[int], tuple[int, ...]]":
+        """Return the ids in `here` that are not in `listed`, and the highest short and long id in `listed`, as far as
+        there are any. Both arguments are ascending."""
         missing = array("q")
         local = next(here, None)
         count = 0
         before = -1
+        short = -1
         async for ledger_id in listed:
             if ledger_id <= before:
                 raise Conflict("the list of ledgers is out of order", before=before, found=ledger_id)
             before = ledger_id
+            if ledger_id < SHORT_ID_END:
+                short = ledger_id
             count += 1
             while local is not None and local < ledger_id:
                 missing.append(local)
@@ -255,7 +280,7 @@ class GarbageCollector:
             missing.append(local)
         missing.extend(here)
         self.state.ledgers_listed = count
-        return missing
+        return missing, tuple(one for one in (short, before) if one >= 0)
 
     async def _delete(self, shard: GarbageShard, ledger_ids: Sequence[int]) -> None:
         for ledger_id in ledger_ids:

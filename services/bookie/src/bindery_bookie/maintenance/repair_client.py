@@ -13,7 +13,7 @@ from bindery_core.auth_token import sign
 from bindery_core.errors import BadRequest
 from bindery_core.ids import BookieId
 from bindery_core.sources import RandomSource
-from bindery_kit.admin.access import read_secrets
+from bindery_kit.admin.access import read_keys, read_secrets
 from bindery_kit.process.late_imports import in_thread
 from bindery_metadata.layout.layout import LedgersLayout
 from bindery_metadata.stores.store import MetadataStore
@@ -81,4 +81,4 @@ def _own_token(settings: BookieSettings, bookie_id: BookieId) -> bytes:
     auth = settings.auth
     if auth.secrets_file:
         return read_secrets(auth.secrets_file)[0]
-    return sign(read_secrets(auth.keys_file)[0], subject=str(bookie_id))
+    return sign(read_keys(auth.keys_file)[0], subject=str(bookie_id), audience=auth.audience or None)

@@ -18,6 +18,8 @@
 | bindery_bookie_scrub_quarantined{shard}         | gauge   | regions known to be bad                                |
 | bindery_bookie_gc_live_ratio{shard}             | gauge   | live part of the entry logs; absent without any        |
 | bindery_bookie_gc_running{shard,kind}           | gauge   | 1 while removal, minor or major compaction runs        |
+| bindery_bookie_metadata_rollback_suspected      | gauge   | 1: no ledgers are deleted; see `rollback_guard`        |
+| bindery_bookie_unknown_ledgers                  | gauge   | stored ledgers that the metadata never knew            |
 
 A part has no samples until it exists, for example before the storage is open.
 """
@@ -32,6 +34,7 @@ from bindery_bookie.storage.corruption.damage import DamageRegister
 
 if TYPE_CHECKING:
     from bindery_bookie.maintenance.repair import RepairState
+    from bindery_bookie.maintenance.rollback_guard import RollbackGuard
     from bindery_bookie.maintenance.storage_watch import DirectoryState
     from bindery_bookie.storage.engine.engine import StorageEngine
 
@@ -50,14 +53,16 @@ def add_parts(
     directories: "Callable[[], Sequence[DirectoryState]]",
     damage: DamageRegister,
     repair: "Callable[[], RepairState | None]",
+    guard: "Callable[[], RollbackGuard | None]",
 ) -> None:
     """Add all metrics of the table above, and BookKeeper's metrics of these parts.
 
-    `repair` returns None before the repair runs.
+    `repair` and `guard` return None before these parts run.
     """
     _add_bookkeepers(metrics, shards, state, directories)
     _add_directories(metrics, directories)
     _add_damage(metrics, damage, repair)
+    _add_rollback(metrics, guard)
 
     def by_shard(
         name: str, kind: str, help: str, read: "Callable[[StorageEngine], float | None]", *, always: bool = False
@@ -167,3 +172,23 @@ def _add_damage(metrics: BookieMetrics, damage: DamageRegister, repair: "Callabl
     show("bindery_bookie_repair_entries", "Entries copied from other bookies.", lambda state: state.entries_copied)
     show("bindery_bookie_repair_bytes", "Bytes copied from other bookies.", lambda state: state.bytes_copied)
     show("bindery_bookie_repair_failures", "Fetches that failed.", lambda state: state.entries_failed)
+
+
+def _add_rollback(metrics: BookieMetrics, guard: "Callable[[], RollbackGuard | None]") -> None:
+    def show(name: str, help: str, read: "Callable[[RollbackGuard], float]") -> None:
+        def samples() -> list[Sample]:
+            found = guard()
+            return [] if found is None or not found.state.checked_ms else [({}, read(found))]
+
+        metrics.figure(name, "gauge", help, samples)
+
+    show(
+        "bindery_bookie_metadata_rollback_suspected",
+        "1 if no ledgers are deleted because the metadata may have been rolled back.",
+        lambda found: found.state.is_suspected,
+    )
+    show(
+        "bindery_bookie_unknown_ledgers",
+        "Stored ledgers that the metadata never knew.",
+        lambda found: 0 if found.own_report is None else found.own_report.unknown,
+    )

@@ -18,6 +18,7 @@ from bindery_core.ids import BookieId, LedgerId
 from bindery_metadata.bookies.cookies import CookieStore
 from bindery_metadata.bookies.membership import ABSENT, Intent, MembershipStore
 from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.ledgers.known_ledgers import refuse_if_suspected
 from bindery_metadata.ledgers.ledger_manager import LedgerManager
 from bindery_metadata.stores.store import MetadataStore
 from bindery_metadata.stores.versioned import Versioned
@@ -206,12 +207,15 @@ class DiskIdentity:
         return reasons
 
     async def retire(self, *, wipe_version: bool, force: bool) -> Retirement:
-        """Remove the cookie in ZooKeeper. Raises CannotRetire; nothing was removed then.
+        """Remove the cookie in ZooKeeper. Raises CannotRetire, MetadataRollbackSuspected; nothing was removed then.
 
-        `wipe_version`: also remove the VERSION files. `force`: even if ledgers still name the bookie.
+        `wipe_version`: also remove the VERSION files. `force`: even if ledgers still name the bookie, or the metadata
+        may lack some that do.
         """
         bookie_id = self._claim.bookie_id
         await self._refuse_running(CannotRetire, files=wipe_version)
+        if not force:
+            await refuse_if_suspected(self._store, self._layout, f"the cookie of {bookie_id} is not removed")
         named = await self._ledgers_that_name(bookie_id)
         if named and not force:
             shown = ", ".join(map(str, named[:LEDGERS_SHOWN_MAX])) + (", ..." if len(named) > LEDGERS_SHOWN_MAX else "")

@@ -34,11 +34,11 @@ from bindery_core.wire.messages import (
 )
 from bindery_core.wire.status import of_error
 from bindery_kit.observability.logs import error_fields
+from bindery_kit.observability.quiet_log import QuietLog
 
 from bindery_bookie.metrics import BookieMetrics
 from bindery_bookie.server.back_pressure import BackPressureBudget
 from bindery_bookie.server.peer import Peer
-from bindery_bookie.server.quiet_log import QuietLog
 from bindery_bookie.server.read_turns import ReadTurns
 from bindery_bookie.server.refusals import failed
 from bindery_bookie.server.single_operations import SingleOperations, read_some

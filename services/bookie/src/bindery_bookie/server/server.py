@@ -10,12 +10,12 @@ from typing import Final
 
 from bindery_core.errors import BinderyError, TooManyRequests, Unauthorized
 from bindery_kit.observability.logs import error_fields
+from bindery_kit.observability.quiet_log import QuietLog
 
 from bindery_bookie.access.security import OPEN, Security
 from bindery_bookie.metrics import BookieMetrics
 from bindery_bookie.server.connection import BookieConnection
 from bindery_bookie.server.operations import Operations
-from bindery_bookie.server.quiet_log import QuietLog
 from bindery_bookie.settings import ServerSettings
 from bindery_bookie.state import BookieState
 from bindery_bookie.storage.store import EntryStore

@@ -22,10 +22,10 @@ from bindery_core.wire.detection import Codec
 from bindery_core.wire.messages import ReadFlag, ReadRequest, ReadResponse, Request, Response, Status
 from bindery_core.wire.status import of_error
 from bindery_kit.observability.logs import error_fields
+from bindery_kit.observability.quiet_log import QuietLog
 
 from bindery_bookie.metrics import BookieMetrics
 from bindery_bookie.server.peer import Peer
-from bindery_bookie.server.quiet_log import QuietLog
 from bindery_bookie.server.refusals import failed, refuse_other
 from bindery_bookie.settings import ServerSettings
 from bindery_bookie.state import BookieState

@@ -97,6 +97,10 @@ class ExclusiveDispatcher(Generic[M]):
 
     # -- delivering ----------------------------------------------------------------------------------------------
 
+    def next_size(self) -> int:
+        """Return the size of the next ready message; 0: there is none."""
+        return self._ready[0].size if self._ready else 0
+
     def take(
         self, consumer: str, *, count_max: int, bytes_max: int, ack_timeout_s: float, now: float
     ) -> list[Delivery[M]]:

@@ -152,6 +152,11 @@ class SharedDispatcher(Generic[M]):
 
     # -- delivering ----------------------------------------------------------------------------------------------
 
+    def next_size(self) -> int:
+        """Return the size of the next ready message; 0: there is none."""
+        item = self._peek()
+        return 0 if item is None else item.size
+
     def take(
         self, consumer: str, *, count_max: int, bytes_max: int, ack_timeout_s: float, now: float
     ) -> list[Delivery[M]]:

@@ -6,8 +6,10 @@ Operations raise those errors only if nothing was written.
 
 from collections.abc import Awaitable, Callable, Collection
 from typing import Final
+from urllib.parse import quote
 
-from bindery_core.errors import TopicFenced
+from bindery_core.errors import NoSuchSubscription, NoSuchTopic, NotThere, TopicFenced
+from bindery_pulsar.topic_name import SUBSCRIPTION_SIZE_MAX
 from starlette.responses import Response
 
 from bindery_broker.broker import Broker
@@ -47,6 +49,8 @@ class AtOwner:
                     if response is not None:
                         return response
                 return await operation(exchange)
+            except (NoSuchTopic, NoSuchSubscription) as error:
+                raise _with_fix(error, exchange) from error
             except (TopicFenced, NotOwner) as error:
                 if attempt < ATTEMPTS_MAX and not exchange.is_answered:
                     continue
@@ -70,3 +74,22 @@ class AtOwner:
             self.broker.ownership.forget_remote(Bundle.of(name))
             raise
         return Answered()
+
+
+def _with_fix(error: NotThere, exchange: Exchange) -> NotThere:
+    """Return the error with the request that creates what is missing, because a GET creates nothing."""
+    subscription = exchange.scope.get("path_params", {}).get("subscription", "")
+    if (
+        exchange.method == "DELETE"
+        or len(subscription) > SUBSCRIPTION_SIZE_MAX
+        or not exchange.broker.settings.auto_create_topics
+    ):
+        return error
+    name = exchange.topic
+    path = "/v1/topics/" + "/".join(quote(part, safe="") for part in (name.tenant, name.namespace, name.local))
+    if subscription:
+        path += f"/subscriptions/{quote(subscription, safe='')}"
+        fix = f"PUT {path} and POST {path}/receive create {'both' if isinstance(error, NoSuchTopic) else 'it'}"
+    else:
+        fix = f"PUT {path} creates it, and so does the first message"
+    return type(error)(f"{error.message}; {fix}", **error.facts)

@@ -6,14 +6,21 @@ next owner of the topic.
 """
 
 import asyncio
+import contextlib
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
 from typing import Any, Final, Protocol, TypeVar, cast
 from urllib.parse import parse_qsl
 
 import msgspec
 import msgspec.structs
-from bindery_core.errors import BadRequest, BinderyError, TooLarge
+from bindery_core.errors import BadRequest, TooLarge, TooManyRequests
+from bindery_kit.admin.content_types import (
+    JSON_TYPE,
+    check_content_coding,
+    check_json_type,
+    check_transfer_coding,
+)
 from bindery_pulsar.topic_name import TopicName
 from starlette.datastructures import Headers, QueryParams
 from starlette.requests import Request
@@ -21,20 +28,18 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from bindery_broker.broker import Broker
-from bindery_broker.http.budget import ByteBudget
+from bindery_broker.http.budget import FULL, ByteBudget
 from bindery_broker.http.json_errors import JSON_ERRORS, describe
+from bindery_broker.subscriptions.response_budget import Charge
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 
-JSON_TYPE: Final = b"application/json"
 SCOPE_KEY: Final = "bindery.exchange"
 """Key of the exchange in the ASGI scope."""
+PIECES_PER_TURN: Final = 16
+"""Number of pieces of an answer after which other tasks run, even if the client reads at once."""
 QUERY_SIZE_MAX: Final = 256 * 1024
 """Maximum bytes of a query string."""
-BODY_TIMEOUT_S: Final = 60.0
-"""Maximum seconds between two pieces of a body."""
-_JSON_TYPES: Final = ("", "application/json", "application/x-www-form-urlencoded")
-"""Accepted content types of a JSON body. curl sends the last one by default."""
 
 _encoder = msgspec.json.Encoder()
 _decoders: dict[type, msgspec.json.Decoder[Any]] = {}
@@ -75,16 +80,6 @@ class ClientGone(Exception):
     """The client closed the connection before its request was complete: no answer is sent."""
 
 
-class UnsupportedMediaType(BinderyError):
-    status = 415
-    code = "unsupported_media_type"
-
-
-class RequestTimeout(BinderyError):
-    status = 408
-    code = "request_timeout"
-
-
 class OperationRunner(Protocol):
     """Runs an operation on the broker that owns its topic: `AtOwner`."""
 
@@ -110,7 +105,10 @@ class Exchange(Request):
     _passed_on: bool = False
     """Whether the complete body was streamed to another consumer (the proxy)."""
     _charged: int = 0
-    """Bytes of the body that are charged to the budget."""
+    """Bytes of the complete body that are charged to the budget."""
+    _charge: Charge | None = None
+    _arriving: asyncio.Timeout | None = None
+    """Ends the wait for the next piece of a body that is given up."""
 
     def __init__(
         self,
@@ -208,44 +206,77 @@ class Exchange(Request):
         return await self.read_body(size_max=self.broker.settings.control_bytes_max)
 
     async def read_body(self, *, size_max: int) -> bytes:
-        """Return the complete body. Raises TooLarge beyond `size_max`, TooManyRequests beyond the budget, ClientGone.
+        """Return the complete body. Raises TooLarge beyond `size_max`, TooManyRequests beyond the budget, ClientGone,
+        and UnsupportedMediaType for an encoded body.
 
         The budget is charged for the bytes that arrive. It is not charged for Content-Length, because a client can
-        announce any number of bytes without sending them.
+        announce any number of bytes without sending them. The server ends bodies that arrive too slowly.
         """
         if self._read is not None:
             return self._read
-        announced = self.header(b"content-length")
-        if announced:
-            if not announced.isdigit():
-                raise BadRequest("not a content length")
-            if int(announced) > size_max:
-                raise TooLarge("the body is too large", size=int(announced), size_max=size_max)
-        chunks: list[bytes] = []
-        size = 0
-        while True:
-            message = await self._next_message()
-            chunk = message.get("body", b"")
-            if chunk:
-                size += len(chunk)
+        for name, value in self.scope["headers"]:
+            if name == b"content-length":
+                if not value.isdigit():
+                    raise BadRequest("not a content length")
+                if int(value) > size_max:
+                    raise TooLarge("the body is too large", size=int(value), size_max=size_max)
+            elif name == b"content-encoding":
+                check_content_coding(value)
+            elif name == b"transfer-encoding":
+                check_transfer_coding(value)
+        message = await self._next_message()
+        body: bytes = message.get("body", b"")
+        if message.get("more_body"):
+            body = await self._read_rest(body, size_max=size_max)
+        elif len(body) > size_max:
+            raise TooLarge("the body is too large", size=len(body), size_max=size_max)
+        self.budget.take(len(body))
+        self._charged = len(body)
+        self._read = body
+        return body
+
+    async def _read_rest(self, first: bytes, *, size_max: int) -> bytes:
+        """Return the body that begins with `first`. Its bytes are not charged any more on return."""
+        chunks, size, more = [first], len(first), True
+        try:
+            while more:
                 if size > size_max:
                     raise TooLarge("the body is too large", size=size, size_max=size_max)
-                self._charge(len(chunk))
+                self.budget.hold(self, size)
+                message = await self._next_piece()
+                chunk = message.get("body", b"")
                 chunks.append(chunk)
-            if not message.get("more_body"):
-                break
-        self._read = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-        return self._read
+                size += len(chunk)
+                more = message.get("more_body", False)
+            if size > size_max:
+                raise TooLarge("the body is too large", size=size, size_max=size_max)
+        finally:
+            self.budget.release(self)
+        return b"".join(chunks)
+
+    async def _next_piece(self) -> MutableMapping[str, Any]:
+        try:
+            async with asyncio.timeout(None) as self._arriving:
+                return await self._next_message()
+        except TimeoutError:
+            raise TooManyRequests(f"{FULL}, and send the body faster") from None
+        finally:
+            self._arriving = None
+
+    def evict(self, kind: str, held_size: int) -> None:
+        """Give up the body, because others need its room and it has been arriving longest."""
+        if self._arriving is not None:
+            self._arriving.reschedule(asyncio.get_running_loop().time())
 
     async def json_body(self, cls: type[StructT]) -> StructT:
-        """Return the body as `cls`. The content type must be JSON or missing."""
+        """Return the body as `cls`. Raises UnsupportedMediaType, without reading it, unless its type is JSON."""
         value: StructT = await self._decode(cls)
         return value
 
     async def load_json(self) -> None:
         """Read and parse the body for FastAPI.
 
-        FastAPI itself would answer every error with 400, and would require a content type.
+        FastAPI itself would answer every error with 400, and does not read every form of the content type.
         """
         if hasattr(self, "_json"):
             return
@@ -254,10 +285,8 @@ class Exchange(Request):
         self._headers = Headers(raw=[*headers, (b"content-type", JSON_TYPE)])
 
     async def _decode(self, cls: type) -> Any:
-        media_type = self.media_type()
+        check_json_type(self.scope["headers"])
         body = await self.body()
-        if media_type not in _JSON_TYPES:
-            raise UnsupportedMediaType("want application/json", content_type=media_type)
         decoder = _decoders.get(cls)
         if decoder is None:
             decoder = _decoders[cls] = msgspec.json.Decoder(cls)
@@ -316,22 +345,56 @@ class Exchange(Request):
     async def send_chunk(self, chunk: bytes, *, more: bool) -> None:
         await self.answer({"type": "http.response.body", "body": chunk, "more_body": more})
 
+    async def send_pieces(self, send: Send, pieces: Iterable[bytes], *, status: int, content_type: bytes) -> None:
+        """Send an answer piece by piece, as fast as the client reads. Its bytes count as long as they are in memory.
+
+        Raises ClientGone if the client reads too slowly while others wait for room.
+        """
+        headers = [(b"content-type", content_type)]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        if self.asked_method != "HEAD":
+            async with self.paced():
+                for count, piece in enumerate(pieces, 1):
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                    self.charge.sent(len(piece))
+                    if count % PIECES_PER_TURN == 0:
+                        await asyncio.sleep(0)
+                # The server waits until it has passed on the pieces before it sends the end.
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+        else:
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    @contextlib.asynccontextmanager
+    async def paced(self) -> AsyncIterator[None]:
+        """The block sends messages. It ends with ClientGone if the client reads too slowly while others wait."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(None) as sending:
+                self.charge.begin_sending(lambda: sending.reschedule(loop.time()))
+                yield
+        except TimeoutError:
+            self.gone = True
+            raise ClientGone from None
+        finally:
+            self.charge.release()
+
+    @property
+    def charge(self) -> Charge:
+        """The bytes of the messages in the answer. They are released at the end of the exchange at the latest."""
+        if self._charge is None:
+            self._charge = self.broker.topics.responses.charge()
+        return self._charge
+
     def finish(self) -> None:
-        """Return the charged bytes to the budget."""
+        """Return the charged bytes to the budgets."""
+        if self._charge is not None:
+            self._charge.release()
         if self._charged:
             self.budget.give(self._charged)
             self._charged = 0
 
-    def _charge(self, size: int) -> None:
-        self.budget.take(size)
-        self._charged += size
-
     async def _next_message(self) -> MutableMapping[str, Any]:
-        try:
-            async with asyncio.timeout(BODY_TIMEOUT_S):
-                message = await self._receive()
-        except TimeoutError as error:
-            raise RequestTimeout("the body did not arrive in time", timeout_s=BODY_TIMEOUT_S) from error
+        message = await self._receive()
         if message["type"] == "http.disconnect":
             self.gone = True
             raise ClientGone

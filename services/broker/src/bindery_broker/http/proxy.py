@@ -14,6 +14,7 @@ from typing import Final
 
 import httpx
 from bindery_core.errors import BadRequest, OutcomeUnknown
+from bindery_kit.admin.content_types import check_codings
 
 from bindery_broker.errors import NotOwner
 from bindery_broker.http.exchange import ClientGone, Exchange, Reply
@@ -49,10 +50,12 @@ class Proxy:
     async def forward(self, exchange: Exchange, url: str, *, body_size_max: int) -> None:
         """Forward the request to the broker at `url`, and its answer to the client.
 
-        Raises BadRequest for a path that would change in forwarding, NotOwner if that broker cannot be reached (nothing
-        was done), OutcomeUnknown if the connection broke, ClientGone if the client has disconnected.
+        Raises BadRequest for a path that would change in forwarding, UnsupportedMediaType for an encoded body, NotOwner
+        if that broker cannot be reached (nothing was done), OutcomeUnknown if the connection broke, ClientGone if the
+        client has disconnected.
         """
         scope = exchange.scope
+        check_codings(scope["headers"])
         target = url.rstrip("/") + exchange.raw_path.decode("ascii")
         if scope["query_string"]:
             target += "?" + scope["query_string"].decode("ascii")

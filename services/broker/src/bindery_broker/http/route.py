@@ -77,12 +77,16 @@ class HotRoute(OwnedRoute):
     endpoint: HotOperation
 
     def get_route_handler(self) -> Handler:
-        async def operation(exchange: Exchange) -> Response:
-            if exchange.method not in self.methods:
-                raise HTTPException(405, headers={"Allow": ", ".join(sorted(_methods[self.path_format]))})
-            return await self.endpoint(exchange)
+        handle = self._at_owner(self.endpoint)
 
-        return self._at_owner(operation)
+        async def handler(request: Request) -> Response:
+            exchange: Exchange = request.scope[SCOPE_KEY]
+            if exchange.method not in self.methods:
+                exchange.operation = self.unique_id
+                raise HTTPException(405, headers={"Allow": ", ".join(sorted(_methods[self.path_format]))})
+            return await handle(request)
+
+        return handler
 
 
 def hot(

@@ -8,6 +8,7 @@ from bindery_pulsar.message_codec import Message
 
 from bindery_broker.dispatch.item import Item
 from bindery_broker.dispatch.sessions import Session
+from bindery_broker.subscriptions.response_budget import Charge
 
 SubscriptionType = Literal["shared", "exclusive"]
 
@@ -39,6 +40,8 @@ class ReceiveCall:
     """Time until which the call waits for messages, in monotonic seconds."""
     is_gone: Callable[[], bool] | None
     """Returns whether the client has disconnected. No messages are leased to it then."""
+    charge: Charge
+    """The bytes of the response; its owner releases it."""
 
 
 class TagFilter:

@@ -13,6 +13,7 @@ import asyncio
 
 from bindery_core.errors import BinderyError
 from bindery_core.sources import MonotonicClock
+from bindery_pulsar.entry_size import ENTRY_SIZE_MAX
 from bindery_pulsar.message_codec import Message
 
 from bindery_broker.dispatch.dispatcher import Dispatcher
@@ -21,8 +22,13 @@ from bindery_broker.dispatch.item import Delivery, DispatchLimits
 from bindery_broker.dispatch.read_ahead import ReadAhead
 from bindery_broker.dispatch.sessions import Sessions
 from bindery_broker.dispatch.shared import SharedDispatcher
+from bindery_broker.errors import RESPONSES_FULL, ResponsesFull
 from bindery_broker.subscriptions.consumer import ReceiveCall, ReceiveRequest, SubscriptionType
-from bindery_broker.subscriptions.reading import READ_BYTES_MAX, READ_ENTRIES_MAX, MessageReader
+from bindery_broker.subscriptions.reading import MESSAGE_OVERHEAD, READ_BYTES_MAX, READ_ENTRIES_MAX, MessageReader
+
+
+class _NoRoom(Exception):
+    """Nothing can be read, because the bytes would exceed those of all responses."""
 
 
 class DispatchLoop:
@@ -82,11 +88,13 @@ class DispatchLoop:
     async def take(self, call: ReceiveCall) -> list[Delivery[Message]]:
         """Return messages, leased to the consumer; none if there are none before the deadline."""
         request = call.request
+        charge = call.charge
         while True:
             self.check_open()
             self.tick()
             if call.is_gone is not None and call.is_gone():
                 return []
+            least = 0  # bytes that must fit into the responses before anything can be read or delivered
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
             try:
@@ -94,26 +102,38 @@ class DispatchLoop:
                 has_read = False
                 if self._dispatcher.replayable() or self._dispatcher.ready_count < request.count_max:
                     try:
-                        has_read = await self._fill(request)
+                        has_read = await self._fill(call)
                     except BinderyError as error:
                         failure = error
+                    except _NoRoom:
+                        least = self._read_size(request)
                 if self._sessions.get(request.consumer) is not call.session:  # the consumer left during the read
                     return []
-                taken = self._dispatcher.take(
-                    request.consumer,
-                    count_max=request.count_max,
-                    bytes_max=request.bytes_max,
-                    ack_timeout_s=request.ack_timeout_s,
-                    now=self._now(),
-                )
-                if taken:
-                    return taken
+                next_size = self._dispatcher.next_size()
+                room = charge.take(least=next_size, most=max(next_size, request.bytes_max)) if next_size else 0
+                if room:
+                    taken = self._dispatcher.take(
+                        request.consumer,
+                        count_max=request.count_max,
+                        bytes_max=min(room, request.bytes_max),
+                        ack_timeout_s=request.ack_timeout_s,
+                        now=self._now(),
+                    )
+                    if taken:
+                        charge.keep(sum(delivery.message.size + MESSAGE_OVERHEAD for delivery in taken))
+                        return taken
+                elif next_size:
+                    least = next_size
+                charge.release()
                 if failure is not None:
                     raise failure
-                if has_read:
+                if has_read and not least:
                     continue
                 if self._is_draining:
                     return []
+                if least:
+                    await self.wait_for_room(call, least=least)
+                    continue
                 held = self._dispatcher.leases.count_of(request.consumer)
                 if self._dispatcher.room() == 0 or held >= self._limits.unacked_per_consumer_max:
                     self._is_blocked_by_limit = True
@@ -141,10 +161,37 @@ class DispatchLoop:
             self._is_blocked_by_limit = False
             self.wake()
 
+    async def wait_for_room(self, call: ReceiveCall, *, least: int) -> None:
+        """Return when `call.charge` holds `least` bytes, or when the call should check again for its end.
+
+        Raises ResponsesFull at the deadline of the call. The charge must hold nothing.
+        """
+        timeout = call.deadline - self._now()
+        if timeout <= 0:
+            raise ResponsesFull(RESPONSES_FULL)
+        granted = call.charge.wait(least=least, most=max(least, call.request.bytes_max))
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        try:
+            await asyncio.wait({granted, waiter}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            granted.cancel()
+            if not waiter.done():
+                waiter.cancel()
+                self._waiters.remove(waiter)
+
     # -- reading -------------------------------------------------------------------------------------------------
 
-    async def _fill(self, request: ReceiveRequest) -> bool:
-        """Read the messages to deliver next. Returns True if the caller should check again for ready messages."""
+    @staticmethod
+    def _read_size(request: ReceiveRequest) -> int:
+        """Return the bytes that a read takes which reads no more than `request` requires; one entry at least."""
+        return max(ENTRY_SIZE_MAX, min(READ_BYTES_MAX, request.bytes_max))
+
+    async def _fill(self, call: ReceiveCall) -> bool:
+        """Read the messages to deliver next. Returns True if the caller should check again for ready messages.
+
+        If there is no room to read ahead, the bytes count as those of the response. Raises _NoRoom if they do not fit.
+        """
         dispatcher = self._dispatcher
         ready_before = dispatcher.ready_count
         async with self.read_lock:
@@ -152,8 +199,14 @@ class DispatchLoop:
             if dispatcher is not self._dispatcher or dispatcher.ready_count > ready_before:  # another call read
                 return True
             reserved = self._read_ahead.reserve(READ_BYTES_MAX)
+            if not reserved:
+                if not (dispatcher.replayable() or dispatcher.rewind_wanted or self._reader.has_next):
+                    return False
+                size = self._read_size(call.request)
+                if not call.charge.take(least=size, most=size):
+                    raise _NoRoom
             try:
-                return await self._read_next(dispatcher, request, ahead=reserved > 0)
+                return await self._read_next(dispatcher, call.request, ahead=reserved > 0)
             finally:
                 self._read_ahead.change(-reserved)
 
@@ -162,9 +215,10 @@ class DispatchLoop:
 
         Returns True if the caller should check again for ready messages.
         """
+        size_max = READ_BYTES_MAX if ahead else min(READ_BYTES_MAX, request.bytes_max)
         keys = dispatcher.replay(READ_ENTRIES_MAX, entries_max=None if ahead else 1)
         if keys:
-            await self._reader.read_again(dispatcher, keys)
+            await self._reader.read_again(dispatcher, keys, size_max=size_max)
             return True
         if dispatcher.rewind_wanted:
             self._reader.rewind()
@@ -172,7 +226,6 @@ class DispatchLoop:
         if dispatcher.paused_until is not None and self._now() < dispatcher.paused_until:
             return False
         room = dispatcher.room(asked=None if ahead else request.count_max)
-        size_max = READ_BYTES_MAX if ahead else min(READ_BYTES_MAX, request.bytes_max)
         return room > 0 and await self._reader.read_on(dispatcher, room, size_max=size_max)
 
     # -- time and end --------------------------------------------------------------------------------------------

@@ -6,18 +6,20 @@ The sizes of batches are remembered from the first decoding of an entry until th
 from collections.abc import Iterable, Sequence
 
 from bindery_core.errors import BinderyError
-from bindery_pulsar.message_codec import Message, decode_entry
+from bindery_pulsar.message_codec import BATCH_COUNT_MAX, CorruptMessage, Message, PackedEntry, read_head
 from bindery_pulsar.message_id import MessageId, Position
 
 from bindery_broker.dispatch.dispatcher import Dispatcher
 from bindery_broker.dispatch.item import NOT_IN_BATCH, Item, MessageKey
 from bindery_broker.managed_ledger import BatchAck, ManagedCursor, ManagedLedger
 from bindery_broker.subscriptions.consumer import TagFilter
+from bindery_broker.subscriptions.decoding import EntryDecoder
 
 MESSAGE_OVERHEAD = 200
-"""Bytes that are counted for each message in addition to its payload."""
+"""Bytes that are counted for each message in addition to its payload and metadata."""
 READ_BYTES_MAX = 4 * 2**20
-"""Maximum bytes of one read from the managed ledger."""
+"""Maximum bytes of one read from the managed ledger, and of its messages once decoded. The first entry is read
+whatever its size; a read that reaches the limit leaves the rest to the next one."""
 READ_ENTRIES_MAX = 100
 """Maximum number of entries of one read from the managed ledger."""
 
@@ -51,7 +53,13 @@ class BatchSizes:
         entries = await self._ledger.read(position, entries_max=1, size_max=1)
         if not entries or entries[0][0] != position:
             return None
-        return self.remember(position, decode_entry(entries[0][1]))
+        head = read_head(entries[0][1])
+        if not head.is_batch:
+            return 0
+        if not 0 < head.messages_count <= BATCH_COUNT_MAX:
+            raise CorruptMessage("impossible number of messages in a batch", count=head.messages_count)
+        self._sizes[position] = head.messages_count
+        return head.messages_count
 
     def forget(self, positions: Iterable[Position]) -> None:
         for position in positions:
@@ -68,7 +76,7 @@ class BatchSizes:
 class MessageReader:
     """Reads for one subscription. At most one of its reads is in progress; the dispatch loop ensures that."""
 
-    def __init__(self, cursor: ManagedCursor, ledger: ManagedLedger, *, partition: int) -> None:
+    def __init__(self, cursor: ManagedCursor, ledger: ManagedLedger, *, partition: int, decoder: EntryDecoder) -> None:
         self.filter = TagFilter(cursor.properties)
         self.batch_sizes = BatchSizes(cursor, ledger)
         self.stuck: str | None = None
@@ -76,6 +84,7 @@ class MessageReader:
         self._cursor = cursor
         self._ledger = ledger
         self._partition = partition
+        self._decoder = decoder
         self._position = cursor.mark_delete
         self.rewind()
 
@@ -83,6 +92,11 @@ class MessageReader:
     def position(self) -> Position:
         """The next entry to read for the first time."""
         return self._position
+
+    @property
+    def has_next(self) -> bool:
+        """Whether there is an entry to read for the first time."""
+        return self._position <= self._ledger.last_confirmed
 
     def rewind(self) -> None:
         """Continue with the entry after the cursor's mark-delete position."""
@@ -99,7 +113,7 @@ class MessageReader:
         dropped. If an entry cannot be decoded, the read stops before it; a read that begins with such an entry raises
         the error.
         """
-        if self._position > self._ledger.last_confirmed:
+        if not self.has_next:
             return False
         generation = dispatcher.generation
         read = await self._cursor.read_unacked(
@@ -110,11 +124,25 @@ class MessageReader:
         consumed: list[Position] = []
         parts: list[BatchAck] = []
         start, end = self._position, read.next_position
-        for index, (position, payload, remaining) in enumerate(read.entries):
-            items = self._decode(position, payload, remaining, stop=index > 0)
+        decoded_size = 0
+        has_waited = False
+        for index, (position, payload, _) in enumerate(read.entries):
+            if decoded_size >= READ_BYTES_MAX:
+                end = position
+                break
+            items = self._decode(position, payload, stop=index > 0)
+            if isinstance(items, PackedEntry):
+                items = await self._decode_large(position, items, stop=index > 0)
+                has_waited = True
+                if generation != dispatcher.generation:
+                    return True
             if items is None:
                 end = position
                 break
+            for item in items:
+                decoded_size += item.size
+            if has_waited and self._cursor.is_acked(position):  # meanwhile
+                continue
             matching = self.filter.matching(items)
             if matching:
                 dispatcher.offer(matching, generation=generation)
@@ -129,68 +157,102 @@ class MessageReader:
             self.batch_sizes.forget(await self._cursor.ack_many(consumed, batches=parts))
         return bool(read.entries) or start != end
 
-    async def read_again(self, dispatcher: Dispatcher[Message], keys: Sequence[MessageKey]) -> None:
-        """Offer the messages that the dispatcher's `replay` returned."""
+    async def read_again(self, dispatcher: Dispatcher[Message], keys: Sequence[MessageKey], *, size_max: int) -> None:
+        """Offer the messages that the dispatcher's `replay` returned, at least one and about `size_max` bytes.
+
+        The others are given back to the dispatcher.
+        """
         generation = dispatcher.generation
         try:
-            items = await self.load(keys)
+            items, rest = await self.load(keys, size_max=size_max)
         except BaseException:
             dispatcher.give_back(keys)
             raise
         dispatcher.offer_again(items, generation=generation)
-        missing = set(keys).difference(item.key for item in items)
+        if rest and generation == dispatcher.generation:
+            dispatcher.give_back(rest)
+        missing = set(keys).difference(rest, (item.key for item in items))
         if missing and generation == dispatcher.generation:  # acknowledged or trimmed since
             dispatcher.finish_ack(dispatcher.begin_ack(missing))
 
-    async def load(self, keys: Iterable[MessageKey]) -> list[Item[Message]]:
-        """Return the messages of those `keys` that still exist and are not acknowledged, in order."""
+    async def load(self, keys: Iterable[MessageKey], *, size_max: int) -> tuple[list[Item[Message]], list[MessageKey]]:
+        """Return the messages of those `keys` that still exist and are not acknowledged, in order.
+
+        Reads at least one entry, and no further one once the result has `size_max` bytes; the keys of entries that were
+        not read are the second part of the result.
+        """
         indexes_of: dict[Position, set[int]] = {}
         for ledger_id, entry_id, batch_index in sorted(keys):
             indexes_of.setdefault(Position(ledger_id, entry_id), set()).add(batch_index)
         items: list[Item[Message]] = []
+        room = size_max
         for first, count in _runs(list(indexes_of)):
-            for position, payload in await self._read_run(first, count):
-                if self._cursor.is_acked(position):
-                    continue
-                decoded = self._decode(position, payload, self._cursor.remaining(position), stop=False)
-                items += [item for item in decoded or () if item.key[2] in indexes_of[position]]
-        return items
+            position, end = first, Position(first.ledger_id, first.entry_id + count)
+            while position < end:
+                if room <= 0:
+                    rest = [(*at, index) for at, indexes in indexes_of.items() if at >= position for index in indexes]
+                    return items, rest
+                entries = await self._ledger.read(position, entries_max=end.entry_id - position.entry_id, size_max=room)
+                entries = [entry for entry in entries if position <= entry[0] < end]
+                if not entries:  # trimmed
+                    break
+                for at, payload in entries:
+                    if room <= 0:
+                        break
+                    position = Position(at.ledger_id, at.entry_id + 1)
+                    if self._cursor.is_acked(at):
+                        continue
+                    decoded = self._decode(at, payload, stop=False)
+                    if isinstance(decoded, PackedEntry):
+                        decoded = await self._decode_large(at, decoded, stop=False)
+                    wanted = [item for item in decoded or () if item.key[2] in indexes_of[at]]
+                    room -= sum(item.size for item in wanted)
+                    items += wanted
+        return items, []
 
-    async def _read_run(self, first: Position, count: int) -> list[tuple[Position, bytes]]:
-        found: list[tuple[Position, bytes]] = []
-        position, end = first, Position(first.ledger_id, first.entry_id + count)
-        while position < end:
-            entries = await self._ledger.read(
-                position, entries_max=end.entry_id - position.entry_id, size_max=READ_BYTES_MAX
-            )
-            entries = [entry for entry in entries if position <= entry[0] < end]
-            if not entries:  # trimmed
-                break
-            found += entries
-            last = entries[-1][0]
-            position = Position(last.ledger_id, last.entry_id + 1)
-        return found
+    def _decode(self, position: Position, payload: bytes, *, stop: bool) -> list[Item[Message]] | PackedEntry | None:
+        """Return the unacknowledged messages of an entry, or the entry for `_decode_large`.
 
-    def _decode(
-        self, position: Position, payload: bytes, remaining: int | None, *, stop: bool
-    ) -> list[Item[Message]] | None:
-        """Return the unacknowledged messages of an entry. If it cannot be decoded: None if `stop`, else raise."""
+        If it cannot be decoded: None if `stop`, else raise.
+        """
         try:
-            messages = decode_entry(payload)
+            messages = self._decoder.decode_small(payload)
         except BinderyError as error:
-            if stop:
-                return None
-            message_id = MessageId.of(position, partition=self._partition)
-            self.stuck = f"message {message_id} cannot be decoded: {error}"
-            error.facts.setdefault("message_id", str(message_id))
-            error.facts.setdefault("hint", "acknowledge this message id to go past it")
-            raise
+            if not stop:
+                self._explain(position, error)
+                raise
+            return None
+        return messages if isinstance(messages, PackedEntry) else self._items(position, messages)
+
+    async def _decode_large(self, position: Position, entry: PackedEntry, *, stop: bool) -> list[Item[Message]] | None:
+        """Return what `_decode` returns for a small entry."""
+        try:
+            messages = await self._decoder.decode_large(entry)
+        except BinderyError as error:
+            if not stop:
+                self._explain(position, error)
+                raise
+            return None
+        return self._items(position, messages)
+
+    def _explain(self, position: Position, error: BinderyError) -> None:
+        """Record why the subscription does not continue, and tell the client how to go on."""
+        message_id = MessageId.of(position, partition=self._partition)
+        self.stuck = f"message {message_id} cannot be decoded: {error}"
+        error.facts.setdefault("message_id", str(message_id))
+        error.facts.setdefault("hint", "acknowledge this message id to go past it")
+
+    def _items(self, position: Position, messages: list[Message]) -> list[Item[Message]]:
+        """Return the messages that are not acknowledged now."""
         self.stuck = None
         ledger_id, entry_id = position
-        if self.batch_sizes.remember(position, messages) and remaining is not None:
+        if (
+            self.batch_sizes.remember(position, messages)
+            and (remaining := self._cursor.remaining(position)) is not None
+        ):
             messages = [message for message in messages if remaining >> message.batch_index & 1]
         return [
-            Item((ledger_id, entry_id, message.batch_index), len(message.payload) + MESSAGE_OVERHEAD, message)
+            Item((ledger_id, entry_id, message.batch_index), message.size + MESSAGE_OVERHEAD, message)
             for message in messages
         ]
 

@@ -11,7 +11,7 @@ from bindery_pulsar.message_codec import Message
 from bindery_pulsar.message_id import MessageId
 
 from bindery_broker.dispatch.item import Delivery, MessageKey, key_of
-from bindery_broker.subscriptions.consumer import ReceiveCall, ReceiveRequest
+from bindery_broker.subscriptions.consumer import ReceiveCall
 from bindery_broker.subscriptions.dispatch_loop import DispatchLoop
 from bindery_broker.subscriptions.reading import MessageReader
 
@@ -38,7 +38,7 @@ class Redelivery:
             await asyncio.wait({running}, timeout=timeout)
         remembered = call.session.remembered.get(request_id)
         if remembered is not None:
-            repeated = await self._repeat(call.request, remembered)
+            repeated = await self._repeat(call, remembered)
             if repeated:
                 return repeated
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -52,9 +52,19 @@ class Redelivery:
             del self._in_progress[key]
             done.set_result(None)
 
-    async def _repeat(self, request: ReceiveRequest, keys: Sequence[MessageKey]) -> list[Delivery[Message]]:
+    async def _repeat(self, call: ReceiveCall, keys: Sequence[MessageKey]) -> list[Delivery[Message]]:
         """Return the messages of those `keys` that the consumer still holds, and restart their leases."""
-        items = {item.key: item for item in await self._reader.load(keys)}
+        request = call.request
+        leases = self._loop.dispatcher.leases
+        size = sum(grant.sizes[key] for key in keys if (grant := leases.grant_of(key)) is not None)
+        while size and not call.charge.take(least=size, most=size):
+            await self._loop.wait_for_room(call, least=size)
+            self._loop.check_open()
+            if call.is_gone is not None and call.is_gone():
+                return []
+        found, _ = await self._reader.load(keys, size_max=max(size, 1))
+        call.charge.keep(sum(item.size for item in found))
+        items = {item.key: item for item in found}
         dispatcher = self._loop.dispatcher
         lease, held = dispatcher.renew(
             request.consumer,

@@ -19,9 +19,11 @@ from bindery_broker.errors import ConsumerBusy, SubscriptionTypeConflict
 from bindery_broker.managed_ledger import BatchAck, ManagedCursor, ManagedLedger
 from bindery_broker.subscriptions.acknowledging import Acknowledger
 from bindery_broker.subscriptions.consumer import ReceiveCall, ReceiveRequest, SubscriptionType
+from bindery_broker.subscriptions.decoding import EntryDecoder
 from bindery_broker.subscriptions.dispatch_loop import DispatchLoop
 from bindery_broker.subscriptions.reading import MessageReader
 from bindery_broker.subscriptions.redelivery import Redelivery
+from bindery_broker.subscriptions.response_budget import Charge
 
 
 class Subscription:
@@ -36,9 +38,10 @@ class Subscription:
         now: MonotonicClock,
         limits: DispatchLimits,
         read_ahead: ReadAhead,
+        decoder: EntryDecoder,
         sessions_max: int,
     ) -> None:
-        """`read_ahead`: shared by the broker's subscriptions."""
+        """`read_ahead` and `decoder`: shared by the broker's subscriptions."""
         self.name = cursor.name
         self.cursor = cursor
         self.sessions = Sessions(sessions_max=sessions_max)
@@ -47,7 +50,7 @@ class Subscription:
         self.redeliveries = 0
         self._ledger = ledger
         self._now = now
-        self._reader = MessageReader(cursor, ledger, partition=partition)
+        self._reader = MessageReader(cursor, ledger, partition=partition, decoder=decoder)
         self._loop = DispatchLoop(
             self._reader,
             self.sessions,
@@ -105,18 +108,27 @@ class Subscription:
             raise ConsumerBusy("another consumer holds the subscription", subscription=self.name, consumer=others[0])
 
     async def receive(
-        self, request: ReceiveRequest, *, kind: SubscriptionType, gone: Callable[[], bool] | None = None
+        self,
+        request: ReceiveRequest,
+        *,
+        kind: SubscriptionType,
+        charge: Charge,
+        gone: Callable[[], bool] | None = None,
     ) -> tuple[list[Delivery[Message]], Session]:
         """Return messages, leased to the consumer; none if none arrive in time.
 
-        `gone`: returns whether the client has disconnected; no messages are leased to it then (see `wake_all`).
+        `charge` has the bytes of the messages on return; the caller releases it once they are sent. `gone`: returns
+        whether the client has disconnected; no messages are leased to it then (see `wake_all`). Raises ResponsesFull,
+        with nothing leased, if there is no room for the messages in time.
         """
         self._loop.check_open()
         self.join(request.consumer, kind)
         if request.redeliver:
             self._redelivery.release(request.consumer)
         session = self.sessions.begin_call(request.consumer, ttl_s=request.session_ttl_s, now=self._now())
-        call = ReceiveCall(request=request, session=session, deadline=self._now() + request.wait_s, is_gone=gone)
+        call = ReceiveCall(
+            request=request, session=session, deadline=self._now() + request.wait_s, is_gone=gone, charge=charge
+        )
         try:
             if request.request_id is None:
                 deliveries = await self._loop.take(call)

@@ -18,16 +18,19 @@ from bindery_core.errors import (
     TopicFenced,
 )
 from bindery_core.sources import MonotonicClock
-from bindery_pulsar.message_codec import Message, OutgoingMessage, decode_entry
+from bindery_pulsar.entry_size import ENTRY_SIZE_MAX
+from bindery_pulsar.message_codec import Message, OutgoingMessage
 from bindery_pulsar.message_id import EARLIEST, LATEST, MessageId, Position
 from bindery_pulsar.topic_name import TopicName, validate_subscription
 
 from bindery_broker.dispatch.item import DispatchLimits
 from bindery_broker.dispatch.read_ahead import ReadAhead
-from bindery_broker.errors import NoSuchMessage, NotOwner
+from bindery_broker.errors import RESPONSES_FULL, NoSuchMessage, NotOwner, ResponsesFull
 from bindery_broker.keyed_locks import KeyedLocks
 from bindery_broker.managed_ledger import ManagedLedger, WallClock
 from bindery_broker.subscriptions.consumer import TAG_VERSION
+from bindery_broker.subscriptions.decoding import EntryDecoder
+from bindery_broker.subscriptions.response_budget import Charge
 from bindery_broker.subscriptions.subscription import Subscription
 from bindery_broker.topics.batching import EntryPlan, encode_entries, message_ids, plan_entries
 
@@ -35,6 +38,9 @@ ADD_CALL_SIZE_MAX = 4 * 2**20
 """Maximum bytes of one call to the managed ledger. A larger request becomes several calls with separate outcomes."""
 READ_ENTRIES_MAX = 100
 """Maximum number of entries of one read."""
+ROOM_WAIT_S = 3.0
+"""Maximum seconds that a read waits until its messages fit into the responses. Others that are read by their clients
+make room in milliseconds, and clients that read nothing are given up within two seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +59,7 @@ class Topic:
         now: MonotonicClock,
         limits: DispatchLimits,
         read_ahead: ReadAhead,
+        decoder: EntryDecoder,
         sessions_max: int,
         subscriptions_max: int,
         default_producer: str,
@@ -66,6 +73,7 @@ class Topic:
         self._now = now
         self._limits = limits
         self._read_ahead = read_ahead
+        self._decoder = decoder
         self._sessions_max = sessions_max
         self._subscriptions_max = subscriptions_max
         self._default_producer = default_producer
@@ -175,19 +183,26 @@ class Topic:
     # -- reading without a subscription --------------------------------------------------------------------------
 
     async def read(
-        self, start: MessageId | Position, *, count_max: int, bytes_max: int, wait_s: float = 0.0
+        self, start: MessageId | Position, *, charge: Charge, count_max: int, bytes_max: int, wait_s: float = 0.0
     ) -> tuple[list[ReadMessage], MessageId]:
-        """Return messages from `start` on (inclusive), and the id with which the next call continues."""
+        """Return messages from `start` on (inclusive), and the id with which the next call continues.
+
+        `charge` has the bytes of the messages on return; the caller releases it once they are sent. Raises
+        ResponsesFull if there is no room for the messages.
+        """
         first_index = start.batch_index if isinstance(start, MessageId) else -1
         wanted = start.position if isinstance(start, MessageId) else start
         position = self.ledger.clamp(wanted)
         if position != wanted:
             first_index = -1
         found: list[ReadMessage] = []
-        found_bytes = 0
+        found_bytes = found_size = 0
+        room = max(bytes_max, ENTRY_SIZE_MAX)
         if wait_s > 0 and not self.ledger.contains(position):
             await self._wait_for_entry(position, wait_s)
             position = self.ledger.clamp(position)
+        if self.ledger.contains(position):
+            await self._take_room(charge, room)
         while len(found) < count_max and found_bytes < bytes_max:
             entries = await self.ledger.read(
                 position, entries_max=min(count_max - len(found), READ_ENTRIES_MAX), size_max=bytes_max - found_bytes
@@ -195,18 +210,35 @@ class Topic:
             if not entries:
                 break
             for entry_position, payload in entries:
-                for message in self._decode(entry_position, payload):
+                for message in await self._decode(entry_position, payload):
                     if entry_position == wanted and message.batch_index < first_index:
                         continue
                     message_id = MessageId.of(
                         entry_position, batch_index=message.batch_index, partition=self._partition
                     )
-                    if len(found) >= count_max or (found and found_bytes + len(message.payload) > bytes_max):
+                    is_full = found_bytes + len(message.payload) > bytes_max or found_size + message.size > room
+                    if len(found) >= count_max or (found and is_full):
+                        charge.keep(found_size)
                         return found, message_id
                     found.append(ReadMessage(message_id, message))
                     found_bytes += len(message.payload)
+                    found_size += message.size
                 position = self.ledger.next_position(entry_position)
+        charge.keep(found_size)
         return found, MessageId.of(position, partition=self._partition)
+
+    async def _take_room(self, charge: Charge, size: int) -> None:
+        """Let `charge` hold `size` bytes. Raises ResponsesFull if they do not fit in time."""
+        if charge.take(least=size, most=size):
+            return
+        granted = charge.wait(least=size, most=size)
+        try:
+            async with asyncio.timeout(0 if self._draining else ROOM_WAIT_S):
+                await granted
+        except TimeoutError:
+            raise ResponsesFull(RESPONSES_FULL) from None
+        finally:
+            granted.cancel()
 
     async def _wait_for_entry(self, position: Position, wait_s: float) -> None:
         """Return when there is an entry, after `wait_s`, or when `drain` ends the wait."""
@@ -218,38 +250,44 @@ class Topic:
                 finally:
                     self._waiting.discard(waiting)
 
-    async def read_one(self, message_id: MessageId) -> ReadMessage:
-        """Return one message. An id without a batch index names the first message of a batch.
+    async def read_one(self, message_id: MessageId, *, charge: Charge) -> ReadMessage:
+        """Return one message. An id without a batch index names the first message of a batch. `charge`: as in `read`.
 
         Raises NoSuchMessage if there is no such entry, or no such message in it.
         """
         if message_id.partition not in (-1, self._partition) or not self.ledger.contains(message_id.position):
             raise NoSuchMessage("the topic holds no such message", message_id=str(message_id), topic=self.name.short)
+        await self._take_room(charge, ENTRY_SIZE_MAX)
         entries = await self.ledger.read(message_id.position, entries_max=1, size_max=1)
         if entries and entries[0][0] == message_id.position:
-            for message in self._decode(*entries[0]):
+            for message in await self._decode(*entries[0]):
                 if message_id.batch_index in (-1, message.batch_index):
+                    charge.keep(message.size)
                     full = MessageId.of(message_id.position, batch_index=message.batch_index, partition=self._partition)
                     return ReadMessage(full, message)
         raise NoSuchMessage("the entry holds no such message", message_id=str(message_id), topic=self.name.short)
 
-    def _decode(self, position: Position, payload: bytes) -> list[Message]:
+    async def _decode(self, position: Position, payload: bytes) -> list[Message]:
         try:
-            return decode_entry(payload)
+            return await self._decoder.decode(payload)
         except BinderyError as error:
             error.facts.setdefault("message_id", str(MessageId.of(position, partition=self._partition)))
             raise
 
     # -- subscriptions -------------------------------------------------------------------------------------------
 
-    def subscription(self, name: str) -> Subscription:
-        """Return a subscription. Raises NoSuchSubscription, or Corrupt if its stored state cannot be read."""
+    def subscription(self, name: str, *, tags: Sequence[str] = ()) -> Subscription:
+        """Return a subscription. Raises NoSuchSubscription, or Corrupt if its stored state cannot be read.
+
+        Raises Conflict if `tags` are given and the subscription has others.
+        """
         found = self._subscriptions.get(name)
         if found is None:
             self.ledger.check_cursor(name)
             raise NoSuchSubscription(
                 "the topic has no such subscription", topic=self.name.short, subscription=name[:256]
             )
+        _check_tags(found, tags)
         return found
 
     async def subscribe(
@@ -277,12 +315,7 @@ class Topic:
                     all_properties = {**(properties or {}), **dict.fromkeys(tags, TAG_VERSION)}
                     await self.ledger.open_cursor(name, start=initial, properties=all_properties)
                     return self._attach(name), True
-        if tags and frozenset(tags) != found.tags:
-            raise Conflict(
-                "the subscription was created with other tags; delete it to change them",
-                subscription=name,
-                tags="||".join(sorted(found.tags)),
-            )
+        _check_tags(found, tags)
         return found, False
 
     async def reset_subscription(self, name: str, *, initial: Position) -> MessageId:
@@ -376,6 +409,7 @@ class Topic:
             now=self._now,
             limits=self._limits,
             read_ahead=self._read_ahead,
+            decoder=self._decoder,
             sessions_max=self._sessions_max,
         )
         self._subscriptions[name] = subscription
@@ -384,6 +418,15 @@ class Topic:
     def _check_open(self) -> None:
         if self._closed:
             raise TopicFenced("the topic is closed here", topic=self.name.short)
+
+
+def _check_tags(subscription: Subscription, tags: Sequence[str]) -> None:
+    if tags and frozenset(tags) != subscription.tags:
+        raise Conflict(
+            "the subscription was created with other tags; delete it to change them",
+            subscription=subscription.name,
+            tags="||".join(sorted(subscription.tags)),
+        )
 
 
 def _end(subscription: Subscription, reason: BinderyError) -> None:

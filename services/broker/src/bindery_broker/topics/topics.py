@@ -18,7 +18,7 @@ from bindery_core.sources import MonotonicClock
 from bindery_kit.observability.logs import error_fields, get_logger
 from bindery_metadata.stores.store import MetadataStore
 from bindery_pulsar import znode_layout
-from bindery_pulsar.topic_name import TopicName
+from bindery_pulsar.topic_name import TopicName, check_new_name
 
 from bindery_broker.dispatch.item import DispatchLimits
 from bindery_broker.dispatch.read_ahead import ReadAhead
@@ -27,6 +27,8 @@ from bindery_broker.keyed_locks import KeyedLocks
 from bindery_broker.managed_ledger import EntryCache, ManagedLedger, ManagedLedgerSettings, WallClock
 from bindery_broker.ownership.bundles import Bundle
 from bindery_broker.ownership.ownership import Ownership
+from bindery_broker.subscriptions.decoding import EntryDecoder
+from bindery_broker.subscriptions.response_budget import ResponseBudget
 from bindery_broker.topics.topic import Topic
 
 CLOSES_MAX = 32
@@ -52,6 +54,10 @@ class TopicLimits:
     read_ahead_bytes_max: int
     """Maximum bytes of messages that all subscriptions together have read and not delivered. Above it, each call reads
     only what it requires. Small compared with a container of 512 MiB; enough for sixteen parallel reads of 4 MiB."""
+    response_bytes_max: int
+    """Maximum bytes of messages in responses, from before they are read until the clients have read them."""
+    decoded_bytes_max: int
+    """Maximum bytes of one entry once it is decoded."""
     auto_create: bool
     dispatch: DispatchLimits
 
@@ -72,6 +78,8 @@ class Topics:
         self.limits = limits
         self.cache = EntryCache(size_max=ledger_settings.cache_size_max)
         self.read_ahead = ReadAhead(self.limits.read_ahead_bytes_max)
+        self.responses = ResponseBudget(self.limits.response_bytes_max, now=now)
+        self._decoder = EntryDecoder(size_max=self.limits.decoded_bytes_max)
         self._client = client
         self._store = store
         self._clock = clock
@@ -203,6 +211,8 @@ class Topics:
             raise NotOwner("the broker is stopping; retry", topic=name.short)
         if not create and not await self.exists(name):
             raise NoSuchTopic("no such topic", topic=name.short)
+        if create and not name.local.isprintable() and not await self.exists(name):
+            check_new_name("topic", name.local)
         is_owner = self._ownership.proof(Bundle.of(name)) if self._ownership is not None else None
         if self._ownership is not None and is_owner is None:
             raise NotOwner("the topic's owner is changing; retry", topic=name.short)
@@ -274,6 +284,7 @@ class Topics:
             now=self._now,
             limits=self.limits.dispatch,
             read_ahead=self.read_ahead,
+            decoder=self._decoder,
             sessions_max=self.limits.consumers_max,
             subscriptions_max=self.limits.subscriptions_max,
             default_producer=self._producer_name,

@@ -268,7 +268,7 @@ async def test_the_maximum_number_of_messages_is_stored(broker):
     assert len(set(answer.json()["message_ids"])) == 10_000
 
 
-async def test_bodies_over_the_budget_are_refused_with_429(tree, ledgers, clock):
+async def test_a_slow_body_yields_to_a_complete_one(tree, ledgers, clock):
     harness = Harness(
         tree=tree,
         ledgers=ledgers,
@@ -289,8 +289,34 @@ async def test_bodies_over_the_budget_are_refused_with_429(tree, ledgers, clock)
         first = tasks.create_task(harness.client.post(f"{TOPIC}/messages", content=slow()))
         while harness.app._budget.used == 0:
             await asyncio.sleep(0)
-        refused = await harness.client.post(f"{TOPIC}/messages", content=b"x" * 600)
+        assert (await harness.client.post(f"{TOPIC}/messages", content=b"x" * 600)).status_code == 200
         gate.set()
+    problem(first.result(), status=429, code="too_many_requests")
+    assert first.result().headers["retry-after"]
+    assert harness.app._budget.used == 0
+    (topic,) = harness.broker.topics
+    assert topic.ledger.entries_count == 1
+    await harness.close()
+
+
+async def test_complete_bodies_over_the_budget_are_refused_with_429(tree, ledgers, clock):
+    harness = Harness(
+        tree=tree,
+        ledgers=ledgers,
+        clock=clock,
+        url="http://one",
+        request_bytes_max=2_000,
+        control_bytes_max=1_024,
+        in_flight_bytes_max=2_000,
+    )
+    await harness.produce("a")
+    ledgers.hold_adds()
+    async with asyncio.TaskGroup() as tasks:
+        first = tasks.create_task(harness.client.post(f"{TOPIC}/messages", content=b"x" * 1_500))
+        while harness.app._budget.used == 0:
+            await asyncio.sleep(0)
+        refused = await harness.client.post(f"{TOPIC}/messages", content=b"x" * 600)
+        ledgers.release_adds()
     assert problem(refused, status=429, code="too_many_requests")["facts"]["limit"] == 2_000
     assert refused.headers["retry-after"]
     assert first.result().status_code == 200

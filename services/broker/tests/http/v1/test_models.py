@@ -14,6 +14,7 @@ from bindery_broker.http.v1.models import (
     SeekBody,
     SubscribeBody,
     SubscriptionList,
+    SubscriptionListQuery,
     TopicListQuery,
     TopicStats,
 )
@@ -92,6 +93,9 @@ def test_the_documented_limit_of_a_place_is_above_the_longest_message_id() -> No
         ("a/", False),
         ("a/b/c", False),
         ("\na/b", False),
+        ("a/b\n", False),
+        ("a/é", False),
+        ("٣/b", False),
     ],
 )
 def test_a_namespace_has_two_names(namespace: str, is_accepted: bool) -> None:
@@ -112,7 +116,8 @@ def test_a_namespace_has_two_names(namespace: str, is_accepted: bool) -> None:
         (SubscribeBody, {}, {"initial": "earliest", "tags": None, "subscription_properties": None}),
         (ResetBody, {"initial": "latest"}, {"initial": "latest"}),
         (SeekBody, {}, {"message_id": None, "timestamp": None}),
-        (SubscriptionList, {"subscriptions": []}, {"subscriptions": [], "damaged": {}}),
+        (SubscriptionList, {"subscriptions": []}, {"subscriptions": [], "damaged": {}, "next": None}),
+        (SubscriptionListQuery, {}, {"redirect": False, "after": None, "max": 1_000}),
     ],
 )
 def test_fields_that_are_left_out_have_defaults(

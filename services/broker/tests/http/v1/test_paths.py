@@ -5,6 +5,7 @@ from typing import Any
 import httpx
 import pytest
 from bindery_broker.http.v1 import paths
+from broker_harness import TOPIC, problem
 from fastapi import FastAPI
 
 NAME = {"pattern": r"^[-=:.A-Za-z0-9_]+$", "minLength": 1, "maxLength": 128}
@@ -14,11 +15,17 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "namespace": {"type": "string", "title": "Namespace", **NAME},
     "topic": {"type": "string", "title": "Topic", **FREE},
     "subscription": {"type": "string", "title": "Subscription", **FREE},
-    "consumer": {"type": "string", "title": "Consumer", **FREE, "maxLength": 256},
+    "consumer": {
+        "type": "string",
+        "title": "Consumer",
+        "pattern": r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]+$(?![\s\S])",
+        "minLength": 1,
+        "maxLength": 256,
+    },
     "message_id": {
         "type": "string",
         "title": "Message Id",
-        "pattern": "^[0-9]{1,19}:[0-9]{1,19}(:(-1|[0-9]{1,10})){0,2}$",
+        "pattern": r"^[0-9]{1,19}:[0-9]{1,19}(:(-1|[0-9]{1,10})){0,2}$(?![\s\S])",
         "maxLength": 64,
     },
 }
@@ -78,3 +85,11 @@ async def test_an_operation_gets_the_topic_that_the_path_names(topic: str, local
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=an_app()), base_url="http://one") as client:
         answer = await client.get(f"/v1/topics/a/b/{topic}/subscriptions/s/c/5:0")
     assert answer.json() == [f"persistent://a/b/{local}", "s", "c", "5:0"]
+
+
+@pytest.mark.parametrize("consumer", ["%0A", "c%0A", "c%C2%85", "c%E2%80%A8d", "c" * 257])
+async def test_a_path_with_a_wrong_consumer_name_is_refused(broker, consumer: str) -> None:
+    await broker.produce("a")
+    await broker.receive()
+    answer = await broker.client.delete(f"{TOPIC}/subscriptions/s/consumers/{consumer}")
+    problem(answer, status=400, code="bad_request")

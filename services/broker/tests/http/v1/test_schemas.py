@@ -109,11 +109,22 @@ def test_texts_are_accepted_within_their_limits(struct: type, field: str, least:
 
 @pytest.mark.parametrize(
     ("struct", "field"),
-    [(ProduceQuery, "producer"), (ReceiveBody, "consumer"), (StreamQuery, "consumer"), (AckBody, "consumer")],
+    [
+        (ProduceQuery, "producer"),
+        (ProduceQuery, "tags"),
+        (MessageLine, "tags"),
+        (ReceiveBody, "consumer"),
+        (ReceiveBody, "request_id"),
+        (ReceiveBody, "tags"),
+        (StreamQuery, "consumer"),
+        (StreamQuery, "tags"),
+        (AckBody, "consumer"),
+        (NackBody, "consumer"),
+    ],
 )
 def test_names_have_no_control_characters(struct: type, field: str) -> None:
     assert accepted(struct, field, "a b/é")
-    for character in ("\x00", "\n", "\x1f", "\x7f"):
+    for character in ("\x00", "\n", "\x1f", "\x7f", "\x80", "\x85", "\x9f", "\u2028", "\u2029"):
         assert not accepted(struct, field, f"{character}a")
         assert not accepted(struct, field, f"a{character}b")
 
@@ -163,7 +174,22 @@ def test_message_ids_have_two_to_four_numbers(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "5", "5:", "5:0:", "-1:0", "5:-1", "5:0:-2", "5:0:1:2:3", "5:x", " 5:0", "latest", "9" * 20 + ":0"],
+    [
+        "",
+        "5",
+        "5:",
+        "5:0:",
+        "5:0\n",
+        "5:0:-1:-1\n",
+        "-1:0",
+        "5:-1",
+        "5:0:-2",
+        "5:0:1:2:3",
+        "5:x",
+        " 5:0",
+        "latest",
+        "9" * 20 + ":0",
+    ],
 )
 def test_other_texts_are_no_message_ids(text: str) -> None:
     assert not accepted(AckBody, "cumulative", text)
@@ -209,7 +235,6 @@ def test_the_limits_of_names_are_documented(struct: type, field: str) -> None:
             {
                 "redirect": False,
                 "type": "shared",
-                "initial": "earliest",
                 "ack_timeout_ms": 30_000,
                 "session_ttl_ms": 60_000,
             },

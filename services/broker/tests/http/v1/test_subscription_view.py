@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from bindery_broker.http.v1.subscription_view import explain, info
+from bindery_broker.http.v1.subscription_view import explain, info, size_of
 from bindery_broker.subscriptions.subscription import Subscription
 from broker_harness import TOPIC, Clock, Harness, ids, settle
 
@@ -222,3 +222,14 @@ async def test_an_exclusive_consumer_that_holds_nothing_blocks_nothing(broker: H
     await broker.client.delete(f"{TOPIC}/subscriptions/s/consumers/c1")
     await broker.produce("a")
     assert blocked_by(broker) == ["no consumer is connected"]
+
+
+async def test_the_estimated_size_of_a_subscription_is_near_that_of_its_json(broker: Harness) -> None:
+    await broker.produce("a")
+    body = {"subscription_properties": {"p": "v" * 1_000}}
+    await broker.client.put(f"{TOPIC}/subscriptions/s", json=body)
+    for number in range(20):
+        await broker.receive(f"consumer-{number}")
+    subscription = subscription_of(broker)
+    real = len(info(subscription, now=broker.clock.now()).model_dump_json())
+    assert 0.5 * real < size_of(subscription) < 2 * real

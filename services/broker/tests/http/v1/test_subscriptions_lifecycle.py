@@ -49,3 +49,29 @@ async def test_waiting_calls_fail_when_the_subscription_is_deleted(broker):
     await broker.client.delete(f"{SUB}?force=true")
     async with asyncio.timeout(30):
         problem(await task, status=404, code="no_such_subscription")
+
+
+async def test_subscriptions_are_listed_in_pages(broker):
+    await broker.produce("a")
+    for name in "abcde":
+        await broker.client.put(f"{TOPIC}/subscriptions/{name}", json={})
+    found, after = [], {}
+    for _ in range(3):
+        answer = (await broker.client.get(f"{TOPIC}/subscriptions", params={"max": 2, **after})).json()
+        found.append([row["subscription"] for row in answer["subscriptions"]])
+        after = {"after": answer.get("next")}
+    assert (found, after) == ([["a", "b"], ["c", "d"], ["e"]], {"after": None})
+    answer = await broker.client.get(f"{TOPIC}/subscriptions?max=0")
+    assert answer.status_code == 400
+
+
+async def test_a_list_of_large_subscriptions_ends_at_a_limit(broker):
+    await broker.produce("a")
+    properties = {str(number): "x" * 60_000 for number in range(15)}
+    for name in "abc":
+        answer = await broker.client.put(f"{TOPIC}/subscriptions/{name}", json={"subscription_properties": properties})
+        assert answer.status_code == 201
+    answer = (await broker.client.get(f"{TOPIC}/subscriptions")).json()
+    assert ([row["subscription"] for row in answer["subscriptions"]], answer["next"]) == (["a", "b"], "b")
+    answer = (await broker.client.get(f"{TOPIC}/subscriptions?after=b")).json()
+    assert ([row["subscription"] for row in answer["subscriptions"]], "next" in answer) == (["c"], False)

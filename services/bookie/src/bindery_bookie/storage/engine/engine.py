@@ -375,6 +375,10 @@ class StorageEngine:
             lambda: array("q", sorted({*self.parts.index.ledger_ids(), *in_memory} - hidden)),
         )
 
+    def active_ledger_ids(self) -> Sequence[int]:
+        """Return the ledgers in memory, in any order: those that were used last."""
+        return list(self.parts.ledgers.states) if self._is_open else ()
+
     async def delete_ledger(self, ledger_id: int, *, is_closed: bool = False) -> None:
         """See EntryStore. `is_closed`: reject adds of its former writers even if it was never fenced here.
 

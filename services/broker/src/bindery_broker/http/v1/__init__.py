@@ -11,5 +11,5 @@ from bindery_broker.http.v1 import consuming, messages, subscriptions, topics
 
 ROUTERS: Final = (messages.router, topics.router, consuming.router, subscriptions.router)
 STRUCTS: Final = (*messages.STRUCTS, *consuming.STRUCTS)
-CREATES_TOPIC: Final = frozenset(("produce", "createTopic", "receive", "stream", "subscribe"))
+CREATES_TOPIC: Final = frozenset(("produce", "createTopic", "receive", "subscribe"))
 """Ids of the operations that create a missing topic."""

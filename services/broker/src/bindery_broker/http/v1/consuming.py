@@ -1,9 +1,8 @@
 """Consuming: receive, stream, ack and nack."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
-import msgspec
 from bindery_core.errors import BadRequest, BinderyError
 from bindery_kit.http.problem import problem_of
 from bindery_pulsar.message_codec import Message
@@ -14,17 +13,17 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from bindery_broker.dispatch.item import Delivery
-from bindery_broker.errors import NotSupported
+from bindery_broker.errors import NotSupported, ResponsesFull
 from bindery_broker.http import openapi
-from bindery_broker.http.exchange import Exchange, Reply, json_reply
+from bindery_broker.http.exchange import Exchange, json_reply
 from bindery_broker.http.route import JsonLine, OwnedRoute, hot
 from bindery_broker.http.v1 import paths
-from bindery_broker.http.v1.message_view import parse_ids, view
+from bindery_broker.http.v1.message_pieces import MessageSource, event_pieces, messages_reply
+from bindery_broker.http.v1.message_view import parse_ids
 from bindery_broker.http.v1.produce_request import NDJSON, split_tags
 from bindery_broker.http.v1.schemas import (
     AckBody,
     Acknowledged,
-    MessageOut,
     NackBody,
     ReceiveBody,
     Received,
@@ -42,7 +41,6 @@ STREAM_PING_S = 15.0
 """Seconds after which a stream without messages sends a comment."""
 STRUCTS = (ReceiveBody, Received, AckBody, Acknowledged, NackBody, Returned)
 router = APIRouter(route_class=OwnedRoute, default_response_class=JsonLine, tags=["subscriptions"])
-_line_encoder = msgspec.json.Encoder()
 _ERRORS = (*openapi.OF_TOPICS, 409)
 
 
@@ -69,6 +67,7 @@ class EventStream(Response):
 
         async def push(events: bytes) -> None:
             await send({"type": "http.response.body", "body": events, "more_body": True})
+            exchange.charge.sent(len(events))
 
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         watcher = asyncio.create_task(exchange.watch_connection(subscription.wake_all))
@@ -84,16 +83,30 @@ class EventStream(Response):
         try:
             await push(b": connected\n\n")
             while not (exchange.gone or exchange.broker.draining):
-                deliveries, _ = await subscription.receive(request, kind=kind, gone=lambda: exchange.gone)
-                events = b"".join(_event(message) for message in _views(self._topic, deliveries))
+                try:
+                    deliveries, _ = await subscription.receive(
+                        request, kind=kind, charge=exchange.charge, gone=lambda: exchange.gone
+                    )
+                except ResponsesFull:
+                    deliveries = []
                 if not exchange.gone:
-                    await push(events or b": waiting\n\n")
+                    await self._push(push, deliveries)
         except BinderyError as error:
             await push(b"event: error\ndata: " + bytes(problem_of(error).body).strip() + b"\n\n")
         finally:
             watcher.cancel()
         if not exchange.gone:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _push(self, push: Callable[[bytes], Awaitable[None]], deliveries: list[Delivery[Message]]) -> None:
+        """Send the messages, or a comment if there are none."""
+        if not deliveries:
+            await push(b": waiting\n\n")
+            return
+        async with self._exchange.paced():
+            for piece in event_pieces(_sources(self._topic, deliveries)):
+                await push(piece)
+            await push(b"")  # returns when the server has passed on the pieces before it
 
 
 @hot(
@@ -134,10 +147,7 @@ async def receive(exchange: Exchange) -> Response:
         redeliver=body.redeliver,
     )
     deliveries = await _wait_for(subscription, request, kind, exchange)
-    messages = _views(topic, deliveries)
-    if exchange.accepts(NDJSON.encode()):
-        return Reply(200, _line_encoder.encode_lines(messages), NDJSON.encode())
-    return json_reply(Received(messages=messages))
+    return messages_reply(exchange, _sources(topic, deliveries), lines=exchange.accepts(NDJSON.encode()))
 
 
 @hot(
@@ -154,14 +164,15 @@ async def receive(exchange: Exchange) -> Response:
     errors=(*_ERRORS, 422, 429),
 )
 async def stream(exchange: Exchange) -> Response:
-    """Each `event: message` holds the JSON of one message. Comments are sent while there is none."""
+    """Each `event: message` holds the JSON of one message. Comments are sent while there is none.
+
+    A missing topic or subscription is not created: `PUT .../subscriptions/{subscription}` and `POST .../receive` do.
+    """
     query = exchange.query(StreamQuery)
     kind = _supported(query.type)
     tags = split_tags(query.tags) if isinstance(query.tags, str) else []
-    topic = await exchange.broker.topic(exchange.topic, create=True)
-    subscription, _ = await topic.subscribe(
-        exchange.path_params["subscription"], initial=EARLIEST if query.initial == "earliest" else LATEST, tags=tags
-    )
+    topic = await exchange.broker.topic(exchange.topic)
+    subscription = topic.subscription(exchange.path_params["subscription"], tags=tags)
     subscription.join(query.consumer, kind)
     await exchange.read_body(size_max=0)
     return EventStream(exchange, topic, subscription, query)
@@ -230,10 +241,11 @@ async def _wait_for(
 ) -> list[Delivery[Message]]:
     """Receive; stop when the client disconnects, so that nothing is leased to a client that is gone."""
     if request.wait_s == 0:
-        return (await subscription.receive(request, kind=kind))[0]
+        return (await subscription.receive(request, kind=kind, charge=exchange.charge))[0]
     watcher = asyncio.create_task(exchange.watch_connection(subscription.wake_all))
     try:
-        return (await subscription.receive(request, kind=kind, gone=lambda: exchange.gone))[0]
+        gone = lambda: exchange.gone  # noqa: E731
+        return (await subscription.receive(request, kind=kind, charge=exchange.charge, gone=gone))[0]
     finally:
         watcher.cancel()
 
@@ -246,18 +258,14 @@ def _supported(kind: str) -> SubscriptionType:
     raise NotSupported(f"{kind} subscriptions are not supported yet: use shared or exclusive", type=kind)
 
 
-def _views(topic: Topic, deliveries: Sequence[Delivery[Message]]) -> list[MessageOut]:
+def _sources(topic: Topic, deliveries: Sequence[Delivery[Message]]) -> list[MessageSource]:
     partition = topic.partition
     return [
-        view(
+        MessageSource(
             delivery.message,
-            message_id=f"{delivery.key[0]}:{delivery.key[1]}:{partition}:{delivery.key[2]}",
-            lease=delivery.lease,
-            redelivery_count=delivery.redelivery_count,
+            f"{delivery.key[0]}:{delivery.key[1]}:{partition}:{delivery.key[2]}",
+            delivery.lease,
+            delivery.redelivery_count,
         )
         for delivery in deliveries
     ]
-
-
-def _event(message: MessageOut) -> bytes:
-    return b"event: message\nid: %s\ndata: %s\n\n" % (message.message_id.encode(), _line_encoder.encode(message))

@@ -15,6 +15,7 @@ from bindery_broker.http import openapi
 from bindery_broker.http.exchange import Exchange, json_reply
 from bindery_broker.http.route import JsonLine, OwnedRoute, hot
 from bindery_broker.http.v1 import paths
+from bindery_broker.http.v1.message_pieces import MessageSource, messages_reply
 from bindery_broker.http.v1.message_view import parse_place, view
 from bindery_broker.http.v1.models import ReadQuery, RoutingQuery
 from bindery_broker.http.v1.produce_request import NDJSON, PROPERTY_HEADER, ProduceLimits, parse_produce
@@ -113,7 +114,7 @@ def _result(result: MessageId | BinderyError) -> ProduceResult:
     paths.TOPIC + "/messages",
     operation_id="readMessages",
     summary="Read messages without a subscription",
-    responses={**openapi.answers({200: ReadAnswer}), **openapi.problems(*openapi.OF_TOPICS, 409, 422)},
+    responses={**openapi.answers({200: ReadAnswer}), **openapi.problems(*openapi.OF_TOPICS, 409, 422, 429)},
 )
 async def read_messages(exchange: Exchange, name: paths.Topic, query: Annotated[ReadQuery, Query()]) -> Response:
     broker = exchange.broker
@@ -122,24 +123,25 @@ async def read_messages(exchange: Exchange, name: paths.Topic, query: Annotated[
     if isinstance(start, MessageId) and start.partition not in (-1, topic.partition):
         raise BadRequest("the message id names another partition", message_id=str(start))
     wait_ms = 0 if broker.draining else min(query.wait_ms, broker.settings.receive_wait_ms_max)
-    found, following = await topic.read(start, count_max=query.max, bytes_max=query.max_bytes, wait_s=wait_ms / 1000)
-    return json_reply(
-        ReadAnswer(messages=[view(row.message, message_id=str(row.id)) for row in found], next=str(following))
+    found, following = await topic.read(
+        start, charge=exchange.charge, count_max=query.max, bytes_max=query.max_bytes, wait_s=wait_ms / 1000
     )
+    sources = [MessageSource(row.message, str(row.id)) for row in found]
+    return messages_reply(exchange, sources, following=str(following))
 
 
 @router.get(
     paths.TOPIC + "/messages/{message_id:segment}",
     operation_id="readMessage",
     summary="Show one message, with its ledger and the bookies that store it",
-    responses={**openapi.answers({200: OneMessage}), **openapi.problems(*openapi.OF_TOPICS, 409, 422)},
+    responses={**openapi.answers({200: OneMessage}), **openapi.problems(*openapi.OF_TOPICS, 409, 422, 429)},
 )
 async def read_message(
     exchange: Exchange, name: paths.Topic, message_id: paths.MessageIdPath, _query: Annotated[RoutingQuery, Query()]
 ) -> Response:
     wanted = MessageId.parse(message_id)
     topic = await exchange.broker.topic(name)
-    found = await topic.read_one(wanted)
+    found = await topic.read_one(wanted, charge=exchange.charge)
     return json_reply(
         OneMessage(
             message=view(found.message, message_id=str(found.id)),

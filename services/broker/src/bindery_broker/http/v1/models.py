@@ -4,22 +4,27 @@ Unknown fields are refused. Times are in milliseconds; points in time count from
 were not set out of their answers.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from bindery_broker.http.v1.schemas import (
+    END,
     MESSAGES_PER_RECEIVE_MAX,
     MS_MAX,
+    NO_CONTROLS,
     PLACE_PATTERN,
     RECEIVE_BYTES_MAX,
     TEXT_MAX,
     WAIT_MS_MAX,
 )
 
+_NAMESPACE: Final = r"^[-=:.A-Za-z0-9_]{1,128}/[-=:.A-Za-z0-9_]{1,128}" + END
 Place = Annotated[str, Field(max_length=64, pattern=PLACE_PATTERN, examples=["earliest"])]
 Text = Annotated[str, Field(max_length=TEXT_MAX)]
-Tags = Annotated[str, Field(min_length=1, max_length=4_096, description="one tag, or several: `a||b`")]
+Tags = Annotated[
+    str, Field(min_length=1, max_length=4_096, pattern=NO_CONTROLS, description="one tag, or several: `a||b`")
+]
 
 
 class Query(BaseModel):
@@ -57,9 +62,15 @@ class ReadQuery(RoutingQuery):
 
 
 class TopicListQuery(Query):
-    namespace: Annotated[str, Field(max_length=257, pattern=r"^[-=:.\w]{1,128}/[-=:.\w]{1,128}$")] | None = None
+    namespace: Annotated[str, Field(max_length=257, pattern=_NAMESPACE)] | None = None
     after: Annotated[str, Field(max_length=1_024)] | None = None
     max: Annotated[int, Field(ge=1, le=10_000)] = 1_000
+
+
+class SubscriptionListQuery(RoutingQuery):
+    after: Annotated[str, Field(max_length=1_024)] | None = None
+    """Continue after this subscription."""
+    max: Annotated[int, Field(ge=1, le=1_000)] = 1_000
 
 
 class SubscribeBody(Body):
@@ -118,6 +129,8 @@ class SubscriptionList(Answer):
     subscriptions: list[SubscriptionInfo]
     damaged: dict[str, str] = {}
     """Subscriptions whose stored state cannot be read, with the reason. Left out if there are none."""
+    next: str | None = None
+    """Value of `after` for the next call, if there are more subscriptions."""
 
 
 class Explanation(Answer):

@@ -2,11 +2,13 @@
 
 from typing import Annotated, Any, Final
 
+import msgspec
+from bindery_core.errors import BadRequest
 from bindery_pulsar.topic_name import TopicName
 from fastapi import Depends, Path
 
 from bindery_broker.http.paths import topic_of
-from bindery_broker.http.v1.schemas import ID_PATTERN
+from bindery_broker.http.v1.schemas import ID_PATTERN, NAME_SIZE_MAX, NO_CONTROLS, ConsumerName
 
 TOPIC: Final = "/v1/topics/{tenant:segment}/{namespace:segment}/{topic:segment}"
 SUBSCRIPTION: Final = TOPIC + "/subscriptions/{subscription:segment}"
@@ -20,7 +22,10 @@ _DESCRIBED: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "namespace": ("The namespace, for example `default`; not `.` or `..`.", _NAME),
     "topic": (f"The topic's local name, {_FREE_DESCRIPTION}", _FREE),
     "subscription": (f"The subscription, {_FREE_DESCRIPTION}", _FREE),
-    "consumer": ("The consumer's name, percent-encoded.", {**_FREE, "maxLength": 256}),
+    "consumer": (
+        "The consumer's name, percent-encoded.",
+        {"pattern": NO_CONTROLS, "minLength": 1, "maxLength": NAME_SIZE_MAX},
+    ),
     "message_id": (
         "`ledgerId:entryId:partition:batchIndex`; the last two are optional.",
         {"pattern": ID_PATTERN, "maxLength": 64},
@@ -55,8 +60,14 @@ Tenant = Annotated[str, _path("tenant")]
 Namespace = Annotated[str, _path("namespace")]
 LocalName = Annotated[str, _path("topic")]
 SubscriptionName = Annotated[str, _path("subscription")]
-Consumer = Annotated[str, _path("consumer")]
 MessageIdPath = Annotated[str, _path("message_id")]
+
+
+async def _consumer_name(consumer: Annotated[str, _path("consumer")]) -> str:
+    try:
+        return msgspec.convert(consumer, ConsumerName)
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"not a consumer's name: {error}") from error
 
 
 async def _topic_name(tenant: Tenant, namespace: Namespace, topic: LocalName) -> TopicName:
@@ -64,3 +75,4 @@ async def _topic_name(tenant: Tenant, namespace: Namespace, topic: LocalName) ->
 
 
 Topic = Annotated[TopicName, Depends(_topic_name)]
+Consumer = Annotated[str, Depends(_consumer_name)]

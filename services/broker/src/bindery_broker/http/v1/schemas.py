@@ -27,18 +27,26 @@ PROPERTIES_MAX: Final = 1_000
 TEXT_MAX: Final = 65_536
 """Maximum characters of a key, and of the name or value of a property."""
 
-ID_PATTERN: Final = r"^[0-9]{1,19}:[0-9]{1,19}(:(-1|[0-9]{1,10})){0,2}$"
+END: Final = r"$(?![\s\S])"
+"""The end of a text, in the regular expressions of Python and of JSON Schema. Python's `$` alone also matches before a
+last newline."""
+ID_PATTERN: Final = r"^[0-9]{1,19}:[0-9]{1,19}(:(-1|[0-9]{1,10})){0,2}" + END
 """Message id: `ledgerId:entryId:partition:batchIndex`; the last two are optional."""
-PLACE_PATTERN: Final = r"^(earliest|latest|[0-9]{1,19}:[0-9]{1,19}(:(-1|[0-9]{1,10})){0,2})$"
+PLACE_PATTERN: Final = r"^(earliest|latest|[0-9]{1,19}:[0-9]{1,19}(:(-1|[0-9]{1,10})){0,2})" + END
 """`earliest`, `latest` or a message id."""
-NO_CONTROLS: Final = r"^[^\x00-\x1f\x7f]+$"
+NO_CONTROLS: Final = r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]+" + END
+"""Text without control characters and line separators, which could forge lines in logs and terminals."""
+NAME_SIZE_MAX: Final = 256
+"""Maximum characters of the name of a consumer or producer."""
 
 Time = Annotated[int, Meta(ge=0, le=MS_MAX)]
 MessageIdText = Annotated[str, Meta(max_length=64, pattern=ID_PATTERN, examples=["5:0:-1:0"])]
-ConsumerName = Annotated[str, Meta(min_length=1, max_length=256, pattern=NO_CONTROLS)]
-ProducerName = Annotated[str, Meta(min_length=1, max_length=256, pattern=NO_CONTROLS)]
+ConsumerName = Annotated[str, Meta(min_length=1, max_length=NAME_SIZE_MAX, pattern=NO_CONTROLS)]
+ProducerName = Annotated[str, Meta(min_length=1, max_length=NAME_SIZE_MAX, pattern=NO_CONTROLS)]
 Key = Annotated[str, Meta(max_length=TEXT_MAX)]
-Tags = Annotated[str, Meta(min_length=1, max_length=4_096, description="one tag, or several: `a||b`")]
+Tags = Annotated[
+    str, Meta(min_length=1, max_length=4_096, pattern=NO_CONTROLS, description="one tag, or several: `a||b`")
+]
 Text = Annotated[str, Meta(max_length=TEXT_MAX)]
 Properties = Annotated[dict[Text, Text], Meta(max_length=PROPERTIES_MAX)]
 
@@ -186,7 +194,7 @@ class ReceiveBody(Request, kw_only=True):
     """Milliseconds after which a message that is not acknowledged is delivered again."""
     session_ttl_ms: Annotated[int, Meta(ge=1_000, le=SESSION_TTL_MS_MAX)] = 60_000
     """Milliseconds after its last call until the consumer leaves the subscription."""
-    request_id: Annotated[str, Meta(min_length=1, max_length=256)] | UnsetType = UNSET
+    request_id: Annotated[str, Meta(min_length=1, max_length=256, pattern=NO_CONTROLS)] | UnsetType = UNSET
     """A repeated call with the same id returns the same messages, if this consumer still holds them."""
     redeliver: bool = False
     """Return the messages that this consumer still holds before delivering any: for a consumer that has restarted."""
@@ -200,10 +208,10 @@ class StreamQuery(RoutingQuery, kw_only=True):
     consumer: ConsumerName
     type: Literal["shared", "exclusive", "failover", "key_shared"] = "shared"
     """`failover` and `key_shared` are not supported yet."""
-    initial: Literal["earliest", "latest"] = "earliest"
     ack_timeout_ms: Annotated[int, Meta(ge=100, le=ACK_TIMEOUT_MS_MAX)] = 30_000
     session_ttl_ms: Annotated[int, Meta(ge=1_000, le=SESSION_TTL_MS_MAX)] = 60_000
     tags: Tags | UnsetType = UNSET
+    """Fail unless the subscription was created with these tags."""
 
 
 class AckBody(Request, kw_only=True):

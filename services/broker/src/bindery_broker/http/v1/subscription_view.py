@@ -4,6 +4,11 @@ from bindery_broker.dispatch.sessions import Session
 from bindery_broker.http.v1.models import ConsumerInfo, Explanation, SubscriptionInfo
 from bindery_broker.subscriptions.subscription import Subscription
 
+SUBSCRIPTION_SIZE = 400
+"""Approximate bytes of a subscription as JSON, without its properties and consumers."""
+CONSUMER_SIZE = 250
+"""Approximate bytes of a consumer as JSON, without its name."""
+
 
 def info(subscription: Subscription, *, now: float) -> SubscriptionInfo:
     """Return the state of a subscription. `now`: monotonic seconds."""
@@ -21,6 +26,16 @@ def info(subscription: Subscription, *, now: float) -> SubscriptionInfo:
     if subscription.tags:
         answer.tags = "||".join(sorted(subscription.tags))
     return answer
+
+
+def size_of(subscription: Subscription) -> int:
+    """Return the approximate bytes of `info` as JSON."""
+    size = SUBSCRIPTION_SIZE
+    for name, value in subscription.cursor.properties.items():
+        size += len(name) + len(value)
+    for session in subscription.sessions:
+        size += CONSUMER_SIZE + len(session.consumer)
+    return size
 
 
 def explain(subscription: Subscription, *, now: float) -> Explanation:

@@ -24,13 +24,16 @@ from bindery_broker.http.v1.models import (
     Sought,
     SubscribeBody,
     SubscriptionList,
+    SubscriptionListQuery,
 )
 from bindery_broker.http.v1.produce_request import split_tags
-from bindery_broker.http.v1.subscription_view import explain, info
+from bindery_broker.http.v1.subscription_view import explain, info, size_of
 from bindery_broker.subscriptions.subscription import Subscription
 
 router = APIRouter(route_class=OwnedRoute, default_response_class=JsonLine, tags=["subscriptions"])
 Routing = Annotated[RoutingQuery, Query()]
+LISTING_SIZE_MAX = 2**20
+"""Approximate maximum bytes of a list of subscriptions: each can have a thousand consumers and large properties."""
 _ERRORS = (*openapi.OF_TOPICS, 409)
 _DONE = openapi.TITLES[200]
 
@@ -43,12 +46,22 @@ _DONE = openapi.TITLES[200]
     response_description=_DONE,
     responses=openapi.problems(*_ERRORS),
 )
-async def list_subscriptions(exchange: Exchange, name: paths.Topic, _query: Routing) -> SubscriptionList:
+async def list_subscriptions(
+    exchange: Exchange, name: paths.Topic, query: Annotated[SubscriptionListQuery, Query()]
+) -> SubscriptionList:
+    """An answer has at least one subscription, and ends at about LISTING_SIZE_MAX bytes."""
     topic = await exchange.broker.topic(name)
     now = exchange.broker.now()
-    answer = SubscriptionList(
-        subscriptions=[info(subscription, now=now) for _, subscription in sorted(topic.subscriptions.items())]
-    )
+    answer = SubscriptionList(subscriptions=[])
+    size = 0
+    for subscription_name, subscription in sorted(topic.subscriptions.items()):
+        if query.after is not None and subscription_name <= query.after:
+            continue
+        if size >= LISTING_SIZE_MAX or len(answer.subscriptions) >= query.max:
+            answer.next = answer.subscriptions[-1].subscription
+            break
+        size += size_of(subscription)
+        answer.subscriptions.append(info(subscription, now=now))
     if damaged := topic.ledger.damaged_cursors:
         answer.damaged = {name: str(error) for name, error in sorted(damaged.items())}
     return answer

@@ -28,6 +28,9 @@ from bindery_broker.managed_ledger.ledger_list import LedgerList
 
 log = structlog.get_logger()
 
+RANGES_SHOWN_MAX = 100
+"""Maximum number of acknowledged ranges in statistics. A cursor may have a million."""
+
 
 class EntrySource(Protocol):
     """The source of a cursor's entries: `ManagedLedger`."""
@@ -164,8 +167,8 @@ class ManagedCursor:
         ]
 
     def individually_acked(self) -> str:
-        """Return the acknowledged ranges after `mark_delete`, in the format of Pulsar."""
-        return str(self._state.acked)
+        """Return the first RANGES_SHOWN_MAX acknowledged ranges after `mark_delete`, in the format of Pulsar."""
+        return self._state.acked.text(ranges_max=RANGES_SHOWN_MAX)
 
     @property
     def ranges_count(self) -> int:

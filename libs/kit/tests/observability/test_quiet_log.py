@@ -1,8 +1,8 @@
 """QuietLog: one line per second and event, with the number of lines left out."""
 
 import pytest
-from bindery_bookie.server import quiet_log
-from bindery_bookie.server.quiet_log import QuietLog
+from bindery_kit.observability import quiet_log
+from bindery_kit.observability.quiet_log import QuietLog
 
 
 def test_each_event_is_logged_at_most_once_per_second(monkeypatch: pytest.MonkeyPatch) -> None:

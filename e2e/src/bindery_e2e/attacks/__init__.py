@@ -1,0 +1,1 @@
+"""Attacks on real processes, which run with limited memory."""

@@ -1,0 +1,233 @@
+"""Origin checks: refuse requests that a web page of another site makes in a visitor's browser.
+
+A browser on the machine, or in the network, of a cluster lets every web page send requests to it. The checks apply to
+all methods and paths of a port, before authentication and before the application.
+
+| request                                                        | response                                       |
+|----------------------------------------------------------------|------------------------------------------------|
+| `Host` is missing in HTTP/1.1, repeated, or no host            | 400                                            |
+| `Host` is not allowed (`HostPolicy`)                           | 403: the page's own name may resolve to this   |
+|                                                                | machine (DNS rebinding)                        |
+| `Origin` differs from `http://<Host>` and `https://<Host>`,    | 403                                            |
+| is `null`, or is repeated, and is not configured               |                                                |
+| `Sec-Fetch-Site: cross-site` without a configured origin       | 403, except for a link (`Sec-Fetch-Mode:       |
+|                                                                | navigate`, `-Dest: document`, GET or HEAD) to  |
+|                                                                | a path in `pages`                              |
+
+Browsers send `Origin` with every request of a page that can change something, and pages cannot set either header.
+Requests without these headers come from programs, or from a visitor who typed the address. Safe methods change nothing,
+therefore `same-site` (another port of the same host) needs no check: pages cannot read such responses.
+
+Sources: Fetch standard, sections "Origin header" and "CORS protocol"; W3C Fetch Metadata; RFC 9110 sections 7.2, 9.2.1.
+"""
+
+import functools
+import ipaddress
+import re
+import socket
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from bindery_core.errors import BadRequest, BinderyError
+
+from bindery_kit.configuration.http_settings import HttpSettings
+from bindery_kit.http.http_stats import HttpStats
+from bindery_kit.http.listening import is_loopback
+from bindery_kit.http.problem import problem_of
+from bindery_kit.observability.health import AsgiApp, Receive, Scope, Send
+
+REMEMBERED_MAX: Final = 1024
+"""Maximum number of combinations of header values whose verdict is cached."""
+REMEMBERED_SIZE_MAX: Final = 512
+"""Maximum bytes of header values whose verdict is cached."""
+_AUTHORITY: Final = re.compile(rb"(\[[0-9a-fA-F:.]{2,45}\]|[0-9A-Za-z._-]{1,253})(?::[0-9]{0,5})?")
+_ORIGIN: Final = re.compile(rb"https?://([^/?#@\\]+)", re.IGNORECASE)
+_PATTERN: Final = re.compile(r"(\*\.)?[0-9a-z._-]{1,253}|\[?[0-9a-f:.]{2,45}\]?")
+_ORIGIN_SETTING: Final = re.compile(r"https?://[^/?#@\\\s,]+")
+
+
+class HostNotAllowed(BinderyError):
+    status = 403
+    code = "host_not_allowed"
+
+
+class OriginNotAllowed(BinderyError):
+    status = 403
+    code = "origin_not_allowed"
+
+
+class HostPolicy:
+    """The hosts that requests may name. `bound`: the address that the port listens on. `own_names`: further names of
+    this port, for example the advertised one. Names are compared without case, port and final dot."""
+
+    def __init__(self, *, bound: str, hosts: str = "", own_names: Iterable[str] = ()) -> None:
+        """Raises BadRequest for a setting `hosts` that is not a list of host names."""
+        self.accepts_addresses = not is_loopback(bound)
+        """Whether every IP address is allowed: then other machines can connect, possibly through address translation. A
+        page cannot pose as an address, because its own name is in `Host`."""
+        self._names = {"localhost", _plain(bound), *(_plain(name) for name in own_names if name)}
+        self._suffixes: list[str] = []
+        if self.accepts_addresses:
+            self._names.add(_plain(socket.gethostname()))
+        for entry in (entry.strip().lower() for entry in hosts.split(",")):
+            if not entry:
+                continue
+            if not _PATTERN.fullmatch(entry):
+                raise BadRequest("http.hosts is a list of host names without port, separated by commas", found=entry)
+            if entry.startswith("*."):
+                self._suffixes.append(entry[1:].rstrip("."))
+            else:
+                self._names.add(_plain(entry))
+
+    def allows(self, host: str) -> bool:
+        """`host`: as in the Host header, without its port."""
+        name = _plain(host)
+        if name in self._names:
+            return True
+        try:
+            address = ipaddress.ip_address(name)
+        except ValueError:
+            return any(name.endswith(suffix) and name != suffix for suffix in self._suffixes)
+        return address.is_loopback or self.accepts_addresses
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """The headers that the checks read."""
+
+    hosts: tuple[bytes, ...]
+    origins: tuple[bytes, ...]
+    site: tuple[bytes, ...]
+    is_link: bool
+    """Whether a visitor follows a link, in the browser's words."""
+    is_http_1_0: bool
+
+
+class OriginPolicy:
+    """The checks of one port. `origins`: setting of the same name. `pages`: paths to which other sites may link."""
+
+    def __init__(self, hosts: HostPolicy, *, origins: str = "", pages: Sequence[str] = ()) -> None:
+        """Raises BadRequest for a setting `origins` that is not a list of origins."""
+        self._hosts = hosts
+        self._pages = frozenset(pages)
+        self._origins: set[bytes] = set()
+        for entry in (entry.strip().lower() for entry in origins.split(",")):
+            if not entry:
+                continue
+            if not _ORIGIN_SETTING.fullmatch(entry):
+                raise BadRequest(
+                    "http.origins is a list of origins such as https://console.example.com, separated by commas",
+                    found=entry,
+                )
+            self._origins.add(entry.encode())
+        self._remembered = functools.lru_cache(REMEMBERED_MAX)(self._judge)
+
+    def refusal(self, scope: Scope) -> BinderyError | None:
+        """Return why the request of an ASGI scope is refused; None: it is not."""
+        hosts: tuple[bytes, ...] = ()
+        origins: tuple[bytes, ...] = ()
+        site: tuple[bytes, ...] = ()
+        mode = destination = b""
+        for name, value in scope["headers"]:
+            if name == b"host":
+                hosts += (value,)
+            elif name == b"origin":
+                origins += (value,)
+            elif name == b"sec-fetch-site":
+                site += (value,)
+            elif name == b"sec-fetch-mode":
+                mode = value
+            elif name == b"sec-fetch-dest":
+                destination = value
+        is_link = (
+            mode == b"navigate"
+            and destination == b"document"
+            and scope["method"] in ("GET", "HEAD")
+            and scope["path"] in self._pages
+        )
+        seen = _Seen(hosts, origins, site, is_link, scope.get("http_version") == "1.0")
+        if sum(map(len, (*hosts, *origins, *site))) > REMEMBERED_SIZE_MAX:
+            return self._judge(seen)
+        return self._remembered(seen)
+
+    def _judge(self, seen: _Seen) -> BinderyError | None:
+        if not seen.hosts and seen.is_http_1_0:
+            authority = b""
+        elif len(seen.hosts) != 1 or not (found := _AUTHORITY.fullmatch(seen.hosts[0])):
+            return BadRequest("one header Host with a host name or address is required")
+        else:
+            authority = seen.hosts[0].lower()
+            host = found[1].decode("ascii")
+            if not self._hosts.allows(host):
+                return HostNotAllowed(
+                    f"this port does not serve the host {host[:100]}: if it is a name of this service, add it to the "
+                    "setting http.hosts"
+                )
+        if seen.origins:
+            origin = seen.origins[0].lower()
+            if len(seen.origins) > 1 or not (origin in self._origins or _is_origin_of(origin, authority)):
+                return OriginNotAllowed(
+                    "the request comes from a web page of another site: if it is a trusted one, add its origin to the "
+                    "setting http.origins",
+                    origin=seen.origins[0][:100].decode("ascii", "replace"),
+                )
+            if origin in self._origins:
+                return None
+        if any(value.strip().lower() == b"cross-site" for value in seen.site) and not seen.is_link:
+            return OriginNotAllowed("the request comes from a web page of another site")
+        return None
+
+
+class OriginGuard:
+    """The application of a port behind the checks."""
+
+    def __init__(self, app: AsgiApp, policy: OriginPolicy, stats: HttpStats) -> None:
+        self._app = app
+        self._policy = policy
+        self._stats = stats
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            error = self._policy.refusal(scope)
+            if error is not None:
+                self._stats.count(error.code)
+                await problem_of(error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+def origin_policy(
+    settings: HttpSettings, *, bound: str, own_names: Iterable[str] = (), pages: Sequence[str] = ()
+) -> OriginPolicy:
+    """Return the checks of a port. Raises BadRequest for settings that cannot be read."""
+    hosts = HostPolicy(bound=bound, hosts=settings.hosts, own_names=own_names)
+    return OriginPolicy(hosts, origins=settings.origins, pages=pages)
+
+
+def _is_origin_of(origin: bytes, authority: bytes) -> bool:
+    """Return whether an Origin names the host and port of the request. The scheme may differ behind a proxy."""
+    found = _ORIGIN.fullmatch(origin)
+    if found is None or not authority:
+        return False
+    host, port = _split(found[1])
+    asked_host, asked_port = _split(authority)
+    default = b"443" if origin.startswith(b"https") else b"80"
+    return host == asked_host and (port or default) in ((asked_port,) if asked_port else (b"80", b"443"))
+
+
+def _split(authority: bytes) -> tuple[bytes, bytes]:
+    """Return host and port; an empty port if there is none."""
+    host, colon, port = authority.rpartition(b":")
+    return (host, port) if colon and not authority.endswith(b"]") else (authority.rstrip(b":"), b"")
+
+
+def _plain(host: str) -> str:
+    """Return a host name or address in the form in which hosts are compared."""
+    text = host.strip().lower().strip("[]").rstrip(".")
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return text
+    mapped = getattr(address, "ipv4_mapped", None)
+    return str(mapped or address)

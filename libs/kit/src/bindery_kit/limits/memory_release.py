@@ -1,0 +1,58 @@
+"""MemoryRelease: return memory to the system when the clients that needed it have gone.
+
+Python and the C library keep the memory of freed objects for later use. After thousands of clients have gone, a process
+would keep their memory for ever, although others on the machine need it, and its next peak would begin higher.
+"""
+
+import ctypes
+import gc
+from collections.abc import Callable
+from functools import cache
+from typing import Final
+
+DROP_SIZE: Final = 1024 * 1024
+"""Bytes by which the need must have fallen since its peak."""
+INTERVAL_S: Final = 10.0
+"""Minimum seconds between two releases. Each takes tens of milliseconds of the event loop, by the number of objects."""
+
+
+def release_memory() -> None:
+    """Collect cyclic garbage, and return free memory of the C library to the system if it is glibc."""
+    gc.collect()
+    trim = _malloc_trim()
+    if trim is not None:
+        trim(0)
+
+
+@cache
+def _malloc_trim() -> Callable[[int], int] | None:
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError):
+        return None
+    trim.argtypes = [ctypes.c_size_t]
+    return trim
+
+
+class MemoryRelease:
+    """`release` is called once the need has fallen by DROP_SIZE since its highest value at a check, and once more
+    INTERVAL_S later, when the requests of the last clients have ended, too."""
+
+    def __init__(self, release: Callable[[], None] = release_memory) -> None:
+        self._release = release
+        self._peak_size = 0
+        self._next_s = 0.0
+        self._is_due = False
+        """Whether the second release is due."""
+
+    def check(self, size: int, *, now_s: float) -> bool:
+        """Return whether memory was released. `size`: the bytes that clients need now; `now_s`: monotonic."""
+        self._peak_size = max(self._peak_size, size)
+        has_fallen = self._peak_size - size >= DROP_SIZE
+        if not (has_fallen or self._is_due) or now_s < self._next_s:
+            return False
+        self._peak_size = size
+        self._is_due = has_fallen
+        self._next_s = now_s + INTERVAL_S
+        self._release()
+        return True
