@@ -41,8 +41,8 @@ HEAVY_MAX: Final = 4
 """Maximum number of concurrent requests that read much or wait for other machines; further requests wait. Requests with
 and without a token are counted separately, so that requests without one cannot block operators."""
 HEAVY_WAIT_S: Final = 3.0
-"""Maximum time in seconds that such a request waits, in the order of arrival; then it gets 429. Without waiting, clients
-that repeat their requests at once would take every place that becomes free."""
+"""Maximum time in seconds that such a request waits, in the order of arrival; then it gets 429. Without waiting,
+clients that repeat their requests at once would take every place that becomes free."""
 
 log = get_logger(__name__)
 
