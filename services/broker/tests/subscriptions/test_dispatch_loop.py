@@ -320,7 +320,7 @@ async def test_a_call_without_room_leases_nothing_and_fails_at_its_deadline(clus
         with pytest.raises(ResponsesFull, match="take too much memory"):
             await parts.take(wait_s=wait_s)
     assert parts.now() - began == pytest.approx(7, abs=0.1)
-    assert (len(parts.loop.dispatcher.leases), parts.loop._waiters) == (0, [])
+    assert (len(parts.loop.dispatcher.leases), parts.loop._waiters) == (0, {})
     assert parts.responses.used == other.size
     other.release()
     assert await parts.take() == [b"a"]
