@@ -1,7 +1,6 @@
 """The modules of one subscription over a topic in memory, composed as `Subscription` composes them."""
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 from bindery_broker.dispatch.item import Delivery, DispatchLimits
@@ -9,7 +8,7 @@ from bindery_broker.dispatch.read_ahead import ReadAhead
 from bindery_broker.dispatch.sessions import Sessions
 from bindery_broker.managed_ledger import ManagedLedger
 from bindery_broker.subscriptions.acknowledging import Acknowledger
-from bindery_broker.subscriptions.consumer import ReceiveCall, ReceiveRequest
+from bindery_broker.subscriptions.consumer import ClientWatch, ReceiveCall, ReceiveRequest
 from bindery_broker.subscriptions.decoding import EntryDecoder
 from bindery_broker.subscriptions.dispatch_loop import DispatchLoop
 from bindery_broker.subscriptions.reading import MessageReader
@@ -57,7 +56,7 @@ class Parts:
         wait_s: float = 0.0,
         ack_timeout_s: float = 30.0,
         session_ttl_s: float = 3600.0,
-        is_gone: Callable[[], bool] | None = None,
+        client: ClientWatch | None = None,
     ) -> ReceiveCall:
         request = ReceiveRequest(
             consumer=consumer,
@@ -72,7 +71,7 @@ class Parts:
             request=request,
             session=session,
             deadline=self.now() + wait_s,
-            is_gone=is_gone,
+            client=client,
             charge=self.responses.charge(),
         )
 

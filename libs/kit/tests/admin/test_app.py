@@ -1,12 +1,13 @@
 """AdminApp: the choice of a route, the names in its path, and its errors."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import httpx
 import pytest
 from bindery_core.errors import Unauthorized
 from bindery_kit.admin.access import OPEN, Access, AdminAccess
-from bindery_kit.admin.app import AdminApp
+from bindery_kit.admin.app import HEAVY_MAX, AdminApp
 from bindery_kit.admin.http import Answer, Request, Route, json_answer
 
 
@@ -141,3 +142,30 @@ async def test_changes_of_the_cluster_have_a_check_of_their_own(
     http = httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://shop", headers=headers)
     changes = [(await http.put(path)).status_code for path in ("/own", "/cluster")]
     assert [(await http.get("/read")).json(), *changes] == told
+
+
+async def test_heavy_requests_wait_for_their_turn_and_then_get_429(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bindery_kit.admin.app.HEAVY_WAIT_S", 0.2)
+    running: list[str] = []
+    release = asyncio.Event()
+
+    async def heavy(_context: str, request: Request) -> Answer:
+        running.append(request.query["name"])
+        await release.wait()
+        return json_answer(request.query["name"])
+
+    app = AdminApp("here", [Route("GET", "/heavy", heavy, is_heavy=True)], access=OPEN, service="shop")
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://shop") as http:
+        first = [asyncio.create_task(http.get(f"/heavy?name={number}")) for number in range(HEAVY_MAX)]
+        while len(running) < HEAVY_MAX:
+            await asyncio.sleep(0.001)
+        answer = await http.get("/heavy?name=late")
+        assert (answer.status_code, answer.json()["code"]) == (429, "too_many_requests")
+        assert answer.headers["retry-after"] == "1"
+        waiting = asyncio.create_task(http.get("/heavy?name=waiting"))
+        await asyncio.sleep(0.05)
+        assert len(running) == HEAVY_MAX
+        release.set()
+        assert [(await one).status_code for one in (*first, waiting)] == [200] * (HEAVY_MAX + 1)
+        assert running[HEAVY_MAX:] == ["waiting"]
+        assert (await http.get("/heavy?name=again")).status_code == 200

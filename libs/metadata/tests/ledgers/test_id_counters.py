@@ -113,6 +113,16 @@ async def test_long_ids_are_skipped_up_to_the_next_upper_half_only(
     assert (await read_counters(store, LAYOUT)).long_end == end
 
 
+async def test_long_ids_that_were_generated_already_are_not_skipped_again(store: MetadataStore) -> None:
+    await store.create(LAYOUT.hob(1), make_parents=True)
+    ids = LedgerIdGenerator(store, LAYOUT)
+    last = [await ids.next_id() for _ in range(3)][-1]
+    await ids.close()
+    for up_to in (last, last + 1):
+        assert await skip_ids(store, LAYOUT, up_to=up_to) == last + 1
+    assert await store.children(LAYOUT.idgen_long) == ["HOB-0000000001"]
+
+
 @pytest.mark.parametrize(("gap", "is_skipped"), [(BURN_MAX, True), (BURN_MAX + 1, False)])
 async def test_short_ids_far_above_the_counter_are_not_skipped(
     gap: int, is_skipped: bool, monkeypatch: pytest.MonkeyPatch

@@ -241,7 +241,8 @@ async def test_passwords_of_ledgers_are_masked_without_a_token(locked) -> None:
         assert "aGlkZGVu" in answer.text or "hidden" in answer.text
 
 
-async def test_requests_without_a_token_do_not_block_requests_with_one(locked) -> None:
+async def test_requests_without_a_token_do_not_block_requests_with_one(locked, monkeypatch) -> None:
+    monkeypatch.setattr("bindery_kit.admin.app.HEAVY_WAIT_S", 0.05)
     go_on = asyncio.Event()
     begun = 0
 

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 import structlog
 from bindery_broker.managed_ledger import EntryCache, ManagedLedger
+from bindery_broker.managed_ledger.reader import UNSIZED_ENTRIES_MAX
 from bindery_core.errors import BookieUnavailable, MetadataUnavailable, NoSuchTopic, TopicFenced
 from bindery_core.ids import LedgerId
 from bindery_pulsar.message_id import EARLIEST, LATEST, Position
@@ -294,3 +295,48 @@ async def test_a_search_that_every_entry_matches_finds_the_first_one(cluster: Cl
     topic = await three_ledgers(cluster)
     assert await topic.find_first(lambda entry: True) == topic.first_position
     assert await topic.find_first(lambda entry: False) == topic.next_position(topic.last_confirmed)
+
+
+async def reads_of(topic: ManagedLedger, monkeypatch: pytest.MonkeyPatch, *at: Position, size_max: int) -> list[str]:
+    """Read from the positions. Returns the ranges that were read from bookies."""
+    reads: list[str] = []
+    read = topic._reader._read
+
+    async def recorded(ledger_id: int, *, first: int, last: int) -> object:
+        reads.append(f"{first}-{last}")
+        return await read(ledger_id, first=first, last=last)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(topic._reader, "_read", recorded)
+        for position in at:
+            await topic.read(position, entries_max=100, size_max=size_max)
+    return reads
+
+
+async def test_large_entries_after_many_small_ones_are_read_in_small_groups(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = await cluster.open(cache_size_max=0, entries_max=10**6)
+    await topic.add_many([b"x"] * 3_000)
+    for _ in range(100):
+        await topic.add_many([bytes(10_000)])
+    found = await topic.read(Position(0, 3_000), entries_max=100, size_max=50_000)
+    assert 1 <= len(found) <= 5
+    ranges = await reads_of(topic, monkeypatch, Position(0, 3_000), size_max=50_000)
+    assert max(int(text.split("-")[1]) - int(text.split("-")[0]) for text in ranges) < UNSIZED_ENTRIES_MAX
+
+
+async def test_the_size_of_a_range_is_found_with_one_read_if_it_continues_the_last_one(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = await cluster.open(cache_size_max=0, entries_max=10**6)
+    await topic.add_many([b"x" * 100] * 500)
+    positions = [Position(0, 0), Position(0, 100), Position(0, 300)]
+    ranges = await reads_of(topic, monkeypatch, *positions, size_max=10**6)
+    assert ranges == ["99-99", "0-0", "0-99", "199-199", "100-199", "399-399", "300-300", "300-399"]
+
+
+async def test_few_entries_are_read_at_once(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = await cluster.open(cache_size_max=0)
+    await topic.add_many([b"x"] * UNSIZED_ENTRIES_MAX)
+    assert await reads_of(topic, monkeypatch, Position(0, 0), size_max=10**6) == [f"0-{UNSIZED_ENTRIES_MAX - 1}"]

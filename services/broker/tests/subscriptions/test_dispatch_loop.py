@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from bindery_broker.dispatch.item import DispatchLimits
 from bindery_broker.errors import ResponsesFull
+from bindery_broker.subscriptions.consumer import ClientWatch
 from bindery_broker.subscriptions.reading import MESSAGE_OVERHEAD, READ_ENTRIES_MAX
 from bindery_broker.subscriptions.response_budget import Charge
 from bindery_core.errors import TryAgain
@@ -31,7 +32,7 @@ async def test_a_call_without_messages_ends_at_its_deadline(cluster: Cluster) ->
     began = parts.now()
     assert await parts.take(wait_s=7) == []
     assert parts.now() - began == pytest.approx(7, abs=0.1)
-    assert parts.loop._waiters == []
+    assert parts.loop._waiters == {}
 
 
 async def test_an_entry_that_arrives_during_the_read_of_a_call_is_not_missed(
@@ -71,8 +72,37 @@ async def test_calls_share_one_read(cluster: Cluster, monkeypatch: pytest.Monkey
 
 async def test_a_call_whose_client_has_disconnected_takes_nothing(cluster: Cluster) -> None:
     parts = await Parts.create(cluster, single(b"a"))
-    assert await parts.take(is_gone=lambda: True) == []
+    client = ClientWatch()
+    client.set_gone()
+    assert await parts.take(client=client) == []
     assert await parts.take() == [b"a"]
+
+
+async def test_a_client_that_disconnects_wakes_its_own_call_only(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thousands of clients that wait and disconnect must not make each other's calls check again."""
+    parts = await Parts.create(cluster)
+    clients = [ClientWatch() for _ in range(50)]
+    calls = [asyncio.create_task(parts.take(f"c{n}", wait_s=60, client=one)) for n, one in enumerate(clients)]
+    await asyncio.sleep(1)
+    checks = 0
+    check_open = parts.loop.check_open
+
+    def counted() -> None:
+        nonlocal checks
+        checks += 1
+        check_open()
+
+    monkeypatch.setattr(parts.loop, "check_open", counted)
+    for client, call in zip(clients[:40], calls[:40], strict=True):
+        client.set_gone()
+        assert await call == []
+    assert checks == 40
+    assert not any(call.done() for call in calls[40:])
+    assert len(parts.loop._waiters) == 10
+    parts.loop.drain()
+    assert [await call for call in calls[40:]] == [[]] * 10
 
 
 async def test_draining_ends_waiting_calls_but_delivers_available_messages(cluster: Cluster) -> None:
@@ -107,7 +137,7 @@ async def test_a_cancelled_call_leaves_the_queue(cluster: Cluster) -> None:
     await asyncio.sleep(1)
     waiting.cancel()
     await asyncio.wait([waiting])
-    assert parts.loop._waiters == []
+    assert parts.loop._waiters == {}
 
 
 async def test_a_replaced_dispatcher_is_reset_and_reading_starts_again(cluster: Cluster) -> None:
@@ -210,7 +240,7 @@ async def test_ready_messages_are_delivered_before_a_read_error_is_raised(
     assert await parts.take(count_max=5) == [b"b"]
     with pytest.raises(TryAgain):
         await parts.take(count_max=5)
-    assert parts.loop._waiters == []
+    assert parts.loop._waiters == {}
 
 
 async def test_ready_messages_are_kept_during_a_read_and_while_a_session_lasts(cluster: Cluster) -> None:
@@ -290,7 +320,7 @@ async def test_a_call_without_room_leases_nothing_and_fails_at_its_deadline(clus
         with pytest.raises(ResponsesFull, match="take too much memory"):
             await parts.take(wait_s=wait_s)
     assert parts.now() - began == pytest.approx(7, abs=0.1)
-    assert (len(parts.loop.dispatcher.leases), parts.loop._waiters) == (0, [])
+    assert (len(parts.loop.dispatcher.leases), parts.loop._waiters) == (0, {})
     assert parts.responses.used == other.size
     other.release()
     assert await parts.take() == [b"a"]
@@ -304,17 +334,16 @@ async def test_a_call_goes_on_when_there_is_room_again(cluster: Cluster) -> None
     assert not task.done()
     other.release()
     assert await task == [b"a"]
-    assert parts.loop._waiters == []
+    assert parts.loop._waiters == {}
 
 
 async def test_a_call_that_waits_for_room_ends_when_its_client_is_gone_or_the_broker_stops(cluster: Cluster) -> None:
     parts = await Parts.create(cluster, single(b"a"))
     fill(parts)
-    is_gone = False
-    gone = asyncio.create_task(parts.take("gone", wait_s=60, is_gone=lambda: is_gone))
+    client = ClientWatch()
+    gone = asyncio.create_task(parts.take("gone", wait_s=60, client=client))
     await asyncio.sleep(1)
-    is_gone = True
-    parts.loop.wake()
+    client.set_gone()
     assert await gone == []
     stopped = asyncio.create_task(parts.take("stopped", wait_s=60))
     await asyncio.sleep(1)
@@ -360,7 +389,7 @@ async def test_a_cancelled_call_releases_its_room_with_its_charge(cluster: Clust
         await task
     call.charge.release()
     assert parts.responses.used == 0
-    assert parts.loop._waiters == []
+    assert parts.loop._waiters == {}
 
 
 async def test_a_repeated_request_waits_for_room_too(cluster: Cluster) -> None:

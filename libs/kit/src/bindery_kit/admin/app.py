@@ -38,8 +38,11 @@ REQUEST_TIMEOUT_S: Final = 60.0
 SEND_TIMEOUT_S: Final = 30.0
 """Maximum time in seconds to send one piece of a streamed response; a client that reads more slowly is disconnected."""
 HEAVY_MAX: Final = 4
-"""Maximum number of concurrent requests that read much or wait for other machines; further requests get 429. Requests
-with and without a token are counted separately, so that requests without one cannot block operators."""
+"""Maximum number of concurrent requests that read much or wait for other machines; further requests wait. Requests with
+and without a token are counted separately, so that requests without one cannot block operators."""
+HEAVY_WAIT_S: Final = 3.0
+"""Maximum time in seconds that such a request waits, in the order of arrival; then it gets 429. Without waiting,
+clients that repeat their requests at once would take every place that becomes free."""
 
 log = get_logger(__name__)
 
@@ -67,8 +70,8 @@ class AdminApp(Generic[ContextT]):
             assert route.method not in methods, f"{route.method} {route.path} is there twice"
             methods[route.method] = route
         self._patterns = [path for path in self._routes if "{" in path]
-        self._heavy = {True: 0, False: 0}
-        """Number of heavy requests in progress: of trusted clients, and of others."""
+        self._heavy = {True: asyncio.Semaphore(HEAVY_MAX), False: asyncio.Semaphore(HEAVY_MAX)}
+        """Places for heavy requests: of trusted clients, and of others."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -178,10 +181,9 @@ class AdminApp(Generic[ContextT]):
     async def _run(self, route: Route[ContextT], request: Request) -> Answer:
         if not (route.during_start or self._is_open()):
             return problem(503, "starting", f"the {self._service} is starting: /startupz shows the progress")
-        heavy, is_trusted = self._heavy, request.is_trusted
-        if route.is_heavy and heavy[is_trusted] >= HEAVY_MAX:
-            raise TooManyRequests("too many requests of this kind are in progress", requests_max=HEAVY_MAX)
-        heavy[is_trusted] += route.is_heavy
+        is_trusted = request.is_trusted
+        if route.is_heavy:
+            await self._wait_for_place(self._heavy[is_trusted])
         is_over = True
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
@@ -195,8 +197,18 @@ class AdminApp(Generic[ContextT]):
         except TimeoutError:
             return problem(504, "timeout", f"no answer within {REQUEST_TIMEOUT_S:g} s")
         finally:
-            if is_over:
-                heavy[is_trusted] -= route.is_heavy
+            if is_over and route.is_heavy:
+                self._heavy[is_trusted].release()
+
+    async def _wait_for_place(self, places: asyncio.Semaphore) -> None:
+        """Wait in the order of arrival. Raises TooManyRequests after HEAVY_WAIT_S."""
+        try:
+            async with asyncio.timeout(HEAVY_WAIT_S):
+                await places.acquire()
+        except TimeoutError:
+            raise TooManyRequests(
+                "too many requests of this kind are in progress; retry", requests_max=HEAVY_MAX
+            ) from None
 
     async def _all_pieces(
         self, pieces: AsyncIterator[bytes], route: Route[ContextT], *, is_trusted: bool
@@ -212,8 +224,8 @@ class AdminApp(Generic[ContextT]):
                 async for piece in pieces:
                     yield piece
         finally:
-            if is_started:
-                self._heavy[is_trusted] -= route.is_heavy
+            if is_started and route.is_heavy:
+                self._heavy[is_trusted].release()
 
     def not_found(self, path: str) -> Answer:
         """Return the response for an unknown path."""

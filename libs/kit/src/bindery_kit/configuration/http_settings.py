@@ -59,18 +59,18 @@ class HttpSettings(Settings):
 class AdminHttpSettings(HttpSettings):
     """The same, with the defaults of a port for operators and monitoring."""
 
-    connections_max: Annotated[int, Ge(1), Le(100_000)] = 500
+    connections_max: Annotated[int, Ge(1), Le(100_000)] = 250
     """Maximum number of open connections, and at most half of the limit of open files: of operators and monitoring. At
     the limit, the connection that has been idle longest is closed."""
 
-    heads_size_max: Annotated[int, Ge(64 * KIB), Le(65536 * MIB)] = 4 * MIB
+    heads_size_max: Annotated[int, Ge(64 * KIB), Le(65536 * MIB)] = 2 * MIB
     """Maximum bytes of incomplete request heads, and of heads above 4 KiB of requests in progress, over all
     connections. Above it, the connection that has held its bytes longest is closed with 429."""
 
-    bodies_size_max: Annotated[int, Ge(64 * KIB), Le(65536 * MIB)] = 4 * MIB
+    bodies_size_max: Annotated[int, Ge(64 * KIB), Le(65536 * MIB)] = 2 * MIB
     """Maximum bytes of incomplete request bodies over all connections. Above it, the one that has been arriving longest
     is ended with 429."""
 
-    unread_size_max: Annotated[int, Ge(256 * KIB), Le(65536 * MIB)] = 16 * MIB
+    unread_size_max: Annotated[int, Ge(256 * KIB), Le(65536 * MIB)] = 8 * MIB
     """Maximum bytes of responses that clients have not read, over all connections, counting 64 KiB of the system's
     buffer for each. Above it, the connection that has left its responses unread longest is closed."""

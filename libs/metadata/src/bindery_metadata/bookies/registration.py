@@ -59,7 +59,8 @@ class BookieRegistration:
         session_timeout_s: float = SESSION_TIMEOUT_S,
         before: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`before` is called before the first registration of each session, and may raise BinderyError."""
+        """`before` is called before the first registration of each session, and may raise BinderyError. A registration
+        in a session that began after the call is removed at once, and `before` is called again."""
         self._before = before
         self._store = store
         self._layout = layout
@@ -169,14 +170,27 @@ class BookieRegistration:
 
     async def _put_in_place(self) -> None:
         assert self._wanted is not None
-        if self._before is not None and not self.is_registered:
-            await self._before()
-        session_id = await self._create_or_adopt(self._layout.bookie(self._bookie_id, read_only=self._wanted))
+        while True:
+            checked_session = await self._checked_session()
+            session_id = await self._create_or_adopt(self._layout.bookie(self._bookie_id, read_only=self._wanted))
+            if self._before is None or session_id == checked_session:
+                break
+            await self._remove_own(read_only=self._wanted)
         await self._remove_own(read_only=not self._wanted)
         if session_id != self._registered_session:
             self._registered_session = session_id
             if self.is_registered:
                 self._notify(True)
+
+    async def _checked_session(self) -> int:
+        """Return the session for which `before` is complete: it is called unless the bookie is registered in it."""
+        while True:
+            session_id = self._store.session_id
+            if self._before is None or self.is_registered:
+                return session_id
+            await self._before()
+            if session_id and session_id == self._store.session_id:
+                return session_id
 
     async def _create_or_adopt(self, path: str) -> int:
         """Make `path` exist with our data under the current session, watched. Return the session."""

@@ -30,7 +30,7 @@ BURN_STEP: Final = 500
 """Number of ids skipped per transaction."""
 ATTEMPTS_MAX: Final = 5
 """Maximum number of consecutive failed attempts of one transaction."""
-_BURN_NAME: Final = "restore-"
+_BURN_NAME: Final = "skipped-"
 
 
 @dataclass(frozen=True, slots=True)

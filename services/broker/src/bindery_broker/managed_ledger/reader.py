@@ -15,6 +15,10 @@ from bindery_broker.managed_ledger.topic_metadata import limited
 
 READ_ENTRIES_MAX: Final = 1_000
 """Maximum number of entries of one read from bookies."""
+UNSIZED_ENTRIES_MAX: Final = 12
+"""Maximum number of entries of a read whose size is not known: 60 MiB at most."""
+EXCESS_MAX: Final = 4
+"""A read may be larger than requested by this factor, because the sizes of entries vary."""
 
 
 class EntryReader:
@@ -35,6 +39,8 @@ class EntryReader:
         self._cache = cache
         self._write_handle = write_handle
         self._timeout_s = timeout_s
+        self._read_upto: tuple[int, int, int] | None = None
+        """Ledger, next entry and bytes of the ledger before it, after the last read from bookies."""
 
     async def read(self, position: Position, *, entries_max: int, size_max: int) -> list[tuple[Position, bytes]]:
         """See `ManagedLedger.read`."""
@@ -77,11 +83,21 @@ class EntryReader:
         return ledgers.nth(low)
 
     async def _fetch(self, record: LedgerRecord, *, first: int, last: int, room: int) -> list[bytes]:
-        """Return entries from `first` on: at least one, about as many as fit into `room` bytes."""
+        """Return entries from `first` on: at least one, about as many as fit into `room` bytes.
+
+        The mean of the ledger says nothing about these entries: after a million small ones there may be a hundred of
+        5 MiB. Therefore the size of a larger range is found first.
+        """
         count = room * record.entries // max(record.size, 1)
         last = min(last, first + max(1, min(count, READ_ENTRIES_MAX)) - 1)
         async with limited(self._timeout_s, "read from a ledger"):
+            if last - first >= UNSIZED_ENTRIES_MAX:
+                size = await self._size_of(record.ledger_id, first=first, last=last)
+                if size > EXCESS_MAX * room:
+                    last = first + UNSIZED_ENTRIES_MAX - 1
             entries = await self._read(record.ledger_id, first=first, last=last)
+        if entries:
+            self._read_upto = (record.ledger_id, entries[-1].entry_id + 1, entries[-1].length)
         payloads = [entry.payload for entry in entries]
         if len(payloads) != last - first + 1:
             raise NoSuchEntry(
@@ -91,6 +107,17 @@ class EntryReader:
             (((record.ledger_id, entry_id), payload) for entry_id, payload in enumerate(payloads, first))
         )
         return payloads
+
+    async def _size_of(self, ledger_id: int, *, first: int, last: int) -> int:
+        """Return the bytes of the entries first..last. Reads the last one, and the first one if it does not continue.
+
+        An entry has the bytes of its ledger up to itself.
+        """
+        (end,) = await self._read(ledger_id, first=last, last=last)
+        if self._read_upto is not None and self._read_upto[:2] == (ledger_id, first):
+            return end.length - self._read_upto[2]
+        (begin,) = await self._read(ledger_id, first=first, last=first)
+        return end.length - begin.length + len(begin.payload)
 
     async def _read(self, ledger_id: int, *, first: int, last: int) -> list[Entry]:
         writer = self._write_handle()

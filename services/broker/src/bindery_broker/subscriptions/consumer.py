@@ -1,6 +1,7 @@
 """One call of a consumer (its limits and when it ends), and the filter of its subscription."""
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,6 +31,22 @@ class ReceiveRequest:
     redeliver: bool = False
 
 
+class ClientWatch:
+    """Whether the client of calls has disconnected. A call that waits is woken at once, and no other one."""
+
+    __slots__ = ("is_gone", "waiter")
+
+    def __init__(self) -> None:
+        self.is_gone = False
+        self.waiter: asyncio.Future[None] | None = None
+        """What the call in progress waits for."""
+
+    def set_gone(self) -> None:
+        self.is_gone = True
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceiveCall:
     """A request in progress."""
@@ -38,8 +55,8 @@ class ReceiveCall:
     session: Session
     deadline: float
     """Time until which the call waits for messages, in monotonic seconds."""
-    is_gone: Callable[[], bool] | None
-    """Returns whether the client has disconnected. No messages are leased to it then."""
+    client: ClientWatch | None
+    """Whether the client has disconnected. No messages are leased to it then. None: the call does not wait."""
     charge: Charge
     """The bytes of the response; its owner releases it."""
 

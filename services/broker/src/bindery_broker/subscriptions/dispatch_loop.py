@@ -53,7 +53,8 @@ class DispatchLoop:
         self._read_ahead = read_ahead
         self._now = now
         self._dispatcher: Dispatcher[Message] = SharedDispatcher[Message](limits=limits, read_ahead=read_ahead)
-        self._waiters: list[asyncio.Future[None]] = []
+        self._waiters: dict[asyncio.Future[None], None] = {}
+        """In the order in which the calls began to wait."""
         self._is_blocked_by_limit = False
         """Whether a call waits because a limit of unacknowledged messages is reached."""
         self._closed: BinderyError | None = None
@@ -92,11 +93,10 @@ class DispatchLoop:
         while True:
             self.check_open()
             self.tick()
-            if call.is_gone is not None and call.is_gone():
+            if call.client is not None and call.client.is_gone:
                 return []
             least = 0  # bytes that must fit into the responses before anything can be read or delivered
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiters.append(waiter)
+            waiter = self._begin_wait(call)
             try:
                 failure: BinderyError | None = None
                 has_read = False
@@ -144,13 +144,23 @@ class DispatchLoop:
                 elif until >= call.deadline:
                     return []
             finally:
-                if not waiter.done():
-                    waiter.cancel()
-                    self._waiters.remove(waiter)
+                self._end_wait(waiter)
+
+    def _begin_wait(self, call: ReceiveCall) -> asyncio.Future[None]:
+        """Return what `wake`, or the end of the client's connection, completes."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters[waiter] = None
+        if call.client is not None:
+            call.client.waiter = waiter
+        return waiter
+
+    def _end_wait(self, waiter: asyncio.Future[None]) -> None:
+        waiter.cancel()
+        self._waiters.pop(waiter, None)
 
     def wake(self) -> None:
-        """Let each waiting call check again for messages, for its client and for the state of the subscription."""
-        waiters, self._waiters = self._waiters, []
+        """Let each waiting call check again for messages and for the state of the subscription."""
+        waiters, self._waiters = self._waiters, {}
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
@@ -170,15 +180,12 @@ class DispatchLoop:
         if timeout <= 0:
             raise ResponsesFull(RESPONSES_FULL)
         granted = call.charge.wait(least=least, most=max(least, call.request.bytes_max))
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
+        waiter = self._begin_wait(call)
         try:
             await asyncio.wait({granted, waiter}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         finally:
             granted.cancel()
-            if not waiter.done():
-                waiter.cancel()
-                self._waiters.remove(waiter)
+            self._end_wait(waiter)
 
     # -- reading -------------------------------------------------------------------------------------------------
 

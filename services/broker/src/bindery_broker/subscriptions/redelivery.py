@@ -60,7 +60,7 @@ class Redelivery:
         while size and not call.charge.take(least=size, most=size):
             await self._loop.wait_for_room(call, least=size)
             self._loop.check_open()
-            if call.is_gone is not None and call.is_gone():
+            if call.client is not None and call.client.is_gone:
                 return []
         found, _ = await self._reader.load(keys, size_max=max(size, 1))
         call.charge.keep(sum(item.size for item in found))

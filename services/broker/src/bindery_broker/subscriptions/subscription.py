@@ -4,7 +4,7 @@ Invariants: a message in delivery is unacknowledged in the cursor as far as this
 while no other consumer is connected. An acknowledgement is durable in the cursor before the dispatcher forgets it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from bindery_core.errors import BinderyError
 from bindery_core.sources import MonotonicClock
@@ -18,7 +18,7 @@ from bindery_broker.dispatch.sessions import Session, Sessions
 from bindery_broker.errors import ConsumerBusy, SubscriptionTypeConflict
 from bindery_broker.managed_ledger import BatchAck, ManagedCursor, ManagedLedger
 from bindery_broker.subscriptions.acknowledging import Acknowledger
-from bindery_broker.subscriptions.consumer import ReceiveCall, ReceiveRequest, SubscriptionType
+from bindery_broker.subscriptions.consumer import ClientWatch, ReceiveCall, ReceiveRequest, SubscriptionType
 from bindery_broker.subscriptions.decoding import EntryDecoder
 from bindery_broker.subscriptions.dispatch_loop import DispatchLoop
 from bindery_broker.subscriptions.reading import MessageReader
@@ -113,13 +113,13 @@ class Subscription:
         *,
         kind: SubscriptionType,
         charge: Charge,
-        gone: Callable[[], bool] | None = None,
+        client: ClientWatch | None = None,
     ) -> tuple[list[Delivery[Message]], Session]:
         """Return messages, leased to the consumer; none if none arrive in time.
 
-        `charge` has the bytes of the messages on return; the caller releases it once they are sent. `gone`: returns
-        whether the client has disconnected; no messages are leased to it then (see `wake_all`). Raises ResponsesFull,
-        with nothing leased, if there is no room for the messages in time.
+        `charge` has the bytes of the messages on return; the caller releases it once they are sent. `client`:
+        tells whether the client has disconnected; no messages are leased to it then. Raises ResponsesFull, with nothing
+        leased, if there is no room for the messages in time.
         """
         self._loop.check_open()
         self.join(request.consumer, kind)
@@ -127,7 +127,7 @@ class Subscription:
             self._redelivery.release(request.consumer)
         session = self.sessions.begin_call(request.consumer, ttl_s=request.session_ttl_s, now=self._now())
         call = ReceiveCall(
-            request=request, session=session, deadline=self._now() + request.wait_s, is_gone=gone, charge=charge
+            request=request, session=session, deadline=self._now() + request.wait_s, client=client, charge=charge
         )
         try:
             if request.request_id is None:
@@ -215,10 +215,6 @@ class Subscription:
     def drain(self) -> None:
         """End every wait, because the broker stops."""
         self._loop.drain()
-
-    def wake_all(self) -> None:
-        """Let each waiting call check again for messages, and whether its client has disconnected."""
-        self._loop.wake()
 
     def tick(self) -> None:
         """End the leases and sessions whose time is over. For callers that only read the state."""

@@ -202,7 +202,7 @@ class Topic:
             await self._wait_for_entry(position, wait_s)
             position = self.ledger.clamp(position)
         if self.ledger.contains(position):
-            await self._take_room(charge, room)
+            await self._take_room(charge, 2 * room)  # entries, and their messages
         while len(found) < count_max and found_bytes < bytes_max:
             entries = await self.ledger.read(
                 position, entries_max=min(count_max - len(found), READ_ENTRIES_MAX), size_max=bytes_max - found_bytes
@@ -257,7 +257,7 @@ class Topic:
         """
         if message_id.partition not in (-1, self._partition) or not self.ledger.contains(message_id.position):
             raise NoSuchMessage("the topic holds no such message", message_id=str(message_id), topic=self.name.short)
-        await self._take_room(charge, ENTRY_SIZE_MAX)
+        await self._take_room(charge, 2 * ENTRY_SIZE_MAX)
         entries = await self.ledger.read(message_id.position, entries_max=1, size_max=1)
         if entries and entries[0][0] == message_id.position:
             for message in await self._decode(*entries[0]):

@@ -31,7 +31,7 @@ from bindery_broker.http.v1.schemas import (
     RoutingQuery,
     StreamQuery,
 )
-from bindery_broker.subscriptions.consumer import ReceiveRequest, SubscriptionType
+from bindery_broker.subscriptions.consumer import ClientWatch, ReceiveRequest, SubscriptionType
 from bindery_broker.subscriptions.subscription import Subscription
 from bindery_broker.topics.topic import Topic
 
@@ -70,7 +70,8 @@ class EventStream(Response):
             exchange.charge.sent(len(events))
 
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        watcher = asyncio.create_task(exchange.watch_connection(subscription.wake_all))
+        client = ClientWatch()
+        watcher = asyncio.create_task(exchange.watch_connection(client.set_gone))
         request = ReceiveRequest(
             consumer=query.consumer,
             count_max=STREAM_COUNT_MAX,
@@ -85,7 +86,7 @@ class EventStream(Response):
             while not (exchange.gone or exchange.broker.draining):
                 try:
                     deliveries, _ = await subscription.receive(
-                        request, kind=kind, charge=exchange.charge, gone=lambda: exchange.gone
+                        request, kind=kind, charge=exchange.charge, client=client
                     )
                 except ResponsesFull:
                     deliveries = []
@@ -242,10 +243,10 @@ async def _wait_for(
     """Receive; stop when the client disconnects, so that nothing is leased to a client that is gone."""
     if request.wait_s == 0:
         return (await subscription.receive(request, kind=kind, charge=exchange.charge))[0]
-    watcher = asyncio.create_task(exchange.watch_connection(subscription.wake_all))
+    client = ClientWatch()
+    watcher = asyncio.create_task(exchange.watch_connection(client.set_gone))
     try:
-        gone = lambda: exchange.gone  # noqa: E731
-        return (await subscription.receive(request, kind=kind, charge=exchange.charge, gone=gone))[0]
+        return (await subscription.receive(request, kind=kind, charge=exchange.charge, client=client))[0]
     finally:
         watcher.cancel()
 
