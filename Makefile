@@ -83,6 +83,10 @@ interop: $(SETUP) ## test against Apache BookKeeper's client, bookies and tools;
 healing: $(COMPILED) ## kill bookies, auditors and ZooKeeper under load, and measure recovery
 	@exec $(BIN)/python -m pytest e2e/healing -rfEP --numprocesses 2 --dist loadfile $(ARGS)
 
+.PHONY: attacks
+attacks: $(COMPILED) ## attack the ports of real processes: hostile clients, without tokens and with limited memory
+	@exec $(BIN)/python -m pytest e2e/attacks -rfEP -n 0 $(ARGS)
+
 .PHONY: audit-truth
 audit-truth: $(COMPILED) ## inject each kind of fault: the audit must report exactly those, and recovery must repair them (SEED=7)
 	@BINDERY_AUDIT_SEED=$(SEED) exec $(BIN)/python -m pytest e2e/audit/test_truth.py e2e/audit/test_command.py -rfEP -n 0 $(ARGS)
