@@ -203,6 +203,13 @@ def test_a_key_that_a_replay_wrote_again_changes_nothing(scene: RebuildScene) ->
     assert scene.index.ledger_row(5) == LedgerRow(scene.kit.KEY, True, -1, 0, None)
 
 
+def test_a_ledger_without_entries_has_neither_lac_nor_last_entry(scene: RebuildScene) -> None:
+    scene.log(1, scene.key(5), control.pack_fence(6))
+    assert len(scene.partial(1)) == 1
+    assert scene.index.ledger_row(5) == LedgerRow(scene.kit.KEY, False, -1, -1, None)
+    assert scene.index.ledger_row(6) == LedgerRow(b"", True, -1, -1, None)
+
+
 # --- deleted ledgers --------------------------------------------------------------------------------------------------
 
 
@@ -365,6 +372,16 @@ def test_many_entries_are_written_in_several_batches(scene: RebuildScene, monkey
         entry_id: (1, offset) for entry_id, offset in zip((4, 1, 0, 2, 3, 9, 7), offsets, strict=True)
     }
     assert one.entries_count == 7
+
+
+@pytest.mark.parametrize(("entries", "batches"), [(2, 2), (3, 3), (5, 3), (6, 4)])
+def test_a_batch_has_as_many_entries_as_are_held(
+    scene: RebuildScene, monkeypatch: pytest.MonkeyPatch, entries: int, batches: int
+) -> None:
+    monkeypatch.setattr(rebuild, "_ENTRIES_MAX", 3)
+    scene.log(1, scene.key(5), *(scene.entry(5, entry_id) for entry_id in range(entries)))
+    scene.run(1)
+    assert len(scene.kv.batches) == batches
 
 
 def test_a_deletion_is_written_after_the_entries_before_it(scene: RebuildScene) -> None:
