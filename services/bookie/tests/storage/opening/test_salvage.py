@@ -15,7 +15,7 @@ from bindery_bookie.storage.journal.journal_format import JournalPosition
 from bindery_bookie.storage.journal.mark import LastLogMark
 from bindery_bookie.storage.opening import salvage as module
 from bindery_bookie.storage.opening.salvage import SalvageStep, salvage
-from bindery_core.errors import BadVersion
+from bindery_core.errors import BadVersion, DamagedStorage
 from bindery_simulation.disk import CrashableDisk
 from crc32c import crc32c
 
@@ -178,6 +178,24 @@ def test_a_missing_mark_of_a_shard_with_a_needed_journal_needs_only_limbo(files:
     files.write(f"{JOURNALS}/1.txn.needed", b"")
     problem = "LastLogMark is missing, but a journal with records is needed"
     assert files.salvage() == [SalvageStep(MARK, 0, problem)]
+
+
+async def test_a_shard_of_which_only_the_name_of_a_needed_journal_is_left_can_start(kit: Any) -> None:
+    world = kit.World()
+    world.disk.create("/journal/current/2.txn.needed")
+    with pytest.raises(DamagedStorage, match=r"a journal with records is needed; .*bindery bookie salvage"):
+        await world.opened()
+    steps = salvage(
+        world.disk,
+        journal_directory="/journal/current",
+        ledger_directory="/ledgers/current",
+        now_ms=5_000,
+        apply=True,
+    )
+    assert [step.problem for step in steps] == ["LastLogMark is missing, but a journal with records is needed"]
+    engine = await world.opened()
+    assert engine.limbo.is_listing
+    await engine.close()
 
 
 # --- the index --------------------------------------------------------------------------------------------------------
