@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from bindery_spark import java as java_module
-from bindery_spark.java import NoJava, java_home, make_shim
+from bindery_spark.java import NoJava, hash_of, java_home, make_shim
 from bindery_spark.session import prepare, settings
 
 ARGUMENT = "--add-modules=jdk.incubator.vector"
@@ -47,6 +47,13 @@ def test_a_shim_is_reused_unless_it_was_changed(tmp_path: Path) -> None:
     again = make_shim(home, tmp_path)
     assert again != shim
     assert ARGUMENT in (again / "bin" / "java").read_text()
+
+
+def test_the_name_of_a_shim_is_the_same_in_every_process(tmp_path: Path) -> None:
+    assert hash_of("ab") == ord("a") * 131 + ord("b")
+    assert hash_of("/usr/lib/jvm/java-17") == 0x490479BB, "the lower 32 bits"
+    home = fake_home(tmp_path)
+    assert make_shim(home, tmp_path).name == f"bindery-java-{os.getuid()}-{hash_of(str(home)):08x}"
 
 
 def test_every_runtime_gets_the_shim_because_one_with_the_module_would_print_a_warning(

@@ -21,7 +21,6 @@ from typing import Final
 from bindery_core.errors import DamagedStorage
 
 from bindery_bookie.storage.corruption.limbo import write_marker
-from bindery_bookie.storage.entry_log.entry_log import list_logs
 from bindery_bookie.storage.index.index import Index
 from bindery_bookie.storage.io.disk import Disk
 from bindery_bookie.storage.io.kv import OpenKV
@@ -80,9 +79,7 @@ def _find(disk: Disk, journals: str, ledgers: str, open_kv: OpenKV | None) -> li
     except DamagedStorage as error:
         return [_step(disk, ledgers, path, 0, error.message)]
     if mark is None:
-        if list_logs(disk, ledgers) or journal_files.list_journals(disk, journals):
-            return _missing_mark(disk, journals, ledgers, path)
-        return []
+        return _missing_mark(disk, journals, ledgers, path)
     if open_kv is not None and _is_older(mark, open_kv, f"{ledgers}/index"):
         return [_step(disk, ledgers, path, 0, "LastLogMark is older than the index")]
     return _bad_journals(disk, journals, ledgers, mark)
