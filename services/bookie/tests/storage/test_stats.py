@@ -51,8 +51,9 @@ def test_a_hook_does_nothing_until_it_is_set(name: str, values: tuple[Any, ...])
 
 def test_shards_count_separately() -> None:
     first, second = StorageStats(), StorageStats()
+    heard: list[float] = []
     first.adds_ok += 3
-    first.observe_sync_s = [].append
+    first.observe_sync_s = heard.append
     assert second.adds_ok == 0
     assert second.observe_sync_s is StorageStats().observe_sync_s
 
