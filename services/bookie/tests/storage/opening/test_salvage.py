@@ -9,6 +9,7 @@ from bindery_bookie.storage.entry_log import entry_log_format
 from bindery_bookie.storage.index import index_format
 from bindery_bookie.storage.index.index import Index
 from bindery_bookie.storage.io.errors import DamagedIndex
+from bindery_bookie.storage.io.fault_injection import FaultyDisk
 from bindery_bookie.storage.io.kv import KV, MemoryKV
 from bindery_bookie.storage.journal import journal_format
 from bindery_bookie.storage.journal.journal_format import JournalPosition
@@ -142,6 +143,19 @@ def test_the_limbo_is_durable_before_the_first_file_is_moved(files: ShardFiles) 
         f"sync_directory {QUARANTINE}",
         f"sync_directory {LEDGERS}",
     ]
+
+
+def test_the_quarantine_is_created_before_a_file_is_moved(files: ShardFiles) -> None:
+    files.mark()
+    files.disk.corrupt(MARK, 20)
+    done: list[tuple[str, str]] = []
+
+    def note(operation: str, path: str) -> None:
+        done.append((operation, path))
+
+    disk = FaultyDisk(files.disk, note)
+    salvage(disk, journal_directory=JOURNALS, ledger_directory=LEDGERS, now_ms=5_000, apply=True)
+    assert done.index(("make_directories", QUARANTINE)) < done.index(("rename", MARK))
 
 
 def test_a_file_in_quarantine_is_not_replaced(files: ShardFiles) -> None:
