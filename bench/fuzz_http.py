@@ -4,6 +4,7 @@ A cluster runs on this machine: ZooKeeper, and one process of each service. Whil
 and the addresses after it, the program checks that
 - the processes run, log no internal error, and respond to no request with one;
 - a well-behaved client of each service gets the right responses within HEALTHY_S;
+- a web page of another site is refused;
 - resident memory stays below RSS_MAX_MIB;
 - every connection ends within CONNECTION_LIMIT_S.
 At the end, all processes must stop in order. The bytes depend only on the seed and the routes of the services; their
@@ -22,6 +23,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import sys
 import tempfile
 import time
@@ -36,12 +38,19 @@ from fuzzed_process import RSS_MAX_MIB, Failed, FuzzedProcess, attack, empty_clu
 HEALTHY_S = 5.0
 CONNECTIONS = 8
 """Hostile connections at a time to each service."""
-CONNECTION_LIMIT_S = 30.0
+CONNECTION_LIMIT_S = 20.0
 ADDRESSES = 20
 HEAD_TIMEOUT_S = 2
 TRANSFER_GRACE_S = 3
 PROGRESS_S = 30.0
-INTERNAL = b"urn:bindery:problem:internal"
+DEFECTS = {
+    "no-deadline": "from bindery_kit.http.http_limits import HttpLimits; HttpLimits._set_deadline = lambda *_: None",
+    "no-origin-check": "from bindery_kit.http.origin import OriginPolicy; OriginPolicy.refusal = lambda *_: None",
+    "broken-count": "from bindery_kit.http.http_stats import HttpStats; HttpStats.count = lambda *_: 1 / 0",
+}
+"""Defects that can be injected into all services, to prove that the fuzzer finds them."""
+INTERNAL = re.compile(rb"urn:bindery:problem:internal|HTTP/1\.1 500 ")
+INTERNAL_SIZE = 40
 RESUME = {"resumeMajor": True, "resumeMinor": True}
 TOPIC = "/v1/topics/public/healthy/healthy"
 
@@ -95,13 +104,13 @@ class Service:
                     elif reading is not None:
                         await writer.drain()
                 await self._end(one, writer, reading)
-        except OSError:
-            self.ends["broken by the service"] += 1
-        except TimeoutError:
+        except TimeoutError:  # an OSError, too: it comes first
             raise Failed(
                 f"connection {one.number} to the {self.name} ({one.kind}) hung for {CONNECTION_LIMIT_S:g} s; alone: "
                 f"--service {self.name} --only {one.number}"
             ) from None
+        except OSError:
+            self.ends["broken by the service"] += 1
         finally:
             self.slowest = max(self.slowest, (time.monotonic() - started, one.number, one.kind))
             if writer is not None:
@@ -133,12 +142,12 @@ class Service:
                     self.statuses[data[9:12].decode(errors="replace")] += 1
                 self.answered_size += len(data)
                 window = last + data
-                if INTERNAL in window:
+                if INTERNAL.search(window):
                     raise Failed(
                         f"the {self.name} had an internal error on connection {one.number} ({one.kind}); alone: "
                         f"--service {self.name} --only {one.number}\n{window[:1500]!r}"
                     )
-                last = window[-len(INTERNAL) :]
+                last = window[-INTERNAL_SIZE:]
 
     # --- the well-behaved client
 
@@ -158,13 +167,27 @@ class Service:
             if ids := [message["message_id"] for message in found["messages"]]:
                 await self._call("POST", f"{TOPIC}/subscriptions/healthy/ack", {"message_ids": ids})
 
-    async def _call(self, method: str, path: str, body: object = None) -> dict[str, object]:
+    async def foreign(self) -> None:
+        """Use the service as a web page of another site, which must be refused."""
+        path = {"bookie": "/api/v1/bookie/state", "auditor": "/v1/recovery/status", "broker": "/v1/topics"}[self.name]
+        await self._call("GET", path, origin="http://hostile.example", statuses=(b"403",))
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        *,
+        origin: str | None = None,
+        statuses: tuple[bytes, ...] = (b"200", b"204"),
+    ) -> dict[str, object]:
         kind = "octet-stream" if isinstance(body, bytes) else "json"
         content = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
         head = (
             f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\nAuthorization: Bearer {TOKEN}\r\n"
-            f"Content-Type: application/{kind}\r\nContent-Length: {len(content)}\r\nConnection: close\r\n\r\n"
+            f"Content-Type: application/{kind}\r\nContent-Length: {len(content)}\r\nConnection: close\r\n"
         )
+        head += f"Origin: {origin}\r\n\r\n" if origin else "\r\n"
         started = time.monotonic()
         try:
             async with asyncio.timeout(HEALTHY_S):
@@ -179,8 +202,9 @@ class Service:
             ) from error
         self.healthy_ms_max = max(self.healthy_ms_max, 1000 * (time.monotonic() - started))
         first, _, rest = answer.partition(b"\r\n\r\n")
-        if first[9:12] not in (b"200", b"204"):
-            raise Failed(f"the {self.name} answered {method} {path} of a healthy client with\n{answer[:1500]!r}")
+        if first[9:12] not in statuses:
+            client = "a foreign page" if origin else "a healthy client"
+            raise Failed(f"the {self.name} answered {method} {path} of {client} with\n{answer[:1500]!r}")
         if b"transfer-encoding: chunked" in first.lower():
             rest = b"".join(rest.split(b"\r\n")[1::2])
         try:
@@ -208,6 +232,7 @@ class Service:
         while True:
             self.process.check()
             await self.healthy()
+            await self.foreign()
             await asyncio.sleep(0.5)
 
     def report(self, seconds: float) -> str:
@@ -222,8 +247,8 @@ class Service:
         )
 
 
-def start(directory: Path, zookeeper: str, seed: int) -> list[Service]:
-    """Start one process of each service."""
+def start(directory: Path, zookeeper: str, seed: int, defect: str | None) -> list[Service]:
+    """Start one process of each service, with a defect of DEFECTS."""
     token = directory / "token"
     token.write_text(TOKEN)
     options = {
@@ -241,7 +266,11 @@ def start(directory: Path, zookeeper: str, seed: int) -> list[Service]:
     for name, own in options.items():
         port = free_port()
         option = "--http-port" if name == "bookie" else "--port"
-        command = ["-m", f"bindery_{name}", "--zookeeper", zookeeper, option, str(port), *limits, *own]
+        module = ["-m", f"bindery_{name}"]
+        if defect is not None:
+            run_module = f"import runpy; runpy.run_module('bindery_{name}', run_name='__main__', alter_sys=True)"
+            module = ["-c", f"{DEFECTS[defect]}\n{run_module}"]
+        command = [*module, "--zookeeper", zookeeper, option, str(port), *limits, *own]
         process = FuzzedProcess(name, command, directory / f"{name}.log", environment=environment)
         services.append(Service(name, seed, process, port))
     return services
@@ -257,7 +286,7 @@ async def progress(services: list[Service]) -> None:
 
 async def fuzz(arguments: argparse.Namespace, directory: Path) -> None:
     async with empty_cluster(directory) as zookeeper:
-        services = start(directory, zookeeper, arguments.seed)
+        services = start(directory, zookeeper, arguments.seed, arguments.defect)
         try:
             for service in services:
                 await service.until_ready()
@@ -293,6 +322,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, help="maximum seconds (default: 30 without --requests)")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31))
     parser.add_argument("--service", choices=("broker", "bookie", "auditor"), help="attack only this service")
+    parser.add_argument("--defect", choices=tuple(DEFECTS), help="inject this defect: the run must fail")
     parser.add_argument("--only", type=int, metavar="NUMBER", help="run only this connection")
     arguments = parser.parse_args()
     if arguments.requests is None and arguments.seconds is None:
@@ -303,8 +333,10 @@ def main() -> int:
         except Failed as error:
             length = f"--requests {arguments.requests}" if arguments.requests else f"--seconds {arguments.seconds:g}"
             service = f" --service {arguments.service}" if arguments.service else ""
+            service += f" --only {arguments.only}" if arguments.only is not None else ""
             print(f"FAILED: {error}")
-            print(f"repeat with: .venv/bin/python {sys.argv[0]} --seed {arguments.seed} {length}{service}")
+            defect = f" --defect {arguments.defect}" if arguments.defect else ""
+            print(f"repeat with: .venv/bin/python {sys.argv[0]} --seed {arguments.seed} {length}{service}{defect}")
             return 1
     print("no crash, no hang, no internal error, memory bounded")
     return 0

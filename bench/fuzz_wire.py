@@ -139,10 +139,10 @@ class Fuzzer:
                         await connection.writer.drain()
                 else:
                     await self._end(one, connection, reading)
+        except TimeoutError:  # an OSError, too: it comes first
+            raise Failed(f"connection {one.number} hung for {CONNECTION_LIMIT_S} s") from None
         except (OSError, EOFError):
             self.ends["broken by the bookie"] += 1
-        except TimeoutError:
-            raise Failed(f"connection {one.number} hung for {CONNECTION_LIMIT_S} s") from None
         finally:
             connection.abort()
             if reading is not None:

@@ -112,5 +112,5 @@ async def attack(watching: Coroutine[Any, Any, None], attackers: Sequence[Corout
     finally:
         for task in (watch, *work):
             task.cancel()
-        await asyncio.gather(watch, *work, return_exceptions=True)
+        await asyncio.gather(watch, everything, *work, return_exceptions=True)
     return time.monotonic() - started
