@@ -111,6 +111,10 @@ sim: $(SETUP) ## simulate one seed and print its trace (SEED=7, KIND=service or 
 fuzz: $(SETUP) ## send malformed frames to real bookies for 30 s (ARGS="--frames 1000000 --seed 7")
 	@exec $(BIN)/python bench/fuzz_wire.py $(ARGS)
 
+.PHONY: fuzz-http
+fuzz-http: $(SETUP) ## send hostile requests to a real broker, bookie and auditor for 30 s (ARGS="--requests 100000 --seed 7")
+	@exec $(BIN)/python bench/fuzz_http.py $(ARGS)
+
 .PHONY: sim-ci
 sim-ci: $(SETUP) ## prove that the simulator catches each mutant; then simulate histories for three minutes (SIM_SECONDS=60)
 	@$(BIN)/python -m pytest e2e/simulation -m simulator --numprocesses 2 --dist loadfile

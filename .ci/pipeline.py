@@ -37,7 +37,7 @@ END_TIMEOUT_S = 180.0
 """Maximum time in seconds that ended processes may take to clean up. Stopping the cluster takes most of it."""
 COUNTS = re.compile(
     r"^(?:=+ )?[0-9]+ (?:passed|failed).*|^[0-9,]+ (?:protocol histories|service seeds|crash points|damaged files"
-    r"|.*frames).*"
+    r"|.*frames|requests in).*"
 )
 FAILURES = re.compile(r"^(?:FAILED|ERROR) .*|^E  .*|^make: \*\*\*.*")
 FAILURE_LINES_MAX = 60
@@ -78,6 +78,7 @@ def beside_steps(seed: int) -> list[Step]:
         Step("attacks", is_pytest=True),
         Step("storage-ci", nice=5, variables=("STORAGE_SECONDS=20",)),
         Step("fuzz", f"--seconds 12 --seed {seed}", nice=5),
+        Step("fuzz-http", f"--seconds 12 --seed {seed}", nice=5),
         Step("sim-ci", nice=5, variables=("SIM_SECONDS=25",)),
     ]
 

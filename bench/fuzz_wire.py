@@ -19,11 +19,7 @@ import argparse
 import asyncio
 import contextlib
 import random
-import re
-import signal
-import socket
 import ssl
-import subprocess
 import sys
 import tempfile
 import time
@@ -37,78 +33,30 @@ from bindery_core.formats.ledger_metadata import DigestType
 from bindery_core.wire import messages as m
 from bindery_core.wire import v3
 from bindery_core.wire.framing import FrameDecoder
-from bindery_metadata.cluster import initialize_cluster
-from bindery_metadata.layout.layout import LedgersLayout
-from bindery_metadata.stores.embedded import EmbeddedZooKeeper, ServerSpec, die_with_parent
-from bindery_metadata.stores.zookeeper import ZooKeeperStore
 from bindery_simulation.certificates import CA, certificate, key
 from bindery_simulation.wire_fuzz import Plan, plan
+from fuzzed_process import RSS_MAX_MIB, Failed, FuzzedProcess, attack, empty_cluster, free_port
 
 HEALTHY_S = 5.0
-RSS_MAX_MIB = 600
 CONNECTIONS = 24
 CONNECTION_LIMIT_S = 20.0
 SECRET = b"the secret of the fuzzed bookie"
 HEALTHY_LEDGER = 2**50
-OWN_FAULTS = re.compile(r"Traceback|operation_broken|AssertionError|Fatal error|never retrieved|exception was never")
 DIGESTER = Digester(DigestType.CRC32C, b"healthy")
 
 
-class Failed(Exception):
-    pass
-
-
-class Bookie:
+class Bookie(FuzzedProcess):
     def __init__(self, directory: Path, name: str, zookeeper: str, arguments: list[str], *, guarded: bool) -> None:
         directory.mkdir()
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self.name = name
+        self.port = free_port()
         self.guarded = guarded
-        self.log = directory / "log"
-        self.rss_mib_max = 0.0
-        self._seen = 0
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [
-                    sys.executable, "-m", "bindery_bookie", "--bookie-id", name, "--port", str(self.port),
-                    "--http-port", "0", "--zookeeper", zookeeper, "--journal-dir", str(directory / "journal"),
-                    "--ledger-dir", str(directory / "ledgers"), "--tls-certificate-file", str(certificate("bookie")),
-                    "--tls-key-file", str(key("bookie")), *arguments,
-                ],
-                stdout=log, stderr=log, preexec_fn=die_with_parent,
-            )  # fmt: skip
-
-    async def until_ready(self) -> None:
-        async with asyncio.timeout(60):
-            while "bookie_started" not in self.log.read_text(errors="replace"):
-                self.check()
-                await asyncio.sleep(0.05)
-
-    def check(self) -> None:
-        """Raises Failed if the process died, logged an internal error, or uses too much memory."""
-        with self.log.open("rb") as log:
-            log.seek(self._seen)
-            news = log.read()
-            self._seen += len(news)
-        fault = OWN_FAULTS.search(news.decode(errors="replace"))
-        if fault is not None:
-            at = max(0, fault.start() - 500)
-            raise Failed(f"{self.name} logged a fault:\n{news.decode(errors='replace')[at : at + 3000]}")
-        if self.process.poll() is not None:
-            raise Failed(f"{self.name} died with exit code {self.process.returncode}:\n{self.log.read_text()[-3000:]}")
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        rss = next(int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("VmRSS"))
-        self.rss_mib_max = max(self.rss_mib_max, rss)
-        if rss > RSS_MAX_MIB:
-            raise Failed(f"{self.name} takes {rss:.0f} MiB, more than {RSS_MAX_MIB}")
-
-    async def stop(self) -> None:
-        self.process.send_signal(signal.SIGTERM)
-        code = await asyncio.to_thread(self.process.wait, 60)
-        if code != 0:
-            raise Failed(f"{self.name} ended with exit code {code}:\n{self.log.read_text()[-3000:]}")
+        command = [
+            "-m", "bindery_bookie", "--bookie-id", name, "--port", str(self.port),
+            "--http-port", "0", "--zookeeper", zookeeper, "--journal-dir", str(directory / "journal"),
+            "--ledger-dir", str(directory / "ledgers"), "--tls-certificate-file", str(certificate("bookie")),
+            "--tls-key-file", str(key("bookie")), *arguments,
+        ]  # fmt: skip
+        super().__init__(name, command, directory / "log")
 
 
 def tls_context() -> ssl.SSLContext:
@@ -171,7 +119,6 @@ class Fuzzer:
         self.healthy_ms_max = 0.0
         self.ends: Counter[str] = Counter()
         self.next_number = 0
-        self.done = False
 
     async def run_plan(self, one: Plan) -> None:
         """Send the frames of one connection. Any end of the connection is accepted, but it must end."""
@@ -192,10 +139,10 @@ class Fuzzer:
                         await connection.writer.drain()
                 else:
                     await self._end(one, connection, reading)
+        except TimeoutError:  # an OSError, too: it comes first
+            raise Failed(f"connection {one.number} hung for {CONNECTION_LIMIT_S} s") from None
         except (OSError, EOFError):
             self.ends["broken by the bookie"] += 1
-        except TimeoutError:
-            raise Failed(f"connection {one.number} hung for {CONNECTION_LIMIT_S} s") from None
         finally:
             connection.abort()
             if reading is not None:
@@ -217,7 +164,7 @@ class Fuzzer:
             self.ends["through TLS"] += 1
 
     async def worker(self, frames_max: int | None, deadline: float | None) -> None:
-        while not self.done:
+        while True:
             if frames_max is not None and self.frames >= frames_max:
                 return
             if deadline is not None and time.monotonic() >= deadline:
@@ -270,59 +217,34 @@ class Fuzzer:
 
 
 async def fuzz(arguments: argparse.Namespace, directory: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        spec = ServerSpec(directory / "zookeeper", probe.getsockname()[1])
     secrets = directory / "secrets"
     secrets.write_bytes(SECRET)
-    zookeeper = EmbeddedZooKeeper(spec)
+    guard = ["--auth-provider", "token", "--auth-secrets-file", str(secrets)]
     bookies: list[Bookie] = []
-    await zookeeper.start()
-    try:
-        store = await ZooKeeperStore.connect(spec.hosts)
-        await initialize_cluster(store, LedgersLayout(), randomness=random.SystemRandom())
-        await store.close()
-        guard = ["--auth-provider", "token", "--auth-secrets-file", str(secrets)]
-        bookies += [
-            Bookie(directory / "open", "open", spec.hosts, [], guarded=False),
-            Bookie(directory / "guarded", "guarded", spec.hosts, guard, guarded=True),
-        ]
-        for bookie in bookies:
-            await bookie.until_ready()
-        await run(Fuzzer(arguments.seed, bookies), arguments)
-        for bookie in bookies:
-            bookie.check()
-            await bookie.stop()
-    finally:
-        for bookie in bookies:
-            bookie.process.kill()
-            bookie.process.wait()
-        await zookeeper.stop()
+    async with empty_cluster(directory) as zookeeper:
+        try:
+            bookies += [
+                Bookie(directory / "open", "open", zookeeper, [], guarded=False),
+                Bookie(directory / "guarded", "guarded", zookeeper, guard, guarded=True),
+            ]
+            for bookie in bookies:
+                await bookie.until_logged("bookie_started")
+            await run(Fuzzer(arguments.seed, bookies), arguments)
+            for bookie in bookies:
+                bookie.check()
+                await bookie.stop()
+        finally:
+            for bookie in bookies:
+                bookie.kill()
 
 
 async def run(fuzzer: Fuzzer, arguments: argparse.Namespace) -> None:
-    started = time.monotonic()
-    deadline = started + arguments.seconds if arguments.seconds else None
-    watch = asyncio.create_task(fuzzer.watch())
+    deadline = time.monotonic() + arguments.seconds if arguments.seconds else None
     if arguments.only is not None:
-        work = [asyncio.create_task(fuzzer.run_plan(plan(arguments.seed, arguments.only)))]
+        attackers = [fuzzer.run_plan(plan(arguments.seed, arguments.only))]
     else:
-        work = [asyncio.create_task(fuzzer.worker(arguments.frames, deadline)) for _ in range(CONNECTIONS)]
-    everything = asyncio.gather(*work)
-    try:
-        await asyncio.wait([watch, everything], return_when=asyncio.FIRST_COMPLETED)
-        if watch.done():
-            watch.result()
-        await everything
-        await asyncio.sleep(0.6)
-        if watch.done():
-            watch.result()
-    finally:
-        fuzzer.done = True
-        for task in (watch, *work):
-            task.cancel()
-        await asyncio.gather(watch, *work, return_exceptions=True)
-    seconds = time.monotonic() - started
+        attackers = [fuzzer.worker(arguments.frames, deadline) for _ in range(CONNECTIONS)]
+    seconds = await attack(fuzzer.watch(), attackers)
     print(
         f"{fuzzer.frames} frames on {fuzzer.connections} connections in {seconds:.0f} s "
         f"({fuzzer.frames / seconds:.0f} frames/s), seed {arguments.seed}\n"

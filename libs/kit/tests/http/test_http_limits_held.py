@@ -488,6 +488,31 @@ async def test_refusals_are_counted_and_logged_once_per_second(capsys: pytest.Ca
         assert capsys.readouterr().err.count("invalid_http") <= 2
 
 
+async def test_failures_of_the_application_are_counted_and_logged_once_per_second(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving() as port:
+
+        async def broken(path: str) -> bytes | None:
+            raise RuntimeError("a defect")
+
+        monkeypatch.setattr(port.app, "_answer", lambda scope, receive: broken(scope["path"]))
+        for _ in range(10):
+            client = await port.client()
+            client.send(get("/ok"))
+            assert await client.status() == 500
+        monkeypatch.undo()
+        for _ in range(10):
+            client = await port.client()
+            client.send(post("/body", 10))
+            client.close()
+        await asyncio.sleep(0.1)
+        assert port.stats.refused == {"application_failed": 10}
+    text = "".join(capsys.readouterr())
+    assert 1 <= text.count("http_application_failed") <= 3
+    assert "RuntimeError: a defect" in text
+
+
 async def test_counters_of_connections_return_to_zero() -> None:
     async with serving() as port:
         clients = [await port.client() for _ in range(5)]

@@ -12,6 +12,9 @@ def test_each_event_is_logged_at_most_once_per_second(monkeypatch: pytest.Monkey
         def warning(self, event: str, **fields: object) -> None:
             lines.append((event, fields))
 
+        def error(self, event: str, **fields: object) -> None:
+            lines.append((f"error {event}", fields))
+
     monkeypatch.setattr(quiet_log, "get_logger", lambda _: Recorder())
     now = [100.0]
     log = QuietLog("test", clock=lambda: now[0])
@@ -25,3 +28,8 @@ def test_each_event_is_logged_at_most_once_per_second(monkeypatch: pytest.Monkey
     now[0] += 10.0
     log.warning("closed", peer=10)
     assert lines[3:] == [("closed", {"peer": 10})]
+    for number in range(3):
+        log.error("broken", number=number)
+    now[0] += 1.0
+    log.error("broken", number=3)
+    assert lines[4:] == [("error broken", {"number": 0}), ("error broken", {"number": 3, "left_out": 2})]

@@ -104,21 +104,27 @@ class ServerLimits:
 
 
 class _UvicornLog:
-    """Stands for uvicorn's logger: any client can cause its warnings, therefore they are counted and rate-limited."""
+    """Stands for uvicorn's logger. Clients can cause its warnings, and its errors too (a response that is given up, a
+    defect of the application), therefore they are counted and rate-limited."""
 
     level = logging.WARNING
 
     def __init__(self, log: QuietLog, stats: HttpStats) -> None:
         self._log = log
         self._stats = stats
-        self._uvicorn = logging.getLogger("uvicorn.error")
 
     def warning(self, message: str, *args: Any) -> None:
         self._stats.count("invalid_http")
         self._log.warning("http_refused_invalid_http", message=message % args if args else message)
 
     def error(self, message: str, *args: Any, exc_info: Any = None) -> None:
-        self._uvicorn.error(message, *args, exc_info=exc_info)
+        text = (message % args if args else message).strip()
+        if exc_info is None:
+            self._stats.count("response_incomplete")
+            self._log.warning("http_response_incomplete", message=text)
+        else:
+            self._stats.count("application_failed")
+            self._log.error("http_application_failed", message=text, exc_info=exc_info)
 
 
 class HttpLimits(HttpToolsProtocol):

@@ -1,0 +1,480 @@
+"""Plan malicious clients of an HTTP port by seed: the bytes of each connection, its pauses, and how it ends.
+
+A plan depends only on (seed, number, routes), so that one connection can be repeated alone. About half of the plans are
+valid requests to the routes of the service, or damaged ones; the others are attacks of one of `KINDS`.
+
+The plans do not prevent a service from serving others in a legitimate way: they request `HARMFUL` routes only as a web
+page of another site, which must be refused; they name only topics, ledgers and bookies of their own, or missing ones.
+"""
+
+import gzip
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from random import Random
+from typing import Final
+
+TOKEN: Final = "token-of-the-fuzzed-service"
+"""Most requests to operators' ports are authorized with it."""
+TOPICS: Final = 8
+"""Number of topics that valid requests name."""
+LEDGER_ID_MIN: Final = 900_000_000
+"""Lowest ledger id in requests: no ledger of the cluster has such an id."""
+HARMFUL: Final = frozenset({
+    ("PUT", "/api/v1/bookie/state/readonly"),
+    ("PUT", "/api/v1/bookie/drill"),
+    ("PUT", "/api/v1/autorecovery/status"),
+    ("PUT", "/api/v1/autorecovery/bookie"),
+    ("PUT", "/api/v1/autorecovery/decommission"),
+    ("POST", "/v1/recovery/pause"),
+})  # fmt: skip
+"""Routes by which an authorized client can end or disable a service, as it is documented."""
+UNDAMAGED: Final = frozenset({("DELETE", "/api/v1/ledger/delete")})
+"""Routes whose requests are not damaged, because another id in them would name a ledger that is in use."""
+PROBES: Final = ("/livez", "/readyz", "/startupz", "/metrics", "/heartbeat", "/docs", "/openapi.json", "/")
+
+Route = tuple[str, str]
+"""Method and path; `{name}` in a path stands for one segment."""
+
+
+class End(StrEnum):
+    """What the client does after its last byte."""
+
+    HALF_CLOSE = "half-close"
+    """It ends its direction and reads until the service closes."""
+    GONE = "gone at once"
+    """It resets the connection."""
+    HOLD = "held open"
+    """It waits until the service closes, because its request is incomplete."""
+    UNREAD = "unread"
+    """It reads nothing for a moment, then resets the connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Bytes of one write, and the seconds of the pause after it."""
+
+    data: bytes
+    pause_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One connection."""
+
+    number: int
+    kind: str
+    pieces: tuple[Piece, ...]
+    end: End
+    requests: int
+    """Number of requests that it begins."""
+
+    @property
+    def data(self) -> bytes:
+        """All bytes."""
+        return b"".join(piece.data for piece in self.pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class _Client:
+    """What the generators of attacks need."""
+
+    random: Random
+    routes: Sequence[Route]
+
+    def route(self) -> Route:
+        return self.random.choice(self.routes)
+
+    def harmless(self) -> Route:
+        return self.random.choice([one for one in self.routes if one not in HARMFUL and one not in UNDAMAGED])
+
+    def request(self, *headers: bytes, body: bytes | None = None, route: Route | None = None) -> bytes:
+        """Return a request with valid framing and `headers` in addition."""
+        method, path = route or self.harmless()
+        target = filled(self.random, path).encode()
+        if body is None:
+            body = _body(self.random) if method in ("POST", "PUT", "PATCH") else b""
+        typed = () if any(line.lower().startswith(b"content-type") for line in headers) else (_JSON,)
+        lines = [*_authorized(self.random), *(typed if body else ()), b"Content-Length: %d" % len(body), *headers]
+        return _head(method.encode(), target, b"Host: 127.0.0.1", *lines) + body
+
+
+def plan(seed: int, number: int, routes: Sequence[Route]) -> Plan:
+    """Plan the connection `number` of the run `seed` to a service with `routes`, whose order counts."""
+    random = Random(f"{seed}:{number}")
+    client = _Client(random, routes)
+    kind = random.choice((*["valid"] * (len(KINDS) // 3), *["damaged"] * (len(KINDS) // 3), *KINDS))
+    end = End.GONE if random.random() < 0.1 else End.HALF_CLOSE
+    if kind in _SLOW:
+        pieces, end = _SLOW[kind](client)
+        return Plan(number, kind, pieces, end, 1)
+    if kind == "valid":
+        requests = [_valid(client) for _ in range(random.choice((1, 1, 2, 5, 20)))]
+    elif kind == "damaged":
+        requests = [damaged(random, client.request()) for _ in range(random.choice((1, 1, 2, 5)))]
+    else:
+        requests = _ATTACKS[kind](client)
+    data = b"".join(requests)
+    if random.random() < 0.7 or len(data) > 5000:
+        return Plan(number, kind, (Piece(data),), end, len(requests))
+    return Plan(number, kind, _cut(random, data), end, len(requests))
+
+
+def filled(random: Random, path: str) -> str:
+    """Return `path` with values for its parameters, sometimes with a query."""
+    parts = []
+    for part in path.split("/"):
+        values = _SEGMENTS.get(part, _OTHER_SEGMENTS) if part.startswith("{") else (part,)
+        parts.append(random.choice(values))
+    found = "/".join(parts)
+    if path == "/api/v1/ledger/delete":
+        return f"{found}?ledger_id={LEDGER_ID_MIN + random.randrange(100)}"
+    if random.random() < 0.5:
+        query = [
+            f"{name}={random.choice(_QUERY_VALUES)}" for name in random.sample(_QUERY_NAMES, random.randrange(1, 4))
+        ]
+        found += "?" + "&".join(query)
+    return found
+
+
+def damaged(random: Random, request: bytes) -> bytes:
+    """Return `request` with flipped bits, or with removed, inserted or repeated bytes."""
+    data = bytearray(request)
+    kind = random.randrange(5)
+    if kind < 2:
+        for _ in range(random.choice((1, 1, 2, 8))):
+            data[random.randrange(len(data))] ^= 1 << random.randrange(8)
+        return bytes(data)
+    at = random.randrange(len(data))
+    if kind == 2:
+        return bytes(data[:at] + data[at + random.choice((1, 2, 8, 100)) :])
+    if kind == 3:
+        return bytes(data[:at] + random.randbytes(random.choice((1, 2, 8, 100))) + data[at:])
+    return bytes(data[:at] + data[at : at + 40] * random.choice((2, 3, 100)) + data[at:])
+
+
+def _valid(client: _Client) -> bytes:
+    route = client.route()
+    if route in HARMFUL:
+        return client.request(b"Origin: http://hostile.example", route=route)
+    return client.request(route=route)
+
+
+def _cut(random: Random, data: bytes) -> tuple[Piece, ...]:
+    pieces, at = [], 0
+    while at < len(data):
+        size = random.choice((1, 3, 50, 1000))
+        pieces.append(Piece(data[at : at + size], 0.001 if random.random() < 0.1 else 0.0))
+        at += size
+    return tuple(pieces)
+
+
+def _head(method: bytes, target: bytes, *headers: bytes, version: bytes = b"HTTP/1.1") -> bytes:
+    return b"\r\n".join((method + b" " + target + b" " + version, *headers, b"", b""))
+
+
+def _authorized(random: Random) -> tuple[bytes, ...]:
+    kind = random.random()
+    if kind < 0.8:
+        return (b"Authorization: Bearer " + TOKEN.encode(),)
+    return (random.choice(_AUTHORIZATIONS),) if kind < 0.9 else ()
+
+
+def _body(random: Random) -> bytes:
+    kind = random.randrange(4)
+    if kind == 0:
+        return random.randbytes(random.choice((0, 1, 100, 3000)))
+    members = random.sample(_MEMBERS, random.randrange(len(_MEMBERS)))
+    text = json.dumps({name: random.choice(_VALUES) if random.random() < 0.3 else usual for name, usual in members})
+    return text.encode() + b"\n" * random.randrange(2)
+
+
+def _heads(client: _Client) -> list[bytes]:
+    random = client.random
+    method, path = client.harmless()
+    target = filled(random, path).encode()
+    host = b"Host: 127.0.0.1"
+    headers: Sequence[Sequence[bytes]] = (
+        (host, b"X: " + b"a" * random.choice((32_000, 33_000, 200_000))),
+        (host, *[b"X-%d: 1" % n for n in range(random.choice((99, 100, 101, 5000)))]),
+        (host, b"X: a\0b"),
+        (host, b"X: a\r\n folded"),
+        (host, b"\0: a"),
+        (host, b": no name"),
+        (host, b"no colon"),
+        (host, b"X : space"),
+        (host, b"X: \xff\xfe\x80"),
+        (host, b"X: a\nY: b"),
+        (host, b"Expect: 100-continue", b"Content-Length: 3"),
+        (host, b"Expect: " + b"x" * 100),
+        (host, b"Range: bytes=" + b"0-," * 2000),
+        (host, b"Connection: " + b"close, " * 2000),
+        (host, b"Cookie: " + b"a=b; " * 3000),
+        (host, b"Accept: " + b"*/*;q=0.1," * 2000),
+        (host, b"Authorization: Bearer " + b"a." * 10_000),
+        (host, b"traceparent: 00-" + b"0" * 5000),
+        (host, b"X-Forwarded-For: " + b"127.0.0.1, " * 1000, b"X-Forwarded-Proto: \xff"),
+    )
+    return [_head(method.encode(), target, *random.choice(headers)) for _ in range(random.choice((1, 3)))]
+
+
+def _request_lines(client: _Client) -> list[bytes]:
+    random = client.random
+    _, path = client.harmless()
+    target = filled(random, path).encode()
+    host = b"Host: 127.0.0.1"
+    lines: Sequence[bytes] = (
+        _head(b"GET", b"http://127.0.0.1" + target, host),
+        _head(b"GET", b"http://hostile.example" + target, host),
+        _head(b"GET", b"127.0.0.1:80", host),
+        _head(b"CONNECT", b"127.0.0.1:80", host),
+        _head(b"OPTIONS", b"*", host),
+        _head(b"OPTIONS", target, host, b"Access-Control-Request-Method: PUT"),
+        _head(b"TRACE", target, host),
+        _head(random.choice((b"HEAD", b"PATCH", b"PURGE", b"get", b"M" * 3000, b"")), target, host),
+        b"GET " + target + b"\r\n",
+        b"GET " + target + b"\r\n\r\n",
+        _head(b"GET", target, host, version=random.choice((b"HTTP/0.9", b"HTTP/1.0", b"HTTP/2.0", b"HTTP/9", b"X"))),
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\x12\x04\0\0\0\0\0" + bytes(18),
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + random.randbytes(500),
+        _head(b"GET", target, host, b"Upgrade: websocket", b"Connection: Upgrade", b"Sec-WebSocket-Version: 13",
+              b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ=="),
+        _head(b"GET", target, host, b"Upgrade: h2c", b"Connection: Upgrade, HTTP2-Settings",
+        b"HTTP2-Settings: AAMAAABk"),
+        _head(b"GET", target.replace(b"/", random.choice((b"//", b"/./", b"/../", b"%2f", b"%252F", b"\\"))), host),
+        _head(b"GET", b"/" + b"../" * random.choice((3, 3000)) + b"etc/passwd", host),
+        _head(b"GET", b"/%2e%2e/%00/%ff/%c0%af/%", host),
+        _head(b"GET", target + b"/\xff\xfe\x80", host),
+        _head(b"GET", target + "/\u0130\u2028".encode(), host),
+        _head(b"GET", target + b"?" + b"&".join(b"p%d=%d" % (n, n) for n in range(random.choice((50, 3000)))), host),
+        _head(b"GET", target + b"?" + random.choice((b"&" * 20_000, b"=" * 20_000, b"a=%zz&a=%", b"\xff",
+        b"max=" + b"9" * 5000)),
+              host),
+        _head(b"GET", target.split(b"?")[0] + b"#fragment?" + b"x" * 100, host),
+        b"\r\n" * random.choice((1, 100, 40_000)) + _head(b"GET", target, host),
+        b"GET " + target + b" HTTP/1.1\nHost: 127.0.0.1\n\n",
+        random.randbytes(random.choice((1, 100, 50_000))),
+    )  # fmt: skip
+    return [random.choice(lines)]
+
+
+def _lengths(client: _Client) -> list[bytes]:
+    """Heads whose body has several possible ends, each with a request hidden in it."""
+    random = client.random
+    method, path = client.harmless()
+    hidden = client.request()
+    length = random.choice((
+        b"-1", b"+5", b"0x10", b"1e3", b" 5", b"5 5", b"5, 5", b"5,6", b"", b"9" * 30, b"18446744073709551616",
+        b"9223372036854775807", b"00005", b"5;", b"\xef\xbc\x95", b"1_0",
+    ))  # fmt: skip
+    framing: Sequence[Sequence[bytes]] = (
+        (b"Content-Length: " + length,),
+        (b"Content-Length: 5", b"Content-Length: " + length),
+        (b"Content-Length: 5", b"Content-Length: 5"),
+        (b"Content-Length: 5", b"Transfer-Encoding: chunked"),
+        (b"Transfer-Encoding: chunked", b"Content-Length: " + length),
+        (b"Transfer-Encoding: chunked", b"Transfer-Encoding: identity"),
+        (b"Transfer-Encoding: chunked, identity",),
+        (b"Transfer-Encoding: gzip, chunked",),
+        (b"Transfer-Encoding: xchunked",),
+        (b"Transfer-Encoding : chunked",),
+        (b"Transfer-Encoding:\x0bchunked",),
+        (b"Transfer-Encoding: \r\n chunked",),
+        (b"Content_Length: 5", b"Content-Length : 5"),
+    )
+    head = _head(method.encode(), filled(random, path).encode(), b"Host: 127.0.0.1", *random.choice(framing))
+    return [head + random.choice((b"0\r\n\r\n", b"5\r\nhello\r\n0\r\n\r\n", b"hello", b"")), hidden]
+
+
+def _origins(client: _Client) -> list[bytes]:
+    random = client.random
+    method, path = client.route()
+    target = filled(random, path).encode()
+    host = random.choice((
+        b"hostile.example", b"127.0.0.1.hostile.example", b"localhost.", b"LOCALHOST", b"[::1]", b"[::ffff:127.0.0.1]",
+        b"127.1", b"0", b"0x7f000001", b"2130706433", b"127.0.0.1:99999999999", b"user@127.0.0.1", b"127.0.0.1, x", b"",
+        b"a" * 20_000, b"\xff", b"[", b"[::1", b"127.0.0.1/..", b"*",
+    ))  # fmt: skip
+    foreign = random.choice((
+        (b"Origin: http://hostile.example",), (b"Sec-Fetch-Site: cross-site",), (b"Origin: null",),
+        (b"Origin: http://127.0.0.1", b"Origin: http://hostile.example"),
+        (b"Origin: http://127.0.0.1.hostile.example",),
+        (b"Origin: ",), (b"Origin: http://127.0.0.1@hostile.example",), (b"Origin: " + b"x" * 20_000,),
+    ))  # fmt: skip
+    hosts: Sequence[Sequence[bytes]] = (
+        (b"Host: 127.0.0.1", *foreign),
+        (b"Host: " + host, b"Origin: http://hostile.example"),
+        (b"Host: 127.0.0.1", b"Host: " + host, b"Origin: http://hostile.example"),
+        (b"Origin: http://hostile.example",),
+    )
+    return [_head(method.encode(), target, *random.choice(hosts), *_authorized(random), b"Content-Length: 0")]
+
+
+def _bodies(client: _Client) -> list[bytes]:
+    random = client.random
+    deep = random.choice((10, 1000, 100_000))
+    body = random.choice((
+        b"[" * deep, b"[" * deep + b"]" * deep, b'{"a":' * deep + b"1" + b"}" * deep, b'{"max":' + b"9" * 10_000 + b"}",
+        b'{"max":1e999999}', b'{"max":NaN,"wait_ms":-Infinity}', b'"\xff\xfe\xed\xa0\x80"', b'"\\ud800"', b'{"max":',
+        b"", b"null", b"true", b"[]", b"{}", b'{"a":1,"a":2}', b'{"message_ids":[' + b'"x",' * 20_000 + b'"x"]}',
+        b'{"value":"' + b"x" * 300_000, b"x" * 300_000, b"\n" * 20_000, b'{"value":1}\n' * 5000, b"\0" * 100,
+        b"\xef\xbb\xbf{}", "{\"a\":1}".encode("utf-16"), b"a=b&" * 5000,
+        b"--x\r\nContent-Disposition: form-data; name=a\r\n\r\nb\r\n" * 500, _BOMB,
+        _BOMB_IN_BOMB, b"\x1f\x8b" + random.randbytes(100),
+        _body(random),
+    ))  # fmt: skip
+    headers = [b"Content-Type: " + random.choice(_CONTENT_TYPES)]
+    if random.random() < 0.4:
+        headers.append(b"Content-Encoding: " + random.choice(_ENCODINGS))
+    request = client.request(*headers, body=body, route=_writer(client))
+    if random.random() < 0.2:
+        wrong = b"Content-Length: %d" % max(0, len(body) + random.choice((-5, -1, 1, 5)))
+        request = request.replace(b"Content-Length: %d" % len(body), wrong, 1)
+    return [request]
+
+
+def _chunkings(client: _Client) -> list[bytes]:
+    random = client.random
+    method, path = _writer(client)
+    head = _head(method.encode(), filled(random, path).encode(), b"Host: 127.0.0.1", *_authorized(random), _JSON,
+                 b"Transfer-Encoding: chunked", b"Trailer: Host")  # fmt: skip
+    body = random.choice((
+        b"g\r\nx\r\n0\r\n\r\n", b"-1\r\nx\r\n", b"0x1\r\nx\r\n0\r\n\r\n", b"ffffffffffffffff\r\nx",
+        b"1" + b"0" * 20 + b"\r\n",
+        b"7fffffffffffffff\r\nx", b"1;" + b"e" * random.choice((100, 40_000)) + b"\r\nx\r\n0\r\n\r\n", b"1\r\nx" * 2000,
+        b"1\r\n{\r\n" + b"1\r\n \r\n" * 5000 + b"1\r\n}\r\n0\r\n\r\n", b"2\r\n{}\r\n", b"2\r\n{}0\r\n\r\n",
+        b"2\n{}\n0\n\n",
+        b"2\r\n{}\r\n0\r\nHost: hostile.example\r\nContent-Length: 5\r\n\r\n",
+        b"2\r\n{}\r\n0\r\n" + b"X: y\r\n" * random.choice((100, 101, 5000)) + b"\r\n",
+        b"0" * 40_000 + b"2\r\n{}\r\n0\r\n\r\n",
+        b"2 \r\n{}\r\n0\r\n\r\n", b"\r\n2\r\n{}\r\n0\r\n\r\n", b"0\r\n\r\n", b"2\r\n{}\r\n0\r\nX: " + b"y" * 40_000,
+    ))  # fmt: skip
+    return [head + body]
+
+
+def _pipelines(client: _Client) -> list[bytes]:
+    random = client.random
+    requests = [client.request() for _ in range(random.choice((2, 10, 63, 64, 65, 300)))]
+    if random.random() < 0.6:
+        requests.insert(random.randrange(len(requests)), random.choice((b"\r\n\r\n", b"\0", b"x" * 100, b"0\r\n\r\n")))
+    return requests
+
+
+def _slow_head(client: _Client) -> tuple[tuple[Piece, ...], End]:
+    """A byte at a time, and never the end."""
+    head = client.request(body=b"")[:-4]
+    sent = head[: client.random.choice((1, 10, 60))]
+    return tuple(Piece(bytes((byte,)), 0.02) for byte in sent), End.HOLD
+
+
+def _slow_body(client: _Client) -> tuple[tuple[Piece, ...], End]:
+    size = client.random.choice((100, 5000, 100_000))
+    request = client.request(body=b" " * size, route=_writer(client))
+    start = request[: len(request) - size]
+    return (Piece(start), *[Piece(b" ", 0.02)] * client.random.choice((0, 5, 50))), End.HOLD
+
+
+def _slow_request(client: _Client) -> tuple[tuple[Piece, ...], End]:
+    """A byte at a time, and complete."""
+    return tuple(Piece(bytes((byte,)), 0.002) for byte in client.request()[:600]), End.HALF_CLOSE
+
+
+def _unread(client: _Client) -> tuple[tuple[Piece, ...], End]:
+    """Requests whose responses are never read."""
+    return (Piece(b"".join(client.request() for _ in range(50)), 0.3),), End.UNREAD
+
+
+def _writer(client: _Client) -> Route:
+    """Return a route that takes a body, if there is one."""
+    writers = [
+        route
+        for route in client.routes
+        if route[0] in ("POST", "PUT") and route not in HARMFUL and route not in UNDAMAGED
+    ]
+    return client.random.choice(writers or list(client.routes))
+
+
+_ATTACKS: Final[dict[str, Callable[[_Client], list[bytes]]]] = {
+    "heads": _heads,
+    "request lines": _request_lines,
+    "lengths": _lengths,
+    "origins": _origins,
+    "bodies": _bodies,
+    "chunkings": _chunkings,
+    "pipelines": _pipelines,
+}
+_SLOW: Final[dict[str, Callable[[_Client], tuple[tuple[Piece, ...], End]]]] = {
+    "slow head": _slow_head,
+    "slow body": _slow_body,
+    "slow request": _slow_request,
+    "unread": _unread,
+}
+KINDS: Final = (*[kind for kind in _ATTACKS for _ in range(4)], *_SLOW)
+"""Kinds of attacks, the frequent ones repeatedly: slow clients would otherwise take most of the time."""
+
+_BOMB: Final = gzip.compress(bytes(2_000_000), mtime=0)
+_BOMB_IN_BOMB: Final = gzip.compress(_BOMB, mtime=0)
+_JSON: Final = b"Content-Type: application/json"
+_AUTHORIZATIONS: Final = (
+    b"Authorization: Bearer wrong",
+    b"Authorization: Bearer \xff\x00"[:-1],
+    b"Authorization: Basic dTpw",
+    b"Authorization:",
+    b"Authorization: Bearer eyJhbGciOiJub25lIn0.e30.",
+)
+_CONTENT_TYPES: Final = (
+    b"application/json", b"application/x-ndjson", b"application/octet-stream", b"text/plain",
+    b"multipart/form-data; boundary=x",
+    b"application/x-www-form-urlencoded", b"application/json; charset=utf-16", b"", b"\xff",
+    b"a" * 5000, b"application/json,text/plain",
+)  # fmt: skip
+_ENCODINGS: Final = (b"gzip", b"deflate", b"br", b"zstd", b"gzip, gzip", b"identity", b"GZIP", b"", b"x" * 1000)
+_TOPIC_NAMES: Final = (
+    *(f"fuzz-{number}" for number in range(TOPICS)),
+    "missing",
+    "%00",
+    "a" * 300,
+    "%F0%9F%90%99",
+)
+_SEGMENTS: Final = {
+    "{tenant}": ("public",) * 8 + ("fuzz", "..", "%2F"),
+    "{namespace}": ("fuzz",) * 8 + ("missing", ".", "%E2%80%A8"),
+    "{topic}": _TOPIC_NAMES,
+    "{subscription}": ("s", "s", "t", "missing", "%0A", "b" * 300),
+    "{message_id}": ("0:0", "900000000:0:-1:0", "x", "-1", "9" * 40, "earliest"),
+    "{id}": ("900000000", "-1", "x", "9" * 40),
+}
+_OTHER_SEGMENTS: Final = ("x", "0", "%00")
+_QUERY_NAMES: Final = (
+    "start", "max", "wait_ms", "key", "ledger_id", "start_entry_id", "end_entry_id", "file_type", "type", "limit",
+    "consumer",
+    "after", "page", "page_token", "log", "print_metadata", "force", "initial", "max_bytes", "prefix", "bookie",
+)  # fmt: skip
+_QUERY_VALUES: Final = (
+    "0", "1", "-1", "10", "9223372036854775807", "9" * 400, "900000000", "true", "x", "", "%FF", "%00", "1e9", "NaN",
+    "earliest",
+    "latest", "journal", "rw", "a" * 500,
+)  # fmt: skip
+_MEMBERS: Final = (
+    ("max", 1), ("wait_ms", 0), ("consumer", "c"), ("initial", "earliest"), ("message_ids", ["900000000:0"]),
+    ("value", "v"),
+    ("key", "k"), ("messages", [{"value": "v"}]), ("position", "earliest"), ("type", "shared"), ("delay", 120),
+    ("bookie_src", ["gone:3181"]), ("entry_location_compact", False), ("delay_seconds", 60),
+)  # fmt: skip
+_VALUES: Final[tuple[object, ...]] = (
+    None,
+    -1,
+    2**63,
+    2**70,
+    1e308,
+    "",
+    "x" * 1000,
+    "\ud800",
+    "\0",
+    [],
+    {},
+    [[]] * 50,
+    True,
+    {"a": {"b": []}},
+)
