@@ -1,0 +1,182 @@
+"""Services: ZooKeeper, a bookie, a broker and an auditor as processes on loopback, one of them in a memory group.
+
+Ledgers have one copy, so that one bookie suffices.
+"""
+
+import asyncio
+import contextlib
+import os
+import random
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+from bindery_metadata.cluster import initialize_cluster
+from bindery_metadata.layout.layout import LedgersLayout
+from bindery_metadata.stores.embedded import EmbeddedZooKeeper, ServerSpec, die_with_parent
+from bindery_metadata.stores.zookeeper import ZooKeeperStore
+
+from bindery_e2e.attacks.memory_group import MemoryGroup, memory_group
+
+LIMIT_SIZE: Final = 512 * 2**20
+"""Memory limit of the attacked process in bytes: that of a container in the chart."""
+READY_TIMEOUT_S: Final = 90.0
+HOST: Final = "127.0.0.1"
+TOPIC: Final = "/v1/topics/public/default/healthy"
+BIG_TOPIC: Final = "/v1/topics/public/default/big"
+BIG_MESSAGES: Final = 12
+BIG_SIZE: Final = 2**20
+
+
+class Services:
+    """`inside`: name of the process that is in the memory group: bookie, broker or auditor."""
+
+    def __init__(self, group: MemoryGroup, directory: Path, zookeeper: str, *, inside: str) -> None:
+        self.group = group
+        self.inside = inside
+        self._directory = directory
+        self._zookeeper = zookeeper
+        self.ports = {name: _free_port() for name in ("ledger", "bookie", "broker", "auditor")}
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._http = httpx.AsyncClient(timeout=30, trust_env=False)
+        self._slowest_s = 0.0
+
+    @property
+    def port(self) -> int:
+        """HTTP port of the process in the group."""
+        return self.ports[self.inside]
+
+    @property
+    def resident_size(self) -> int:
+        """Resident memory of the process in the group, in bytes."""
+        return self.group.usage().resident_size
+
+    def url(self, name: str) -> str:
+        return f"http://{HOST}:{self.ports[name]}"
+
+    def start(self) -> None:
+        data = self._directory
+        self._start(
+            "bookie",
+            *("--bookie-id", "b1", "--port", str(self.ports["ledger"]), "--http-port", str(self.ports["bookie"])),
+            *("--journal-dir", str(data / "journal"), "--ledger-dir", str(data / "ledgers")),
+        )
+        self._start("broker", "--port", str(self.ports["broker"]))
+        self._start("auditor", "--port", str(self.ports["auditor"]))
+
+    def _start(self, name: str, *options: str) -> None:
+        command = [sys.executable, "-m", f"bindery_{name}", "--zookeeper", self._zookeeper, *options]
+        quorums = {f"BROKER_LEDGER_{what}": "1" for what in ("ENSEMBLE_SIZE", "WRITE_QUORUM", "ACK_QUORUM")}
+        begin = self.group.start if name == self.inside else subprocess.Popen
+        with (self._directory / f"{name}.log").open("wb") as log:
+            self._processes[name] = begin(
+                command, stdout=log, stderr=log, env={**os.environ, **quorums}, preexec_fn=die_with_parent
+            )
+
+    def log(self, name: str) -> str:
+        return (self._directory / f"{name}.log").read_text(errors="replace")
+
+    def check(self) -> None:
+        """Fail if a process has ended."""
+        for name, process in self._processes.items():
+            code = process.poll()
+            assert code is None, f"the {name} ended with {code}; its last lines:\n{self.log(name)[-3000:]}"
+        assert not self.group.usage().killed, "the kernel killed a process: no memory was left"
+
+    async def until_ready(self) -> None:
+        """Wait until all serve, and store the messages that attackers read."""
+        until = time.monotonic() + READY_TIMEOUT_S
+        while True:
+            self.check()
+            try:
+                await self.healthy_call("broker")
+                await self.healthy_call("auditor")
+                break
+            except (httpx.TransportError, AssertionError):
+                if time.monotonic() > until:
+                    raise
+                await asyncio.sleep(0.2)
+        url = self.url("broker")
+        for _ in range(BIG_MESSAGES):
+            (await self._http.post(f"{url}{BIG_TOPIC}/messages", content=b"x" * BIG_SIZE)).raise_for_status()
+        for _ in range(3):
+            (await self._http.get(f"{url}{BIG_TOPIC}/messages?start=earliest&max=10")).raise_for_status()
+            await self.healthy_call(self.inside)
+
+    async def healthy_call(self, name: str) -> float:
+        """Use a service as a well-behaved client does, on a new connection and on an old one.
+
+        Return the seconds of the slowest request.
+        """
+        self._slowest_s = 0.0
+        if name == "broker":
+            topic = self.url(name) + TOPIC
+            await self._ok(self._http.post(f"{topic}/messages", content=b"healthy"))
+            receive = {"consumer": "c", "initial": "earliest", "max": 10}
+            received = await self._ok(self._http.post(f"{topic}/subscriptions/s/receive", json=receive))
+            ids = [message["message_id"] for message in received.json()["messages"]]
+            if ids:
+                await self._ok(self._http.post(f"{topic}/subscriptions/s/ack", json={"message_ids": ids}))
+        path = {"bookie": "/api/v1/bookie/state", "broker": "/v1/topics", "auditor": "/v1/recovery/status"}[name]
+        await self._ok(self._http.get(self.url(name) + path))
+        async with httpx.AsyncClient(timeout=30, trust_env=False) as fresh:
+            await self._ok(fresh.get(self.url(name) + path))
+        return self._slowest_s
+
+    async def _ok(self, call: Coroutine[Any, Any, httpx.Response]) -> httpx.Response:
+        began = time.monotonic()
+        response = await call
+        self._slowest_s = max(self._slowest_s, time.monotonic() - began)
+        assert response.status_code == 200, f"{response.request.url}: {response.status_code} {response.text[:300]}"
+        return response
+
+    async def refused(self) -> dict[str, int]:
+        """Return how many requests and connections the attacked process refused, by reason."""
+        page = (await self._ok(self._http.get(self.url(self.inside) + "/metrics"))).text
+        prefix = 'bindery_http_refused_total{reason="'
+        lines = [line.removeprefix(prefix) for line in page.splitlines() if line.startswith(prefix)]
+        return {reason: int(value) for reason, _, value in (line.partition('"} ') for line in lines)}
+
+    async def close(self) -> None:
+        await self._http.aclose()
+        for process in self._processes.values():
+            process.kill()
+            process.wait()
+
+
+@contextlib.asynccontextmanager
+async def services(directory: Path, *, inside: str, size_max: int = LIMIT_SIZE) -> AsyncIterator[Services]:
+    """Run the services during the block."""
+    spec = ServerSpec(directory / "zookeeper", _free_port())
+    zookeeper = EmbeddedZooKeeper(spec)
+    await zookeeper.start()
+    try:
+        store = await ZooKeeperStore.connect(spec.hosts)
+        await initialize_cluster(store, LedgersLayout(), randomness=random.SystemRandom())
+        await store.close()
+        with memory_group(size_max) as group:
+            running = Services(group, directory, spec.hosts, inside=inside)
+            try:
+                running.start()
+                await running.until_ready()
+                yield running
+            finally:
+                await running.close()
+    finally:
+        await zookeeper.stop()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def refused_more(before: dict[str, int], after: dict[str, int], reasons: Sequence[str]) -> int:
+    """Return how many refusals of one of `reasons` there were in between."""
+    return sum(after.get(reason, 0) - before.get(reason, 0) for reason in reasons)
