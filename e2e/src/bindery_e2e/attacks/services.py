@@ -40,7 +40,7 @@ class Services:
         self.group = group
         self.inside = inside
         self._directory = directory
-        self._zookeeper = zookeeper
+        self.zookeeper = zookeeper
         self.ports = {name: _free_port() for name in ("ledger", "bookie", "broker", "auditor")}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._http = httpx.AsyncClient(timeout=30, trust_env=False)
@@ -70,7 +70,7 @@ class Services:
         self._start("auditor", "--port", str(self.ports["auditor"]))
 
     def _start(self, name: str, *options: str) -> None:
-        command = [sys.executable, "-m", f"bindery_{name}", "--zookeeper", self._zookeeper, *options]
+        command = [sys.executable, "-m", f"bindery_{name}", "--zookeeper", self.zookeeper, *options]
         quorums = {f"BROKER_LEDGER_{what}": "1" for what in ("ENSEMBLE_SIZE", "WRITE_QUORUM", "ACK_QUORUM")}
         begin = self.group.start if name == self.inside else subprocess.Popen
         with (self._directory / f"{name}.log").open("wb") as log:

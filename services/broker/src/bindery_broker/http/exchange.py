@@ -21,6 +21,7 @@ from bindery_kit.admin.content_types import (
     check_json_type,
     check_transfer_coding,
 )
+from bindery_kit.limits.address_counts import group_of
 from bindery_pulsar.topic_name import TopicName
 from starlette.datastructures import Headers, QueryParams
 from starlette.requests import Request
@@ -382,7 +383,7 @@ class Exchange(Request):
     def charge(self) -> Charge:
         """The bytes of the messages in the answer. They are released at the end of the exchange at the latest."""
         if self._charge is None:
-            self._charge = self.broker.topics.responses.charge()
+            self._charge = self.broker.topics.responses.charge(group_of(self.scope.get("client")))
         return self._charge
 
     def finish(self) -> None:

@@ -228,7 +228,7 @@ async def test_the_room_of_a_client_that_disconnects_is_returned(crowd):
 
 async def test_a_stream_waits_for_room_and_goes_on(crowd):
     await crowd.harness.client.put(f"{TOPIC}/subscriptions/s", json={})
-    other = crowd.budget.charge()
+    other = crowd.budget.charge("a")
     assert other.take(least=8 * 2**20, most=8 * 2**20)
     reader = await crowd.request("GET", "/subscriptions/s/stream?consumer=c")
     head = await reader.readuntil(b": connected")
@@ -240,7 +240,7 @@ async def test_a_stream_waits_for_room_and_goes_on(crowd):
 
 
 async def test_without_room_a_receive_and_a_read_are_refused_with_429(crowd):
-    other = crowd.budget.charge()
+    other = crowd.budget.charge("a")
     assert other.take(least=8 * 2**20, most=8 * 2**20)
     for method, path, body in (
         ("POST", "/subscriptions/s/receive", RECEIVE),
