@@ -188,4 +188,4 @@ async def test_clients_that_hold_equally_much_take_turns(budget: ResponseBudget)
     holder.release()
     assert [name for name in granted if granted[name].done()] == ["a1", "a2", "b1"]
     waiting["a1"].release()
-    assert [name for name in granted if granted[name].done()] == ["a1", "a2", "b1", "a3"]
+    assert [name for name in granted if granted[name].done()] == ["a1", "a2", "a3", "b1"]

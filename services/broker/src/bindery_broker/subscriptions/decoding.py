@@ -8,6 +8,7 @@ once they have it.
 import asyncio
 from typing import Final
 
+from bindery_core.errors import BinderyError
 from bindery_pulsar.message_codec import METADATA_READ_SIZE_MAX, Message, PackedEntry, UnreadableMessage
 
 DECODED_BYTES_MAX: Final = 16 * 2**20
@@ -47,9 +48,21 @@ class EntryDecoder:
         Raises RoomNeeded if it takes more.
         """
         async with self._large:
-            try:
-                return await asyncio.to_thread(entry.decode, size_max=min(room, self.size_max))
-            except UnreadableMessage:
-                if room >= self.size_max:
-                    raise
-                raise RoomNeeded(self.size_max) from None
+            found = await asyncio.to_thread(_decode, entry, min(room, self.size_max))
+        if isinstance(found, UnreadableMessage) and room < self.size_max:
+            raise RoomNeeded(self.size_max)
+        if isinstance(found, BinderyError):
+            raise found
+        return found
+
+
+def _decode(entry: PackedEntry, size_max: int) -> list[Message] | BinderyError:
+    """Return the messages, or the error without its traceback.
+
+    A future and the error that it raises refer to each other: the decompressed bytes in the frames of a traceback would
+    stay in memory until the next collection of garbage.
+    """
+    try:
+        return entry.decode(size_max=size_max)
+    except BinderyError as error:
+        return error.with_traceback(None)
