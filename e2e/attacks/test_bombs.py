@@ -39,7 +39,6 @@ BOMBS: Final = {
     "almost-16-MiB": ([compressed_message(16 * MIB - 4096)] * ENTRIES, READABLE),
     "128-MiB": ([compressed_message(128 * MIB - 4096)] * ENTRIES, UNREADABLE),
     "a-million-messages": ([compressed_batch(1_000_000)] * ENTRIES, UNREADABLE),
-    "40000-messages": ([compressed_batch(40_000)] * ENTRIES, READABLE),
     "properties": ([compressed_batch(100, properties=5_000)] * ENTRIES, UNREADABLE),
 }
 """Entries of a topic, and the status of a request that reads its first."""
