@@ -498,6 +498,9 @@ async def fuzz(arguments: argparse.Namespace, directory: Path) -> None:
             for process in (*(service.process for service in reversed(services)), second):
                 process.check()
                 await process.stop()
+        except Failed as error:
+            errors = "".join(f"\n{one.name} logged {text}" for one in services if (text := one.process.last_errors()))
+            raise Failed(f"{error}{errors}") from error
         finally:
             for process in (*(service.process for service in services), second):
                 process.kill()
