@@ -452,8 +452,8 @@ def _chunkings(client: _Client) -> list[bytes]:
 
 def _pipelines(client: _Client) -> list[bytes]:
     random = client.random
-    requests = [client.request() for _ in range(random.choice((2, 10, 63, 64, 65, 300)))]
-    if random.random() < 0.6:
+    requests = [client.request() for _ in range(random.choice((2, 5, 10, 20, 40, 63, 64, 65, 300)))]
+    if random.random() < 0.4:
         requests.insert(random.randrange(len(requests)), random.choice((b"\r\n\r\n", b"\0", b"x" * 100, b"0\r\n\r\n")))
     return requests
 
