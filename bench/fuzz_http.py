@@ -80,7 +80,7 @@ TAIL_SIZE = 40
 """Bytes of earlier reads in which a pattern may begin."""
 BUSY = frozenset({429, 503})
 """Statuses by which a service may refuse any request, because others take too much."""
-REFUSALS_MIN = 20
+REFUSALS_MIN = 8
 """Number of requests of one kind of refusal of which at least half must be answered."""
 TOPIC = "/v1/topics/public/healthy/healthy"
 
