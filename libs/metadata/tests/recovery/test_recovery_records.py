@@ -225,6 +225,7 @@ async def test_history_is_returned_newest_first(records: RecoveryRecords, store:
     await store.create(f"{ROOT}/history/other", b"")
     await store.set(f"{ROOT}/history/E_0000000003", b"\xff", version=None)
     assert await records.history() == [events[4], events[2], events[1], events[0]]
+    assert await records.history(3) == [events[4], events[2], events[1]]
     assert await records.history(2) == [events[4], events[2]]
 
 
