@@ -50,6 +50,8 @@ SLOW_CONNECTIONS = 48
 CONNECTION_LIMIT_S = 20.0
 SILENCE_S = 0.7
 """Time in seconds without a response after which a client waits for no further one."""
+ANSWERS_MAX_S = 8.0
+"""Maximum time in seconds that a client waits for responses."""
 ADDRESSES = 20
 HEAD_TIMEOUT_S = 2
 TRANSFER_GRACE_S = 3
@@ -156,8 +158,9 @@ class Hostile(asyncio.Protocol):
 
     async def wait_answered(self) -> None:
         """Wait for one response per request, for the end of the connection, or for silence."""
+        until = time.monotonic() + ANSWERS_MAX_S
         with contextlib.suppress(TimeoutError):
-            while self.answers < len(self._plan.request_ends) and not self.closed.done():
+            while time.monotonic() < until and self.answers < len(self._plan.request_ends) and not self.closed.done():
                 self._moved.clear()
                 async with asyncio.timeout(SILENCE_S):
                     await self._moved.wait()
@@ -178,6 +181,8 @@ class Service:
         self.healthy_s_max = self.healthy_raw_s_max = 0.0
         """Duration of the slowest healthy call, without and with the delay of this program."""
         self.healthy_calls = 0
+        self.undone = 0
+        """How often the well-behaved client found the bookie read-only, or recovery paused."""
         self.slowest: tuple[float, int, str] = (0.0, -1, "none")
         """Seconds, number and kind of the connection that lasted longest."""
         self.ends: Counter[str] = Counter()
@@ -297,13 +302,15 @@ class Service:
     async def healthy(self) -> None:
         """Use the service on a new connection, and undo what hostile clients may do."""
         if self.name == "bookie":
-            await self._call("PUT", "/api/v1/bookie/state/readonly", {"readOnly": False})
             state = await self._call("GET", "/api/v1/bookie/state")
+            self.undone += state["readOnly"] is True
+            await self._call("PUT", "/api/v1/bookie/state/readonly", {"readOnly": False})
             if not state.get("running") or state.get("shuttingDown"):
                 raise Failed(f"the bookie describes itself as {state}")
             await self._call("PUT", "/api/v1/bookie/gc/resume_compaction", {"resumeMajor": True, "resumeMinor": True})
         elif self.name == "auditor":
-            await self._call("POST", "/v1/recovery/resume")
+            resumed = await self._call("POST", "/v1/recovery/resume")
+            self.undone += resumed["was_paused"] is True
             # Hostile clients have an operator's token, and may therefore use every place of heavy requests.
             await self._call("GET", "/v1/recovery/status", statuses=(b"200", b"429"))
         else:
@@ -422,7 +429,7 @@ class Service:
             f"  longest connection: {self.slowest[0]:.1f} s, number {self.slowest[1]} ({self.slowest[2]})\n"
             f"  slowest of {self.healthy_calls} healthy calls: {1000 * self.healthy_s_max:.0f} ms (bound "
             f"{1000 * HEALTHY_S:.0f}), with the delay of this program {1000 * self.healthy_raw_s_max:.0f} ms; "
-            f"at most {self.process.rss_mib_max:.0f} MiB resident (bound {RSS_MAX_MIB})"
+            f"{self.undone} states undone; at most {self.process.rss_mib_max:.0f} MiB resident (bound {RSS_MAX_MIB})"
         )
 
 
