@@ -68,6 +68,10 @@ DEFECTS = {
     "no-coding-check": "from bindery_kit.admin import content_types as c; c.check_content_coding = lambda _: None",
     "no-type-check": "from bindery_kit.admin import content_types as c; c.check_json_type = lambda _: None",
     "no-token-check": "from bindery_kit.admin.access import Access; Access.check = lambda *_: 'anybody'",
+    "blocked-loop": (
+        "import time; from bindery_kit.admin.app import AdminApp; found = AdminApp.not_found; "
+        "AdminApp.not_found = lambda self, path: time.sleep(6) or found(self, path)"
+    ),
     "silent-refusal": (
         "from bindery_kit.http.http_limits import HttpLimits; "
         "HttpLimits._hang_up = lambda self, *_: self.transport.close()"
