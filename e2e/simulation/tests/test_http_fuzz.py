@@ -1,5 +1,6 @@
 """Hostile HTTP connections are planned by seed, and know which requests must be refused."""
 
+import functools
 import json
 from random import Random
 
@@ -30,6 +31,7 @@ HEAD_SIZE_MAX = 32 * 1024
 HEADERS_MAX = 100
 
 
+@functools.cache
 def plans(count: int = 1000) -> list[Plan]:
     return [plan(5, number, ROUTES) for number in range(count)]
 
