@@ -13,8 +13,7 @@
 | other spellings of loopback, and names that lead there (`SPELLINGS`)  | one route with POST of broker and auditor, |
 |                                                                       | a list                                     |
 
-A page of a rebound name tries all that concerns the service whose port it has, from the service's own origin. Each URL
-has the parameter `attack=<id>`, by which it is found in a record of requests.
+A page of a rebound name tries all that concerns the service whose port it has, from the service's own origin.
 """
 
 import json
@@ -74,7 +73,8 @@ SIMPLE: Final = ("text/plain", "form", "multipart", None)
 """Types of a body that a page may send anywhere unasked. `form` and `multipart`: the browser encodes it."""
 LOADING: Final = (
     "img", "script", "module", "stylesheet", "prefetch", "preload", "modulepreload", "icon", "audio", "video", "track",
-    "object", "embed", "iframe", "refresh", "css", "speculation", "eventsource", "websocket", "worker", "window", "form",
+    "object", "embed", "iframe", "refresh", "css", "speculation", "eventsource", "websocket", "worker", "window",
+    "form",
 )  # fmt: skip
 """Means to load an address: methods of the script."""
 OF_OTHER_ORIGINS: Final = ("redirect", "form redirect", "csp", "refresh")
@@ -101,7 +101,7 @@ class Attempt:
     type: str | None = None
     mode: str = "cors"
     keepalive: bool = False
-    referrerPolicy: str = ""  # noqa: N815 - the script's name of it
+    referrerPolicy: str = ""
 
     @property
     def title(self) -> str:
@@ -131,7 +131,7 @@ def calls() -> list[Call]:
         for method, path in (*routes, *more):
             effect = EFFECTIVE[service].get((method, path), {})
             for name, value in FILLED.items():
-                path = path.replace(name, value)  # noqa: PLW2901
+                path = path.replace(name, value)
             if isinstance(effect, dict):
                 found.append(Call(service, method, path, "" if method == "GET" else json.dumps(effect)))
             elif str(effect).startswith("?"):
@@ -146,8 +146,9 @@ def calls() -> list[Call]:
     return sorted(found, key=_rank)
 
 
-def attempts(kind: str, ports: Mapping[str, int]) -> list[Attempt]:
-    """Return the attempts of a page. `ports`: HTTP ports by service."""
+def attempts(kind: str, ports: Mapping[str, int], *, is_marked: bool = False) -> list[Attempt]:
+    """Return the attempts of a page. `ports`: HTTP ports by service. `is_marked`: whether the query of each URL ends
+    with `attack=<id>`, which services started by `unguarded` remove before they check parameters."""
     name = kind.removeprefix("rebound ")
     service = next((service for service, own in REBOUND.items() if own == name), None)
     if service is None:
@@ -156,7 +157,7 @@ def attempts(kind: str, ports: Mapping[str, int]) -> list[Attempt]:
         bases = {service: f"http://{name}:{ports[service]}"}
     found = list(_all(bases, ports, is_rebound=service is not None))
     prefix = "".join(letter for letter in kind if letter.isalnum())
-    return [_numbered(one, f"{prefix}-{number}") for number, one in enumerate(found)]
+    return [_numbered(one, f"{prefix}-{number}", is_marked=is_marked) for number, one in enumerate(found)]
 
 
 def as_json(found: Sequence[Attempt]) -> list[dict[str, object]]:
@@ -226,8 +227,6 @@ def _all(bases: Mapping[str, str], ports: Mapping[str, int], *, is_rebound: bool
         yield Attempt("", "fetch", "broker", "GET", f"http://{host}:{ports['broker']}/v1/topics")
 
 
-def _numbered(one: Attempt, number: str) -> Attempt:
-    joint = "&" if "?" in one.url else "?"
-    return replace(
-        one, id=number, url=f"{one.url}{joint}attack={number}", body=one.body.replace("{id}", number)
-    )
+def _numbered(one: Attempt, number: str, *, is_marked: bool) -> Attempt:
+    mark = f"{'&' if '?' in one.url else '?'}attack={number}" if is_marked else ""
+    return replace(one, id=number, url=one.url + mark, body=one.body.replace("{id}", number))

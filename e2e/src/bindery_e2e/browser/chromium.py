@@ -158,7 +158,9 @@ class Chromium:
             *(self._program, *OPTIONS),
             f"--user-data-dir={self._directory / 'profile'}",
             f"--disable-features={','.join(OWN_PROTECTION)}",
-            f"--proxy-server={self._proxy}" if self._proxy else "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+            f"--proxy-server={self._proxy}"
+            if self._proxy
+            else "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
             "about:blank",
         ]
         script = f'exec "$@" 3<&{commands_read} 4>&{messages_write}'

@@ -7,8 +7,11 @@
 |           | and leases                                                                                               |
 | bookies   | state, read-only, suspended compactions, ledgers, running compactions and scrubs, entries written        |
 | auditor   | bookies with their membership, history, whether recovery is enabled, delay of lost bookies, audits       |
+
+A new cluster checks its ledgers once, some seconds after the election of its auditor: compare after `wait_settled`.
 """
 
+import time
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -27,6 +30,7 @@ OF_BOOKIES: Final = (
 OF_TOPICS: Final = ("", "/internal", "/subscriptions")
 WRITES: Final = ("bookkeeper_server_ADD_ENTRY_REQUEST_count", "bookkeeper_server_ADD_ENTRY_count", "bookie_WRITE_BYTES")
 """Metrics of a bookie that grow with every write, also with those of the self-test."""
+SETTLED_TIMEOUT_S: Final = 60.0
 State = dict[str, Any]
 
 
@@ -52,7 +56,7 @@ async def cluster_state(cluster: ThrowawayCluster) -> State:
         for number in range(cluster.bookies):
             url = bookie_url(cluster, number)
             for path in OF_BOOKIES:
-                state[f"bookie-{number} {path}"] = get(url + path)
+                state[f"bookie-{number} {path}"] = _lasting(get(url + path))
             for line in http.get(f"{url}/metrics").text.splitlines():
                 if line.startswith(WRITES):
                     name, _, value = line.rpartition(" ")
@@ -65,6 +69,17 @@ async def cluster_state(cluster: ThrowawayCluster) -> State:
             state[f"auditor {name}"] = status[name]
         state["auditor audits"] = status["this"]["audit"]["audits"]
     return state
+
+
+def wait_settled(cluster: ThrowawayCluster) -> None:
+    """Wait until the auditor has done its first check of all ledgers, whose result it writes to ZooKeeper."""
+    until = time.monotonic() + SETTLED_TIMEOUT_S
+    while True:
+        status = httpx.get(f"{cluster.auditor_url()}/v1/recovery/status", timeout=30, trust_env=False).json()
+        if status["ledger_check"]["last_finished_ms"] is not None and not status["ledger_check"]["is_running"]:
+            return
+        assert time.monotonic() < until, status["ledger_check"]
+        time.sleep(0.1)
 
 
 def bookie_url(cluster: ThrowawayCluster, number: int = 0) -> str:
@@ -90,6 +105,13 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tu
         for name in sorted({*before, *after})
         if before.get(name) != after.get(name)
     }
+
+
+def _lasting(value: Any) -> Any:
+    """Return a response without times that a bookie computes anew for each request."""
+    if isinstance(value, dict):
+        return {name: _lasting(member) for name, member in value.items() if name != "nextMs"}
+    return [_lasting(member) for member in value] if isinstance(value, list) else value
 
 
 async def _znodes(store: ZooKeeperStore, path: str, state: State) -> None:

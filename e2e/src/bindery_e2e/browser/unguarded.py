@@ -13,8 +13,8 @@ from typing import Final
 from urllib.parse import parse_qs
 
 RECORD: Final = "BINDERY_TEST_REQUESTS"
-_SITE: Final = '''
-import importlib.util, json, os, sys
+_SITE: Final = """
+import importlib.util, json, os, re, sys
 
 class Finder:
     def find_spec(self, name, path=None, target=None):
@@ -34,6 +34,7 @@ class Finder:
                 headers = {{name.decode(): value.decode("latin-1") for name, value in scope["headers"]}}
                 line = [scope["method"], scope["path"], scope["query_string"].decode("latin-1"), headers, error and error.code]
                 os.write(file, json.dumps(line).encode() + b"\\n")
+                scope["query_string"] = re.sub(rb"&?attack=[^&]*$", b"", scope["query_string"])
                 return error if {is_guarded} else None
 
             module.OriginPolicy.refusal = refusal
@@ -42,7 +43,7 @@ class Finder:
         return spec
 
 sys.meta_path.insert(0, Finder())
-'''
+"""
 
 
 @dataclass(frozen=True, slots=True)
