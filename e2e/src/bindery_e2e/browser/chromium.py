@@ -43,6 +43,7 @@ OWN_PROTECTION: Final = (
 )
 """Features of newer versions that keep pages away from loopback. They are switched off, because other browsers do not
 have them, and they would hide what the services do."""
+LOOPBACK_ONLY: Final = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
 OPTIONS: Final = (
     "--headless=new",
     "--no-sandbox",  # it needs privileges that a container does not have
@@ -73,7 +74,8 @@ def chromium_program() -> str:
     found = os.environ.get(PROGRAM) or next(filter(None, map(shutil.which, PROGRAMS)), None)
     if not found:
         raise BrowserError(
-            f"no browser: install Chromium (apt-get install chromium), or name one in the environment variable {PROGRAM}"
+            "no browser: install Chromium (apt-get install chromium), or name one in the environment variable "
+            f"{PROGRAM}"
         )
     return found
 
@@ -158,9 +160,7 @@ class Chromium:
             *(self._program, *OPTIONS),
             f"--user-data-dir={self._directory / 'profile'}",
             f"--disable-features={','.join(OWN_PROTECTION)}",
-            f"--proxy-server={self._proxy}"
-            if self._proxy
-            else "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+            f"--proxy-server={self._proxy}" if self._proxy else LOOPBACK_ONLY,
             "about:blank",
         ]
         script = f'exec "$@" 3<&{commands_read} 4>&{messages_write}'

@@ -32,8 +32,9 @@ class Finder:
             def refusal(policy, scope):
                 error = judge(policy, scope)
                 headers = {{name.decode(): value.decode("latin-1") for name, value in scope["headers"]}}
-                line = [scope["method"], scope["path"], scope["query_string"].decode("latin-1"), headers, error and error.code]
-                os.write(file, json.dumps(line).encode() + b"\\n")
+                query = scope["query_string"].decode("latin-1")
+                line = json.dumps([scope["method"], scope["path"], query, headers, error and error.code])
+                os.write(file, line.encode() + b"\\n")
                 scope["query_string"] = re.sub(rb"&?attack=[^&]*$", b"", scope["query_string"])
                 return error if {is_guarded} else None
 
