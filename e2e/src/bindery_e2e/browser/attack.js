@@ -222,7 +222,8 @@ async function tried(attempt) {
   const timer = setTimeout(() => stop.abort(), ATTEMPT_MS);
   let result;
   try {
-    result = await HOW[attempt.how](attempt, stop.signal);
+    const late = pause(2 * ATTEMPT_MS).then(() => ({ outcome: "no end" }));
+    result = await Promise.race([HOW[attempt.how](attempt, stop.signal), late]);
   } catch (error) {
     result = { outcome: `error: ${error?.message ?? error}` };
   }

@@ -33,14 +33,14 @@ FILLED: Final = {
 }  # fmt: skip
 """Values of the names in paths."""
 AUTORECOVERY: Final = "/api/v1/autorecovery"
-OF_CLUSTER: Final = {
+OF_CLUSTER: Final[Mapping[tuple[str, str], object]] = {
     ("PUT", f"{AUTORECOVERY}/status"): "?enabled=false",
     ("PUT", f"{AUTORECOVERY}/lost_bookie_recovery_delay"): {"delay_seconds": 86_400},
     ("PUT", f"{AUTORECOVERY}/decommission"): {"bookie_src": "bookie-2", "delete_cookie": True},
     ("PUT", f"{AUTORECOVERY}/bookie"): {"bookie_src": ["bookie-3"], "delete_cookie": True},
 }
 IN_TOPICS: Final = "/v1/topics/{tenant}/{namespace}/{topic}"
-EFFECTIVE: Final[dict[str, dict[tuple[str, str], object]]] = {
+EFFECTIVE: Final[Mapping[str, Mapping[tuple[str, str], object]]] = {
     "broker": {
         ("POST", f"{IN_TOPICS}/messages"): "by attempt {id}",
         ("POST", f"{IN_TOPICS}/subscriptions/{{subscription}}/ack"): {"message_ids": ["0:0:-1:-1"]},

@@ -82,7 +82,7 @@ class HostileSite:
 
     def script(self, kind: str) -> str:
         """Return the script of a page of `kind`."""
-        config = {"site": self.url, "kind": kind, "attempts": self.attempts[kind]}
+        config: dict[str, Any] = {"site": self.url, "kind": kind, "attempts": self.attempts[kind]}
         config["rebind"] = kind.partition(" ")[2] if kind.startswith("rebound ") else None
         return f"const CONFIG = {json.dumps(config)};\n{SCRIPT.read_text()}"
 
