@@ -21,7 +21,10 @@ from bindery.standalone.throwaway import ThrowawayCluster
 from bindery_metadata.stores.zookeeper import ZooKeeperStore
 
 MOVING: Final = ("/bindery/recovery/workers/",)
-"""Znodes that change by themselves: a worker of recovery reports the bytes that it copied every 10 seconds."""
+"""Prefixes of the znodes that change by themselves: a worker of recovery reports the bytes that it copied every 10 seconds."""
+MOVING_MEMBERS: Final = ("nextMs", "checkedMs")
+"""Members of a bookie's responses that change by themselves: the time of the next scrub is computed anew for each
+request from two clocks; the check whether the metadata was rolled back runs every minute."""
 OF_BOOKIES: Final = (
     "/api/v1/bookie/state", "/api/v1/bookie/state/readonly", "/api/v1/bookie/gc/suspend_compaction",
     "/api/v1/bookie/gc", "/api/v1/bookie/entry_location_compact", "/api/v1/bookie/ledgers", "/api/v1/bookie/drill",
@@ -108,9 +111,9 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tu
 
 
 def _lasting(value: Any) -> Any:
-    """Return a response without times that a bookie computes anew for each request."""
+    """Return a response without MOVING_MEMBERS."""
     if isinstance(value, dict):
-        return {name: _lasting(member) for name, member in value.items() if name != "nextMs"}
+        return {name: _lasting(member) for name, member in value.items() if name not in MOVING_MEMBERS}
     return [_lasting(member) for member in value] if isinstance(value, list) else value
 
 
