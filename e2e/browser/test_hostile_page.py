@@ -131,7 +131,9 @@ def test_without_the_check_a_rebound_page_reads_and_changes_everything(
     assert changed["bookie-0 /api/v1/bookie/gc/suspend_compaction"]
     assert changed["auditor lost_bookie_delay_s"][1] == 86_400
     assert changed["auditor bookies"]
-    assert {request.verdict for request in requests_of(record, noticed).values()} == {"host_not_allowed"}
+    arrived = requests_of(record, noticed).values()
+    assert {request.verdict for request in arrived} == {"host_not_allowed"}
+    assert not any("sec-fetch-site" in request.headers for request in arrived), "sent to loopback and HTTPS only"
 
 
 def frame(tab: Tab, url: str) -> bool:

@@ -21,7 +21,7 @@ from bindery.standalone.throwaway import ThrowawayCluster
 from bindery_metadata.stores.zookeeper import ZooKeeperStore
 
 MOVING: Final = ("/bindery/recovery/workers/",)
-"""Prefixes of the znodes that change by themselves: a worker of recovery reports the bytes that it copied every 10 seconds."""
+"""Prefixes of the znodes that change by themselves: a worker of recovery reports its progress every 10 seconds."""
 MOVING_MEMBERS: Final = ("nextMs", "checkedMs")
 """Members of a bookie's responses that change by themselves: the time of the next scrub is computed anew for each
 request from two clocks; the check whether the metadata was rolled back runs every minute."""
