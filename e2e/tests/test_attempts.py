@@ -4,7 +4,7 @@ import json
 
 import pytest
 from bindery_e2e.attacks.http_routes import http_routes
-from bindery_e2e.browser.attempts import EFFECTIVE, KINDS, LOADING, attempts, calls
+from bindery_e2e.browser.attempts import EFFECTIVE, KINDS, LOADING, WITHOUT_HTTP, attempts, calls
 from bindery_e2e.browser.hostile_site import REBOUND, SCRIPT
 
 PORTS = {"broker": 1, "bookie": 2, "auditor": 3}
@@ -33,6 +33,12 @@ def test_every_changing_route_is_tried_by_every_kind_of_page(kind: str) -> None:
     assert {(call.service, call.method, call.path[1:]) for call in changing} <= tried
     assert len({one.id for one in found}) == len(found)
     assert {one.service for one in found} == served
+
+
+def test_ports_without_http_are_tried_if_they_are_known() -> None:
+    found = attempts("name", {**PORTS, "ledgers": 4, "zookeeper": 5})
+    urls = {one.url for one in found if one.service in WITHOUT_HTTP}
+    assert urls == {"http://127.0.0.1:4/", "http://127.0.0.1:5/"}
 
 
 def test_ids_are_in_urls_only_if_they_are_marked() -> None:

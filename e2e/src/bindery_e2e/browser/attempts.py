@@ -12,6 +12,7 @@
 | pings, reports of a content security policy, forms into windows       | a route with POST of broker and auditor    |
 | other spellings of loopback, and names that lead there (`SPELLINGS`)  | one route with POST of broker and auditor, |
 |                                                                       | a list                                     |
+| fetch, forms, images and WebSockets                                   | the bookie's port 3181, ZooKeeper          |
 
 A page of a rebound name tries all that concerns the service whose port it has, from the service's own origin.
 """
@@ -81,6 +82,10 @@ OF_OTHER_ORIGINS: Final = ("redirect", "form redirect", "csp", "refresh")
 """Means that need a page of the site as an intermediate."""
 SPELLINGS: Final = ("localhost", "127.1", "127.0.0.2", "0.0.0.0", "[::ffff:127.0.0.1]", "[::1]", CLUSTER_NAME)
 """Further hosts that lead to loopback. Services listen on 127.0.0.1 only, so 127.0.0.2 and ::1 reach nothing."""
+WITHOUT_HTTP: Final = ("ledgers", "zookeeper")
+"""Ports that do not serve HTTP: that of BookKeeper's protocol, and of ZooKeeper."""
+COMMANDS: Final = "\r\nruok\r\nkill\r\n\x00\x00\x00\x08\x00\x00\x00\x01\x00\x00\x00\x00"
+"""Body for these ports: commands of ZooKeeper in four letters, and a frame."""
 RESTRICTED: Final = ("sandbox", "data", "file")
 """Kinds of pages without an origin."""
 KINDS: Final = ("name", "port", "localhost", *RESTRICTED, *(f"rebound {name}" for name in REBOUND.values()))
@@ -225,6 +230,12 @@ def _all(bases: Mapping[str, str], ports: Mapping[str, int], *, is_rebound: bool
             yield of(call, "fetch", mode="no-cors", type="text/plain", url=url)
             yield of(call, "form", type="text/plain", url=url)
         yield Attempt("", "fetch", "broker", "GET", f"http://{host}:{ports['broker']}/v1/topics")
+    for service in WITHOUT_HTTP:
+        if service in ports:
+            url = f"http://127.0.0.1:{ports[service]}/"
+            yield Attempt("", "fetch", service, "POST", url, COMMANDS, "text/plain", "no-cors")
+            yield Attempt("", "form", service, "POST", url, COMMANDS, "text/plain")
+            yield from (Attempt("", how, service, "GET", url) for how in ("fetch", "img", "websocket"))
 
 
 def _numbered(one: Attempt, number: str, *, is_marked: bool) -> Attempt:

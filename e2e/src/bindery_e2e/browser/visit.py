@@ -7,7 +7,13 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from bindery.standalone.plan import AUDITOR_HTTP_PORT, BOOKIE_HTTP_PORT, BROKER_HTTP_PORT
+from bindery.standalone.plan import (
+    AUDITOR_HTTP_PORT,
+    BOOKIE_HTTP_PORT,
+    BOOKIE_PORT,
+    BROKER_HTTP_PORT,
+    ZOOKEEPER_PORT,
+)
 from bindery.standalone.throwaway import ThrowawayCluster
 
 from bindery_e2e.browser.attempts import Attempt, as_json, attempts
@@ -27,8 +33,9 @@ class Noticed:
 
 
 def ports_of(cluster: ThrowawayCluster) -> dict[str, int]:
-    """Return the HTTP ports of a cluster's broker, first bookie and auditor."""
-    ports = {"broker": BROKER_HTTP_PORT, "bookie": BOOKIE_HTTP_PORT, "auditor": AUDITOR_HTTP_PORT}
+    """Return the HTTP ports of a cluster's broker, first bookie and auditor, and the ports without HTTP."""
+    http = {"broker": BROKER_HTTP_PORT, "bookie": BOOKIE_HTTP_PORT, "auditor": AUDITOR_HTTP_PORT}
+    ports = {**http, "ledgers": BOOKIE_PORT, "zookeeper": ZOOKEEPER_PORT}
     return {service: port + cluster.port_offset for service, port in ports.items()}
 
 
