@@ -4,8 +4,8 @@ uvicorn's own entry point controls the process (signals, event loop). Here the o
 The constructor binds the socket, so the port is reserved and known before `start`. Addresses other than loopback
 require `insecure=True`, because requests are not authenticated by default.
 
-Every server has the limits of `http_limits` and, before its application, the checks of `origin`. Every response has the
-header `page_headers.NOSNIFF`.
+Every server has the limits of `http_limits` and, before its application, the checks of `origin`. Every response of
+either has the header `page_headers.NOSNIFF`.
 """
 
 import asyncio

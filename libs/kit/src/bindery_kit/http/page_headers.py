@@ -8,7 +8,7 @@
 | `X-Frame-Options`         | shows the page in no frame, in browsers without `frame-ancestors`                |
 | `Referrer-Policy`         | does not reveal the page's address to linked sites                               |
 
-`X-Content-Type-Options: nosniff` is sent with every response (`NOSNIFF`).
+`X-Content-Type-Options: nosniff` is sent with every response of an application or of the origin check (`NOSNIFF`).
 Sources: W3C Content Security Policy Level 3, Referrer Policy; RFC 7034; Fetch standard, "X-Content-Type-Options".
 """
 
@@ -17,7 +17,7 @@ import hashlib
 from typing import Final
 
 NOSNIFF: Final = ("X-Content-Type-Options", "nosniff")
-"""Header of every response: a browser does not guess that a response is a script or a page."""
+"""Header of every response of an application: a browser does not guess that a response is a script or a page."""
 
 
 def page_headers(style: str) -> dict[str, str]:
