@@ -63,4 +63,4 @@ class BrokerApp(FastAPI):
         await self._proxy.close()
 
     async def _docs(self) -> Response:
-        return HTMLResponse(page.page(self.openapi()))
+        return HTMLResponse(page.page(self.openapi()), headers=page.HEADERS)
