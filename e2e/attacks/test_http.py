@@ -21,7 +21,7 @@ ATTACK_S: Final = float(os.environ.get("BINDERY_ATTACK_S", "6"))
 HEALTHY_S: Final = 5.0
 """Maximum seconds of each request of the healthy client."""
 PAUSE_S: Final = 0.1
-COSTLY_PER_S: Final = 200
+COSTLY_PER_S: Final = 500
 """Maximum number of connections per second if each requests a response that takes milliseconds."""
 MEMORY_FACTOR: Final = 1.2
 """Maximum resident memory after an attack, relative to that before all of them."""

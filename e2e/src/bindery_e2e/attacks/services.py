@@ -29,6 +29,23 @@ READY_TIMEOUT_S: Final = 90.0
 HOST: Final = "127.0.0.1"
 TOPIC: Final = "/v1/topics/public/default/healthy"
 BIG_TOPIC: Final = "/v1/topics/public/default/big"
+NORMAL_CLIENTS: Final = 200
+"""Number of connections of normal use."""
+NORMAL_REQUESTS: Final = 3
+"""Number of times that each of them sends the requests of NORMAL."""
+NORMAL: Final[dict[str, list[tuple[str, str, Any]]]] = {
+    "broker": [
+        ("GET", "/v1/topics", None),
+        ("GET", "/metrics", None),
+        ("POST", f"{TOPIC}/messages", b"x" * 1000),
+        ("POST", f"{TOPIC}/subscriptions/normal/receive", {"consumer": "c-{number}", "max": 10, "wait_ms": 0}),
+        ("POST", f"{TOPIC}-empty/subscriptions/s/receive", {"consumer": "c", "wait_ms": 500}),
+        ("GET", f"{BIG_TOPIC}/messages?start=earliest&max=1", None),
+    ],
+    "bookie": [("GET", "/api/v1/bookie/state", None), ("GET", "/metrics", None), ("GET", "/api/v1/bookie/gc", None)],
+    "auditor": [("GET", "/v1/recovery/status", None), ("GET", "/metrics", None), ("GET", "/v1/bookies", None)],
+}
+"""Requests of normal use, also those that attackers send."""
 BIG_MESSAGES: Final = 12
 BIG_SIZE: Final = 2**20
 
@@ -127,6 +144,24 @@ class Services:
         async with httpx.AsyncClient(timeout=30, trust_env=False) as fresh:
             await self._ok(fresh.get(self.url(name) + path))
         return self._slowest_s
+
+    async def serve_normally(self) -> None:
+        """Use the attacked process as many clients at a time do, so that it has the memory of a service in use."""
+        limits = httpx.Limits(max_connections=NORMAL_CLIENTS, max_keepalive_connections=NORMAL_CLIENTS)
+        async with httpx.AsyncClient(
+            base_url=self.url(self.inside), timeout=60, limits=limits, trust_env=False
+        ) as http:
+
+            async def client(number: int) -> None:
+                for _ in range(NORMAL_REQUESTS):
+                    for method, path, body in NORMAL[self.inside]:
+                        content = {"content": body} if isinstance(body, bytes) else {"json": body}
+                        response = await http.request(
+                            method, path.format(number=number), **({} if body is None else content)
+                        )
+                        assert response.status_code < 300, f"{path}: {response.status_code} {response.text[:300]}"
+
+            await asyncio.gather(*(client(number) for number in range(NORMAL_CLIENTS)))
 
     async def _ok(self, call: Coroutine[Any, Any, httpx.Response]) -> httpx.Response:
         began = time.monotonic()
