@@ -363,7 +363,13 @@ class Exchange(Request):
         return self._charge
 
     def finish(self) -> None:
-        """Return the charged bytes to the budgets."""
+        """Return the charged bytes to the budgets, and free them.
+
+        A failure refers to the frames that it passed, and thus to this exchange: without this, body and messages would
+        stay until the next collection of cyclic garbage, which is rare here, while others use their room.
+        """
+        self.failure = None
+        self._read = None
         if self._charge is not None:
             self._charge.release()
         if self._charged:
