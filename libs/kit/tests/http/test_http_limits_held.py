@@ -23,6 +23,8 @@ class App:
 
     def __init__(self) -> None:
         self.release = asyncio.Event()
+        self.send_timeout_s: float | None = None
+        """Seconds after which a response that is not read is given up."""
         self.headers: list[list[tuple[bytes, bytes]]] = []
         self.running = 0
         self.sizes: list[int] = []
@@ -42,7 +44,11 @@ class App:
             await send({"type": "http.response.start", "status": 200, "headers": [length]})
             for start in range(0, len(answer), 64 * KIB):
                 piece = answer[start : start + 64 * KIB]
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
+                try:
+                    async with asyncio.timeout(self.send_timeout_s):
+                        await send({"type": "http.response.body", "body": piece, "more_body": True})
+                except TimeoutError:
+                    return
             await send({"type": "http.response.body", "body": b""})
         finally:
             self.running -= 1
@@ -480,6 +486,21 @@ async def test_a_client_that_does_not_read_is_disconnected() -> None:
             await asyncio.sleep(0.01)
         assert port.stats.refused == {"unread_timeout": 1}
         await port.until("unread", 0)
+
+
+async def test_a_connection_whose_response_is_given_up_ends_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although its client does not read, and the time to read responses has not passed."""
+    monkeypatch.setattr("bindery_kit.http.http_limits.LINGER_S", 0.2)
+    async with serving() as port:
+        port.app.send_timeout_s = 0.2
+        client = await port.client(small_buffer=True)
+        client.send(get("/big?3000000"))
+        while port.held("unread") <= UNREAD_MARK:
+            await asyncio.sleep(0.01)
+        async with asyncio.timeout(5):
+            while port.stats.connections:
+                await asyncio.sleep(0.01)
+        assert port.held("unread") == 0
 
 
 async def test_a_client_that_reads_slowly_enough_to_pause_is_not() -> None:

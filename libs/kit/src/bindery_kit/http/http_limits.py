@@ -131,10 +131,16 @@ class _UvicornLog:
 
 
 class _Request(RequestResponseCycle):
-    """A request in progress that tells its connection when the application has taken the complete body."""
+    """A request that tells its connection when the application has taken its body, or given up the response."""
 
     body_size = 0
     """Bytes of the body that count for the connection."""
+
+    async def run_asgi(self, app: Any) -> None:
+        connection = self.on_response.__self__  # type: ignore[attr-defined]
+        await super().run_asgi(app)
+        if not self.response_complete and self.transport.is_closing():  # given up
+            connection.linger()
 
     async def receive(self) -> ASGIReceiveEvent:
         message = await super().receive()
@@ -261,7 +267,7 @@ class HttpLimits(HttpToolsProtocol):
         self._read_size = len(data)
         super().data_received(data)
         if self.transport.is_closing():
-            self._linger()
+            self.linger()
             return
         if self._body_open and self._body_began_s is None:
             self._body_began_s = self.loop.time()
@@ -342,12 +348,13 @@ class HttpLimits(HttpToolsProtocol):
         self._body_size = 0
         self._answered_s = None
         super().on_headers_complete()
-        self.cycle.__class__ = _Request  # before its task starts; uvicorn has no other way to replace `receive`
+        self.cycle.__class__ = _Request  # also if it waits; uvicorn has no other way to replace its methods
         if charge or self._charges is not None:
             self._charge(charge)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
+        cycle.__class__ = _Request
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
@@ -359,7 +366,7 @@ class HttpLimits(HttpToolsProtocol):
         if self._is_lost:
             return
         if self.transport.is_closing():
-            self._linger()
+            self.linger()
             return
         if self.pipeline:
             self.flow.pause_reading()
@@ -531,9 +538,9 @@ class HttpLimits(HttpToolsProtocol):
             self.shared.refused("unread_timeout", peer=self._group)
             self.transport.abort()
 
-    def _linger(self) -> None:
+    def linger(self) -> None:
         """Cut the connection off if its last bytes are not read soon."""
-        if self._linger_timer is None:
+        if self._linger_timer is None and not self._is_lost:
             self._linger_timer = self.loop.call_later(LINGER_S, self.transport.abort)
 
     # --- limits of connections
@@ -579,7 +586,7 @@ class HttpLimits(HttpToolsProtocol):
     def _hang_up(self, status: int, code: str, detail: str, facts: dict[str, Any]) -> None:
         self.headers = []
         hang_up(self.transport, status, code, detail, facts)
-        self._linger()
+        self.linger()
 
 
 def hang_up(
