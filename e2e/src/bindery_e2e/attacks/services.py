@@ -29,10 +29,8 @@ READY_TIMEOUT_S: Final = 90.0
 HOST: Final = "127.0.0.1"
 TOPIC: Final = "/v1/topics/public/default/healthy"
 BIG_TOPIC: Final = "/v1/topics/public/default/big"
-NORMAL_CLIENTS: Final = 200
-"""Number of connections of normal use."""
-NORMAL_REQUESTS: Final = 2
-"""Number of times that each of them sends the requests of NORMAL, except for the last one."""
+NORMAL_CLIENTS: Final = {"broker": 400, "bookie": 100, "auditor": 100}
+"""Number of connections of normal use: a twelfth of what a broker allows, and less than half of the other ports."""
 NORMAL: Final[dict[str, list[tuple[str, str, Any]]]] = {
     "broker": [
         ("GET", "/v1/topics", None),
@@ -45,7 +43,7 @@ NORMAL: Final[dict[str, list[tuple[str, str, Any]]]] = {
     "bookie": [("GET", "/api/v1/bookie/state", None), ("GET", "/metrics", None), ("GET", "/api/v1/bookie/gc", None)],
     "auditor": [("GET", "/v1/recovery/status", None), ("GET", "/metrics", None), ("GET", "/v1/bookies", None)],
 }
-"""Requests of normal use, also those that attackers send. A few clients send the last one, once."""
+"""Requests of normal use, also those that attackers send. Each client sends all but the last one; a few send that."""
 BIG_MESSAGES: Final = 12
 BIG_SIZE: Final = 2**20
 
@@ -147,7 +145,8 @@ class Services:
 
     async def serve_normally(self) -> None:
         """Use the attacked process as many clients at a time do, so that it has the memory of a service in use."""
-        limits = httpx.Limits(max_connections=NORMAL_CLIENTS, max_keepalive_connections=NORMAL_CLIENTS)
+        count = NORMAL_CLIENTS[self.inside]
+        limits = httpx.Limits(max_connections=count, max_keepalive_connections=count)
         async with httpx.AsyncClient(
             base_url=self.url(self.inside), timeout=60, limits=limits, trust_env=False
         ) as http:
@@ -158,11 +157,10 @@ class Services:
                 assert response.status_code < 300, f"{path}: {response.status_code} {response.text[:300]}"
 
             async def client() -> None:
-                for _ in range(NORMAL_REQUESTS):
-                    for request in NORMAL[self.inside][:-1]:
-                        await send(*request)
+                for request in NORMAL[self.inside][:-1]:
+                    await send(*request)
 
-            await asyncio.gather(*(client() for _ in range(NORMAL_CLIENTS)))
+            await asyncio.gather(*(client() for _ in range(count)))
             await asyncio.gather(*(send(*NORMAL[self.inside][-1]) for _ in range(4)))
 
     async def _ok(self, call: Coroutine[Any, Any, httpx.Response]) -> httpx.Response:

@@ -32,7 +32,7 @@ class HttpSettings(Settings):
     """Maximum number of open connections of one client address; an IPv6 network of 64 bits counts as one address. 0:
     half of `connections_max`. Set it to `connections_max` if all clients come through one proxy."""
 
-    heads_size_max: Annotated[int, Ge(64 * KIB), Le(65536 * MIB)] = 16 * MIB
+    heads_size_max: Annotated[int, Ge(64 * KIB), Le(65536 * MIB)] = 8 * MIB
     """Maximum bytes of incomplete request heads, and of heads above 4 KiB of requests in progress, over all
     connections. Above it, the connection that has held its bytes longest is closed with 429."""
 
