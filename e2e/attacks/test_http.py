@@ -16,7 +16,7 @@ from bindery_e2e.attacks import http_attacks as attacks
 from bindery_e2e.attacks.services import BIG_TOPIC, TOPIC, Services, refused_more, services
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
-ATTACK_S: Final = float(os.environ.get("BINDERY_ATTACK_S", "6"))
+ATTACK_S: Final = float(os.environ.get("BINDERY_ATTACK_S", "5"))
 """Seconds of each attack."""
 HEALTHY_S: Final = 5.0
 """Maximum seconds of each request of the healthy client."""
@@ -25,10 +25,12 @@ COSTLY_PER_S: Final = 500
 """Maximum number of connections per second if each requests a response that takes milliseconds."""
 MEMORY_FACTOR: Final = 1.2
 """Maximum resident memory after an attack, relative to that before all of them."""
+AT_ONCE_SIZE_MAX: Final = 128 * 1024
+"""Maximum bytes of a slow body that are sent at once: of all connections, ten times what a broker holds."""
 CALM_S: Final = 60.0
 """Maximum seconds until the memory has returned."""
-SETTLE_S: Final = 3.0
-"""Seconds after normal use until the memory is measured that the attacks are compared with."""
+SETTLE_S: Final = 13.0
+"""Seconds after normal use until its memory has returned, too, and is measured."""
 MIB: Final = 2**20
 METRICS: Final = "/metrics"
 
@@ -49,7 +51,7 @@ def cases(
     *, late: attacks.Attack, unread: attacks.Attack, many: str, body: str, body_type: str, size: int
 ) -> list[Case]:
     """`late`: large heads. `many`: path of small responses. `body`: path that takes a body of `size` bytes."""
-    slow = attacks.slow_bodies(body, size=size, at_once=size // 2, content_type=body_type)
+    slow = attacks.slow_bodies(body, size=size, at_once=min(size // 2, AT_ONCE_SIZE_MAX), content_type=body_type)
     full = ("idle_for_others", "connections")
     return [
         Case("silent", attacks.silent, ("idle_for_others",)),
