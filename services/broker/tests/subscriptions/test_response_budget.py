@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from bindery_broker.subscriptions.response_budget import PACE, STALL_S, Charge, ResponseBudget
+from bindery_broker.subscriptions.response_budget import PACE, STALL_S, WAITING_MAX, Charge, ResponseBudget
 
 
 class Clock:
@@ -163,3 +163,18 @@ async def test_a_waiting_charge_gets_the_room_of_a_response_that_stalls_meanwhil
         await granted
     assert given_up.is_set()
     assert budget.used == 10
+
+
+async def test_only_so_many_charges_should_wait(budget: ResponseBudget) -> None:
+    full = charge_of(budget, 100)
+    waiting = [budget.charge().wait(least=1, most=1) for _ in range(WAITING_MAX - 1)]
+    late = budget.charge()
+    assert (budget.waiting, late.may_wait) == (WAITING_MAX - 1, True)
+    waiting.append(late.wait(least=1, most=1))
+    assert not late.may_wait
+    waiting.pop(0).cancel()
+    await asyncio.sleep(0)
+    assert late.may_wait
+    full.release()
+    for one in waiting:
+        one.cancel()

@@ -22,6 +22,9 @@ STALL_S: Final = 2.0
 """Seconds without progress after which a response is given up if others wait for its room."""
 PACE: Final = MinimumRate(grace_s=STALL_S, bytes_per_s=256 * 2**10)
 """The pace below which a response is given up if others wait for its room."""
+WAITING_MAX: Final = 256
+"""Number of waiting charges above which a response that would wait for its room only is refused at once: thousands of
+waiting requests take more memory than the room that they wait for."""
 CHECK_S: Final = 0.25
 """Seconds between two searches for responses to give up, while others wait."""
 
@@ -48,6 +51,11 @@ class Charge:
         """Return a future that is done when the charge holds `least` to `most` bytes. Cancel it to stop waiting."""
         self.release()
         return self._budget.enqueue(self, least=least, most=most)
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether fewer than WAITING_MAX charges wait."""
+        return self._budget.waiting < WAITING_MAX
 
     def keep(self, size: int) -> None:
         """Hold exactly `size` bytes, even if they do not fit: the messages are in memory."""
@@ -92,6 +100,11 @@ class ResponseBudget:
         self._queue: dict[asyncio.Future[None], tuple[Charge, int, int]] = {}
         """Charges that wait for room, with the least and the most bytes, in the order in which they asked."""
         self._check: asyncio.TimerHandle | None = None
+
+    @property
+    def waiting(self) -> int:
+        """Number of charges that wait for room."""
+        return len(self._queue)
 
     def charge(self) -> Charge:
         return Charge(self)

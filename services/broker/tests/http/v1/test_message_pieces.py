@@ -277,6 +277,20 @@ async def test_a_stream_waits_for_room_and_goes_on(crowd):
             pass
 
 
+async def test_a_read_is_refused_at_once_if_too_many_requests_wait_for_room(crowd, monkeypatch):
+    monkeypatch.setattr("bindery_broker.subscriptions.response_budget.WAITING_MAX", 2)
+    other = crowd.budget.charge()
+    assert other.take(least=8 * 2**20, most=8 * 2**20)
+    for count in (1, 2):
+        await crowd.request("GET", "/messages")
+        await crowd.until(lambda count=count: crowd.budget.waiting == count)
+    for path in ("/messages", "/messages/0:0"):
+        reader = await crowd.request("GET", path)
+        async with asyncio.timeout(1):
+            assert b"429 Too Many Requests" in await reader.readuntil(b"\r\n\r\n")
+    assert crowd.budget.waiting == 2
+
+
 async def test_without_room_a_receive_and_a_read_are_refused_with_429(crowd):
     other = crowd.budget.charge()
     assert other.take(least=8 * 2**20, most=8 * 2**20)
