@@ -38,6 +38,7 @@ NORMAL: Final[dict[str, list[tuple[str, str, Any]]]] = {
         ("POST", f"{TOPIC}/messages", b"x" * 1000),
         ("POST", f"{TOPIC}/subscriptions/normal/receive", {"consumer": "c", "max": 10, "wait_ms": 0}),
         ("POST", f"{TOPIC}-empty/subscriptions/s/receive", {"consumer": "c", "wait_ms": 500}),
+        ("GET", f"{TOPIC}/messages?start=earliest&max=10", None),
         ("GET", f"{BIG_TOPIC}/messages?start=earliest&max=10", None),
     ],
     "bookie": [("GET", "/api/v1/bookie/state", None), ("GET", "/metrics", None), ("GET", "/api/v1/bookie/gc", None)],
@@ -153,7 +154,8 @@ class Services:
 
             async def send(method: str, path: str, body: Any) -> None:
                 content = {} if body is None else {"content" if isinstance(body, bytes) else "json": body}
-                response = await http.request(method, path, **content)
+                while (response := await http.request(method, path, **content)).status_code == 429:
+                    await asyncio.sleep(0.2)
                 assert response.status_code < 300, f"{path}: {response.status_code} {response.text[:300]}"
 
             async def client() -> None:
