@@ -22,7 +22,7 @@ STALL_S: Final = 2.0
 """Seconds without progress after which a response is given up if others wait for its room."""
 PACE: Final = MinimumRate(grace_s=STALL_S, bytes_per_s=256 * 2**10)
 """The pace below which a response is given up if others wait for its room."""
-WAITING_MAX: Final = 256
+WAITING_MAX: Final = 64
 """Number of waiting charges above which a response that would wait for its room only is refused at once: thousands of
 waiting requests take more memory than the room that they wait for."""
 CHECK_S: Final = 0.25
