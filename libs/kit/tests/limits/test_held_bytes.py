@@ -115,3 +115,20 @@ def test_random_calls_keep_the_sum_and_the_limit() -> None:
         assert held.used == sum(held.held_by(client) for client in clients)
         assert held.used <= 1000
     assert held.evicted == sum(len(client.evictions) for client in clients) > 100
+
+
+def test_room_that_others_need_is_made_at_once_and_given_back() -> None:
+    held = HeldBytes("bodies", 100)
+    first, second = Client(), Client()
+    held.hold(first, 40)
+    held.hold(second, 40)
+    held.restrict(80)
+    assert (held.used, held.room, held.limit, held.evicted) == (80, 80, 100, 0)
+    held.restrict(79)
+    assert (first.evictions, second.evictions, held.used) == ([("bodies", 40)], [], 40)
+    assert not held.hold(first, 80)
+    assert (first.evictions[1:], held.used) == ([("bodies", 80)], 0)
+    held.restrict(1000)
+    assert (held.room, held.hold(first, 100)) == (100, True)
+    held.restrict(0)
+    assert (held.used, held.hold(second, 1)) == (0, False)

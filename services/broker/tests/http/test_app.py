@@ -1,5 +1,6 @@
 """The application as a whole: gate, framework, pages and what belongs to no operation."""
 
+import asyncio
 import re
 from collections.abc import AsyncIterator
 
@@ -81,12 +82,15 @@ async def test_the_bytes_of_bodies_in_flight_are_a_metric(broker: Harness) -> No
 
     async def body() -> AsyncIterator[bytes]:
         yield b"abc"
+        while metric(broker, IN_FLIGHT) == "0.0":
+            await asyncio.sleep(0)
         seen.append(metric(broker, IN_FLIGHT))
         yield b"d"
 
-    assert (await broker.client.post(f"{TOPIC}/messages", content=body())).status_code == 200
-    assert seen == ["3.0"]
-    assert metric(broker, IN_FLIGHT) == "0.0"
+    async with broker.serve():
+        assert (await broker.client.post(f"{TOPIC}/messages", content=body())).status_code == 200
+        assert seen == ["3.0"]
+        assert metric(broker, IN_FLIGHT) == "0.0"
 
 
 async def test_websockets_are_refused(broker: Harness) -> None:

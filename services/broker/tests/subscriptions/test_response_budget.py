@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from bindery_broker.subscriptions.response_budget import PACE, STALL_S, Charge, ResponseBudget
+from bindery_broker.subscriptions.response_budget import PACE, STALL_S, WAITING_MAX, Charge, ResponseBudget
 
 
 class Clock:
@@ -189,3 +189,29 @@ async def test_clients_that_hold_equally_much_take_turns(budget: ResponseBudget)
     assert [name for name in granted if granted[name].done()] == ["a1", "a2", "b1"]
     waiting["a1"].release()
     assert [name for name in granted if granted[name].done()] == ["a1", "a2", "a3", "b1"]
+
+
+async def test_only_so_many_charges_should_wait(budget: ResponseBudget) -> None:
+    full = charge_of(budget, 100)
+    waiting = [budget.charge("a").wait(least=1, most=1) for _ in range(WAITING_MAX - 1)]
+    late = budget.charge("a")
+    assert (budget.waiting, late.may_wait) == (WAITING_MAX - 1, True)
+    waiting.append(late.wait(least=1, most=1))
+    assert not late.may_wait
+    waiting.pop(0).cancel()
+    await asyncio.sleep(0)
+    assert late.may_wait
+    full.release()
+    for one in waiting:
+        one.cancel()
+
+
+async def test_a_client_of_which_no_charge_waits_may_always_wait(budget: ResponseBudget) -> None:
+    charge_of(budget, 100)
+    waiting = [budget.charge("a").wait(least=1, most=1) for _ in range(WAITING_MAX)]
+    other = budget.charge("other")
+    assert (budget.charge("a").may_wait, other.may_wait) == (False, True)
+    other.wait(least=1, most=1)
+    assert not budget.charge("other").may_wait
+    for one in waiting:
+        one.cancel()

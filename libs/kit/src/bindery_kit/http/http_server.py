@@ -103,6 +103,8 @@ class HttpServer:
         shared = ServerLimits(
             settings, connections_max=allowed_connections(settings.connections_max), stats=stats, clock=_now_s
         )
+        self.bodies = shared.bodies
+        """Bodies that the application has not taken completely. It may make room in it for those that it keeps."""
         self._stop_timeout_s = stop_timeout_s
         options: dict[str, Any] = {
             "http": with_limits(http, shared),

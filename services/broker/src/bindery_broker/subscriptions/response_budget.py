@@ -23,6 +23,9 @@ STALL_S: Final = 2.0
 """Seconds without progress after which a response is given up if others wait for its room."""
 PACE: Final = MinimumRate(grace_s=STALL_S, bytes_per_s=256 * 2**10)
 """The pace below which a response is given up if others wait for its room."""
+WAITING_MAX: Final = 64
+"""Number of waiting charges above which a response that would wait for its room only is refused at once: thousands of
+waiting requests take more memory than the room that they wait for."""
 CHECK_S: Final = 0.25
 """Seconds between two searches for responses to give up, while others wait."""
 
@@ -50,6 +53,11 @@ class Charge:
         """Return a future that is done when the charge holds `least` to `most` bytes. Cancel it to stop waiting."""
         self.release()
         return self._budget.enqueue(self, least=least, most=most)
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether fewer than WAITING_MAX charges wait, or none of this client."""
+        return self._budget.may_wait(self.client)
 
     def keep(self, size: int) -> None:
         """Hold exactly `size` bytes, even if they do not fit: the messages are in memory."""
@@ -107,6 +115,15 @@ class ResponseBudget:
     def charge(self, client: str) -> Charge:
         """`client`: what the requests of one client have in common, such as its address."""
         return Charge(self, client)
+
+    @property
+    def waiting(self) -> int:
+        """Number of charges that wait for room."""
+        return sum(map(len, self._queues.values()))
+
+    def may_wait(self, client: str) -> bool:
+        """See `Charge.may_wait`."""
+        return client not in self._queues or self.waiting < WAITING_MAX
 
     def resize(self, charge: Charge, *, least: int, most: int) -> int:
         """See `Charge.take`."""

@@ -266,9 +266,11 @@ class Topic:
         return found, MessageId.of(position, partition=self._partition)
 
     async def _take_room(self, charge: Charge, size: int) -> None:
-        """Let `charge` hold `size` bytes. Raises ResponsesFull if they do not fit in time."""
+        """Let `charge` hold `size` bytes. Raises ResponsesFull if they do not fit in time, or if too many wait."""
         if charge.take(least=size, most=size):
             return
+        if not charge.may_wait:
+            raise ResponsesFull(RESPONSES_FULL)
         granted = charge.wait(least=size, most=size)
         try:
             async with asyncio.timeout(0 if self._draining else ROOM_WAIT_S):
