@@ -1,8 +1,8 @@
 """Read entries that decompress to a thousand times their size through a broker in a container's memory.
 
 Who can write to bookies and ZooKeeper, as every client of Pulsar's brokers can in effect, chooses the entries of a
-topic. While attackers read them as fast as they can, each call of a healthy client succeeds within HEALTHY_S, the
-broker lives, and its memory returns.
+topic. While attackers read them as fast as they can, each call of a healthy client succeeds within HEALTHY_S, and
+the broker lives.
 """
 
 import asyncio
@@ -18,13 +18,10 @@ from bindery_e2e.attacks.foreign_topic import compressed_batch, compressed_messa
 from bindery_e2e.attacks.services import HOST, Services, services
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
-ATTACK_S: Final = float(os.environ.get("BINDERY_ATTACK_S", "8"))
+ATTACK_S: Final = float(os.environ.get("BINDERY_ATTACK_S", "5"))
 """Seconds of each attack."""
 HEALTHY_S: Final = 5.0
 """Maximum seconds of each request of the healthy client."""
-MEMORY_FACTOR: Final = 1.2
-"""Maximum resident memory after the attacks, relative to that before them."""
-CALM_S: Final = 60.0
 ATTACKER: Final = "127.0.0.2"
 READERS: Final = 40
 ENTRIES: Final = 100
@@ -50,12 +47,9 @@ async def test_compressed_entries_neither_kill_nor_block_a_broker(tmp_path: Path
             await store_topic(running.zookeeper, name, entries)
             assert sum(map(len, entries)) < ENTRIES * MIB // 4
         await asyncio.sleep(2)
-        before_size = running.resident_size
-        print(f"\n    {before_size // MIB} MiB before the attacks")
+        print(f"\n    {running.resident_size // MIB} MiB before the attacks")
         for name, (_, status) in BOMBS.items():
             await withstand(running, name, status)
-        calm_s = await until_memory_returned(running, before_size * MEMORY_FACTOR)
-        print(f"    {running.resident_size // MIB} MiB, {calm_s:.0f} s after the attacks")
 
 
 async def withstand(running: Services, topic: str, status: int) -> None:
@@ -115,12 +109,3 @@ async def request(port: int, line: str, body: bytes) -> int:
         return ENDED
     finally:
         writer.close()
-
-
-async def until_memory_returned(running: Services, size_max: float) -> float:
-    began = time.monotonic()
-    while running.resident_size > size_max:
-        taken = time.monotonic() - began
-        assert taken < CALM_S, f"{running.resident_size // MIB} MiB, more than {size_max // MIB:.0f}"
-        await asyncio.sleep(0.5)
-    return time.monotonic() - began
