@@ -14,6 +14,7 @@ import httpx
 import pytest
 from bindery_client.client import LedgerClient
 from bindery_core.errors import BinderyError
+from bindery_core.formats.ledger_metadata import LedgerState
 from bindery_core.ids import EntryId, LedgerId
 from bindery_metadata.layout.layout import LedgersLayout
 from bindery_metadata.stores.embedded import four_letter_word
@@ -22,6 +23,7 @@ from e2e.healing.world import (
     MIB,
     TOPICS,
     Load,
+    Metadata,
     World,
     check_messages,
     entry_payload,
@@ -49,6 +51,13 @@ def cluster() -> Iterator[World]:
 def all_started(cluster: World) -> None:
     """Start the processes that an earlier scenario left stopped."""
     cluster.start_held()
+
+
+async def no_closed_ledger_is_marked(metadata: Metadata) -> bool:
+    ledgers = await metadata.ledgers()
+    return not any(
+        ledgers[i].state is LedgerState.CLOSED for i in map(LedgerId, await metadata.marked()) if i in ledgers
+    )
 
 
 async def modes(cluster: World) -> dict[str, str]:
@@ -187,6 +196,8 @@ async def test_reads_continue_and_writes_resume_after_a_lost_quorum(cluster: Wor
     await asyncio.sleep(20)  # longer than the auditor's start delay and the lost-bookie delay together
     assert await counted_as_lost(cluster, since_ms) == []
     async with cluster.client() as metadata:
+        # An attempt that finds the ledger open copies what it can, and waits; the event follows the last attempt.
+        await until(lambda: no_closed_ledger_is_marked(metadata), "no closed ledger is marked")
         holes = [e for e in await metadata.history(since_ms=since_ms) if e.kind == "healed"]
     copied = await cluster.entries_copied() - copied
     say(f"copied meanwhile: {copied} entries in {len(holes)} ledgers that were written with a missing replica")
