@@ -166,7 +166,10 @@ async def test_reads_continue_and_writes_resume_after_a_lost_quorum(cluster: Wor
         await until(lambda: has_quorum(cluster), "the quorum's return", poll_s=0.1)
         back = time.monotonic()
         answered = [t for t in load.sent.answered_at if lost_at + 1 < t < at]
-        ledger_s = await until(lambda: new_ledger(metadata.client), "a ledger is created", poll_s=0.1, timeout_s=60)
+        created: set[LedgerId] = set()
+        ledger_s = await until(
+            lambda: new_ledger(metadata.client, created), "a ledger is created", poll_s=0.1, timeout_s=60
+        )
 
         async def each_topic_written() -> bool:
             recent = [text for text in list(load.sent.messages.values())[-200:] if is_after(text, back)]
@@ -214,16 +217,20 @@ def is_after(text: str, at: float) -> bool:
     return int(text.split()[2]) > at * 1e9
 
 
-async def new_ledger(client: LedgerClient) -> bool:
-    """Whether a ledger can be created, written and closed.
+async def new_ledger(client: LedgerClient, created: set[LedgerId]) -> bool:
+    """Whether a ledger can be created, written and closed. `created`: ledgers of this and earlier attempts.
 
-    The ledger is deleted: it is closed as soon as two bookies have its entry, so its third replica may be missing.
+    The ledgers are deleted. The last one is closed as soon as two bookies have its entry, so its third replica may be
+    missing; that of a failed writer would stay open, and marked, for ever.
     """
     try:
         writer = await client.create()
+        created.add(writer.ledger_id)
         await writer.add(b"after")
         await writer.close()
-        await client.delete(writer.ledger_id)
+        for ledger_id in sorted(created):
+            await client.delete(ledger_id)
+            created.discard(ledger_id)
     except BinderyError:
         return False
     return True
