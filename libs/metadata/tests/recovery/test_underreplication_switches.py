@@ -65,7 +65,50 @@ async def test_a_mark_created_between_two_waits_ends_the_second_at_once(
     assert await manager.wait_for_marks(TIMEOUT_S)
 
 
+@pytest.mark.usefixtures("no_poll")
+async def test_the_end_of_the_lock_of_the_last_mark_ends_a_wait(
+    manager: UnderreplicationManager, others: UnderreplicationManager
+) -> None:
+    await others.mark(FIVE)
+    await settle(manager)
+    for _ in range(2):
+        held = await others.take()
+        assert held is not None
+        assert await manager.take(skip=lambda _: True) is None
+        assert manager._watched_locks == set(), "a lock of a mark that is skipped is of no interest"
+        for _ in range(2):
+            assert await manager.take() is None
+        assert len(manager._watched_locks) == 1
+        waiting = asyncio.create_task(manager.wait_for_marks(TIMEOUT_S))
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        await others.release(held)
+        assert await waiting
+        assert manager._watched_locks == set()
+        await settle(manager)
+
+
+@pytest.mark.usefixtures("no_poll")
+async def test_a_lock_that_ends_between_two_waits_ends_the_second_at_once(
+    monkeypatch: pytest.MonkeyPatch, manager: UnderreplicationManager, others: UnderreplicationManager
+) -> None:
+    await settle(manager)
+    for ledger_id in (FIVE, SIX, FAR):
+        await others.mark(ledger_id)
+    held = [await others.take() for _ in range(3)]
+    monkeypatch.setattr(module, "WATCHED_LOCKS_MAX", 2)
+    assert await manager.take() is None
+    assert len(manager._watched_locks) == 2
+    await settle(manager)
+    for one in held:
+        assert one is not None
+        await others.release(one)
+    await until(lambda: not manager._watched_locks)
+    assert await manager.wait_for_marks(TIMEOUT_S)
+
+
 async def test_a_wait_ends_at_its_timeout(monkeypatch: pytest.MonkeyPatch, manager: UnderreplicationManager) -> None:
+    assert await manager.wait_for_marks(TIMEOUT_S), "there may have been changes before the first watches"
     monkeypatch.setattr(module, "POLL_S", 0.05)
     async with asyncio.timeout(TIMEOUT_S):
         assert not await manager.wait_for_marks(60)

@@ -8,6 +8,7 @@ from bindery_client.ledger.replica import Verdict
 from bindery_core.ids import BookieId, EntryId
 from bindery_metadata.recovery.recovery_records import Obstacle, Reason, RecoveryRecord, RecoveryState
 from bindery_recovery.budget import MIB
+from bindery_recovery.repair.worker import SEARCH_S
 from healing_world import LAYOUT, NAMES, World, clock_ms, payloads, play
 
 
@@ -92,6 +93,24 @@ def test_another_worker_completes_the_repair_of_a_killed_one() -> None:
         here.healer("second").start()
         await here.until_healed(writer.ledger_id)
         await here.assert_whole(writer.ledger_id, payloads(2_000, 10_000))
+
+    play(scene)
+
+
+def test_an_idle_worker_takes_over_as_soon_as_the_session_of_a_killed_one_ends() -> None:
+    async def scene(here: World) -> None:
+        writer = await here.write(2_000, size=10_000)
+        lost = writer.metadata.last_segment.ensemble[1]
+        here.lose(lost)
+        await here.mark(writer.ledger_id, lost)
+        first = here.healer("first", budget={"bytes_per_s_max": MIB, "bytes_per_s_min": MIB}).start()
+        await here.until_record(writer.ledger_id, lambda r: r.state is RecoveryState.COPYING)
+        here.healer("second").start()
+        await asyncio.sleep(SEARCH_S / 10)  # the second worker has searched, and found the mark locked
+        await first.kill()
+        record = await here.until_record(writer.ledger_id, lambda r: r.worker == "second", limit_s=SEARCH_S / 3)
+        assert record.state is RecoveryState.COPYING
+        await here.until_healed(writer.ledger_id)
 
     play(scene)
 

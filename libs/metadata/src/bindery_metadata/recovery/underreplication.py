@@ -53,6 +53,8 @@ POLL_S: Final = 5.0
 """Maximum time in seconds of one `wait_for_marks`. Callers then find changes that no watch reports."""
 WATCHED_DIRECTORIES_MAX: Final = 256
 """Maximum number of directories with a watch."""
+WATCHED_LOCKS_MAX: Final = 64
+"""Maximum number of locks of other sessions with a watch."""
 SEARCH_READS_MAX: Final = 1_000
 """Maximum number of directories that `has_marks` reads."""
 DELAY_S_MAX: Final = 2**31 - 1
@@ -110,6 +112,10 @@ class UnderreplicationManager:
         """Session id by ledger whose lock is held; 0 while the lock is being taken."""
         self._marks_changed = asyncio.Event()
         self._watching = False
+        self._watched_locks: set[str] = set()
+        """Paths of locks that kept `take` from a mark, and have a watch."""
+        self._lock_ended = False
+        """Whether one of them ended since the last `wait_for_marks`."""
 
     async def prepare(self) -> None:
         """Create the missing nodes of the tree and check its layout.
@@ -214,7 +220,8 @@ class UnderreplicationManager:
         """Take the lock of a free mark that `skip` does not exclude. None: no such mark, or recovery is disabled.
 
         The tree is searched in random order, so that workers seldom try the same mark. Locked and excluded marks are
-        not read.
+        not read. If only locked marks are left, the end of a lock ends the next `wait_for_marks`: its holder may have
+        died.
         """
         if not await self.is_enabled():
             return None
@@ -223,8 +230,16 @@ class UnderreplicationManager:
         except NoSuchNode:
             locked = set()
 
+        kept_from: list[str] = []
+
         def is_wanted(ledger_id: LedgerId) -> bool:
-            return self._layout.mark_lock(ledger_id).rsplit("/", 1)[1] not in locked and not skip(ledger_id)
+            if skip(ledger_id):
+                return False
+            lock_path = self._layout.mark_lock(ledger_id)
+            if lock_path.rsplit("/", 1)[1] not in locked:
+                return True
+            kept_from.append(lock_path)
+            return False
 
         paths = [(self._layout.underreplication_ledgers, 0)]
         while paths:
@@ -242,6 +257,7 @@ class UnderreplicationManager:
                     held = await self.lock(ledger_id)
                     if held is not None:
                         return held
+        await self._watch_locks(kept_from)
         return None
 
     async def release(self, held: HeldMark) -> None:
@@ -322,18 +338,42 @@ class UnderreplicationManager:
     async def wait_for_marks(self, timeout_s: float = POLL_S) -> bool:
         """Wait until a mark is created or deleted, or was since the last call, for at most min(timeout_s, POLL_S).
 
-        Return False if no change was noticed. The caller must read the marks in both cases. Errors of the store are not
-        raised.
+        The end of a lock that kept `take` from the last marks counts as a change, and so does the creation of the first
+        watches, and of those after a failure of the store. Return False if no change was noticed. The caller must read
+        the marks in both cases. Errors of the store are not raised.
         """
-        try:
+        has_changed = False
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(min(timeout_s, POLL_S)):
-                if not self._watching:
-                    await self._watch_marks()
-                await self._marks_changed.wait()
+                if self._watching and not self._lock_ended:
+                    await self._marks_changed.wait()
+                has_changed = self._watching or self._lock_ended
+                self._lock_ended = False
                 await self._watch_marks()  # before the caller reads, so that no change is missed
-            return True
-        except TimeoutError:
-            return False
+                has_changed = True
+        return has_changed
+
+    async def _watch_locks(self, paths: Sequence[str]) -> None:
+        """Watch locks of other sessions, WATCHED_LOCKS_MAX at a time."""
+        for path in paths:
+            if len(self._watched_locks) >= WATCHED_LOCKS_MAX:
+                return
+            if path in self._watched_locks:
+                continue
+
+            def ended(path: str = path) -> None:
+                self._watched_locks.discard(path)
+                self._lock_ended = True
+                self._marks_changed.set()
+
+            self._watched_locks.add(path)
+            try:
+                stat = await self._store.exists(path, watch=ended)
+            except BinderyError:
+                self._watched_locks.discard(path)
+                raise
+            if stat is None:
+                ended()
 
     async def _watch_marks(self) -> None:
         """Watch the directories above the lowest level. A directory of the lowest level exists only with its mark."""
