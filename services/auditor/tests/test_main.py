@@ -172,7 +172,7 @@ async def test_settings_reach_the_server_zookeeper_and_the_ledger_client(around:
     options = around.server.options
     assert options.pop("settings").connections_max == 7
     assert isinstance(options.pop("stats"), HttpStats)
-    assert options == {"host": "127.0.0.1", "port": 8091, "insecure": False, "pages": ("/",), "proxy_headers": False}
+    assert options == {"host": "127.0.0.1", "port": 8091, "insecure": False, "pages": ("/",)}
     assert around.connector_options == ("zk-0:2181", {"session_timeout_s": 20, "connect_timeout_s": 300})
     assert around.client_options["security"].token == b"secret"
     assert around.client_options["layout"].root == "/ledgers"

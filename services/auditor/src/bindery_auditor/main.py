@@ -84,7 +84,6 @@ class AuditorProcess:
             settings=settings.http,
             stats=stats,
             pages=PAGES,
-            proxy_headers=False,  # no route uses the client's address
         )
 
     async def start(self) -> None:

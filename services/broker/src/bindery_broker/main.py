@@ -84,7 +84,6 @@ class BrokerProcess:
             stats=stats,
             own_names=[urlsplit(settings.advertised_url).hostname or ""],
             pages=PAGES,
-            proxy_headers=False,  # no route uses the client's address
         )
 
     async def start(self) -> None:

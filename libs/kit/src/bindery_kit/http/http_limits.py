@@ -29,7 +29,7 @@ Each refusal is counted by its reason (`http_stats`), and logged at most once pe
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, ClassVar, Final, cast
 
 from uvicorn._types import ASGIReceiveEvent
@@ -142,13 +142,23 @@ class _Request(RequestResponseCycle):
         if not self.response_complete and self.transport.is_closing():  # given up
             connection.linger()
 
-    async def receive(self) -> ASGIReceiveEvent:
+    def receive(self) -> Coroutine[Any, Any, ASGIReceiveEvent]:
+        if self.more_body:
+            return self._receive_part()
+        self._taken()  # what has arrived is the rest of the body
+        return super().receive()
+
+    async def _receive_part(self) -> ASGIReceiveEvent:
         message = await super().receive()
-        if self.body_size and message["type"] == "http.request" and not message["more_body"]:
+        if message["type"] == "http.request" and not message["more_body"]:
+            self._taken()
+        return message
+
+    def _taken(self) -> None:
+        if self.body_size:
             connection = getattr(self.on_response, "__self__", None)  # None once the application has ended
             if connection is not None:
                 connection.release_body(self)
-        return message
 
 
 class HttpLimits(HttpToolsProtocol):
@@ -166,6 +176,7 @@ class HttpLimits(HttpToolsProtocol):
         "_charges",
         "_deadline",
         "_group",
+        "_holds_bodies",
         "_in_head",
         "_is_extra",
         "_is_lost",
@@ -201,6 +212,8 @@ class HttpLimits(HttpToolsProtocol):
         """Whether a head is complete and its body is not."""
         self._bodies_size = 0
         """Bytes of bodies that have arrived and that the application has not taken completely."""
+        self._holds_bodies = False
+        """Whether these bytes count."""
         self._body_size = 0
         """Bytes of the newest body that have arrived."""
         self._body_began_s: float | None = None
@@ -272,7 +285,7 @@ class HttpLimits(HttpToolsProtocol):
         if self._body_open and self._body_began_s is None:
             self._body_began_s = self.loop.time()
             self._set_deadline(self.shared.rate.grace_s)
-        if self._bodies_size:
+        if self._bodies_size > FREE_BODY_SIZE or self._holds_bodies or (self._body_open and self._bodies_size):
             self._hold_bodies()
         if self._moved_on:
             if self._unfinished_size:
@@ -348,7 +361,8 @@ class HttpLimits(HttpToolsProtocol):
         self._body_size = 0
         self._answered_s = None
         super().on_headers_complete()
-        self.cycle.__class__ = _Request  # also if it waits; uvicorn has no other way to replace its methods
+        if is_waiting:
+            self.cycle.__class__ = _Request  # uvicorn has no other way to replace its methods
         if charge or self._charges is not None:
             self._charge(charge)
 
@@ -466,6 +480,7 @@ class HttpLimits(HttpToolsProtocol):
         if self._is_lost or self._is_refused:
             return
         is_free = not self._body_open and self._bodies_size <= FREE_BODY_SIZE
+        self._holds_bodies = not is_free
         self.shared.bodies.hold(self, 0 if is_free else self._bodies_size)
 
     def release_body(self, request: _Request) -> None:
@@ -473,7 +488,8 @@ class HttpLimits(HttpToolsProtocol):
         if request.body_size:
             self._bodies_size -= request.body_size
             request.body_size = 0
-            self._hold_bodies()
+            if self._holds_bodies:
+                self._hold_bodies()
 
     # --- deadlines
 

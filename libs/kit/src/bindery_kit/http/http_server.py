@@ -113,6 +113,7 @@ class HttpServer:
             "log_config": None,
             "access_log": False,
             "server_header": False,
+            "proxy_headers": False,  # a client would be what it claims to be, and could take many shares of a limit
             "headers": [NOSNIFF],
             "timeout_keep_alive": KEEP_ALIVE_S,
             "timeout_graceful_shutdown": max(1, int(stop_timeout_s)),

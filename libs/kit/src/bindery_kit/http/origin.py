@@ -30,7 +30,6 @@ import ipaddress
 import re
 import socket
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from bindery_core.errors import BadRequest, BinderyError
@@ -47,6 +46,10 @@ REMEMBERED_SIZE_MAX: Final = 512
 """Maximum bytes of header values whose verdict is cached."""
 OWN_SITES: Final = frozenset((b"", b"none", b"same-origin"))
 """Values of Sec-Fetch-Site for requests of the port's own pages, and of visitors."""
+READ_HEADERS: Final = frozenset(
+    (b"host", b"origin", b"sec-fetch-site", b"sec-fetch-mode", b"sec-fetch-dest", b"sec-purpose", b"purpose")
+)
+"""Names of the headers that the checks read."""
 _AUTHORITY: Final = re.compile(rb"(\[[0-9a-fA-F:.]{2,45}\]|[0-9A-Za-z._-]{1,253})(?::[0-9]{0,5})?")
 _ORIGIN: Final = re.compile(rb"https?://([^/?#@\\]+)", re.IGNORECASE)
 _PATTERN: Final = re.compile(r"(\*\.)?[0-9a-z._-]{1,253}|\[?[0-9a-f:.]{2,45}\]?")
@@ -98,20 +101,6 @@ class HostPolicy:
         return address.is_loopback or self.accepts_addresses
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """The headers that the checks read."""
-
-    hosts: tuple[bytes, ...]
-    origins: tuple[bytes, ...]
-    site: tuple[bytes, ...]
-    is_ahead: bool
-    """Whether the browser fetches something that the visitor has not opened yet."""
-    is_link: bool
-    """Whether a visitor follows a link, in the browser's words."""
-    is_http_1_0: bool
-
-
 class OriginPolicy:
     """The checks of one port. `origins`: setting of the same name. `pages`: paths to which other sites may link."""
 
@@ -130,65 +119,66 @@ class OriginPolicy:
                 )
             self._origins.add(entry.encode())
         self._remembered = functools.lru_cache(REMEMBERED_MAX)(self._judge)
+        self._allowed_hosts: set[tuple[bytes, bytes]] = set()
+        """Headers with which a request is allowed that has no other of READ_HEADERS, as those of programs."""
 
     def refusal(self, scope: Scope) -> BinderyError | None:
         """Return why the request of an ASGI scope is refused; None: it is not."""
-        hosts: tuple[bytes, ...] = ()
-        origins: tuple[bytes, ...] = ()
-        site: tuple[bytes, ...] = ()
-        mode = destination = b""
-        is_ahead = False
-        for name, value in scope["headers"]:
-            if name == b"host":
-                hosts += (value,)
-            elif name == b"origin":
-                origins += (value,)
-            elif name == b"sec-fetch-site":
-                site += (value,)
-            elif name == b"sec-fetch-mode":
-                mode = value
-            elif name == b"sec-fetch-dest":
-                destination = value
-            elif name in (b"sec-purpose", b"purpose"):
-                is_ahead = is_ahead or b"prefetch" in value.lower()
-        is_link = (
-            mode == b"navigate"
-            and destination == b"document"
-            and scope["method"] in ("GET", "HEAD")
-            and scope["path"] in self._pages
-        )
-        seen = _Seen(hosts, origins, site, is_ahead, is_link, scope.get("http_version") == "1.0")
-        if sum(map(len, (*hosts, *origins, *site))) > REMEMBERED_SIZE_MAX:
-            return self._judge(seen)
-        return self._remembered(seen)
+        found = []
+        for header in scope["headers"]:
+            if header[0] in READ_HEADERS:
+                found.append(header)
+        if len(found) == 1 and found[0] in self._allowed_hosts:
+            return None
+        seen = tuple(found)
+        is_page = scope["path"] in self._pages and scope["method"] in ("GET", "HEAD")
+        is_http_1_0 = scope.get("http_version") == "1.0"
+        if sum(len(value) for _, value in seen) > REMEMBERED_SIZE_MAX:
+            return self._judge(seen, is_page, is_http_1_0)
+        refusal = self._remembered(seen, is_page, is_http_1_0)
+        if refusal is None and len(seen) == 1 and seen[0][0] == b"host" and len(self._allowed_hosts) < REMEMBERED_MAX:
+            self._allowed_hosts.add(seen[0])
+        return refusal
 
-    def _judge(self, seen: _Seen) -> BinderyError | None:
-        if not seen.hosts and seen.is_http_1_0:
+    def _judge(self, seen: tuple[tuple[bytes, bytes], ...], is_page: bool, is_http_1_0: bool) -> BinderyError | None:
+        """`seen`: the headers that the checks read. `is_page`: whether it is a page to which other sites may link."""
+
+        def values(name: bytes) -> list[bytes]:
+            return [value for found, value in seen if found == name]
+
+        hosts, origins = values(b"host"), values(b"origin")
+        if not hosts and is_http_1_0:
             authority = b""
-        elif len(seen.hosts) != 1 or not (found := _AUTHORITY.fullmatch(seen.hosts[0])):
+        elif len(hosts) != 1 or not (found := _AUTHORITY.fullmatch(hosts[0])):
             return BadRequest("one header Host with a host name or address is required")
         else:
-            authority = seen.hosts[0].lower()
+            authority = hosts[0].lower()
             host = found[1].decode("ascii")
             if not self._hosts.allows(host):
                 return HostNotAllowed(
                     f"this port does not serve the host {host[:100]}: if it is a name of this service, add it to the "
                     "setting http.hosts"
                 )
-        if seen.origins:
-            origin = seen.origins[0].lower()
-            if len(seen.origins) > 1 or not (origin in self._origins or _is_origin_of(origin, authority)):
+        if origins:
+            origin = origins[0].lower()
+            if len(origins) > 1 or not (origin in self._origins or _is_origin_of(origin, authority)):
                 return OriginNotAllowed(
                     "the request comes from a web page of another site: if it is a trusted one, add its origin to the "
                     "setting http.origins",
-                    origin=seen.origins[0][:100].decode("ascii", "replace"),
+                    origin=origins[0][:100].decode("ascii", "replace"),
                 )
             if origin in self._origins:
                 return None
-        sites = {value.strip().lower() for value in seen.site}
-        if seen.is_ahead and sites != {b"same-origin"}:
+        sites = {value.strip().lower() for value in values(b"sec-fetch-site")}
+        is_ahead = any(b"prefetch" in value.lower() for value in (*values(b"sec-purpose"), *values(b"purpose")))
+        if is_ahead and sites != {b"same-origin"}:
             return OriginNotAllowed("this port serves no request that a browser makes ahead: open the address")
-        if not (sites <= OWN_SITES or seen.is_link):
+        is_link = (
+            is_page
+            and values(b"sec-fetch-mode")[-1:] == [b"navigate"]
+            and values(b"sec-fetch-dest")[-1:] == [b"document"]
+        )
+        if not (sites <= OWN_SITES or is_link):
             return OriginNotAllowed("the request comes from a web page of another site or port")
         return None
 

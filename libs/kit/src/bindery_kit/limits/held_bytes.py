@@ -62,18 +62,22 @@ class HeldBytes:
             return True
         self._holders[holder] = size
         self.used += size - before
+        if self.used <= self.room:
+            return True
         self._evict()
         return holder in self._holders
 
     def release(self, holder: Holder) -> None:
         """Give back all bytes of `holder`. Idempotent."""
-        self.used -= self._holders.pop(holder, 0)
+        if holder in self._holders:
+            self.used -= self._holders.pop(holder)
 
     def restrict(self, room: int) -> None:
         """Set what holders may hold until the next call: `room`, at least 0, or the limit if that is less."""
         assert room >= 0
-        self.room = min(room, self.limit)
-        self._evict()
+        self.room = room if room < self.limit else self.limit
+        if self.used > self.room:
+            self._evict()
 
     def _evict(self) -> None:
         while self.used > self.room:
