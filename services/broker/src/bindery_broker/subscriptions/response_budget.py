@@ -61,8 +61,10 @@ class Charge:
 
     def keep(self, size: int) -> None:
         """Hold exactly `size` bytes, even if they do not fit: the messages are in memory."""
-        by, self.size = size - self.size, size
-        self._budget.change(self.client, by)
+        by = size - self.size
+        if by:
+            self.size = size
+            self._budget.change(self.client, by)
 
     def begin_sending(self, give_up: Callable[[], None]) -> None:
         """The response is sent from now on. `give_up` is called if its client is too slow and others wait."""
@@ -148,9 +150,11 @@ class ResponseBudget:
     def change(self, client: str, by: int) -> None:
         """Add `by` bytes, which may be negative, to the bytes that the client uses."""
         self.used += by
-        held = self._held[client] = self._held.get(client, 0) + by
+        held = self._held.get(client, 0) + by
         assert held >= 0
-        if not held:
+        if held:
+            self._held[client] = held
+        else:
             del self._held[client]
         if by < 0 and self._queues:
             self._serve()

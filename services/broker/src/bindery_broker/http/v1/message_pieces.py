@@ -64,7 +64,8 @@ def messages_reply(
     `following`: the member `next`. `lines`: NDJSON instead of one JSON object.
     """
     content_type = NDJSON.encode() if lines else JSON_TYPE
-    if exchange.charge.size > AT_ONCE_SIZE_MAX:
+    charge = exchange.charge
+    if charge.size > AT_ONCE_SIZE_MAX:
         pieces = _line_pieces(sources) if lines else _object_pieces(sources, following)
         return _Pieces(exchange, _joined(pieces), content_type)
     messages = [
@@ -77,7 +78,8 @@ def messages_reply(
         body = _encode(Received(messages=messages)) + b"\n"
     else:
         body = _encode(ReadAnswer(messages=messages, next=following)) + b"\n"
-    exchange.charge.keep(len(body))
+    if len(body) > charge.size:
+        charge.keep(len(body))
     return Reply(200, body, content_type)
 
 
