@@ -30,6 +30,8 @@ from e2e.interop.java import DB_STORAGE, SORTED_STORAGE, Driver, apache_bookie, 
 from e2e.interop.processes import HOST, POLL_S, START_TIMEOUT_S, Process, free_port
 
 ROOT: Final = "/ledgers"
+SESSION_TIMEOUT_S: Final = 4
+"""Seconds after which a process that was killed counts as absent."""
 KINDS: Final = {
     "bindery": ("bindery",) * 4,
     "apache": ("apache",) * 4,
@@ -75,12 +77,19 @@ class Cluster:
 
 
 def our_bookie(
-    name: str, *, directory: Path, zookeeper: str, root: str, port: int, options: tuple[str, ...] = ()
+    name: str,
+    *,
+    directory: Path,
+    zookeeper: str,
+    root: str,
+    port: int,
+    options: tuple[str, ...] = (),
+    session_timeout_s: int = SESSION_TIMEOUT_S,
 ) -> Process:
     directory.mkdir(parents=True, exist_ok=True)
     command = [
         *(sys.executable, "-m", "bindery_bookie", "--zookeeper", zookeeper, "--ledgers-root", root),
-        *("--port", str(port), "--http-port", "0", "--zookeeper-session-timeout-s", "4"),
+        *("--port", str(port), "--http-port", "0", "--zookeeper-session-timeout-s", str(session_timeout_s)),
         *("--journal-dir", str(directory / "journal"), "--ledger-dir", str(directory / "ledgers")),
         *options,
     ]
@@ -94,7 +103,7 @@ def our_auditor(
     directory.mkdir(parents=True, exist_ok=True)
     command = [
         *(sys.executable, "-m", "bindery_auditor", "--zookeeper", zookeeper, "--ledgers-root", root),
-        *("--port", str(port), "--name", name, "--zookeeper-session-timeout-s", "4"),
+        *("--port", str(port), "--name", name, "--zookeeper-session-timeout-s", str(SESSION_TIMEOUT_S)),
         *options,
     ]
     return Process(name, command, log=directory / "log", port=port)
@@ -163,6 +172,7 @@ class Clusters:
         storage: str = SORTED_STORAGE,
         settings: dict[str, str] | None = None,
         options: tuple[str, ...] = (),
+        session_timeout_s: int = SESSION_TIMEOUT_S,
     ) -> Bookie:
         """Create a bookie without starting it."""
         port = free_port()
@@ -176,11 +186,17 @@ class Clusters:
                 root=cluster.root,
                 port=port,
                 storage=storage,
-                settings=settings or {},
+                settings={"zkTimeout": str(1000 * session_timeout_s), **(settings or {})},
             )
         else:
             process = our_bookie(
-                name, directory=directory, zookeeper=cluster.zookeeper, root=cluster.root, port=port, options=options
+                name,
+                directory=directory,
+                zookeeper=cluster.zookeeper,
+                root=cluster.root,
+                port=port,
+                options=options,
+                session_timeout_s=session_timeout_s,
             )
         bookie = Bookie(kind, process, storage if kind == "apache" else "")
         cluster.bookies.append(bookie)

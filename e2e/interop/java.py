@@ -55,7 +55,6 @@ def apache_bookie(
         conf,
         {
             "metadataServiceUri": metadata_uri(zookeeper, root),
-            "zkTimeout": "4000",
             "bookiePort": str(port),
             "advertisedAddress": HOST,
             "listeningInterface": "lo",

@@ -33,6 +33,9 @@ connect. If the bookie's answer and the end of the connection come first, the re
 NONE_LEFT: Final = "NotEnoughBookies"
 """Error of Bindery's client in this case."""
 TOKEN: Final = "correct-horse-battery-staple"
+SESSION_TIMEOUT_S: Final = 30
+"""Session timeout of bookies that are never killed. A cluster of two, both of which every ledger needs, could otherwise
+create none while a busy machine delays one of them for a few seconds."""
 KINDS: Final = {"bindery": ("bindery",), "apache": ("apache",), "mixed": ("bindery", "apache")}
 
 Connect = Callable[..., Awaitable[Actor]]
@@ -49,7 +52,7 @@ async def token_clusters(clusters: Clusters, tmp_path_factory: pytest.TempPathFa
         cluster = found[name] = await clusters.neighbour(f"token-{name}")
         for kind in kinds:
             settings = {"bookieAuthProviderFactoryClass": "TokenAuth$Bookie", "interopToken": TOKEN, **apache_tls()}
-            clusters.add_bookie(cluster, kind, settings=settings, options=options)
+            clusters.add_bookie(cluster, kind, settings=settings, options=options, session_timeout_s=SESSION_TIMEOUT_S)
     await start_bookies(*found.values())
     return found
 
