@@ -4,6 +4,7 @@ The broker runs in a thread of its own, behind a real HTTP server on loopback, o
 """
 
 import asyncio
+import contextlib
 import json
 import socket
 import threading
@@ -142,8 +143,11 @@ def test_invalid_http_is_answered_with_a_problem_and_the_broker_continues(url, s
     with socket.create_connection((host, int(port)), timeout=30) as line:
         line.sendall(sent)
         answer = b""
-        while piece := line.recv(65_536):
-            answer += piece
+        with contextlib.suppress(
+            ConnectionResetError
+        ):  # the broker does not read the rest of a request that it refuses
+            while piece := line.recv(65_536):
+                answer += piece
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 %d " % status)
     assert b"application/problem+json" in head.lower()
