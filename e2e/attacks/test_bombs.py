@@ -2,16 +2,16 @@
 
 Who can write to bookies and ZooKeeper, as every client of Pulsar's brokers can in effect, chooses the entries of a
 topic. While attackers read them as fast as they can, each call of a healthy client succeeds within HEALTHY_S, and
-the broker lives.
+the broker lives. Afterwards its memory returns to what it was in normal use.
 """
 
 import asyncio
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from bindery_e2e.attacks.foreign_topic import compressed_batch, compressed_message, store_topic
@@ -25,6 +25,13 @@ HEALTHY_S: Final = 5.0
 ATTACKER: Final = "127.0.0.2"
 READERS: Final = 40
 ENTRIES: Final = 100
+MEMORY_GROWTH_MAX: Final = 1.2
+"""Memory after an attack, compared with that before it."""
+RETURN_S: Final = 30.0
+"""Maximum seconds until it is reached: messages that were read ahead are given up after ten."""
+BATCH_COUNT: Final = 40_000
+"""Messages of a batch that takes almost as much memory as an entry may."""
+SUBSCRIPTIONS: Final = 200
 MIB: Final = 2**20
 READABLE: Final = 200
 UNREADABLE: Final = 422
@@ -46,18 +53,67 @@ async def test_compressed_entries_neither_kill_nor_block_a_broker(tmp_path: Path
         for name, (entries, _) in BOMBS.items():
             await store_topic(running.zookeeper, name, entries)
             assert sum(map(len, entries)) < ENTRIES * MIB // 4
-        await asyncio.sleep(2)
-        print(f"\n    {running.resident_size // MIB} MiB before the attacks")
+        before_size = await size_in_normal_use(running)
         for name, (_, status) in BOMBS.items():
-            await withstand(running, name, status)
+            statuses: Counter[int] = Counter()
+            readers = [read(running, name, number, statuses) for number in range(READERS)]
+            await withstand(running, name, readers, statuses, expected={status})
+        await memory_returns(running, before_size)
 
 
-async def withstand(running: Services, topic: str, status: int) -> None:
-    statuses: Counter[int] = Counter()
-    readers = [asyncio.create_task(read(running, topic, number, statuses)) for number in range(READERS)]
+@pytest.mark.parametrize("kind", ["shared", "exclusive"])
+async def test_batches_of_very_many_messages_do_not_take_memory_per_subscription(tmp_path: Path, kind: str) -> None:
+    """Each subscription receives some messages of the same batches, and keeps its consumer for an hour."""
+    async with services(tmp_path, inside="broker") as running:
+        await store_topic(running.zookeeper, "batches", [compressed_batch(BATCH_COUNT)] * ENTRIES)
+        before_size = await size_in_normal_use(running)
+        statuses: Counter[int] = Counter()
+        received: Counter[int] = Counter()
+        readers = [receive(running, "batches", kind, number, statuses, received) for number in range(READERS)]
+        await withstand(running, "batches", readers, statuses, expected={READABLE}, received=received)
+        await memory_returns(running, before_size)
+
+
+async def size_in_normal_use(running: Services) -> int:
+    await running.serve_normally()
+    await asyncio.sleep(2)
+    size = running.resident_size
+    print(f"\n    {size // MIB} MiB before the attacks")
+    return size
+
+
+async def memory_returns(running: Services, before_size: int) -> None:
+    began = time.monotonic()
+    while (size := running.resident_size) > MEMORY_GROWTH_MAX * before_size:
+        assert time.monotonic() < began + RETURN_S, f"{size // MIB} MiB, {before_size // MIB} before the attacks"
+        running.check()
+        await asyncio.sleep(0.5)
+    print(f"    {size // MIB} MiB {time.monotonic() - began:.0f} s after the attacks")
+
+
+async def withstand(
+    running: Services,
+    topic: str,
+    attackers: Sequence[Coroutine[Any, Any, None]],
+    statuses: Counter[int],
+    *,
+    expected: set[int],
+    received: Counter[int] | None = None,
+) -> None:
+    """Run `attackers`, which count the responses in `statuses`, for ATTACK_S, and until there is an expected one.
+
+    `received`: number of responses with messages by subscription; each of SUBSCRIPTIONS must have one in the end.
+    """
+    readers = [asyncio.create_task(attacker) for attacker in attackers]
     slowest_s, peak_size, until = 0.0, 0, time.monotonic() + ATTACK_S
+
+    def has_ended() -> bool:
+        if received is not None and len(received) < SUBSCRIPTIONS:
+            return False
+        return time.monotonic() >= until and not expected.isdisjoint(statuses)
+
     try:
-        while time.monotonic() < until or not statuses[status]:
+        while not has_ended():
             slowest_s = max(slowest_s, await running.healthy_call("broker"))
             running.check()
             peak_size = max(peak_size, running.resident_size)
@@ -70,7 +126,7 @@ async def withstand(running: Services, topic: str, status: int) -> None:
         for reader in readers:
             reader.cancel()
         await asyncio.gather(*readers, return_exceptions=True)
-    assert set(statuses) <= {status, BUSY, ENDED}, f"{topic}: {statuses}"
+    assert set(statuses) <= {*expected, BUSY, ENDED}, f"{topic}: {statuses}"
     print(
         f"    {topic}: {numbers(statuses.items())} responses; slowest healthy request {slowest_s:.2f} s, "
         f"at most {peak_size // MIB} MiB"
@@ -93,6 +149,21 @@ async def read(running: Services, topic: str, number: int, statuses: Counter[int
             body = b'{"consumer": "c", "initial": "earliest", "max": 100}'
             status = await request(running.port, f"POST {path}/subscriptions/{number}-{subscription}/receive", body)
         statuses[status] += 1
+
+
+async def receive(
+    running: Services, topic: str, kind: str, number: int, statuses: Counter[int], received: Counter[int]
+) -> None:
+    """Receive from every READERS-th subscription in turn."""
+    path = f"/v1/topics/public/default/{topic}/subscriptions"
+    body = f'{{"consumer": "c", "type": "{kind}", "initial": "earliest", "session_ttl_ms": 3600000}}'.encode()
+    while True:
+        for subscription in range(number, SUBSCRIPTIONS, READERS):
+            status = await request(running.port, f"POST {path}/{subscription}/receive", body)
+            statuses[status] += 1
+            received[subscription] += status == READABLE
+            if not received[subscription]:
+                del received[subscription]
 
 
 async def request(port: int, line: str, body: bytes) -> int:
