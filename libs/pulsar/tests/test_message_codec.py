@@ -280,7 +280,7 @@ def test_a_bomb_stops_at_its_claim_or_at_the_limit(
 
 def test_a_claim_above_the_limit_is_refused_even_if_the_payload_is_small() -> None:
     entry = raw(zlib.compress(b"a"), compression=ZLIB, uncompressed_size=1_001)
-    with pytest.raises(UnreadableMessage, match="too large once uncompressed"):
+    with pytest.raises(UnreadableMessage, match="too large once decoded"):
         decode_entry(entry, size_max=1_000)
 
 

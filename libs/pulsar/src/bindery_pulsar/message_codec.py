@@ -286,6 +286,15 @@ class PackedEntry:
         self._metadata_size = len(entry) - len(self._payload)
 
     @property
+    def count(self) -> int:
+        """Number of messages in the batch as its metadata claims it; 1: the entry is not a batch."""
+        return self._metadata.num_messages_in_batch if self.is_batch else 1
+
+    @property
+    def is_batch(self) -> bool:
+        return self._metadata.HasField("num_messages_in_batch")
+
+    @property
     def is_small(self) -> bool:
         """Whether the entry is decoded in a few milliseconds. Larger ones should not be decoded on an event loop."""
         metadata = self._metadata
@@ -293,12 +302,24 @@ class PackedEntry:
             return False
         return not metadata.compression or max(metadata.uncompressed_size, len(self._payload)) <= SMALL_SIZE_MAX
 
-    def decode(self, *, size_max: int = UNCOMPRESSED_SIZE_MAX) -> list[Message]:
-        """Return all messages, in order, without those removed by compaction; none for a broker's marker.
+    def claimed_size(self, count_max: int | None = None) -> int:
+        """Return the bytes of the decoded entry, without PROPERTY_SIZE, as its metadata claims them.
 
-        `size_max`: maximum bytes of the decoded entry, MESSAGE_SIZE for each message included. No more memory is used,
-        whatever sizes the metadata claims. Raises CorruptMessage, or UnreadableMessage (encrypted, a chunk, an
-        unsupported codec, too large).
+        `count_max`: number of messages that are decoded; None: all.
+        """
+        metadata = self._metadata
+        size = metadata.uncompressed_size if metadata.compression else len(self._payload)
+        return size + self._messages_size(self.count if count_max is None else min(self.count, count_max))
+
+    def decode(
+        self, *, size_max: int = UNCOMPRESSED_SIZE_MAX, first: int = 0, count_max: int | None = None
+    ) -> list[Message]:
+        """Return the messages, in order, without those removed by compaction; none for a broker's marker.
+
+        `first` and `count_max`: index and number of the messages of a batch to return; None: all that follow. What
+        follows those is not read. `size_max`: maximum bytes of the decoded entry, MESSAGE_SIZE for each of these
+        messages included. No more memory is used, whatever sizes the metadata claims. Raises CorruptMessage, or
+        UnreadableMessage (encrypted, a chunk, an unsupported codec, too large).
         """
         metadata, payload = self._metadata, self._payload
         if metadata.HasField("marker_type"):
@@ -307,10 +328,23 @@ class PackedEntry:
             raise UnreadableMessage("the message is encrypted", producer=metadata.producer_name)
         if metadata.num_chunks_from_msg > 1:
             raise UnreadableMessage("the entry is a part of a chunked message", uuid=metadata.uuid)
-        if metadata.compression != NONE:
-            payload = _decompress(metadata, payload, size_max=size_max)
-        if metadata.HasField("num_messages_in_batch"):
-            return _decode_batch(metadata, payload, size_max=size_max, metadata_size_max=self._metadata_size_max)
+        if metadata.compression not in (NONE, ZLIB):
+            name = _CODEC_NAMES.get(metadata.compression, str(metadata.compression))
+            raise UnreadableMessage("unsupported compression of the message", compression=name)
+        part = self._part(first, count_max)
+        size = self.claimed_size(len(part))
+        if size > size_max and (self.is_batch or metadata.compression):  # before it is decompressed
+            raise UnreadableMessage("the entry is too large once decoded", size=size, size_max=size_max)
+        if metadata.compression:
+            payload = _decompress(payload, metadata.uncompressed_size)
+        if self.is_batch:
+            return _decode_batch(
+                metadata,
+                payload,
+                part,
+                properties_size_max=size_max - size,
+                metadata_size_max=self._metadata_size_max,
+            )
         properties = metadata.properties
         properties_size = PROPERTY_SIZE * len(properties)
         if properties_size > size_max:
@@ -332,6 +366,16 @@ class PackedEntry:
                 metadata_size=self._metadata_size + properties_size,
             )
         ]
+
+    def _part(self, first: int, count_max: int | None) -> range:
+        count = self.count
+        if not 0 < count <= BATCH_COUNT_MAX:
+            raise CorruptMessage("impossible number of messages in a batch", count=count)
+        return range(first, count if count_max is None else min(first + count_max, count))
+
+    def _messages_size(self, count: int) -> int:
+        """Return MESSAGE_SIZE for each of `count` messages, unless the batch is a small one."""
+        return MESSAGE_SIZE * count if self.count > SMALL_COUNT_MAX else 0
 
 
 def decode_entry(entry: bytes, *, size_max: int = UNCOMPRESSED_SIZE_MAX) -> list[Message]:
@@ -446,21 +490,18 @@ def _slice(view: memoryview, offset: int, size: int) -> bytes:
 
 
 def _decode_batch(
-    metadata: MessageMetadata, payload: memoryview, *, size_max: int, metadata_size_max: int
+    metadata: MessageMetadata, payload: memoryview, part: range, *, properties_size_max: int, metadata_size_max: int
 ) -> list[Message]:
+    """Return the messages of a batch whose indexes are in `part`."""
+    room = properties_size_max
     count = metadata.num_messages_in_batch
-    if not 0 < count <= BATCH_COUNT_MAX:
-        raise CorruptMessage("impossible number of messages in a batch", count=count)
-    room = size_max - len(payload) - (count * MESSAGE_SIZE if count > SMALL_COUNT_MAX else 0)
-    if room < 0:
-        raise UnreadableMessage("the batch is too large once decoded", count=count, size_max=size_max)
     producer_name = metadata.producer_name
     batch_time_ms = metadata.publish_time
     first_sequence_id = metadata.sequence_id
     deliver_at_ms = metadata.deliver_at_time if metadata.HasField("deliver_at_time") else None
     messages: list[Message] = []
     offset = 0
-    for index in range(count):
+    for index in range(part.stop):
         try:
             (size,) = _SIZE.unpack_from(payload, offset)
             offset += _SIZE.size
@@ -477,14 +518,18 @@ def _decode_batch(
         except DecodeError as error:
             raise CorruptMessage("batch metadata cannot be read", index=index, count=count) from error
         offset += size
-        if single.payload_size < 0:
+        payload_size = single.payload_size
+        if payload_size < 0:
             raise CorruptMessage("negative size in a batch", index=index, count=count)
-        body = _slice(payload, offset, single.payload_size)
-        offset += single.payload_size
+        if index < part.start:
+            offset += payload_size
+            continue
+        body = _slice(payload, offset, payload_size)
+        offset += payload_size
         properties_size = PROPERTY_SIZE * len(single.properties)
         room -= properties_size
         if room < 0:
-            raise UnreadableMessage("the properties of a batch are too many", index=index, size_max=size_max)
+            raise UnreadableMessage("the properties of a batch are too many", index=index, size_max=properties_size_max)
         if single.compacted_out:
             continue
         messages.append(
@@ -504,18 +549,13 @@ def _decode_batch(
                 metadata_size=size + properties_size,
             )
         )
-    if offset != len(payload):
+    if part.stop == count and offset != len(payload):
         raise CorruptMessage("bytes after the last message of a batch", count=count, rest=len(payload) - offset)
     return messages
 
 
-def _decompress(metadata: MessageMetadata, payload: memoryview, *, size_max: int) -> memoryview:
-    size = metadata.uncompressed_size
-    if metadata.compression != ZLIB:
-        name = _CODEC_NAMES.get(metadata.compression, str(metadata.compression))
-        raise UnreadableMessage("unsupported compression of the message", compression=name)
-    if size > size_max:
-        raise UnreadableMessage("message is too large once uncompressed", size=size, size_max=size_max)
+def _decompress(payload: memoryview, size: int) -> memoryview:
+    """Return `size` bytes. Raises CorruptMessage if there are more or less of them."""
     decompressor = zlib.decompressobj()
     try:
         plain = decompressor.decompress(payload, size + 1)

@@ -252,7 +252,7 @@ class SharedDispatcher(Generic[M]):
         return len(keys)
 
     def put_down(self) -> MessageKey | None:
-        """No consumer is connected: drop the bodies of ready messages. No read may be in progress.
+        """Drop the bodies of ready messages. No read may be in progress.
 
         New messages are forgotten; returns the lowest of them, from which the owner must read on. Returned messages are
         kept for replay.

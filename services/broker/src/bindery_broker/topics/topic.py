@@ -321,7 +321,7 @@ class Topic:
     async def _decode(self, position: Position, payload: bytes, *, room: int) -> list[Message]:
         """Return the messages of an entry. Raises RoomNeeded if they take more than `room` bytes."""
         try:
-            return await self._decoder.decode(payload, room=room)
+            return await self._decoder.decode(self._decoder.open(payload), room=room)
         except BinderyError as error:
             error.facts.setdefault("message_id", str(MessageId.of(position, partition=self._partition)))
             raise
