@@ -37,8 +37,8 @@ class ExclusiveDispatcher(Generic[M]):
         """End of the delay of a negative acknowledgement; it also delays all later messages."""
         self._ready: deque[Item[M]] = deque()
         self._ready_bytes = 0
-        self._ready_bytes_counted = 0
-        """The part of `_ready_bytes` that is counted in `read_ahead`."""
+        self._counted = (0, 0)
+        """The bytes and the number of ready messages that are counted in `read_ahead`."""
         self._acking: set[MessageKey] = set()
         self._counts: Counter[MessageKey] = Counter()
         self._last_offered: MessageKey | None = None
@@ -257,8 +257,9 @@ class ExclusiveDispatcher(Generic[M]):
         self._count()
 
     def _count(self) -> None:
-        self._read_ahead.change(self._ready_bytes - self._ready_bytes_counted)
-        self._ready_bytes_counted = self._ready_bytes
+        size, count = self._counted
+        self._counted = self._ready_bytes, len(self._ready)
+        self._read_ahead.change(self._ready_bytes - size, messages=len(self._ready) - count)
 
     def state_counts(self) -> dict[str, int]:
         counts = {"ready": len(self._ready), "leased": len(self.leases), "acking": len(self._acking)}

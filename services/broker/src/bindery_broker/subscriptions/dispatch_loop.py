@@ -243,7 +243,7 @@ class DispatchLoop:
                 return True
             size = READ_BYTES_MAX
             while True:
-                reserved = self._read_ahead.reserve(size)
+                reserved = self._read_ahead.reserve(size, messages=READ_MESSAGES_MAX)
                 if not reserved:
                     if self._holds_all_it_may(call):  # it could take nothing of what is read
                         return False
@@ -257,7 +257,8 @@ class DispatchLoop:
                 except RoomNeeded as needed:
                     size = needed.size
                 finally:
-                    self._read_ahead.release(reserved)
+                    if reserved:
+                        self._read_ahead.release(reserved, messages=READ_MESSAGES_MAX)
 
     async def _read_next(
         self, dispatcher: Dispatcher[Message], request: ReceiveRequest, *, ahead: bool, decoded_max: int

@@ -24,9 +24,9 @@ READ_BYTES_MAX = 4 * 2**20
 whatever its size; a read that reaches the limit leaves the rest to the next one."""
 READ_ENTRIES_MAX = 100
 """Maximum number of entries of one read from the managed ledger."""
-READ_MESSAGES_MAX = 5_000
-"""Maximum number of messages of one read. A larger batch is read in parts; before each, its messages up to that part
-are skipped, which takes a microsecond each."""
+READ_MESSAGES_MAX = 2_000
+"""Maximum number of messages of one read: twice the usual size of batches. A larger batch is read in parts; before
+each, its messages up to that part are skipped, which takes a microsecond each."""
 
 
 class BatchSizes:
