@@ -156,7 +156,7 @@ async def receive(
 ) -> None:
     """Receive from every READERS-th subscription in turn."""
     path = f"/v1/topics/public/default/{topic}/subscriptions"
-    body = f'{{"consumer": "c", "type": "{kind}", "initial": "earliest", "session_ttl_ms": 3600000}}'.encode()
+    body = f'{{"consumer": "c", "type": "{kind}", "initial": "earliest", "max": 10, "session_ttl_ms": 3600000}}'.encode()
     while True:
         for subscription in range(number, SUBSCRIPTIONS, READERS):
             status = await request(running.port, f"POST {path}/{subscription}/receive", body)

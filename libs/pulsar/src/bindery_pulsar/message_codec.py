@@ -335,12 +335,11 @@ class PackedEntry:
         size = self.claimed_size(len(part))
         if size > size_max and (self.is_batch or metadata.compression):  # before it is decompressed
             raise UnreadableMessage("the entry is too large once decoded", size=size, size_max=size_max)
-        if metadata.compression:
-            payload = _decompress(payload, metadata.uncompressed_size)
+        plain = _decompress(payload, metadata.uncompressed_size) if metadata.compression else None
         if self.is_batch:
             return _decode_batch(
                 metadata,
-                payload,
+                payload if plain is None else memoryview(plain),
                 part,
                 properties_size_max=size_max - size,
                 metadata_size_max=self._metadata_size_max,
@@ -351,7 +350,7 @@ class PackedEntry:
             raise UnreadableMessage("the message has too many properties", size_max=size_max)
         return [
             Message(
-                payload=bytes(payload),
+                payload=bytes(payload) if plain is None else plain,
                 batch_index=-1,
                 batch_size=1,
                 producer_name=metadata.producer_name,
@@ -554,7 +553,7 @@ def _decode_batch(
     return messages
 
 
-def _decompress(payload: memoryview, size: int) -> memoryview:
+def _decompress(payload: memoryview, size: int) -> bytes:
     """Return `size` bytes. Raises CorruptMessage if there are more or less of them."""
     decompressor = zlib.decompressobj()
     try:
@@ -563,4 +562,4 @@ def _decompress(payload: memoryview, size: int) -> memoryview:
         raise CorruptMessage("compressed payload cannot be read", compression="ZLIB") from error
     if len(plain) != size or not decompressor.eof:
         raise CorruptMessage("the uncompressed size does not match", size=len(plain), wanted=size)
-    return memoryview(plain)
+    return plain
