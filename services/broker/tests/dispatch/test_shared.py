@@ -345,7 +345,7 @@ class SharedModel(RuleBasedStateMachine):
 
     @rule()
     def put_down(self):
-        """There is no room, or no call for some time. New messages that were not delivered are read from the cursor again, from the first one on."""
+        """There is no room, or no call for some time. New messages are read from the cursor again."""
         first = self.shared.put_down()
         assert self.ahead.used == 0
         if first is not None:
