@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 from bindery_broker.dispatch.dispatcher import Dispatcher
+from bindery_broker.dispatch.exclusive import ExclusiveDispatcher
 from bindery_broker.dispatch.item import Item, MessageKey
 from bindery_broker.dispatch.shared import SharedDispatcher
 from bindery_broker.managed_ledger import BatchAck
@@ -16,9 +17,11 @@ from bindery_pulsar.message_codec import (
     OutgoingMessage,
     PackedEntry,
     UnreadableMessage,
+    encode_batch,
     encode_message,
 )
 from bindery_pulsar.message_id import MessageId, Position
+from bindery_pulsar.pulsar_messages_pb2 import MessageMetadata, SingleMessageMetadata
 from managed_ledger_cluster import Cluster
 from subscription_parts import Parts, at, batch, single, zipped
 
@@ -298,3 +301,125 @@ async def test_the_size_of_a_batch_is_found_without_decoding_it(
     assert await parts.reader.batch_sizes.look_up(at(0)) == 2
     assert await parts.reader.batch_sizes.look_up(at(1)) == 0
     assert await parts.reader.batch_sizes.look_up(at(2)) is None
+
+
+# -- batches that are read in parts
+
+
+def offered(dispatcher: Dispatcher[Message]) -> list[tuple[int, int]]:
+    """Take what is ready. Returns entry ids and batch indexes."""
+    taken = dispatcher.take("c", count_max=10**6, bytes_max=10**9, ack_timeout_s=30, now=0)
+    return [delivery.key[1:] for delivery in taken]
+
+
+async def test_a_batch_with_more_messages_than_a_read_is_read_in_parts(cluster: Cluster) -> None:
+    parts = await Parts.create(cluster, single(b"x"), batch(*[b"a"] * 5), single(b"y"))
+    dispatcher = ExclusiveDispatcher[Message]()
+    found = []
+    while await read_on(parts, dispatcher, 100, messages_max=2):
+        found.append((offered(dispatcher), parts.reader.position))
+    assert found == [
+        ([(0, -1)], at(1)),  # the batch does not fit whole
+        ([(1, 0), (1, 1)], at(1)),
+        ([(1, 2), (1, 3)], at(1)),
+        ([(1, 4), (2, -1)], at(3)),
+    ]
+
+
+async def test_a_rewind_begins_with_the_whole_entry(cluster: Cluster) -> None:
+    parts = await Parts.create(cluster, batch(*[b"a"] * 5))
+    dispatcher = SharedDispatcher[Message]()
+    await read_on(parts, dispatcher, 100, messages_max=2)
+    dispatcher.reset()
+    parts.reader.rewind()
+    await read_on(parts, dispatcher, 100, messages_max=2)
+    assert offered(dispatcher) == [(0, 0), (0, 1)]
+
+
+async def test_a_step_back_leads_to_a_message_of_a_batch(cluster: Cluster) -> None:
+    parts = await Parts.create(cluster, batch(*[b"a"] * 5), single(b"x"))
+    dispatcher = ExclusiveDispatcher[Message]()
+    await read_on(parts, dispatcher, 100)
+    dispatcher.take("c", count_max=3, bytes_max=10**6, ack_timeout_s=30, now=0)
+    first = dispatcher.put_down()
+    assert first == (0, 0, 3)
+    parts.reader.step_back(first)
+    parts.reader.step_back((0, 0, 4))
+    parts.reader.step_back((0, 1, -1))
+    assert parts.reader.position == at(0)
+    await read_on(parts, dispatcher, 100)
+    assert offered(dispatcher) == [(0, 3), (0, 4), (1, -1)]
+
+
+async def test_acknowledged_messages_are_left_out_of_each_part(cluster: Cluster) -> None:
+    parts = await Parts.create(cluster, batch(*[b"a"] * 6), single(b"x"))
+    dispatcher = SharedDispatcher[Message]()
+    await parts.cursor.ack_many([], batches=[BatchAck(at(0), 6, [1, 2, 3])])
+    for part in ([(0, 0)], [], [(0, 4), (0, 5)], [(1, -1)]):
+        assert await read_on(parts, dispatcher, 100, messages_max=2)
+        assert offered(dispatcher) == part
+    assert parts.cursor.mark_delete < at(0)
+
+
+async def test_the_filter_acknowledges_messages_part_by_part(cluster: Cluster) -> None:
+    topic = await cluster.open()
+    tags = ["red", "red", "blue", "red", "red", "red"]
+    messages = [OutgoingMessage(payload=b"", properties={tag: "TAGS"}) for tag in tags]
+    entry = encode_batch(messages, producer_name="p", publish_time_ms=1, sequence_ids=range(6))
+    await topic.add_many([entry, entry])
+    parts = Parts(topic, await topic.open_cursor("s", start=at(0), properties={"blue": "1"}))
+    dispatcher = SharedDispatcher[Message]()
+    remaining = []
+    for _ in range(3):
+        assert await read_on(parts, dispatcher, 100, messages_max=2)
+        remaining.append(parts.cursor.remaining(at(0)))
+    assert remaining == [0b111100, 0b110100, 0b000100]
+    assert offered(dispatcher) == [(0, 2)]
+    await parts.cursor.ack_many([], batches=[BatchAck(at(0), 6, [2])])
+    assert parts.cursor.is_acked(at(0))
+
+
+async def test_parts_that_were_removed_by_compaction_are_acknowledged(cluster: Cluster) -> None:
+    heads = [SingleMessageMetadata(payload_size=0, compacted_out=n != 5).SerializeToString() for n in range(6)]
+    metadata = MessageMetadata(producer_name="p", sequence_id=0, publish_time=1, num_messages_in_batch=6)
+    head = metadata.SerializeToString()
+    payload = b"".join(len(one).to_bytes(4, "big") + one for one in heads)
+    parts = await Parts.create(cluster, len(head).to_bytes(4, "big") + head + payload)
+    dispatcher = SharedDispatcher[Message]()
+    for _ in range(3):
+        assert await read_on(parts, dispatcher, 100, messages_max=2)
+    assert offered(dispatcher) == [(0, 5)]
+    assert parts.cursor.remaining(at(0)) == 0b110000
+
+
+async def test_an_error_in_the_middle_of_a_batch_stops_before_its_part(cluster: Cluster) -> None:
+    """What was delivered before is not delivered again, and the message id tells where it stopped."""
+    head = MessageMetadata(producer_name="p", sequence_id=0, publish_time=1, num_messages_in_batch=4)
+    one = SingleMessageMetadata(payload_size=0).SerializeToString()
+    payload = 2 * (len(one).to_bytes(4, "big") + one) + b"\xff\xff"
+    metadata = head.SerializeToString()
+    parts = await Parts.create(cluster, len(metadata).to_bytes(4, "big") + metadata + payload)
+    dispatcher = ExclusiveDispatcher[Message]()
+    assert await read_on(parts, dispatcher, 100, messages_max=2)
+    assert offered(dispatcher) == [(0, 0), (0, 1)]
+    for _ in range(2):
+        with pytest.raises(BinderyError) as caught:
+            await read_on(parts, dispatcher, 100, messages_max=2)
+        assert caught.value.facts["message_id"] == "0:0:-1:-1"
+    assert offered(dispatcher) == []
+
+
+async def test_only_the_part_of_a_batch_with_returned_messages_is_decoded(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = await Parts.create(cluster, batch(*[b"a"] * 10), single(b"x"))
+    decode, decoded = PackedEntry.decode, []
+
+    def counted(entry: PackedEntry, **limits: int) -> list[Message]:
+        decoded.append((limits["first"], limits["count_max"]))
+        return decode(entry, **limits)
+
+    monkeypatch.setattr(PackedEntry, "decode", counted)
+    items, _ = await load(parts, [(0, 0, 7), (0, 0, 4), (0, 1, -1)])
+    assert [item.key for item in items] == [(0, 0, 4), (0, 0, 7), (0, 1, -1)]
+    assert decoded == [(4, 4), (0, 1)]
