@@ -9,10 +9,11 @@ import asyncio
 import os
 import time
 from collections import Counter
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import httpx
 import pytest
 from bindery_e2e.attacks.foreign_topic import compressed_batch, compressed_message, store_topic
 from bindery_e2e.attacks.services import HOST, Services, services
@@ -29,6 +30,7 @@ MEMORY_GROWTH_MAX: Final = 1.2
 """Memory after an attack, compared with that before it."""
 RETURN_S: Final = 30.0
 """Maximum seconds until it is reached: messages that were read ahead are given up after ten."""
+BATCHES: Final = "batches"
 BATCH_COUNT: Final = 40_000
 """Messages of a batch that takes almost as much memory as an entry may."""
 SUBSCRIPTIONS: Final = 200
@@ -53,33 +55,66 @@ async def test_compressed_entries_neither_kill_nor_block_a_broker(tmp_path: Path
         for name, (entries, _) in BOMBS.items():
             await store_topic(running.zookeeper, name, entries)
             assert sum(map(len, entries)) < ENTRIES * MIB // 4
-        before_size = await size_in_normal_use(running)
+        await store_topic(running.zookeeper, BATCHES, [compressed_batch(BATCH_COUNT)] * ENTRIES)
+        await running.serve_normally()
+        await asyncio.sleep(2)
+        before_size = running.resident_size
+        print(f"\n    {before_size // MIB} MiB before the attacks")
+        await withstand_batches(running)
         for name, (_, status) in BOMBS.items():
-            statuses: Counter[int] = Counter()
-            readers = [read(running, name, number, statuses) for number in range(READERS)]
-            await withstand(running, name, readers, statuses, expected={status})
+            await withstand_bombs(running, name, status)
         await memory_returns(running, before_size)
 
 
-@pytest.mark.parametrize("kind", ["shared", "exclusive"])
-async def test_batches_of_very_many_messages_do_not_take_memory_per_subscription(tmp_path: Path, kind: str) -> None:
-    """Each subscription receives some messages of the same batches, and keeps its consumer for an hour."""
-    async with services(tmp_path, inside="broker") as running:
-        await store_topic(running.zookeeper, "batches", [compressed_batch(BATCH_COUNT)] * ENTRIES)
-        before_size = await size_in_normal_use(running)
-        statuses: Counter[int] = Counter()
-        received: Counter[int] = Counter()
-        readers = [receive(running, "batches", kind, number, statuses, received) for number in range(READERS)]
-        await withstand(running, "batches", readers, statuses, expected={READABLE}, received=received)
-        await memory_returns(running, before_size)
+async def withstand_batches(running: Services) -> None:
+    """Receive some messages of batches of very many messages by each of SUBSCRIPTIONS, whose consumers stay."""
+    statuses: Counter[int] = Counter()
+    served: set[int] = set()
+    readers = [receive(running, number, statuses, served) for number in range(READERS)]
+    await withstand(running, BATCHES, readers, statuses, {READABLE}, has_ended=lambda: len(served) == SUBSCRIPTIONS)
 
 
-async def size_in_normal_use(running: Services) -> int:
-    await running.serve_normally()
-    await asyncio.sleep(2)
-    size = running.resident_size
-    print(f"\n    {size // MIB} MiB before the attacks")
-    return size
+async def withstand_bombs(running: Services, topic: str, status: int) -> None:
+    statuses: Counter[int] = Counter()
+    readers = [read(running, topic, number, statuses) for number in range(READERS)]
+    await withstand(running, topic, readers, statuses, {status}, has_ended=lambda: bool(statuses[status]))
+
+
+async def withstand(
+    running: Services,
+    topic: str,
+    attackers: Sequence[Coroutine[Any, Any, None]],
+    statuses: Counter[int],
+    expected: set[int],
+    *,
+    has_ended: Callable[[], bool],
+) -> None:
+    """Run `attackers`, which count the responses in `statuses`, for ATTACK_S, and until `has_ended`."""
+    tasks = [asyncio.create_task(attacker) for attacker in attackers]
+    slowest_s, peak_size, until = 0.0, 0, time.monotonic() + ATTACK_S
+    try:
+        while time.monotonic() < until or not has_ended():
+            try:
+                slowest_s = max(slowest_s, await running.healthy_call("broker"))
+            except httpx.TransportError:
+                running.check()
+                raise
+            running.check()
+            peak_size = max(peak_size, running.resident_size)
+            assert slowest_s <= HEALTHY_S, f"{topic}: a request of the healthy client took {slowest_s:.1f} s"
+            for task in tasks:
+                if task.done():
+                    task.result()
+            await asyncio.sleep(0.1)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    assert set(statuses) <= {*expected, BUSY, ENDED}, f"{topic}: {statuses}"
+    print(
+        f"    {topic}: {numbers(statuses.items())} responses; slowest healthy request {slowest_s:.2f} s, "
+        f"at most {peak_size // MIB} MiB"
+    )
 
 
 async def memory_returns(running: Services, before_size: int) -> None:
@@ -89,48 +124,6 @@ async def memory_returns(running: Services, before_size: int) -> None:
         running.check()
         await asyncio.sleep(0.5)
     print(f"    {size // MIB} MiB {time.monotonic() - began:.0f} s after the attacks")
-
-
-async def withstand(
-    running: Services,
-    topic: str,
-    attackers: Sequence[Coroutine[Any, Any, None]],
-    statuses: Counter[int],
-    *,
-    expected: set[int],
-    received: Counter[int] | None = None,
-) -> None:
-    """Run `attackers`, which count the responses in `statuses`, for ATTACK_S, and until there is an expected one.
-
-    `received`: number of responses with messages by subscription; each of SUBSCRIPTIONS must have one in the end.
-    """
-    readers = [asyncio.create_task(attacker) for attacker in attackers]
-    slowest_s, peak_size, until = 0.0, 0, time.monotonic() + ATTACK_S
-
-    def has_ended() -> bool:
-        if received is not None and len(received) < SUBSCRIPTIONS:
-            return False
-        return time.monotonic() >= until and not expected.isdisjoint(statuses)
-
-    try:
-        while not has_ended():
-            slowest_s = max(slowest_s, await running.healthy_call("broker"))
-            running.check()
-            peak_size = max(peak_size, running.resident_size)
-            assert slowest_s <= HEALTHY_S, f"{topic}: a request of the healthy client took {slowest_s:.1f} s"
-            for reader in readers:
-                if reader.done():
-                    reader.result()
-            await asyncio.sleep(0.1)
-    finally:
-        for reader in readers:
-            reader.cancel()
-        await asyncio.gather(*readers, return_exceptions=True)
-    assert set(statuses) <= {*expected, BUSY, ENDED}, f"{topic}: {statuses}"
-    print(
-        f"    {topic}: {numbers(statuses.items())} responses; slowest healthy request {slowest_s:.2f} s, "
-        f"at most {peak_size // MIB} MiB"
-    )
 
 
 def numbers(statuses: Iterable[tuple[int, int]]) -> str:
@@ -151,19 +144,17 @@ async def read(running: Services, topic: str, number: int, statuses: Counter[int
         statuses[status] += 1
 
 
-async def receive(
-    running: Services, topic: str, kind: str, number: int, statuses: Counter[int], received: Counter[int]
-) -> None:
-    """Receive from every READERS-th subscription in turn."""
-    path = f"/v1/topics/public/default/{topic}/subscriptions"
-    body = f'{{"consumer": "c", "type": "{kind}", "initial": "earliest", "max": 10, "session_ttl_ms": 3600000}}'.encode()
+async def receive(running: Services, number: int, statuses: Counter[int], served: set[int]) -> None:
+    """Receive from every READERS-th subscription in turn, and add those that had messages to `served`."""
+    path = f"/v1/topics/public/default/{BATCHES}/subscriptions"
     while True:
         for subscription in range(number, SUBSCRIPTIONS, READERS):
-            status = await request(running.port, f"POST {path}/{subscription}/receive", body)
+            kind = "exclusive" if subscription % 2 else "shared"
+            body = f'{{"consumer": "c", "type": "{kind}", "initial": "earliest", "max": 10, "session_ttl_ms": 3600000}}'
+            status = await request(running.port, f"POST {path}/{subscription}/receive", body.encode())
             statuses[status] += 1
-            received[subscription] += status == READABLE
-            if not received[subscription]:
-                del received[subscription]
+            if status == READABLE:
+                served.add(subscription)
 
 
 async def request(port: int, line: str, body: bytes) -> int:
