@@ -25,6 +25,7 @@ from bindery_client.client import LedgerClient
 from bindery_core.errors import BadRequest
 from bindery_kit.http.http_server import HttpServer
 from bindery_kit.http.listening import BindRefused
+from bindery_kit.limits.large_blocks import return_large_blocks
 from bindery_kit.observability.health import Health, OpsApp
 from bindery_kit.observability.logs import get_logger
 from bindery_kit.observability.metrics import Metrics
@@ -195,6 +196,7 @@ def _own_url(server: HttpServer) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the console script. Returns the exit code."""
+    return_large_blocks()
     return run_program(PROGRAM, BrokerSettings, serve, argv, service="broker", description=DESCRIPTION)
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Collection
-from concurrent.futures import Executor, Future
 from random import Random
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 from bindery_broker.dispatch.item import DispatchLimits
 from bindery_broker.errors import ResponsesFull
 from bindery_broker.managed_ledger import BatchAck
-from bindery_broker.subscriptions import decoding
 from bindery_broker.subscriptions.consumer import ClientWatch, SubscriptionType
 from bindery_broker.subscriptions.decoding import DECODED_BYTES_MAX
 from bindery_broker.subscriptions.dispatch_loop import IDLE_S
@@ -30,20 +28,14 @@ from subscription_parts import Parts, at, batch, single, texts, zipped, zipped_b
 KINDS = pytest.mark.parametrize("kind", ["shared", "exclusive"])
 
 
-class AtOnce(Executor):
-    """Decodes large entries at once: while a thread works, the clock of the loop would jump from timer to timer."""
-
-    def __init__(self, **limits: object) -> None: ...
-
-    def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
-        done: Future[Any] = Future()
-        done.set_result(function(*arguments, **named))
-        return done
-
-
 @pytest.fixture(autouse=True)
 def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoding, "ThreadPoolExecutor", AtOnce)
+    """Decode large entries at once: while a thread works, the clock of the loop would jump from timer to timer."""
+
+    async def at_once(function: Callable[..., Any], *arguments: Any) -> Any:
+        return function(*arguments)
+
+    monkeypatch.setattr(asyncio, "to_thread", at_once)
 
 
 async def refuse(*arguments: object, **limits: object) -> None:

@@ -9,7 +9,7 @@ from bindery_broker.dispatch.exclusive import ExclusiveDispatcher
 from bindery_broker.dispatch.item import Item, MessageKey
 from bindery_broker.dispatch.shared import SharedDispatcher
 from bindery_broker.managed_ledger import BatchAck
-from bindery_broker.subscriptions.decoding import DECODED_BYTES_MAX
+from bindery_broker.subscriptions.decoding import DECODED_BYTES_MAX, LARGE_MAX
 from bindery_broker.subscriptions.reading import READ_BYTES_MAX, READ_MESSAGES_MAX, BatchSizes
 from bindery_core.errors import BinderyError, MetadataUnavailable
 from bindery_pulsar.message_codec import (
@@ -257,7 +257,7 @@ async def test_an_entry_that_is_acknowledged_while_it_is_decoded_is_not_offered(
     parts = await Parts.create(cluster, zipped(1_000_000), batch(b"a", b"b"))
     dispatcher = SharedDispatcher[Message]()
     reading = asyncio.create_task(read_on(parts, dispatcher, 100))
-    while not parts.decoder._threads._threads:  # it began
+    while parts.decoder._large._value == LARGE_MAX:
         await asyncio.sleep(0)
     await parts.cursor.ack_many([at(0)], batches=[BatchAck(at(1), 2, [0])])
     assert await reading
@@ -268,7 +268,7 @@ async def test_a_read_is_dropped_if_the_dispatcher_is_reset_while_an_entry_is_de
     parts = await Parts.create(cluster, zipped(1_000_000), single(b"b"))
     dispatcher = SharedDispatcher[Message]()
     reading = asyncio.create_task(read_on(parts, dispatcher, 100))
-    while not parts.decoder._threads._threads:  # it began
+    while parts.decoder._large._value == LARGE_MAX:
         await asyncio.sleep(0)
     dispatcher.reset()
     assert await reading

@@ -6,7 +6,6 @@ once they have it. Of a batch, readers decode the part that they need.
 """
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor  # noqa: TID251 - threads for computation, which use nothing else
 from typing import Final
 
 from bindery_core.errors import BinderyError
@@ -31,8 +30,7 @@ class EntryDecoder:
 
     def __init__(self, *, size_max: int = DECODED_BYTES_MAX) -> None:
         self.size_max = size_max
-        self._threads = ThreadPoolExecutor(max_workers=LARGE_MAX, thread_name_prefix="decode")
-        """Threads of its own, because the C library keeps some of the memory that each thread has freed."""
+        self._large = asyncio.Semaphore(LARGE_MAX)
 
     @staticmethod
     def open(entry: bytes) -> PackedEntry:
@@ -55,9 +53,8 @@ class EntryDecoder:
         size = entry.claimed_size(count_max)
         if size > room:
             raise RoomNeeded(size)
-        found = await asyncio.get_running_loop().run_in_executor(
-            self._threads, _decode, entry, min(room, self.size_max), first, count_max
-        )
+        async with self._large:
+            found = await asyncio.to_thread(_decode, entry, min(room, self.size_max), first, count_max)
         if isinstance(found, UnreadableMessage) and room < self.size_max:
             raise RoomNeeded(self.size_max)
         if isinstance(found, BinderyError):
