@@ -34,6 +34,9 @@ BATCHES: Final = "batches"
 BATCH_COUNT: Final = 40_000
 """Messages of a batch that takes almost as much memory as an entry may."""
 SUBSCRIPTIONS: Final = 200
+"""Number of subscriptions that receive from these batches."""
+SUBSCRIPTIONS_EACH: Final = 5
+"""Number of subscriptions of each reader of the other topics."""
 MIB: Final = 2**20
 READABLE: Final = 200
 UNREADABLE: Final = 422
@@ -131,14 +134,17 @@ def numbers(statuses: Iterable[tuple[int, int]]) -> str:
 
 
 async def read(running: Services, topic: str, number: int, statuses: Counter[int]) -> None:
-    """Read the topic again and again: every second reader by subscriptions, each of which is new."""
+    """Read the topic again and again: every second reader by several subscriptions in turn.
+
+    There are few of them, and few messages in delivery, because both take memory as long as they exist.
+    """
     path = f"/v1/topics/public/default/{topic}"
     subscription = 0
     while True:
         if number % 2:
             status = await request(running.port, f"GET {path}/messages?start=earliest&max=100", b"")
         else:
-            subscription += 1
+            subscription = (subscription + 1) % SUBSCRIPTIONS_EACH
             body = b'{"consumer": "c", "initial": "earliest", "max": 100}'
             status = await request(running.port, f"POST {path}/subscriptions/{number}-{subscription}/receive", body)
         statuses[status] += 1
@@ -150,7 +156,7 @@ async def receive(running: Services, number: int, statuses: Counter[int], served
     while True:
         for subscription in range(number, SUBSCRIPTIONS, READERS):
             kind = "exclusive" if subscription % 2 else "shared"
-            body = f'{{"consumer": "c", "type": "{kind}", "initial": "earliest", "max": 10, "session_ttl_ms": 3600000}}'
+            body = f'{{"consumer": "c", "type": "{kind}", "initial": "earliest", "max": 1, "session_ttl_ms": 3600000}}'
             status = await request(running.port, f"POST {path}/{subscription}/receive", body.encode())
             statuses[status] += 1
             if status == READABLE:
