@@ -28,6 +28,8 @@ READERS: Final = 40
 ENTRIES: Final = 100
 MEMORY_GROWTH_MAX: Final = 1.2
 """Memory after an attack, compared with that before it."""
+CACHE_SIZE_MAX: Final = 8 * 2**20
+"""The cache of entries is full before the attacks, as it is after them."""
 RETURN_S: Final = 30.0
 """Maximum seconds until it is reached: messages that were read ahead are given up after ten."""
 BATCHES: Final = "batches"
@@ -35,7 +37,7 @@ BATCH_COUNT: Final = 40_000
 """Messages of a batch that takes almost as much memory as an entry may."""
 SUBSCRIPTIONS: Final = 200
 """Number of subscriptions that receive from these batches."""
-SUBSCRIPTIONS_EACH: Final = 5
+SUBSCRIPTIONS_EACH: Final = 2
 """Number of subscriptions of each reader of the other topics."""
 MIB: Final = 2**20
 READABLE: Final = 200
@@ -53,7 +55,10 @@ BOMBS: Final = {
 """Entries of a topic, and the status of a request that reads its first."""
 
 
-async def test_compressed_entries_neither_kill_nor_block_a_broker(tmp_path: Path) -> None:
+async def test_compressed_entries_neither_kill_nor_block_a_broker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BROKER_LEDGER_CACHE_SIZE_MAX", str(CACHE_SIZE_MAX))
     async with services(tmp_path, inside="broker") as running:
         for name, (entries, _) in BOMBS.items():
             await store_topic(running.zookeeper, name, entries)

@@ -303,13 +303,17 @@ class PackedEntry:
         return not metadata.compression or max(metadata.uncompressed_size, len(self._payload)) <= SMALL_SIZE_MAX
 
     def claimed_size(self, count_max: int | None = None) -> int:
-        """Return the bytes of the decoded entry, without PROPERTY_SIZE, as its metadata claims them.
+        """Return the bytes that the decoded entry takes in memory by its metadata, without PROPERTY_SIZE in batches.
 
         `count_max`: number of messages that are decoded; None: all.
         """
-        metadata = self._metadata
-        size = metadata.uncompressed_size if metadata.compression else len(self._payload)
-        return size + self._messages_size(self.count if count_max is None else min(self.count, count_max))
+        count = self.count if count_max is None else min(self.count, count_max)
+        size = self._plain_size + MESSAGE_SIZE * count
+        return size if self.is_batch else size + self._metadata_size + PROPERTY_SIZE * len(self._metadata.properties)
+
+    def exceeds(self, size_max: int) -> bool:
+        """Return whether `decode` refuses the whole entry because of `size_max`, if it does so by its metadata."""
+        return self._limited_size(self.count) > size_max
 
     def decode(
         self, *, size_max: int = UNCOMPRESSED_SIZE_MAX, first: int = 0, count_max: int | None = None
@@ -332,7 +336,7 @@ class PackedEntry:
             name = _CODEC_NAMES.get(metadata.compression, str(metadata.compression))
             raise UnreadableMessage("unsupported compression of the message", compression=name)
         part = self._part(first, count_max)
-        size = self.claimed_size(len(part))
+        size = self._limited_size(len(part))
         if size > size_max and (self.is_batch or metadata.compression):  # before it is decompressed
             raise UnreadableMessage("the entry is too large once decoded", size=size, size_max=size_max)
         plain = _decompress(payload, metadata.uncompressed_size) if metadata.compression else None
@@ -372,9 +376,14 @@ class PackedEntry:
             raise CorruptMessage("impossible number of messages in a batch", count=count)
         return range(first, count if count_max is None else min(first + count_max, count))
 
-    def _messages_size(self, count: int) -> int:
-        """Return MESSAGE_SIZE for each of `count` messages, unless the batch is a small one."""
-        return MESSAGE_SIZE * count if self.count > SMALL_COUNT_MAX else 0
+    @property
+    def _plain_size(self) -> int:
+        """Bytes of the payload once it is decompressed."""
+        return self._metadata.uncompressed_size if self._metadata.compression else len(self._payload)
+
+    def _limited_size(self, count: int) -> int:
+        """Return the bytes of `count` messages that a limit applies to: MESSAGE_SIZE counts in large batches only."""
+        return self._plain_size + (MESSAGE_SIZE * count if self.count > SMALL_COUNT_MAX else 0)
 
 
 def decode_entry(entry: bytes, *, size_max: int = UNCOMPRESSED_SIZE_MAX) -> list[Message]:

@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 from bindery_broker.subscriptions.decoding import LARGE_MAX, EntryDecoder, RoomNeeded
-from bindery_pulsar.message_codec import MESSAGE_SIZE, METADATA_READ_SIZE_MAX, PackedEntry, UnreadableMessage
+from bindery_broker.subscriptions.reading import MESSAGE_OVERHEAD
+from bindery_pulsar.message_codec import (
+    MESSAGE_SIZE,
+    METADATA_READ_SIZE_MAX,
+    OutgoingMessage,
+    PackedEntry,
+    UnreadableMessage,
+    encode_message,
+)
 from bindery_pulsar.pulsar_messages_pb2 import ZLIB, MessageMetadata, SingleMessageMetadata
 from subscription_parts import zipped, zipped_batch
 
@@ -33,7 +41,7 @@ async def test_the_loop_goes_on_while_a_large_entry_is_decoded(monkeypatch: pyte
         return decode(self, **limits)  # type: ignore[return-value]
 
     monkeypatch.setattr(PackedEntry, "decode", watched)
-    (message,) = await EntryDecoder().decode(packed(1_000_000), room=1_000_000)
+    (message,) = await EntryDecoder().decode(packed(1_000_000), room=1_001_000)
     assert len(message.payload) == 1_000_000
     assert threading.get_ident() not in threads
 
@@ -54,7 +62,7 @@ async def test_few_large_entries_are_decoded_at_a_time(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(PackedEntry, "decode", slow)
     decoder = EntryDecoder()
-    await asyncio.gather(*(decoder.decode(packed(100_000), room=100_000) for _ in range(6)))
+    await asyncio.gather(*(decoder.decode(packed(100_000), room=101_000) for _ in range(6)))
     assert most == LARGE_MAX
 
 
@@ -73,7 +81,7 @@ async def test_an_entry_that_does_not_fit_is_not_decompressed_until_there_is_roo
         patch.setattr(PackedEntry, "decode", None)
         with pytest.raises(RoomNeeded) as caught:
             await decoder.decode(packed(1_000_000), room=999_999)
-    assert caught.value.size == 1_000_000
+    assert caught.value.size == packed(1_000_000).claimed_size() < 1_001_000
     assert await decoder.decode(packed(1_000_000), room=caught.value.size)
 
 
@@ -83,6 +91,18 @@ async def test_an_entry_above_the_limit_is_not_decompressed(monkeypatch: pytest.
     for entry in (zipped(1_000_001), zipped_batch(2_000, size=300_000)):
         with pytest.raises(UnreadableMessage, match="too large once decoded"):
             await decoder.decode(EntryDecoder.open(entry), room=1_000_000)
+
+
+async def test_the_room_of_an_entry_is_what_its_messages_count_once_they_are_read() -> None:
+    """Otherwise a call that made room for an entry could not deliver it."""
+    tagged = OutgoingMessage(payload=bytes(100_000), properties={"a": "TAGS", "b": "x"}, key="k")
+    single = encode_message(tagged, producer_name="p", publish_time_ms=1, sequence_id=0)
+    for entry in (EntryDecoder.open(single), packed(1_000_000)):
+        (message,) = await EntryDecoder().decode(entry, room=2_000_000)
+        assert message.size + MESSAGE_OVERHEAD == entry.claimed_size()
+    entry = EntryDecoder.open(zipped_batch(2_000, size=200_000))
+    found = await EntryDecoder().decode(entry, room=2_000_000)
+    assert sum(message.size + MESSAGE_OVERHEAD for message in found) <= entry.claimed_size()
 
 
 async def test_a_part_of_a_batch_needs_room_for_its_messages_only() -> None:

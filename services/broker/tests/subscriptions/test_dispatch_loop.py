@@ -550,6 +550,46 @@ async def test_what_a_call_leaves_because_of_its_bytes_is_put_down_without_room(
 
 
 @KINDS
+async def test_a_call_that_waits_for_room_in_the_responses_keeps_nothing_without_room_to_read_ahead(
+    cluster: Cluster, kind: SubscriptionType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many such calls would hold an entry of the maximum size each."""
+    parts = await Parts.create(cluster, single(b"a"), single(b"b"))
+    parts.loop.change_type(kind)
+    other = fill(parts)
+    read_on = parts.reader.read_on
+
+    async def then_others_read_ahead(*arguments: Any, **limits: Any) -> bool:
+        monkeypatch.setattr(parts.reader, "read_on", read_on)
+        found = await read_on(*arguments, **limits)
+        assert parts.loop.dispatcher.ready_count == 2
+        no_read_ahead(parts)
+        return found
+
+    monkeypatch.setattr(parts.reader, "read_on", then_others_read_ahead)
+    task = asyncio.create_task(parts.take(wait_s=60))
+    await asyncio.sleep(1)
+    assert (task.done(), parts.loop.dispatcher.ready_count) == (False, 0)
+    other.release()
+    assert await task == [b"a", b"b"]
+
+
+@KINDS
+async def test_a_call_that_made_room_for_a_large_entry_delivers_it(
+    cluster: Cluster, kind: SubscriptionType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its metadata and its overhead count, too."""
+    parts = await Parts.create(cluster, zipped(DECODED_BYTES_MAX))
+    parts.loop.change_type(kind)
+    no_read_ahead(parts)
+    other = fill(parts)
+    other.keep(other.size - DECODED_BYTES_MAX - 2 * MESSAGE_OVERHEAD)
+    decoded = Decoded(monkeypatch)
+    assert [len(text) for text in await parts.take()] == [DECODED_BYTES_MAX]
+    assert decoded.reads == 1
+
+
+@KINDS
 async def test_what_a_call_leaves_is_kept_if_there_is_room(cluster: Cluster, kind: SubscriptionType) -> None:
     parts = await Parts.create(cluster, numbers(10))
     parts.loop.change_type(kind)

@@ -48,7 +48,7 @@ class EntryDecoder:
         """
         if entry.is_small:
             return entry.decode(size_max=self.size_max, first=first, count_max=count_max)
-        if entry.claimed_size() > self.size_max:
+        if entry.exceeds(self.size_max):
             return entry.decode(size_max=self.size_max)  # raises an error, and decompresses nothing
         size = entry.claimed_size(count_max)
         if size > room:

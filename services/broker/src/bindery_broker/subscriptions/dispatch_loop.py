@@ -116,8 +116,7 @@ class DispatchLoop:
         finally:
             self._calls_open -= 1
             self._last_call_at = self._now()
-            if self._read_ahead.is_over:
-                self._put_down()
+            self._put_down_if_over()
             self._check_idle_later(IDLE_S)
 
     async def _take(self, call: ReceiveCall) -> list[Delivery[Message]]:
@@ -165,6 +164,7 @@ class DispatchLoop:
                 if self._is_draining:
                     return []
                 if least:
+                    self._put_down_if_over()
                     await self.wait_for_room(call, least=least)
                     continue
                 if self._dispatcher.room() == 0 or self._holds_all_it_may(call):
@@ -301,6 +301,10 @@ class DispatchLoop:
     def put_down_if_idle(self) -> None:
         """If no consumer is connected, drop the message bodies in memory. They are read again for the next consumer."""
         if not len(self._sessions):
+            self._put_down()
+
+    def _put_down_if_over(self) -> None:
+        if self._read_ahead.is_over:
             self._put_down()
 
     def _put_down(self) -> None:
