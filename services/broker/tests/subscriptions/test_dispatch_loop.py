@@ -20,7 +20,7 @@ from bindery_broker.subscriptions.reading import (
 )
 from bindery_broker.subscriptions.response_budget import Charge
 from bindery_core.errors import TryAgain
-from bindery_pulsar.message_codec import Message, PackedEntry
+from bindery_pulsar.message_codec import Message, OutgoingMessage, PackedEntry, encode_batch
 from bindery_pulsar.message_id import MessageId
 from managed_ledger_cluster import Cluster
 from subscription_parts import Parts, at, batch, single, texts, zipped, zipped_batch
@@ -532,6 +532,23 @@ async def test_a_call_without_room_decodes_what_it_delivers_and_keeps_nothing(
         assert (parts.loop.dispatcher.ready_count, parts.loop._read_ahead.used) == (0, held)
     assert (decoded.reads, decoded.messages) == (6, 3_000)
     assert indexes(await parts.take(count_max=500)) == [*range(5)]
+
+
+@KINDS
+async def test_the_filter_reads_many_messages_for_a_call_without_room(
+    cluster: Cluster, kind: SubscriptionType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = await cluster.open()
+    messages = [
+        OutgoingMessage(payload=b"%d " % n, properties={"blue" if n == 999 else "red": "TAGS"}) for n in range(1_000)
+    ]
+    await topic.add_many([encode_batch(messages, producer_name="p", publish_time_ms=1, sequence_ids=range(1_000))])
+    parts = Parts(topic, await topic.open_cursor("s", start=at(0), properties={"blue": "1"}))
+    parts.loop.change_type(kind)
+    no_read_ahead(parts)
+    decoded = Decoded(monkeypatch)
+    assert indexes(await parts.take(count_max=1)) == [999]
+    assert decoded.reads == 1
 
 
 @KINDS

@@ -351,14 +351,40 @@ async def test_a_step_back_leads_to_a_message_of_a_batch(cluster: Cluster) -> No
     assert offered(dispatcher) == [(0, 3), (0, 4), (1, -1)]
 
 
-async def test_acknowledged_messages_are_left_out_of_each_part(cluster: Cluster) -> None:
-    parts = await Parts.create(cluster, batch(*[b"a"] * 6), single(b"x"))
+async def test_a_part_begins_with_a_message_that_is_not_acknowledged(cluster: Cluster) -> None:
+    """Otherwise a batch of which almost everything is acknowledged would take as many reads as it has messages."""
+    parts = await Parts.create(cluster, batch(*[b"a"] * 8), single(b"x"))
     dispatcher = SharedDispatcher[Message]()
-    await parts.cursor.ack_many([], batches=[BatchAck(at(0), 6, [1, 2, 3])])
-    for part in ([(0, 0)], [], [(0, 4), (0, 5)], [(1, -1)]):
+    await parts.cursor.ack_many([], batches=[BatchAck(at(0), 8, [1, 2, 3, 5])])
+    for part in ([(0, 0)], [(0, 4)], [(0, 6), (0, 7)], [(1, -1)]):
         assert await read_on(parts, dispatcher, 100, messages_max=2)
         assert offered(dispatcher) == part
     assert parts.cursor.mark_delete < at(0)
+
+
+async def test_the_acknowledged_end_of_a_batch_is_passed_without_decoding_it(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = await Parts.create(cluster, batch(*[b"a"] * 4), single(b"x"))
+    dispatcher = SharedDispatcher[Message]()
+    assert await read_on(parts, dispatcher, 100, messages_max=2)
+    await parts.cursor.ack_many([], batches=[BatchAck(at(0), 4, [2, 3])])
+    assert await read_on(parts, dispatcher, 100, messages_max=2)
+    assert offered(dispatcher) == [(0, 0), (0, 1), (1, -1)]
+    assert parts.reader.position == at(2)
+
+
+async def test_a_read_that_is_cancelled_continues_after_what_it_offered(cluster: Cluster) -> None:
+    parts = await Parts.create(cluster, single(b"a"), zipped(1_000_000), single(b"c"))
+    dispatcher = ExclusiveDispatcher[Message]()
+    reading = asyncio.create_task(read_on(parts, dispatcher, 100))
+    while parts.decoder._large._value == LARGE_MAX:
+        await asyncio.sleep(0)
+    reading.cancel()
+    await asyncio.wait([reading])
+    assert (dispatcher.ready_count, parts.reader.position) == (1, at(1))
+    assert await read_on(parts, dispatcher, 100)
+    assert offered(dispatcher) == [(0, -1), (1, -1), (2, -1)]
 
 
 async def test_the_filter_acknowledges_messages_part_by_part(cluster: Cluster) -> None:

@@ -281,7 +281,8 @@ class DispatchLoop:
         room = dispatcher.room(asked=None if ahead else request.count_max)
         if room <= 0:
             return False
-        messages_max = READ_MESSAGES_MAX if ahead else request.count_max
+        # With a filter, few of the messages may match: a read for each would take long.
+        messages_max = READ_MESSAGES_MAX if ahead or self._reader.filter.is_active else request.count_max
         return await self._reader.read_on(
             dispatcher, room, size_max=size_max, decoded_max=decoded_max, messages_max=messages_max
         )

@@ -141,10 +141,15 @@ class MessageReader:
         has_waited = False
         for number, (position, payload, _) in enumerate(read.entries):
             first = start[1] if position == start[0] else 0
+            if number > 0:
+                self._position, self._index = position, first  # the others were offered, even if this is cancelled
             entry = self._open(position, payload, stop=number > 0) if decoded_size < READ_BYTES_MAX else None
             if entry is None or (number > 0 and entry.count > messages_max):
                 end = (position, first)
                 break
+            first = self._next_unacked(position, first)
+            if first >= entry.count > 0:
+                continue
             part = range(first, min(first + messages_max, entry.count))
             items = await self._decode(position, entry, part, stop=number > 0, room=decoded_max - decoded_size)
             if generation != dispatcher.generation:
@@ -176,6 +181,14 @@ class MessageReader:
         if consumed or parts:
             self.batch_sizes.forget(await self._cursor.ack_many(consumed, batches=parts))
         return bool(read.entries) or start != end
+
+    def _next_unacked(self, position: Position, index: int) -> int:
+        """Return the first index from `index` on that is not acknowledged, or one after the last index of the batch."""
+        remaining = self._cursor.remaining(position)
+        if remaining is None:
+            return index
+        rest = remaining >> index
+        return index + (rest & -rest).bit_length() - 1 if rest else BATCH_COUNT_MAX
 
     async def read_again(
         self,
