@@ -274,7 +274,7 @@ def _metadata_size_exact(message: OutgoingMessage) -> int:
 class PackedEntry:
     """An entry whose checksum and metadata were read, and whose messages are not decoded yet."""
 
-    __slots__ = ("_metadata", "_metadata_size", "_metadata_size_max", "_payload")
+    __slots__ = ("_metadata", "_metadata_size", "_metadata_size_max", "_payload", "count", "is_batch")
 
     def __init__(self, entry: bytes, *, metadata_size_max: int = UNCOMPRESSED_SIZE_MAX) -> None:
         """`metadata_size_max`: maximum bytes of the metadata of the entry, and of each message of a batch.
@@ -284,22 +284,16 @@ class PackedEntry:
         self._metadata_size_max = metadata_size_max
         self._metadata, self._payload, _ = _split(entry, verify=True, metadata_size_max=metadata_size_max)
         self._metadata_size = len(entry) - len(self._payload)
-
-    @property
-    def count(self) -> int:
+        self.is_batch: Final = self._metadata.HasField("num_messages_in_batch")
+        self.count: Final[int] = self._metadata.num_messages_in_batch if self.is_batch else 1
         """Number of messages in the batch as its metadata claims it; 1: the entry is not a batch."""
-        return self._metadata.num_messages_in_batch if self.is_batch else 1
-
-    @property
-    def is_batch(self) -> bool:
-        return self._metadata.HasField("num_messages_in_batch")
 
     @property
     def is_small(self) -> bool:
         """Whether the entry is decoded in a few milliseconds. Larger ones should not be decoded on an event loop."""
-        metadata = self._metadata
-        if metadata.num_messages_in_batch > SMALL_COUNT_MAX:
+        if self.count > SMALL_COUNT_MAX:
             return False
+        metadata = self._metadata
         return not metadata.compression or max(metadata.uncompressed_size, len(self._payload)) <= SMALL_SIZE_MAX
 
     def claimed_size(self, count_max: int | None = None) -> int:
@@ -335,11 +329,14 @@ class PackedEntry:
         if metadata.compression not in (NONE, ZLIB):
             name = _CODEC_NAMES.get(metadata.compression, str(metadata.compression))
             raise UnreadableMessage("unsupported compression of the message", compression=name)
-        part = self._part(first, count_max)
-        size = self._limited_size(len(part))
-        if size > size_max and (self.is_batch or metadata.compression):  # before it is decompressed
-            raise UnreadableMessage("the entry is too large once decoded", size=size, size_max=size_max)
-        plain = _decompress(payload, metadata.uncompressed_size) if metadata.compression else None
+        plain: bytes | None = None
+        if self.is_batch or metadata.compression:
+            part = self._part(first, count_max)
+            size = self._limited_size(len(part))
+            if size > size_max:  # before it is decompressed
+                raise UnreadableMessage("the entry is too large once decoded", size=size, size_max=size_max)
+            if metadata.compression:
+                plain = _decompress(payload, metadata.uncompressed_size)
         if self.is_batch:
             return _decode_batch(
                 metadata,

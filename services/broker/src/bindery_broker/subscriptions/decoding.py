@@ -37,6 +37,10 @@ class EntryDecoder:
         """Return an entry for `decode`. Raises CorruptMessage, or UnreadableMessage."""
         return PackedEntry(entry, metadata_size_max=METADATA_READ_SIZE_MAX)
 
+    def decode_small(self, entry: PackedEntry, *, first: int = 0, count_max: int | None = None) -> list[Message]:
+        """Return what `decode` returns for a small entry."""
+        return entry.decode(size_max=self.size_max, first=first, count_max=count_max)
+
     async def decode(
         self, entry: PackedEntry, *, room: int, first: int = 0, count_max: int | None = None
     ) -> list[Message]:
@@ -47,7 +51,7 @@ class EntryDecoder:
         Raises RoomNeeded if it takes more.
         """
         if entry.is_small:
-            return entry.decode(size_max=self.size_max, first=first, count_max=count_max)
+            return self.decode_small(entry, first=first, count_max=count_max)
         if entry.exceeds(self.size_max):
             return entry.decode(size_max=self.size_max)  # raises an error, and decompresses nothing
         size = entry.claimed_size(count_max)

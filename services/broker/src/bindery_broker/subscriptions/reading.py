@@ -6,6 +6,7 @@ until the entry is completely acknowledged.
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from bindery_core.errors import BinderyError
 from bindery_pulsar.message_codec import BATCH_COUNT_MAX, CorruptMessage, Message, PackedEntry, read_head
@@ -27,6 +28,10 @@ READ_ENTRIES_MAX = 100
 READ_MESSAGES_MAX = 2_000
 """Maximum number of messages of one read: twice the usual size of batches. A larger batch is read in parts; before
 each, its messages up to that part are skipped, which takes a microsecond each."""
+
+
+ONE: Final = range(1)
+"""The part of an entry that is not a batch."""
 
 
 class BatchSizes:
@@ -147,26 +152,29 @@ class MessageReader:
             if entry is None or (number > 0 and entry.count > messages_max):
                 end = (position, first)
                 break
-            first = self._next_unacked(position, first)
-            if first >= entry.count > 0:
-                continue
-            part = range(first, min(first + messages_max, entry.count))
-            items = await self._decode(position, entry, part, stop=number > 0, room=decoded_max - decoded_size)
-            if generation != dispatcher.generation:
-                return True
+            if entry.is_batch:
+                first = self._next_unacked(position, first)
+                if first >= entry.count > 0:
+                    continue
+            part = range(first, min(first + messages_max, entry.count)) if entry.count > 1 else ONE
+            if entry.is_small:
+                items = self._decode_small(position, entry, part, stop=number > 0)
+            else:
+                items = await self._decode(position, entry, part, stop=number > 0, room=decoded_max - decoded_size)
+                has_waited = True
+                if generation != dispatcher.generation:
+                    return True
             if items is None:
                 end = (position, first)
                 break
             messages_max -= len(part)
             for item in items:
                 decoded_size += item.size
-            is_whole = len(part) == entry.count
-            has_waited = has_waited or not entry.is_small
             if not (has_waited and self._cursor.is_acked(position)):  # meanwhile
                 matching = self.filter.matching(items)
                 if matching:
                     dispatcher.offer(matching, generation=generation)
-                if not matching and is_whole:  # completely filtered, or a marker without messages
+                if not matching and len(part) == entry.count:  # completely filtered, or a marker without messages
                     consumed.append(position)
                 elif not matching:
                     parts.append(BatchAck(position, entry.count, part))
@@ -262,6 +270,19 @@ class MessageReader:
                 self._explain(position, error)
                 raise
             return None
+
+    def _decode_small(
+        self, position: Position, entry: PackedEntry, part: range, *, stop: bool
+    ) -> list[Item[Message]] | None:
+        """Return what `_decode` returns for a small entry."""
+        try:
+            messages = self._decoder.decode_small(entry, first=part.start, count_max=len(part))
+        except BinderyError as error:
+            if not stop:
+                self._explain(position, error)
+                raise
+            return None
+        return self._items(position, messages)
 
     async def _decode(
         self, position: Position, entry: PackedEntry, part: range, *, stop: bool, room: int
