@@ -124,7 +124,7 @@ class BrokerProcess:
             client=client, store=store, leases=leases, clock=wall_clock_ms, now=loop.time, metrics=self._metrics
         )
         broker = Broker(settings, components, url=url)
-        self._stats.watch_messages(broker.topics.read_ahead, broker.topics.responses)
+        self._stats.watch_read_ahead(broker.topics.read_ahead)
         app = BrokerApp(broker, arriving=self._server.bodies)
         life.on_stop(app.close)
         self._late.put(app)

@@ -1,22 +1,26 @@
-"""Memory is returned to the system when messages that clients needed have gone."""
+"""Memory is returned to the system when messages of consumers that have gone are put down."""
 
 from bindery_broker.dispatch.read_ahead import ReadAhead
 from bindery_broker.http.stats import BrokerHttpStats
-from bindery_broker.subscriptions.response_budget import ResponseBudget
+from bindery_kit.limits.memory_release import DROP_SIZE, INTERVAL_S, MemoryRelease
 
 
-def test_messages_count_as_memory_that_clients_need() -> None:
+def test_only_messages_of_idle_subscriptions_change_the_need() -> None:
+    stats, ahead = BrokerHttpStats(), ReadAhead(64 * DROP_SIZE)
+    stats.watch_read_ahead(ahead)
+    memory = MemoryRelease(lambda: None)
+    ahead.change(9 * DROP_SIZE)
+    assert not memory.check(stats.needed_size, now_s=0.0)
+    ahead.change(-8 * DROP_SIZE)
+    assert not memory.check(stats.needed_size, now_s=1.0), "they were delivered"
+    ahead.change(-DROP_SIZE)
+    ahead.idle_size += DROP_SIZE
+    assert memory.check(stats.needed_size, now_s=2.0)
+    assert memory.check(stats.needed_size, now_s=2.0 + INTERVAL_S), "once more"
+    assert not memory.check(stats.needed_size, now_s=2.0 + 2 * INTERVAL_S)
+
+
+def test_connections_count_as_on_other_ports() -> None:
     stats = BrokerHttpStats()
-    assert stats.needed_size == 0
-    ahead, responses = ReadAhead(1_000), ResponseBudget(1_000, now=lambda: 0.0)
-    stats.watch_messages(ahead, responses)
-    ahead.change(30)
-    charge = responses.charge("a")
-    charge.keep(5)
-    assert stats.needed_size == 35
-    stats.connections = 1
-    assert stats.needed_size > 8_000
-    ahead.change(-30)
-    charge.release()
-    stats.connections = 0
-    assert stats.needed_size == 0
+    stats.connections = 3
+    assert stats.needed_size == 3 * 8192

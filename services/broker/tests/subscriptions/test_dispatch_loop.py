@@ -665,6 +665,7 @@ async def test_without_a_call_for_some_time_ready_messages_are_put_down(
     assert parts.loop.dispatcher.ready_count == 7
     await asyncio.sleep(1.1)
     assert (parts.loop.dispatcher.ready_count, parts.loop._read_ahead.used) == (0, 0)
+    assert 7 * MESSAGE_OVERHEAD < parts.loop._read_ahead.idle_size < 7 * MESSAGE_OVERHEAD + 100
     assert parts.loop._idle_check is None
     assert len(parts.loop.dispatcher.leases) == 4
     assert indexes(await parts.take()) == [4, 5, 6, 7, 8, 9, 10]

@@ -28,6 +28,8 @@ class ReadAhead:
         self.messages_max = messages_max
         self.messages = 0
         """Number of messages that the dispatchers hold."""
+        self.idle_size = 0
+        """Bytes of messages that were put down because their subscriptions had no calls, in all."""
         self._reserved = 0
         self._reserved_messages = 0
 

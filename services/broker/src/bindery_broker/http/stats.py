@@ -1,9 +1,8 @@
-"""The memory that the clients of a broker need, its messages included: when it has fallen, memory is returned."""
+"""The memory that the clients of a broker need: when it has fallen, free memory is returned to the system."""
 
 from bindery_kit.http.http_stats import HttpStats
 
 from bindery_broker.dispatch.read_ahead import ReadAhead
-from bindery_broker.subscriptions.response_budget import ResponseBudget
 
 
 class BrokerHttpStats(HttpStats):
@@ -11,12 +10,16 @@ class BrokerHttpStats(HttpStats):
 
     def __init__(self) -> None:
         super().__init__()
-        self._messages: tuple[ReadAhead | ResponseBudget, ...] = ()
+        self._read_ahead: ReadAhead | None = None
 
-    def watch_messages(self, *messages: ReadAhead | ResponseBudget) -> None:
-        """Count these budgets as memory that clients need."""
-        self._messages = messages
+    def watch_read_ahead(self, read_ahead: ReadAhead) -> None:
+        """Let `needed_size` fall when messages of idle subscriptions are put down.
+
+        Messages that are read and delivered all the time do not count: a busy broker would return memory all the time.
+        """
+        self._read_ahead = read_ahead
 
     @property
     def needed_size(self) -> int:
-        return super().needed_size + sum(budget.used for budget in self._messages)
+        """Bytes relative to those at the start; only their changes have a meaning."""
+        return super().needed_size - (self._read_ahead.idle_size if self._read_ahead is not None else 0)

@@ -324,7 +324,9 @@ class DispatchLoop:
         self._idle_check = None
         left_s = IDLE_S if self._calls_open else self._last_call_at + IDLE_S - self._now()
         if left_s <= 0:
+            used_before = self._read_ahead.used
             self._put_down()
+            self._read_ahead.idle_size += used_before - self._read_ahead.used
         self._check_idle_later(left_s if left_s > 0 else IDLE_S)
 
     def drain(self) -> None:
