@@ -280,7 +280,7 @@ def test_a_bomb_stops_at_its_claim_or_at_the_limit(
 
 def test_a_claim_above_the_limit_is_refused_even_if_the_payload_is_small() -> None:
     entry = raw(zlib.compress(b"a"), compression=ZLIB, uncompressed_size=1_001)
-    with pytest.raises(UnreadableMessage, match="too large once uncompressed"):
+    with pytest.raises(UnreadableMessage, match="too large once decoded"):
         decode_entry(entry, size_max=1_000)
 
 
@@ -372,3 +372,65 @@ def test_sizes_are_limited() -> None:
             publish_time_ms=1,
             sequence_ids=[0, 1],
         )
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_parts_of_a_batch_are_those_of_the_whole(compressed: bool) -> None:
+    payload = singles(*({"compacted_out": n == 3, "partition_key": str(n)} for n in range(6)))
+    fields = {"compression": ZLIB, "uncompressed_size": len(payload)} if compressed else {}
+    entry = PackedEntry(raw(zlib.compress(payload) if compressed else payload, num_messages_in_batch=6, **fields))
+    whole = entry.decode()
+    assert (entry.count, entry.is_batch, [message.batch_index for message in whole]) == (6, True, [0, 1, 2, 4, 5])
+    for first in range(8):
+        for count in range(8):
+            part = entry.decode(first=first, count_max=count)
+            assert part == [message for message in whole if first <= message.batch_index < first + count]
+        assert entry.decode(first=first) == [message for message in whole if first <= message.batch_index]
+
+
+def test_an_entry_that_is_no_batch_is_decoded_whole() -> None:
+    entry = PackedEntry(raw(b"hello"))
+    assert (entry.count, entry.is_batch) == (1, False)
+    assert entry.decode(first=0, count_max=1) == entry.decode(first=3, count_max=7) == entry.decode()
+
+
+def test_what_follows_a_part_is_not_read() -> None:
+    entry = PackedEntry(raw(singles({}, {}) + b"\xff", num_messages_in_batch=3))
+    assert len(entry.decode(first=0, count_max=2)) == 2
+    for limits in ({"first": 2}, {"first": 1, "count_max": 2}, {}):
+        with pytest.raises(CorruptMessage):
+            entry.decode(**limits)
+
+
+def test_messages_before_a_part_are_checked() -> None:
+    """A size that is skipped must not lead before the beginning, or past the end, of the batch."""
+    for size in (-1, 2**31 - 1):
+        entry = PackedEntry(raw(singles({"payload_size": size}, {}, {}), num_messages_in_batch=3))
+        with pytest.raises(CorruptMessage):
+            entry.decode(first=2, count_max=1)
+
+
+def test_a_part_takes_what_its_messages_take() -> None:
+    count = SMALL_COUNT_MAX + 1
+    payload = singles(*[{}] * count)
+    entry = PackedEntry(raw(payload, num_messages_in_batch=count))
+    assert entry.claimed_size() == len(payload) + count * MESSAGE_SIZE
+    size = entry.claimed_size(10)
+    assert size == len(payload) + 10 * MESSAGE_SIZE
+    assert len(entry.decode(first=5, count_max=10, size_max=size)) == 10
+    with pytest.raises(UnreadableMessage, match="too large once decoded"):
+        entry.decode(first=5, count_max=10, size_max=size - 1)
+
+
+def test_what_exceeds_the_limit_by_its_claims_is_not_decompressed(monkeypatch: pytest.MonkeyPatch) -> None:
+    counting = CountingZlib(monkeypatch)
+    payload = singles(*[{}] * (SMALL_COUNT_MAX + 1))
+    entry = raw(
+        zlib.compress(payload),
+        num_messages_in_batch=SMALL_COUNT_MAX + 1,
+        compression=ZLIB,
+        uncompressed_size=len(payload),
+    )
+    with pytest.raises(UnreadableMessage):
+        decode_entry(entry, size_max=len(payload) + SMALL_COUNT_MAX * MESSAGE_SIZE)
+    assert counting.produced == 0

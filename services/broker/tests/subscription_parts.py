@@ -17,7 +17,7 @@ from bindery_broker.subscriptions.redelivery import Redelivery
 from bindery_broker.subscriptions.response_budget import ResponseBudget
 from bindery_pulsar.message_codec import Message, OutgoingMessage, encode_batch, encode_message
 from bindery_pulsar.message_id import EARLIEST, Position
-from bindery_pulsar.pulsar_messages_pb2 import ZLIB, MessageMetadata
+from bindery_pulsar.pulsar_messages_pb2 import ZLIB, MessageMetadata, SingleMessageMetadata
 from managed_ledger_cluster import Cluster
 
 PARTITION = -1
@@ -99,10 +99,24 @@ def batch(*payloads: bytes) -> bytes:
 
 def zipped(size: int) -> bytes:
     """Return an entry that decompresses to `size` bytes."""
-    metadata = MessageMetadata(
-        producer_name="p", sequence_id=0, publish_time=1, compression=ZLIB, uncompressed_size=size
-    ).SerializeToString()
-    return len(metadata).to_bytes(4, "big") + metadata + zlib.compress(bytes(size))
+    return _zipped(bytes(size), MessageMetadata())
+
+
+def zipped_batch(count: int, *, size: int = 0) -> bytes:
+    """Return a compressed batch of `count` messages, the first of `size` bytes and the others empty."""
+    head, empty = (SingleMessageMetadata(payload_size=n).SerializeToString() for n in (size, 0))
+    first = len(head).to_bytes(4, "big") + head + bytes(size)
+    return _zipped(
+        first + (len(empty).to_bytes(4, "big") + empty) * (count - 1), MessageMetadata(num_messages_in_batch=count)
+    )
+
+
+def _zipped(payload: bytes, metadata: MessageMetadata) -> bytes:
+    metadata.producer_name = "p"
+    metadata.sequence_id, metadata.publish_time = 0, 1
+    metadata.compression, metadata.uncompressed_size = ZLIB, len(payload)
+    head = metadata.SerializeToString()
+    return len(head).to_bytes(4, "big") + head + zlib.compress(payload)
 
 
 def at(entry_id: int) -> Position:

@@ -44,6 +44,7 @@ class FixedTopics(list[SimpleNamespace]):
     cache = SimpleNamespace(size=11, hits=12, misses=13)
     loads_failed = 14
     responses = SimpleNamespace(used=16, given_up=17)
+    read_ahead = SimpleNamespace(used=18)
 
 
 def made(*topics: SimpleNamespace) -> tuple[BrokerMetrics, Metrics]:
@@ -86,6 +87,7 @@ def test_the_totals_count_the_open_topics() -> None:
         "bindery_broker_produce_request_bytes_sum": 0,
         "bindery_broker_request_bytes_in_flight": 0,
         "bindery_broker_response_bytes": 16,
+        "bindery_broker_read_ahead_bytes": 18,
         "bindery_broker_responses_given_up_total": 17,
     }
 

@@ -274,7 +274,7 @@ def _metadata_size_exact(message: OutgoingMessage) -> int:
 class PackedEntry:
     """An entry whose checksum and metadata were read, and whose messages are not decoded yet."""
 
-    __slots__ = ("_metadata", "_metadata_size", "_metadata_size_max", "_payload")
+    __slots__ = ("_metadata", "_metadata_size", "_metadata_size_max", "_payload", "count", "is_batch")
 
     def __init__(self, entry: bytes, *, metadata_size_max: int = UNCOMPRESSED_SIZE_MAX) -> None:
         """`metadata_size_max`: maximum bytes of the metadata of the entry, and of each message of a batch.
@@ -284,21 +284,40 @@ class PackedEntry:
         self._metadata_size_max = metadata_size_max
         self._metadata, self._payload, _ = _split(entry, verify=True, metadata_size_max=metadata_size_max)
         self._metadata_size = len(entry) - len(self._payload)
+        self.is_batch: Final = self._metadata.HasField("num_messages_in_batch")
+        self.count: Final[int] = self._metadata.num_messages_in_batch if self.is_batch else 1
+        """Number of messages in the batch as its metadata claims it; 1: the entry is not a batch."""
 
     @property
     def is_small(self) -> bool:
         """Whether the entry is decoded in a few milliseconds. Larger ones should not be decoded on an event loop."""
-        metadata = self._metadata
-        if metadata.num_messages_in_batch > SMALL_COUNT_MAX:
+        if self.count > SMALL_COUNT_MAX:
             return False
+        metadata = self._metadata
         return not metadata.compression or max(metadata.uncompressed_size, len(self._payload)) <= SMALL_SIZE_MAX
 
-    def decode(self, *, size_max: int = UNCOMPRESSED_SIZE_MAX) -> list[Message]:
-        """Return all messages, in order, without those removed by compaction; none for a broker's marker.
+    def claimed_size(self, count_max: int | None = None) -> int:
+        """Return the bytes that the decoded entry takes in memory by its metadata, without PROPERTY_SIZE in batches.
 
-        `size_max`: maximum bytes of the decoded entry, MESSAGE_SIZE for each message included. No more memory is used,
-        whatever sizes the metadata claims. Raises CorruptMessage, or UnreadableMessage (encrypted, a chunk, an
-        unsupported codec, too large).
+        `count_max`: number of messages that are decoded; None: all.
+        """
+        count = self.count if count_max is None else min(self.count, count_max)
+        size = self._plain_size + MESSAGE_SIZE * count
+        return size if self.is_batch else size + self._metadata_size + PROPERTY_SIZE * len(self._metadata.properties)
+
+    def exceeds(self, size_max: int) -> bool:
+        """Return whether `decode` refuses the whole entry because of `size_max`, if it does so by its metadata."""
+        return self._limited_size(self.count) > size_max
+
+    def decode(
+        self, *, size_max: int = UNCOMPRESSED_SIZE_MAX, first: int = 0, count_max: int | None = None
+    ) -> list[Message]:
+        """Return the messages, in order, without those removed by compaction; none for a broker's marker.
+
+        `first` and `count_max`: index and number of the messages of a batch to return; None: all that follow. What
+        follows those is not read. `size_max`: maximum bytes of the decoded entry, MESSAGE_SIZE for each of these
+        messages included. No more memory is used, whatever sizes the metadata claims. Raises CorruptMessage, or
+        UnreadableMessage (encrypted, a chunk, an unsupported codec, too large).
         """
         metadata, payload = self._metadata, self._payload
         if metadata.HasField("marker_type"):
@@ -307,17 +326,32 @@ class PackedEntry:
             raise UnreadableMessage("the message is encrypted", producer=metadata.producer_name)
         if metadata.num_chunks_from_msg > 1:
             raise UnreadableMessage("the entry is a part of a chunked message", uuid=metadata.uuid)
-        if metadata.compression != NONE:
-            payload = _decompress(metadata, payload, size_max=size_max)
-        if metadata.HasField("num_messages_in_batch"):
-            return _decode_batch(metadata, payload, size_max=size_max, metadata_size_max=self._metadata_size_max)
+        if metadata.compression not in (NONE, ZLIB):
+            name = _CODEC_NAMES.get(metadata.compression, str(metadata.compression))
+            raise UnreadableMessage("unsupported compression of the message", compression=name)
+        plain: bytes | None = None
+        if self.is_batch or metadata.compression:
+            part = self._part(first, count_max)
+            size = self._limited_size(len(part))
+            if size > size_max:  # before it is decompressed
+                raise UnreadableMessage("the entry is too large once decoded", size=size, size_max=size_max)
+            if metadata.compression:
+                plain = _decompress(payload, metadata.uncompressed_size)
+        if self.is_batch:
+            return _decode_batch(
+                metadata,
+                payload if plain is None else memoryview(plain),
+                part,
+                properties_size_max=size_max - size,
+                metadata_size_max=self._metadata_size_max,
+            )
         properties = metadata.properties
         properties_size = PROPERTY_SIZE * len(properties)
         if properties_size > size_max:
             raise UnreadableMessage("the message has too many properties", size_max=size_max)
         return [
             Message(
-                payload=bytes(payload),
+                payload=bytes(payload) if plain is None else plain,
                 batch_index=-1,
                 batch_size=1,
                 producer_name=metadata.producer_name,
@@ -332,6 +366,21 @@ class PackedEntry:
                 metadata_size=self._metadata_size + properties_size,
             )
         ]
+
+    def _part(self, first: int, count_max: int | None) -> range:
+        count = self.count
+        if not 0 < count <= BATCH_COUNT_MAX:
+            raise CorruptMessage("impossible number of messages in a batch", count=count)
+        return range(first, count if count_max is None else min(first + count_max, count))
+
+    @property
+    def _plain_size(self) -> int:
+        """Bytes of the payload once it is decompressed."""
+        return self._metadata.uncompressed_size if self._metadata.compression else len(self._payload)
+
+    def _limited_size(self, count: int) -> int:
+        """Return the bytes of `count` messages that a limit applies to: MESSAGE_SIZE counts in large batches only."""
+        return self._plain_size + (MESSAGE_SIZE * count if self.count > SMALL_COUNT_MAX else 0)
 
 
 def decode_entry(entry: bytes, *, size_max: int = UNCOMPRESSED_SIZE_MAX) -> list[Message]:
@@ -446,21 +495,18 @@ def _slice(view: memoryview, offset: int, size: int) -> bytes:
 
 
 def _decode_batch(
-    metadata: MessageMetadata, payload: memoryview, *, size_max: int, metadata_size_max: int
+    metadata: MessageMetadata, payload: memoryview, part: range, *, properties_size_max: int, metadata_size_max: int
 ) -> list[Message]:
+    """Return the messages of a batch whose indexes are in `part`."""
+    room = properties_size_max
     count = metadata.num_messages_in_batch
-    if not 0 < count <= BATCH_COUNT_MAX:
-        raise CorruptMessage("impossible number of messages in a batch", count=count)
-    room = size_max - len(payload) - (count * MESSAGE_SIZE if count > SMALL_COUNT_MAX else 0)
-    if room < 0:
-        raise UnreadableMessage("the batch is too large once decoded", count=count, size_max=size_max)
     producer_name = metadata.producer_name
     batch_time_ms = metadata.publish_time
     first_sequence_id = metadata.sequence_id
     deliver_at_ms = metadata.deliver_at_time if metadata.HasField("deliver_at_time") else None
     messages: list[Message] = []
     offset = 0
-    for index in range(count):
+    for index in range(part.stop):
         try:
             (size,) = _SIZE.unpack_from(payload, offset)
             offset += _SIZE.size
@@ -477,14 +523,18 @@ def _decode_batch(
         except DecodeError as error:
             raise CorruptMessage("batch metadata cannot be read", index=index, count=count) from error
         offset += size
-        if single.payload_size < 0:
+        payload_size = single.payload_size
+        if payload_size < 0:
             raise CorruptMessage("negative size in a batch", index=index, count=count)
-        body = _slice(payload, offset, single.payload_size)
-        offset += single.payload_size
+        if index < part.start:
+            offset += payload_size
+            continue
+        body = _slice(payload, offset, payload_size)
+        offset += payload_size
         properties_size = PROPERTY_SIZE * len(single.properties)
         room -= properties_size
         if room < 0:
-            raise UnreadableMessage("the properties of a batch are too many", index=index, size_max=size_max)
+            raise UnreadableMessage("the properties of a batch are too many", index=index, size_max=properties_size_max)
         if single.compacted_out:
             continue
         messages.append(
@@ -504,18 +554,13 @@ def _decode_batch(
                 metadata_size=size + properties_size,
             )
         )
-    if offset != len(payload):
+    if part.stop == count and offset != len(payload):
         raise CorruptMessage("bytes after the last message of a batch", count=count, rest=len(payload) - offset)
     return messages
 
 
-def _decompress(metadata: MessageMetadata, payload: memoryview, *, size_max: int) -> memoryview:
-    size = metadata.uncompressed_size
-    if metadata.compression != ZLIB:
-        name = _CODEC_NAMES.get(metadata.compression, str(metadata.compression))
-        raise UnreadableMessage("unsupported compression of the message", compression=name)
-    if size > size_max:
-        raise UnreadableMessage("message is too large once uncompressed", size=size, size_max=size_max)
+def _decompress(payload: memoryview, size: int) -> bytes:
+    """Return `size` bytes. Raises CorruptMessage if there are more or less of them."""
     decompressor = zlib.decompressobj()
     try:
         plain = decompressor.decompress(payload, size + 1)
@@ -523,4 +568,4 @@ def _decompress(metadata: MessageMetadata, payload: memoryview, *, size_max: int
         raise CorruptMessage("compressed payload cannot be read", compression="ZLIB") from error
     if len(plain) != size or not decompressor.eof:
         raise CorruptMessage("the uncompressed size does not match", size=len(plain), wanted=size)
-    return memoryview(plain)
+    return plain

@@ -24,8 +24,8 @@ from urllib.parse import urlsplit
 from bindery_client.client import LedgerClient
 from bindery_core.errors import BadRequest
 from bindery_kit.http.http_server import HttpServer
-from bindery_kit.http.http_stats import HttpStats
 from bindery_kit.http.listening import BindRefused
+from bindery_kit.limits.large_blocks import return_large_blocks
 from bindery_kit.observability.health import Health, OpsApp
 from bindery_kit.observability.logs import get_logger
 from bindery_kit.observability.metrics import Metrics
@@ -41,6 +41,7 @@ from bindery_recovery.writer_reports import WriterReports
 from bindery_broker.broker import Broker, Components
 from bindery_broker.http.late_app import LateApp
 from bindery_broker.http.protocol import ProblemHttpProtocol
+from bindery_broker.http.stats import BrokerHttpStats
 from bindery_broker.ownership.registration import keep_registered
 from bindery_broker.settings import BrokerSettings
 
@@ -72,16 +73,16 @@ class BrokerProcess:
         self._late = LateApp()
         self.life = ServiceLife("broker", shutdown, self._health)
         self._security = settings.client.load()
-        stats = HttpStats()
+        self._stats = BrokerHttpStats()
         self._server = HttpServer(
-            OpsApp(self._health, self._metrics, app=self._late, parts=[stats.render]),
+            OpsApp(self._health, self._metrics, app=self._late, parts=[self._stats.render]),
             host=settings.host,
             port=settings.port,
             insecure=settings.insecure,
             stop_timeout_s=settings.stop_timeout_s / 2,
             http=ProblemHttpProtocol,
             settings=settings.http,
-            stats=stats,
+            stats=self._stats,
             own_names=[urlsplit(settings.advertised_url).hostname or ""],
             pages=PAGES,
         )
@@ -122,6 +123,7 @@ class BrokerProcess:
             client=client, store=store, leases=leases, clock=wall_clock_ms, now=loop.time, metrics=self._metrics
         )
         broker = Broker(settings, components, url=url)
+        self._stats.watch_read_ahead(broker.topics.read_ahead)
         app = BrokerApp(broker, arriving=self._server.bodies)
         life.on_stop(app.close)
         self._late.put(app)
@@ -193,6 +195,7 @@ def _own_url(server: HttpServer) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the console script. Returns the exit code."""
+    return_large_blocks()
     return run_program(PROGRAM, BrokerSettings, serve, argv, service="broker", description=DESCRIPTION)
 
 

@@ -38,6 +38,10 @@ class BrokerMetrics:
             "response_bytes", "Bytes of messages in responses that are not read by their clients yet."
         )
         self.response_bytes.set_function(lambda: topics.responses.used)
+        self.read_ahead_bytes = metrics.gauge(
+            "read_ahead_bytes", "Bytes of messages that were read for consumers and not delivered yet."
+        )
+        self.read_ahead_bytes.set_function(lambda: topics.read_ahead.used)
         self.proxied = metrics.counter("http_proxied_total", "Requests passed on to a topic's owner.")
         self._by_outcome: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
         metrics.registry.register(_TopicCollector(topics, ownership))

@@ -99,7 +99,9 @@ class BrokerSettings(Settings):
     """Seconds after which an empty topic without requests is closed. Its next use continues in a new ledger."""
 
     read_ahead_bytes_max: Annotated[int, Ge(0)] = 64 * MIB
-    """Maximum bytes of messages, over all subscriptions, that are read before a consumer requests them."""
+    """Maximum bytes of messages, over all subscriptions, that are read before a consumer requests them. There are also
+    20,000 messages at most, and none of a subscription without a call for 10 seconds. Above it, each call reads only
+    what it delivers, so consumers that receive few messages of a large batch at a time are slower."""
 
     response_bytes_max: Annotated[int, Ge(8 * MIB)] = 64 * MIB
     """Maximum bytes of messages in responses, from before they are read until the clients have read them. Above it,
@@ -107,7 +109,7 @@ class BrokerSettings(Settings):
     entry, which takes up to 5 MiB, must fit."""
 
     decoded_bytes_max: Annotated[int, Ge(8 * MIB)] = 16 * MIB
-    """Maximum bytes of one entry once it is decompressed, with 256 bytes for each message of a large batch. A larger
+    """Maximum bytes of one entry once it is decompressed, with 400 bytes for each message of a large batch. A larger
     entry is answered with 422, and its subscription continues after it is acknowledged."""
 
     subscriptions_per_topic_max: Annotated[int, Ge(1)] = 1_000

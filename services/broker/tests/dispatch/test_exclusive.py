@@ -1,5 +1,6 @@
 """Exclusive dispatch: the order of the topic is kept, also when messages are returned."""
 
+import pytest
 from bindery_broker.dispatch.exclusive import ExclusiveDispatcher
 from bindery_broker.dispatch.item import DispatchLimits, Item
 from bindery_broker.dispatch.read_ahead import ReadAhead
@@ -40,6 +41,11 @@ class Reader:
     def take(self, count: int = 100, *, now: float = 0.0, consumer: str = "c") -> list[int]:
         taken = self.dispatcher.take(consumer, count_max=count, bytes_max=10**6, ack_timeout_s=30, now=now)
         return [delivery.message for delivery in taken]
+
+    def put_down(self) -> None:
+        first = self.dispatcher.put_down()
+        if first is not None:
+            self.position = min(self.position, first[1])
 
     def ack(self, *entries: int) -> None:
         keys = self.dispatcher.begin_ack([key(n) for n in entries])
@@ -172,22 +178,52 @@ def test_the_limit_of_unacknowledged_messages_stops_reading():
     assert reader.take() == [2]
 
 
-def test_ready_messages_are_dropped_while_no_consumer_is_connected():
+def test_ready_messages_that_are_put_down_are_read_again():
     reader = Reader(5)
     reader.read()
     reader.ack(*reader.take(2))
-    reader.dispatcher.put_down()
+    assert reader.dispatcher.put_down() == key(2)
     assert reader.dispatcher.ready_count == 0
+    assert not reader.dispatcher.rewind_wanted
+    reader.position = 2
     reader.read()
     assert reader.take() == [2, 3, 4]
+    assert reader.dispatcher.put_down() is None
 
 
-def test_ready_messages_are_kept_while_a_consumer_holds_messages():
+def test_messages_in_delivery_are_kept_if_later_ones_are_put_down():
     reader = Reader(5)
     reader.read()
     assert reader.take(2) == [0, 1]
-    reader.dispatcher.put_down()
+    generation = reader.dispatcher.generation
+    reader.put_down()
+    assert list(reader.dispatcher.leases) == [key(0), key(1)]
+    assert reader.dispatcher.generation == generation
+    reader.read()
     assert reader.take() == [2, 3, 4]
+    assert reader.dispatcher.nack([key(1)], delay_s=0, now=0) == [key(1)]
+    reader.read()
+    assert reader.take() == [0, 1, 2, 3, 4]
+
+
+def test_messages_that_are_put_down_may_not_be_read_from_before_a_delivered_one():
+    reader = Reader(5)
+    reader.read()
+    reader.take(2)
+    reader.put_down()
+    with pytest.raises(AssertionError):
+        reader.dispatcher.offer([item(1)], generation=0)
+
+
+def test_a_message_that_is_acknowledged_after_it_was_put_down_is_not_delivered():
+    reader = Reader(4)
+    reader.read()
+    assert reader.take(1) == [0]
+    reader.put_down()
+    keys = reader.dispatcher.begin_ack([key(2)])
+    reader.read()  # the cursor does not have the acknowledgement yet
+    assert reader.take() == [1, 3]
+    reader.dispatcher.finish_ack(keys)
 
 
 def test_without_room_to_read_ahead_nothing_is_read_while_a_message_is_ready():
@@ -244,8 +280,9 @@ def test_only_ready_messages_count_as_read_ahead():
     assert ahead.used == 40
     dispatcher.begin_ack([key(1)])
     assert ahead.used == 30
+    assert (ahead.used, ahead.messages) == (30, 3)
     dispatcher.release("c")
-    assert ahead.used == 0
+    assert (ahead.used, ahead.messages) == (0, 0)
 
 
 def test_a_read_that_ends_after_a_completed_rewind_is_dropped():
@@ -404,8 +441,9 @@ class ExclusiveModel(RuleBasedStateMachine):
         self.held.clear()
 
     @rule()
-    def no_consumer_is_connected(self):
-        self.reader.dispatcher.put_down()
+    def put_down(self):
+        """There is no room, or no call for some time."""
+        self.reader.put_down()
 
     def teardown(self):
         """A consumer that keeps receiving and acknowledging gets the rest, in order."""

@@ -26,6 +26,29 @@ def test_a_reservation_may_fill_the_budget_exactly():
     assert ahead.used == 4
 
 
+def test_a_reservation_does_not_exceed_the_number_of_messages():
+    ahead = ReadAhead(100, messages_max=5)
+    ahead.change(10, messages=2)
+    assert ahead.reserve(10, messages=4) == 0
+    assert ahead.reserve(10, messages=3) == 10
+    assert ahead.reserve(10, messages=1) == 0
+    ahead.release(10, messages=3)
+    assert (ahead.used, ahead.reserve(10, messages=1)) == (10, 10)
+
+
+def test_the_budget_is_exceeded_by_what_is_held_and_not_by_reservations():
+    ahead = ReadAhead(10, messages_max=3)
+    assert ahead.reserve(6) == 6
+    ahead.change(6, messages=3)  # it was read, and the reservation is not released yet
+    assert not ahead.is_over
+    ahead.change(5)
+    assert ahead.is_over
+    ahead.change(-5, messages=1)
+    assert ahead.is_over
+    ahead.change(0, messages=-1)
+    assert not ahead.is_over
+
+
 async def drained(broker: Harness, sub: str, kind: str, **fields: object) -> list[str]:
     """Receive and acknowledge until there is nothing more."""
     got: list[str] = []

@@ -168,7 +168,7 @@ def test_renewing_restarts_the_leases_of_held_messages():
     assert shared.tick(now=30) == 1  # only b's
 
 
-def test_ready_messages_are_dropped_while_no_consumer_is_connected():
+def test_ready_messages_are_put_down():
     """New messages are forgotten and read from the cursor again. Returned messages stay known and are replayed."""
     ahead = ReadAhead(1_000)
     shared: SharedDispatcher[int] = SharedDispatcher(read_ahead=ahead)
@@ -176,14 +176,29 @@ def test_ready_messages_are_dropped_while_no_consumer_is_connected():
     take(shared, "a", 2)
     shared.release("a")
     replay(shared)
-    assert ahead.used == 60
+    assert (ahead.used, ahead.messages) == (60, 6)
     assert shared.put_down() == key(2)
-    assert ahead.used == 0
+    assert (ahead.used, ahead.messages) == (0, 0)
     assert shared.known_count == 2
     assert take(shared) == []
     assert replay(shared) == [0, 1]
     shared.offer([item(n) for n in range(2, 6)], generation=0)
     assert take(shared) == [0, 1, 2, 3, 4, 5]
+
+
+def test_messages_in_delivery_are_kept_if_others_are_put_down():
+    """What is read again is known: leased, returned with a delay, or being acknowledged."""
+    shared = dispatcher(6)
+    take(shared, "a", 3)
+    shared.nack([key(1)], delay_s=5, now=0)
+    keys = shared.begin_ack([key(2), key(4)])
+    assert shared.put_down() == key(3)
+    shared.offer([item(n) for n in range(6)], generation=shared.generation)
+    assert take(shared, "b") == [3, 5]
+    shared.finish_ack(keys)
+    assert shared.leases.holder(key(0)) == "a"
+    assert shared.tick(now=5) == 1
+    assert replay(shared) == [1]
 
 
 def test_without_room_to_read_ahead_one_entry_is_read_again_while_no_message_is_ready():
@@ -329,8 +344,8 @@ class SharedModel(RuleBasedStateMachine):
             self.free.add(n)
 
     @rule()
-    def no_consumer_is_connected(self):
-        """New messages that were not delivered are read from the cursor again, from the first one on."""
+    def put_down(self):
+        """There is no room, or no call for some time. New messages are read from the cursor again."""
         first = self.shared.put_down()
         assert self.ahead.used == 0
         if first is not None:

@@ -3,18 +3,31 @@
 import asyncio
 import threading
 import zlib
+from typing import Any
 
 import pytest
 from bindery_broker.subscriptions.decoding import LARGE_MAX, EntryDecoder, RoomNeeded
-from bindery_pulsar.message_codec import METADATA_READ_SIZE_MAX, PackedEntry, UnreadableMessage
+from bindery_broker.subscriptions.reading import MESSAGE_OVERHEAD
+from bindery_pulsar.message_codec import (
+    MESSAGE_SIZE,
+    METADATA_READ_SIZE_MAX,
+    OutgoingMessage,
+    PackedEntry,
+    UnreadableMessage,
+    encode_message,
+)
 from bindery_pulsar.pulsar_messages_pb2 import ZLIB, MessageMetadata, SingleMessageMetadata
-from subscription_parts import zipped
+from subscription_parts import zipped, zipped_batch
+
+
+def packed(size: int) -> PackedEntry:
+    return EntryDecoder.open(zipped(size))
 
 
 async def test_small_entries_are_decoded_without_a_switch_of_tasks() -> None:
     ran = []
     asyncio.get_running_loop().call_soon(ran.append, True)
-    (message,) = await EntryDecoder().decode(zipped(1_000), room=1_000)
+    (message,) = await EntryDecoder().decode(packed(1_000), room=1_000)
     assert len(message.payload) == 1_000
     assert not ran
 
@@ -23,12 +36,12 @@ async def test_the_loop_goes_on_while_a_large_entry_is_decoded(monkeypatch: pyte
     threads: set[int] = set()
     decode = PackedEntry.decode
 
-    def watched(self: PackedEntry, *, size_max: int) -> list[object]:
+    def watched(self: PackedEntry, **limits: Any) -> list[object]:
         threads.add(threading.get_ident())
-        return decode(self, size_max=size_max)  # type: ignore[return-value]
+        return decode(self, **limits)  # type: ignore[return-value]
 
     monkeypatch.setattr(PackedEntry, "decode", watched)
-    (message,) = await EntryDecoder().decode(zipped(1_000_000), room=1_000_000)
+    (message,) = await EntryDecoder().decode(packed(1_000_000), room=1_001_000)
     assert len(message.payload) == 1_000_000
     assert threading.get_ident() not in threads
 
@@ -37,7 +50,7 @@ async def test_few_large_entries_are_decoded_at_a_time(monkeypatch: pytest.Monke
     running = most = 0
     lock, release = threading.Lock(), threading.Event()
 
-    def slow(self: PackedEntry, *, size_max: int) -> list[object]:
+    def slow(self: PackedEntry, **limits: Any) -> list[object]:
         nonlocal running, most
         with lock:
             running += 1
@@ -49,24 +62,67 @@ async def test_few_large_entries_are_decoded_at_a_time(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(PackedEntry, "decode", slow)
     decoder = EntryDecoder()
-    await asyncio.gather(*(decoder.decode(zipped(100_000), room=100_000) for _ in range(6)))
+    await asyncio.gather(*(decoder.decode(packed(100_000), room=101_000) for _ in range(6)))
     assert most == LARGE_MAX
 
 
 async def test_an_entry_above_the_limit_is_refused() -> None:
     decoder = EntryDecoder(size_max=1_000_000)
-    assert len((await decoder.decode(zipped(1_000_000), room=2_000_000))[0].payload) == 1_000_000
+    assert len((await decoder.decode(packed(1_000_000), room=2_000_000))[0].payload) == 1_000_000
     with pytest.raises(UnreadableMessage):
-        await decoder.decode(zipped(1_000_001), room=2_000_000)
+        await decoder.decode(packed(1_000_001), room=2_000_000)
 
 
-async def test_an_entry_that_does_not_fit_is_not_decoded_until_there_is_room() -> None:
+async def test_an_entry_that_does_not_fit_is_not_decompressed_until_there_is_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     decoder = EntryDecoder(size_max=2_000_000)
+    with monkeypatch.context() as patch:
+        patch.setattr(PackedEntry, "decode", None)
+        with pytest.raises(RoomNeeded) as caught:
+            await decoder.decode(packed(1_000_000), room=999_999)
+    assert caught.value.size == packed(1_000_000).claimed_size() < 1_001_000
+    assert await decoder.decode(packed(1_000_000), room=caught.value.size)
+
+
+async def test_an_entry_above_the_limit_is_not_decompressed(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = EntryDecoder(size_max=1_000_000)
+    monkeypatch.setattr(zlib, "decompressobj", None)
+    for entry in (zipped(1_000_001), zipped_batch(2_000, size=300_000)):
+        with pytest.raises(UnreadableMessage, match="too large once decoded"):
+            await decoder.decode(EntryDecoder.open(entry), room=1_000_000)
+
+
+async def test_the_room_of_an_entry_is_what_its_messages_count_once_they_are_read() -> None:
+    """Otherwise a call that made room for an entry could not deliver it."""
+    tagged = OutgoingMessage(payload=bytes(100_000), properties={"a": "TAGS", "b": "x"}, key="k")
+    single = encode_message(tagged, producer_name="p", publish_time_ms=1, sequence_id=0)
+    for entry in (EntryDecoder.open(single), packed(1_000_000)):
+        (message,) = await EntryDecoder().decode(entry, room=2_000_000)
+        assert message.size + MESSAGE_OVERHEAD == entry.claimed_size()
+    entry = EntryDecoder.open(zipped_batch(2_000, size=200_000))
+    found = await EntryDecoder().decode(entry, room=2_000_000)
+    assert sum(message.size + MESSAGE_OVERHEAD for message in found) <= entry.claimed_size()
+
+
+async def test_a_part_of_a_batch_needs_room_for_its_messages_only() -> None:
+    entry = EntryDecoder.open(zipped_batch(10_000))
+    decoder = EntryDecoder(size_max=5_000_000)
+    room = entry.claimed_size(100)
+    assert room == 10_000 * 6 + 100 * MESSAGE_SIZE
+    assert [m.batch_index for m in await decoder.decode(entry, room=room, first=500, count_max=100)] == [
+        *range(500, 600)
+    ]
     with pytest.raises(RoomNeeded) as caught:
-        await decoder.decode(zipped(1_000_000), room=999_999)
-    assert caught.value.size == 2_000_000
-    assert await decoder.decode(zipped(1_000_000), room=1_000_000)
-    assert await decoder.decode(zipped(1_000_000), room=caught.value.size)
+        await decoder.decode(entry, room=room, first=500, count_max=101)
+    assert caught.value.size == room + MESSAGE_SIZE
+
+
+async def test_parts_of_an_entry_above_the_limit_are_refused_too() -> None:
+    """Whether a subscription can continue must not depend on how much it reads at a time."""
+    entry = EntryDecoder.open(zipped_batch(10_000))
+    with pytest.raises(UnreadableMessage):
+        await EntryDecoder(size_max=4_000_000).decode(entry, room=4_000_000, first=0, count_max=1)
 
 
 async def test_properties_count_as_what_they_take_in_memory() -> None:
@@ -82,8 +138,8 @@ async def test_properties_count_as_what_they_take_in_memory() -> None:
     entry = len(head).to_bytes(4, "big") + head + zlib.compress(payload)
     decoder = EntryDecoder(size_max=3_000_000)
     with pytest.raises(RoomNeeded):
-        await decoder.decode(entry, room=2_000_000)
-    assert len(await decoder.decode(entry, room=3_000_000)) == 20
+        await decoder.decode(EntryDecoder.open(entry), room=2_000_000)
+    assert len(await decoder.decode(EntryDecoder.open(entry), room=3_000_000)) == 20
 
 
 @pytest.mark.parametrize("in_batch", [False, True])
@@ -101,7 +157,7 @@ async def test_metadata_above_the_limit_is_not_parsed(in_batch: bool) -> None:
         head = metadata.SerializeToString()
         entry = len(head).to_bytes(4, "big") + head + payload
         if is_readable:
-            assert (await decoder.decode(entry, room=1_000))[0].properties["k"] == "v" * size
+            assert (await decoder.decode(EntryDecoder.open(entry), room=1_000))[0].properties["k"] == "v" * size
         else:
             with pytest.raises(UnreadableMessage, match="metadata"):
-                await decoder.decode(entry, room=1_000)
+                await decoder.decode(EntryDecoder.open(entry), room=1_000)

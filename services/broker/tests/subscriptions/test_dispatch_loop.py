@@ -1,19 +1,41 @@
 """Waiting calls: what wakes them, what ends them, and how they share reads."""
 
 import asyncio
+from collections.abc import Callable, Collection
+from random import Random
 from typing import Any
 
 import pytest
 from bindery_broker.dispatch.item import DispatchLimits
 from bindery_broker.errors import ResponsesFull
-from bindery_broker.subscriptions.consumer import ClientWatch
+from bindery_broker.managed_ledger import BatchAck
+from bindery_broker.subscriptions.consumer import ClientWatch, SubscriptionType
 from bindery_broker.subscriptions.decoding import DECODED_BYTES_MAX
-from bindery_broker.subscriptions.reading import MESSAGE_OVERHEAD, READ_BYTES_MAX, READ_ENTRIES_MAX
+from bindery_broker.subscriptions.dispatch_loop import IDLE_S
+from bindery_broker.subscriptions.reading import (
+    MESSAGE_OVERHEAD,
+    READ_BYTES_MAX,
+    READ_ENTRIES_MAX,
+    READ_MESSAGES_MAX,
+)
 from bindery_broker.subscriptions.response_budget import Charge
 from bindery_core.errors import TryAgain
+from bindery_pulsar.message_codec import Message, OutgoingMessage, PackedEntry, encode_batch
 from bindery_pulsar.message_id import MessageId
 from managed_ledger_cluster import Cluster
-from subscription_parts import Parts, at, batch, single, texts, zipped
+from subscription_parts import Parts, at, batch, single, texts, zipped, zipped_batch
+
+KINDS = pytest.mark.parametrize("kind", ["shared", "exclusive"])
+
+
+@pytest.fixture(autouse=True)
+def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decode large entries at once: while a thread works, the clock of the loop would jump from timer to timer."""
+
+    async def at_once(function: Callable[..., Any], *arguments: Any) -> Any:
+        return function(*arguments)
+
+    monkeypatch.setattr(asyncio, "to_thread", at_once)
 
 
 async def refuse(*arguments: object, **limits: object) -> None:
@@ -244,14 +266,14 @@ async def test_ready_messages_are_delivered_before_a_read_error_is_raised(
     assert parts.loop._waiters == {}
 
 
-async def test_ready_messages_are_kept_during_a_read_and_while_a_session_lasts(cluster: Cluster) -> None:
+async def test_ready_messages_are_put_down_when_the_last_session_ends_but_not_during_a_read(cluster: Cluster) -> None:
     parts = await Parts.create(cluster, single(b"a"), single(b"b"))
-    call = parts.call(count_max=1, session_ttl_s=10)
+    call = parts.call(count_max=1, ack_timeout_s=5, session_ttl_s=3)
     await parts.loop.take(call)
     parts.sessions.end_call(call.session, now=parts.now())
     parts.loop.tick()
     assert parts.loop.dispatcher.ready_count == 1
-    await asyncio.sleep(30)  # the lease ends after the session
+    await asyncio.sleep(6)  # the lease ends after the session
     async with parts.loop.read_lock:
         parts.loop.tick()
         assert len(parts.sessions) == 0
@@ -442,3 +464,333 @@ async def test_a_large_entry_is_delivered_again(cluster: Cluster) -> None:
     parts.redelivery.release("c")
     (again,) = await parts.take()
     assert len(again) == DECODED_BYTES_MAX
+
+
+# -- messages that are read ahead are put down without room for them, and without calls
+
+
+def no_read_ahead(parts: Parts) -> None:
+    """Let other subscriptions hold more than may be read ahead."""
+    parts.loop._read_ahead.change(parts.loop._read_ahead.total + 1)
+
+
+def numbers(count: int, size: int = 0) -> bytes:
+    """Return a batch of `count` messages that begin with their index."""
+    return batch(*(b"%d " % n + bytes(size) for n in range(count)))
+
+
+def indexes(payloads: list[bytes]) -> list[int]:
+    return [int(payload.partition(b" ")[0]) for payload in payloads]
+
+
+class Decoded:
+    """Counts what is decoded."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reads = 0
+        self.messages = 0
+        self.skipped = 0
+        decode = PackedEntry.decode
+
+        def counted(entry: PackedEntry, *, size_max: int, first: int, count_max: int | None) -> list[Message]:
+            found = decode(entry, size_max=size_max, first=first, count_max=count_max)
+            self.reads += 1
+            self.messages += len(found)
+            self.skipped += first
+            return found
+
+        monkeypatch.setattr(PackedEntry, "decode", counted)
+
+
+@KINDS
+async def test_a_large_batch_is_decoded_once_if_there_is_room(
+    cluster: Cluster, kind: SubscriptionType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = 2 * READ_MESSAGES_MAX
+    parts = await Parts.create(cluster, numbers(count))
+    parts.loop.change_type(kind)
+    decoded = Decoded(monkeypatch)
+    found: list[int] = []
+    while len(found) < count:
+        found += indexes(await parts.take(count_max=100))
+        assert parts.loop.dispatcher.ready_count <= READ_MESSAGES_MAX
+    assert found == [*range(count)]
+    assert (decoded.reads, decoded.messages, decoded.skipped) == (2, count, READ_MESSAGES_MAX)
+
+
+@KINDS
+async def test_a_call_without_room_decodes_what_it_delivers_and_keeps_nothing(
+    cluster: Cluster, kind: SubscriptionType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = await Parts.create(cluster, numbers(3_000), numbers(5))
+    parts.loop.change_type(kind)
+    no_read_ahead(parts)
+    held = parts.loop._read_ahead.used
+    decoded = Decoded(monkeypatch)
+    for start in range(0, 3_000, 500):
+        assert indexes(await parts.take(count_max=500)) == [*range(start, start + 500)]
+        assert (parts.loop.dispatcher.ready_count, parts.loop._read_ahead.used) == (0, held)
+    assert (decoded.reads, decoded.messages) == (6, 3_000)
+    assert indexes(await parts.take(count_max=500)) == [*range(5)]
+
+
+@KINDS
+async def test_the_filter_reads_many_messages_for_a_call_without_room(
+    cluster: Cluster, kind: SubscriptionType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = await cluster.open()
+    messages = [
+        OutgoingMessage(payload=b"%d " % n, properties={"blue" if n == 999 else "red": "TAGS"}) for n in range(1_000)
+    ]
+    await topic.add_many([encode_batch(messages, producer_name="p", publish_time_ms=1, sequence_ids=range(1_000))])
+    parts = Parts(topic, await topic.open_cursor("s", start=at(0), properties={"blue": "1"}))
+    parts.loop.change_type(kind)
+    no_read_ahead(parts)
+    decoded = Decoded(monkeypatch)
+    assert indexes(await parts.take(count_max=1)) == [999]
+    assert decoded.reads == 1
+
+
+@KINDS
+async def test_what_a_call_leaves_because_of_its_bytes_is_put_down_without_room(
+    cluster: Cluster, kind: SubscriptionType
+) -> None:
+    parts = await Parts.create(cluster, numbers(10, size=300_000), single(b"10 "))
+    parts.loop.change_type(kind)
+    no_read_ahead(parts)
+    found = []
+    for _ in range(4):
+        found.append(indexes(await parts.take()))
+        assert parts.loop.dispatcher.ready_count == 0
+    assert found == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]
+    assert indexes(await parts.take()) == [10]
+
+
+@KINDS
+async def test_a_call_that_waits_for_room_in_the_responses_keeps_nothing_without_room_to_read_ahead(
+    cluster: Cluster, kind: SubscriptionType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many such calls would hold an entry of the maximum size each."""
+    parts = await Parts.create(cluster, single(b"a"), single(b"b"))
+    parts.loop.change_type(kind)
+    other = fill(parts)
+    read_on = parts.reader.read_on
+
+    async def then_others_read_ahead(*arguments: Any, **limits: Any) -> bool:
+        monkeypatch.setattr(parts.reader, "read_on", read_on)
+        found = await read_on(*arguments, **limits)
+        assert parts.loop.dispatcher.ready_count == 2
+        no_read_ahead(parts)
+        return found
+
+    monkeypatch.setattr(parts.reader, "read_on", then_others_read_ahead)
+    task = asyncio.create_task(parts.take(wait_s=60))
+    await asyncio.sleep(1)
+    assert (task.done(), parts.loop.dispatcher.ready_count) == (False, 0)
+    other.release()
+    assert await task == [b"a", b"b"]
+
+
+@KINDS
+async def test_a_call_that_made_room_for_a_large_entry_delivers_it(
+    cluster: Cluster, kind: SubscriptionType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its metadata and its overhead count, too."""
+    parts = await Parts.create(cluster, zipped(DECODED_BYTES_MAX))
+    parts.loop.change_type(kind)
+    no_read_ahead(parts)
+    other = fill(parts)
+    other.keep(other.size - DECODED_BYTES_MAX - 2 * MESSAGE_OVERHEAD)
+    decoded = Decoded(monkeypatch)
+    assert [len(text) for text in await parts.take()] == [DECODED_BYTES_MAX]
+    assert decoded.reads == 1
+
+
+@KINDS
+async def test_what_a_call_leaves_is_kept_if_there_is_room(cluster: Cluster, kind: SubscriptionType) -> None:
+    parts = await Parts.create(cluster, numbers(10))
+    parts.loop.change_type(kind)
+    await parts.take(count_max=1)
+    assert parts.loop.dispatcher.ready_count == 9
+
+
+@KINDS
+async def test_messages_in_delivery_stay_leased_while_others_are_put_down(
+    cluster: Cluster, kind: SubscriptionType
+) -> None:
+    parts = await Parts.create(cluster, numbers(10, size=300_000))
+    parts.loop.change_type(kind)
+    no_read_ahead(parts)
+    await parts.take(count_max=2)
+    await parts.take(count_max=2)
+    assert len(parts.loop.dispatcher.leases) == 4
+    assert [parts.loop.dispatcher.leases.holder((0, 0, n)) for n in range(4)] == ["c"] * 4
+    await asyncio.sleep(31)
+    again = indexes(await parts.take(count_max=2)) + indexes(await parts.take(count_max=2))
+    assert again == [0, 1, 2, 3]
+    assert parts.loop.dispatcher.redelivery_count((0, 0, 1)) == 1
+
+
+@KINDS
+async def test_a_consumer_that_holds_all_it_may_reads_nothing_without_room(
+    cluster: Cluster, kind: SubscriptionType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each new entry wakes its call, which must not decode a batch each time."""
+    limits = DispatchLimits(unacked_max=10, unacked_per_consumer_max=2)
+    parts = await Parts.create(cluster, numbers(5), limits=limits)
+    parts.loop.change_type(kind)
+    no_read_ahead(parts)
+    assert indexes(await parts.take(count_max=2)) == [0, 1]
+    decoded = Decoded(monkeypatch)
+    waiting = asyncio.create_task(parts.take(count_max=2, wait_s=20))
+    for _ in range(3):
+        await asyncio.sleep(1)
+        await parts.topic.add_many([single(b"x")])
+    assert decoded.reads == 0
+    ids = [MessageId.parse("0:0:-1:0")]
+    await parts.acknowledger.ack(*await parts.acknowledger.resolve(ids), ids)
+    assert indexes(await waiting) == [2]
+
+
+@KINDS
+async def test_without_a_call_for_some_time_ready_messages_are_put_down(
+    cluster: Cluster, kind: SubscriptionType
+) -> None:
+    parts = await Parts.create(cluster, numbers(10), single(b"10 "))
+    parts.loop.change_type(kind)
+    assert indexes(await parts.take(count_max=2)) == [0, 1]
+    await asyncio.sleep(IDLE_S - 1)
+    assert indexes(await parts.take(count_max=2)) == [2, 3]
+    await asyncio.sleep(IDLE_S - 1)
+    assert parts.loop.dispatcher.ready_count == 7
+    await asyncio.sleep(1.1)
+    assert (parts.loop.dispatcher.ready_count, parts.loop._read_ahead.used) == (0, 0)
+    assert 7 * MESSAGE_OVERHEAD < parts.loop._read_ahead.idle_size < 7 * MESSAGE_OVERHEAD + 100
+    assert parts.loop._idle_check is None
+    assert len(parts.loop.dispatcher.leases) == 4
+    assert indexes(await parts.take()) == [4, 5, 6, 7, 8, 9, 10]
+
+
+async def test_ready_messages_are_kept_while_a_call_waits(cluster: Cluster) -> None:
+    limits = DispatchLimits(unacked_max=10, unacked_per_consumer_max=2)
+    parts = await Parts.create(cluster, numbers(5), limits=limits)
+    await parts.take(ack_timeout_s=1_000)
+    waiting = asyncio.create_task(parts.take(wait_s=3 * IDLE_S, ack_timeout_s=1_000))
+    await asyncio.sleep(2 * IDLE_S)
+    assert parts.loop.dispatcher.ready_count == 3
+    assert await waiting == []
+    await asyncio.sleep(IDLE_S - 1)
+    assert parts.loop.dispatcher.ready_count == 3
+    await asyncio.sleep(1.1)
+    assert parts.loop.dispatcher.ready_count == 0
+
+
+async def test_ready_messages_are_not_put_down_while_the_cursor_is_moved(cluster: Cluster) -> None:
+    parts = await Parts.create(cluster, numbers(5))
+    await parts.take(count_max=1)
+    async with parts.loop.read_lock:
+        await asyncio.sleep(IDLE_S + 1)
+        assert parts.loop.dispatcher.ready_count == 4
+    await asyncio.sleep(IDLE_S + 1)
+    assert parts.loop.dispatcher.ready_count == 0
+
+
+async def test_a_closed_subscription_has_no_timer(cluster: Cluster) -> None:
+    parts = await Parts.create(cluster, numbers(5))
+    await parts.take(count_max=1)
+    assert parts.loop._idle_check is not None
+    parts.loop.close(TryAgain("made up"))
+    assert parts.loop._idle_check is None
+    with pytest.raises(TryAgain):
+        await parts.take()
+    assert parts.loop._idle_check is None
+
+
+OTHERS = ["ack-unread", "nack", "leave", "idle", "seek", "reopen"]
+
+
+@KINDS
+@pytest.mark.parametrize("has_room", [False, True])
+@pytest.mark.parametrize("seed", range(12))
+async def test_each_message_is_delivered_until_it_is_acknowledged(
+    cluster: Cluster, kind: SubscriptionType, has_room: bool, seed: int
+) -> None:
+    """Random calls, acknowledgements of parts, returns, pauses, moves and takeovers, with and without room.
+
+    No acknowledged message is delivered; no message is delivered while it is held; the order is kept if the
+    subscription is exclusive; and in the end everything was delivered.
+    """
+    random = Random(seed)
+    entries = [numbers(7), single(b"x"), zipped_batch(1_200), numbers(3, size=400_000), single(b"y")]
+    parts = await Parts.create(cluster, *entries)
+    sizes = [7, 0, 1_200, 3, 0]
+    everything = {(n, index) for n, size in enumerate(sizes) for index in (range(size) if size else [-1])}
+    acked: set[tuple[int, int]] = set()
+    held: dict[tuple[int, int], str] = {}
+
+    def begin() -> None:
+        held.clear()
+        parts.loop.change_type(kind)
+        if not has_room:
+            no_read_ahead(parts)
+
+    async def receive(consumer: str) -> None:
+        call = parts.call(consumer, count_max=random.choice([1, 40, 500]), ack_timeout_s=100)
+        found = [delivery.key[1:] for delivery in await parts.loop.take(call)]
+        call.charge.release()
+        assert not acked.intersection(found)
+        assert not held.keys() & set(found)
+        if kind == "exclusive":
+            assert found == sorted(everything - acked - held.keys())[: len(found)]
+        held.update(dict.fromkeys(found, consumer))
+
+    async def ack(keys: Collection[tuple[int, int]]) -> None:
+        ids = [MessageId(0, *key) for key in keys]
+        await parts.acknowledger.ack(*await parts.acknowledger.resolve(ids), ids)
+        acked.update(keys)
+        for key in keys:
+            held.pop(key, None)
+
+    begin()
+    for _ in range(40):
+        consumer = random.choice("ab") if kind == "shared" else "a"
+        action = random.choice(
+            ["receive"] * 5 + ["ack"] * 3 + ["ack-unread", "nack", "leave", "idle", "seek", "reopen"]
+        )
+        some = random.sample(sorted(held), min(len(held), random.choice([1, 100, 1_000])))
+        if action == "receive":
+            await receive(consumer)
+        elif action == "ack" and some:
+            await ack(some)
+        elif action == "ack-unread":
+            await ack(random.sample(sorted(everything), 3))
+        elif action == "nack" and some:
+            parts.redelivery.nack([MessageId(0, *key) for key in some], delay_s=0, consumer=None)
+            for key in some if kind == "shared" else [*held]:
+                held.pop(key, None)
+        elif action == "leave":
+            parts.redelivery.release(consumer)
+            for key in [key for key, holder in held.items() if holder == consumer]:
+                del held[key]
+        elif action == "idle":
+            await asyncio.sleep(IDLE_S + 1)
+            assert parts.loop.dispatcher.ready_count == 0
+        elif action == "seek" and random.random() < 0.3:
+            async with parts.loop.read_lock:
+                await parts.cursor.seek(at(2), passed=BatchAck(at(2), 1_200, range(600)))
+                parts.loop.restart()
+            held.clear()
+            acked = {key for key in everything if key < (2, 600)}
+        elif action == "reopen" and random.random() < 0.3:
+            await parts.topic.close()
+            cluster.forget(parts.topic)
+            topic = await cluster.open()
+            parts = Parts(topic, topic.cursors["s"])
+            begin()
+    for _ in range(200):
+        if acked == everything:
+            break
+        await receive("a")
+        await ack([*held])
+    assert acked == everything
+    assert parts.loop._read_ahead.messages == 0

@@ -1,25 +1,48 @@
 """Reading for one subscription: batch sizes, entries that cannot be decoded, and resets during a read."""
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
+from bindery_broker.dispatch.dispatcher import Dispatcher
+from bindery_broker.dispatch.exclusive import ExclusiveDispatcher
+from bindery_broker.dispatch.item import Item, MessageKey
 from bindery_broker.dispatch.shared import SharedDispatcher
 from bindery_broker.managed_ledger import BatchAck
 from bindery_broker.subscriptions.decoding import DECODED_BYTES_MAX, LARGE_MAX
-from bindery_broker.subscriptions.reading import READ_BYTES_MAX, BatchSizes
+from bindery_broker.subscriptions.reading import READ_BYTES_MAX, READ_MESSAGES_MAX, BatchSizes
 from bindery_core.errors import BinderyError, MetadataUnavailable
 from bindery_pulsar.message_codec import (
     Message,
     OutgoingMessage,
     PackedEntry,
     UnreadableMessage,
+    encode_batch,
     encode_message,
 )
 from bindery_pulsar.message_id import MessageId, Position
+from bindery_pulsar.pulsar_messages_pb2 import MessageMetadata, SingleMessageMetadata
 from managed_ledger_cluster import Cluster
 from subscription_parts import Parts, at, batch, single, zipped
 
 BAD = b"\x0e\x01no message"
+
+
+async def read_on(
+    parts: Parts, dispatcher: Dispatcher[Message], room: int, *, messages_max: int = READ_MESSAGES_MAX
+) -> bool:
+    return await parts.reader.read_on(
+        dispatcher, room, size_max=READ_BYTES_MAX, decoded_max=DECODED_BYTES_MAX, messages_max=messages_max
+    )
+
+
+async def read_again(parts: Parts, *, size_max: int = READ_BYTES_MAX) -> None:
+    dispatcher = parts.loop.dispatcher
+    await parts.reader.read_again(dispatcher, dispatcher.replay(10), size_max=size_max, decoded_max=DECODED_BYTES_MAX)
+
+
+async def load(parts: Parts, keys: Sequence[MessageKey]) -> tuple[list[Item[Message]], list[MessageKey]]:
+    return await parts.reader.load(keys, size_max=READ_BYTES_MAX, decoded_max=DECODED_BYTES_MAX)
 
 
 async def test_the_size_of_a_batch_is_read_once(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,17 +82,17 @@ async def test_only_sizes_of_completely_acknowledged_batches_are_forgotten(clust
 async def test_a_read_stops_before_an_entry_that_cannot_be_decoded_and_the_next_one_raises(cluster: Cluster) -> None:
     parts = await Parts.create(cluster, single(b"a"), BAD, single(b"c"))
     dispatcher = SharedDispatcher[Message]()
-    assert await parts.reader.read_on(dispatcher, 100, size_max=2**20)
+    assert await read_on(parts, dispatcher, 100)
     assert (dispatcher.ready_count, parts.reader.position, parts.reader.stuck) == (1, at(1), None)
     with pytest.raises(BinderyError) as caught:
-        await parts.reader.read_on(dispatcher, 100, size_max=2**20)
+        await read_on(parts, dispatcher, 100)
     assert caught.value.facts["message_id"] == "0:1:-1:-1"
     assert parts.reader.position == at(1)
     assert parts.reader.stuck is not None
     await parts.cursor.ack_many([at(1)])
-    assert await parts.reader.read_on(dispatcher, 100, size_max=2**20)
+    assert await read_on(parts, dispatcher, 100)
     assert (dispatcher.ready_count, parts.reader.position, parts.reader.stuck) == (2, at(3), None)
-    assert not await parts.reader.read_on(dispatcher, 100, size_max=2**20)
+    assert not await read_on(parts, dispatcher, 100)
 
 
 async def test_a_read_is_dropped_if_the_dispatcher_is_reset_meanwhile(
@@ -85,7 +108,7 @@ async def test_a_read_is_dropped_if_the_dispatcher_is_reset_meanwhile(
         return found
 
     monkeypatch.setattr(parts.cursor, "read_unacked", reset_meanwhile)
-    assert await parts.reader.read_on(dispatcher, 100, size_max=2**20)
+    assert await read_on(parts, dispatcher, 100)
     assert (dispatcher.known_count, parts.reader.position) == (0, at(0))
 
 
@@ -112,7 +135,7 @@ async def test_keys_are_given_back_if_they_cannot_be_read_again(
     with monkeypatch.context() as patch:
         patch.setattr(parts.topic, "read", refuse)
         with pytest.raises(MetadataUnavailable):
-            await parts.reader.read_again(dispatcher, dispatcher.replay(10), size_max=2**20)
+            await read_again(parts)
     assert dispatcher.state_counts() == {"replay": 1}
     assert await parts.take() == [b"a"]
 
@@ -131,7 +154,7 @@ async def test_a_returned_message_that_cannot_be_decoded_is_not_forgotten(
     with monkeypatch.context() as patch:
         patch.setattr(parts.topic, "read", damaged)
         with pytest.raises(BinderyError) as caught:
-            await parts.reader.read_again(dispatcher, dispatcher.replay(10), size_max=2**20)
+            await read_again(parts)
     assert caught.value.facts["message_id"] == "0:0:-1:-1"
     assert "acknowledge" in str(caught.value.facts["hint"])
     assert dispatcher.state_counts() == {"replay": 1}
@@ -148,7 +171,7 @@ async def test_consecutive_entries_are_read_again_at_once(cluster: Cluster, monk
         return await read(position, entries_max=min(entries_max, 2), size_max=size_max)
 
     monkeypatch.setattr(parts.topic, "read", two_at_once)
-    items, rest = await parts.reader.load([(0, n, -1) for n in (0, 1, 2, 3, 4, 6, 7, 8)], size_max=2**20)
+    items, rest = await load(parts, [(0, n, -1) for n in (0, 1, 2, 3, 4, 6, 7, 8)])
     assert rest == []
     assert [item.key[1] for item in items] == [0, 1, 2, 3, 4, 6, 7]
     assert reads == [(0, 5), (2, 3), (4, 1), (6, 3), (8, 1)]
@@ -160,11 +183,11 @@ async def test_a_read_without_a_message_to_deliver_counts_as_a_read(cluster: Clu
     await topic.add_many([single(b"a", "red"), single(b"b", "red")])
     parts = Parts(topic, await topic.open_cursor("s", start=at(0), properties={"blue": "1"}))
     dispatcher = SharedDispatcher[Message]()
-    assert await parts.reader.read_on(dispatcher, 1, size_max=2**20) is True
+    assert await read_on(parts, dispatcher, 1) is True
     assert (dispatcher.known_count, parts.reader.position) == (0, at(1))
     assert parts.cursor.mark_delete == at(0)
-    assert await parts.reader.read_on(dispatcher, 1, size_max=2**20) is True
-    assert await parts.reader.read_on(dispatcher, 1, size_max=2**20) is False
+    assert await read_on(parts, dispatcher, 1) is True
+    assert await read_on(parts, dispatcher, 1) is False
     assert parts.reader.position == at(2)
 
 
@@ -172,16 +195,16 @@ async def test_messages_of_a_batch_that_are_acknowledged_are_not_offered(cluster
     parts = await Parts.create(cluster, batch(b"a", b"b", b"c"))
     await parts.cursor.ack_many([], batches=[BatchAck(at(0), 3, [1])])
     assert await parts.take() == [b"a", b"c"]
-    items, _ = await parts.reader.load([(0, 0, n) for n in range(3)], size_max=2**20)
+    items, _ = await load(parts, [(0, 0, n) for n in range(3)])
     assert [item.message.payload for item in items] == [b"a", b"c"]
     await parts.cursor.ack_many([at(0)])
-    assert await parts.reader.load([(0, 0, 0)], size_max=2**20) == ([], [])
+    assert await load(parts, [(0, 0, 0)]) == ([], [])
 
 
 async def test_the_size_of_a_message_includes_its_overhead(cluster: Cluster) -> None:
     """Messages without payload take memory too, so they must not be read without a limit."""
     parts = await Parts.create(cluster, single(b""), single(b"12345"))
-    (empty, other), _ = await parts.reader.load([(0, 0, -1), (0, 1, -1)], size_max=2**20)
+    (empty, other), _ = await load(parts, [(0, 0, -1), (0, 1, -1)])
     assert empty.size > 0
     assert other.size == empty.size + 5
 
@@ -192,13 +215,13 @@ async def test_a_returned_message_that_was_acknowledged_is_forgotten(cluster: Cl
     await parts.take()
     dispatcher.release("c")
     await parts.cursor.ack_many([at(1)])
-    await parts.reader.read_again(dispatcher, dispatcher.replay(10), size_max=2**20)
+    await read_again(parts)
     assert dispatcher.state_counts() == {"ready": 2}
 
 
 async def test_only_the_requested_messages_of_a_batch_are_loaded(cluster: Cluster) -> None:
     parts = await Parts.create(cluster, batch(b"a", b"b", b"c"), single(b"d"), single(b"e"))
-    items, _ = await parts.reader.load([(0, 2, -1), (0, 0, 2), (0, 0, 1)], size_max=2**20)
+    items, _ = await load(parts, [(0, 2, -1), (0, 0, 2), (0, 0, 1)])
     assert [item.message.payload for item in items] == [b"b", b"c", b"e"]
 
 
@@ -215,7 +238,7 @@ async def test_a_read_ends_when_its_messages_are_large_once_decoded(cluster: Clu
     parts = await Parts.create(cluster, *[zipped(READ_BYTES_MAX // 2)] * 5)
     dispatcher = SharedDispatcher[Message]()
     for read in (2, 4, 5):
-        assert await parts.reader.read_on(dispatcher, 100, size_max=READ_BYTES_MAX)
+        assert await read_on(parts, dispatcher, 100)
         assert dispatcher.ready_count == read
 
 
@@ -233,7 +256,7 @@ async def test_a_bomb_fails_as_any_entry_that_cannot_be_decoded(cluster: Cluster
 async def test_an_entry_that_is_acknowledged_while_it_is_decoded_is_not_offered(cluster: Cluster) -> None:
     parts = await Parts.create(cluster, zipped(1_000_000), batch(b"a", b"b"))
     dispatcher = SharedDispatcher[Message]()
-    reading = asyncio.create_task(parts.reader.read_on(dispatcher, 100, size_max=2**20))
+    reading = asyncio.create_task(read_on(parts, dispatcher, 100))
     while parts.decoder._large._value == LARGE_MAX:
         await asyncio.sleep(0)
     await parts.cursor.ack_many([at(0)], batches=[BatchAck(at(1), 2, [0])])
@@ -244,7 +267,7 @@ async def test_an_entry_that_is_acknowledged_while_it_is_decoded_is_not_offered(
 async def test_a_read_is_dropped_if_the_dispatcher_is_reset_while_an_entry_is_decoded(cluster: Cluster) -> None:
     parts = await Parts.create(cluster, zipped(1_000_000), single(b"b"))
     dispatcher = SharedDispatcher[Message]()
-    reading = asyncio.create_task(parts.reader.read_on(dispatcher, 100, size_max=2**20))
+    reading = asyncio.create_task(read_on(parts, dispatcher, 100))
     while parts.decoder._large._value == LARGE_MAX:
         await asyncio.sleep(0)
     dispatcher.reset()
@@ -257,7 +280,7 @@ async def test_messages_beyond_the_limit_are_read_again_later(cluster: Cluster) 
     dispatcher = parts.loop.dispatcher
     await parts.take()
     dispatcher.release("c")
-    await parts.reader.read_again(dispatcher, dispatcher.replay(10), size_max=2_000)
+    await read_again(parts, size_max=2_000)
     assert dispatcher.state_counts() == {"ready": 2, "replay": 3}
     assert [text[:1] for text in await parts.take()] == [b"0", b"1", b"2", b"3", b"4"]
 
@@ -266,7 +289,7 @@ async def test_the_metadata_of_a_message_counts(cluster: Cluster) -> None:
     many = OutgoingMessage(payload=b"", properties={str(number): "" for number in range(1_000)})
     entry = encode_message(many, producer_name="p", publish_time_ms=1, sequence_id=0)
     parts = await Parts.create(cluster, single(b""), entry)
-    (small, large), _ = await parts.reader.load([(0, 0, -1), (0, 1, -1)], size_max=2**20)
+    (small, large), _ = await load(parts, [(0, 0, -1), (0, 1, -1)])
     assert large.size > small.size + 100_000
 
 
@@ -278,3 +301,151 @@ async def test_the_size_of_a_batch_is_found_without_decoding_it(
     assert await parts.reader.batch_sizes.look_up(at(0)) == 2
     assert await parts.reader.batch_sizes.look_up(at(1)) == 0
     assert await parts.reader.batch_sizes.look_up(at(2)) is None
+
+
+# -- batches that are read in parts
+
+
+def offered(dispatcher: Dispatcher[Message]) -> list[tuple[int, int]]:
+    """Take what is ready. Returns entry ids and batch indexes."""
+    taken = dispatcher.take("c", count_max=10**6, bytes_max=10**9, ack_timeout_s=30, now=0)
+    return [delivery.key[1:] for delivery in taken]
+
+
+async def test_a_batch_with_more_messages_than_a_read_is_read_in_parts(cluster: Cluster) -> None:
+    parts = await Parts.create(cluster, single(b"x"), batch(*[b"a"] * 5), single(b"y"))
+    dispatcher = ExclusiveDispatcher[Message]()
+    found = []
+    while await read_on(parts, dispatcher, 100, messages_max=2):
+        found.append((offered(dispatcher), parts.reader.position))
+    assert found == [
+        ([(0, -1)], at(1)),  # the batch does not fit whole
+        ([(1, 0), (1, 1)], at(1)),
+        ([(1, 2), (1, 3)], at(1)),
+        ([(1, 4), (2, -1)], at(3)),
+    ]
+
+
+async def test_a_rewind_begins_with_the_whole_entry(cluster: Cluster) -> None:
+    parts = await Parts.create(cluster, batch(*[b"a"] * 5))
+    dispatcher = SharedDispatcher[Message]()
+    await read_on(parts, dispatcher, 100, messages_max=2)
+    dispatcher.reset()
+    parts.reader.rewind()
+    await read_on(parts, dispatcher, 100, messages_max=2)
+    assert offered(dispatcher) == [(0, 0), (0, 1)]
+
+
+async def test_a_step_back_leads_to_a_message_of_a_batch(cluster: Cluster) -> None:
+    parts = await Parts.create(cluster, batch(*[b"a"] * 5), single(b"x"))
+    dispatcher = ExclusiveDispatcher[Message]()
+    await read_on(parts, dispatcher, 100)
+    dispatcher.take("c", count_max=3, bytes_max=10**6, ack_timeout_s=30, now=0)
+    first = dispatcher.put_down()
+    assert first == (0, 0, 3)
+    parts.reader.step_back(first)
+    parts.reader.step_back((0, 0, 4))
+    parts.reader.step_back((0, 1, -1))
+    assert parts.reader.position == at(0)
+    await read_on(parts, dispatcher, 100)
+    assert offered(dispatcher) == [(0, 3), (0, 4), (1, -1)]
+
+
+async def test_a_part_begins_with_a_message_that_is_not_acknowledged(cluster: Cluster) -> None:
+    """Otherwise a batch of which almost everything is acknowledged would take as many reads as it has messages."""
+    parts = await Parts.create(cluster, batch(*[b"a"] * 8), single(b"x"))
+    dispatcher = SharedDispatcher[Message]()
+    await parts.cursor.ack_many([], batches=[BatchAck(at(0), 8, [1, 2, 3, 5])])
+    for part in ([(0, 0)], [(0, 4)], [(0, 6), (0, 7)], [(1, -1)]):
+        assert await read_on(parts, dispatcher, 100, messages_max=2)
+        assert offered(dispatcher) == part
+    assert parts.cursor.mark_delete < at(0)
+
+
+async def test_the_acknowledged_end_of_a_batch_is_passed_without_decoding_it(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = await Parts.create(cluster, batch(*[b"a"] * 4), single(b"x"))
+    dispatcher = SharedDispatcher[Message]()
+    assert await read_on(parts, dispatcher, 100, messages_max=2)
+    await parts.cursor.ack_many([], batches=[BatchAck(at(0), 4, [2, 3])])
+    assert await read_on(parts, dispatcher, 100, messages_max=2)
+    assert offered(dispatcher) == [(0, 0), (0, 1), (1, -1)]
+    assert parts.reader.position == at(2)
+
+
+async def test_a_read_that_is_cancelled_continues_after_what_it_offered(cluster: Cluster) -> None:
+    parts = await Parts.create(cluster, single(b"a"), zipped(1_000_000), single(b"c"))
+    dispatcher = ExclusiveDispatcher[Message]()
+    reading = asyncio.create_task(read_on(parts, dispatcher, 100))
+    while parts.decoder._large._value == LARGE_MAX:
+        await asyncio.sleep(0)
+    reading.cancel()
+    await asyncio.wait([reading])
+    assert (dispatcher.ready_count, parts.reader.position) == (1, at(1))
+    assert await read_on(parts, dispatcher, 100)
+    assert offered(dispatcher) == [(0, -1), (1, -1), (2, -1)]
+
+
+async def test_the_filter_acknowledges_messages_part_by_part(cluster: Cluster) -> None:
+    topic = await cluster.open()
+    tags = ["red", "red", "blue", "red", "red", "red"]
+    messages = [OutgoingMessage(payload=b"", properties={tag: "TAGS"}) for tag in tags]
+    entry = encode_batch(messages, producer_name="p", publish_time_ms=1, sequence_ids=range(6))
+    await topic.add_many([entry, entry])
+    parts = Parts(topic, await topic.open_cursor("s", start=at(0), properties={"blue": "1"}))
+    dispatcher = SharedDispatcher[Message]()
+    remaining = []
+    for _ in range(3):
+        assert await read_on(parts, dispatcher, 100, messages_max=2)
+        remaining.append(parts.cursor.remaining(at(0)))
+    assert remaining == [0b111100, 0b110100, 0b000100]
+    assert offered(dispatcher) == [(0, 2)]
+    await parts.cursor.ack_many([], batches=[BatchAck(at(0), 6, [2])])
+    assert parts.cursor.is_acked(at(0))
+
+
+async def test_parts_that_were_removed_by_compaction_are_acknowledged(cluster: Cluster) -> None:
+    heads = [SingleMessageMetadata(payload_size=0, compacted_out=n != 5).SerializeToString() for n in range(6)]
+    metadata = MessageMetadata(producer_name="p", sequence_id=0, publish_time=1, num_messages_in_batch=6)
+    head = metadata.SerializeToString()
+    payload = b"".join(len(one).to_bytes(4, "big") + one for one in heads)
+    parts = await Parts.create(cluster, len(head).to_bytes(4, "big") + head + payload)
+    dispatcher = SharedDispatcher[Message]()
+    for _ in range(3):
+        assert await read_on(parts, dispatcher, 100, messages_max=2)
+    assert offered(dispatcher) == [(0, 5)]
+    assert parts.cursor.remaining(at(0)) == 0b110000
+
+
+async def test_an_error_in_the_middle_of_a_batch_stops_before_its_part(cluster: Cluster) -> None:
+    """What was delivered before is not delivered again, and the message id tells where it stopped."""
+    head = MessageMetadata(producer_name="p", sequence_id=0, publish_time=1, num_messages_in_batch=4)
+    one = SingleMessageMetadata(payload_size=0).SerializeToString()
+    payload = 2 * (len(one).to_bytes(4, "big") + one) + b"\xff\xff"
+    metadata = head.SerializeToString()
+    parts = await Parts.create(cluster, len(metadata).to_bytes(4, "big") + metadata + payload)
+    dispatcher = ExclusiveDispatcher[Message]()
+    assert await read_on(parts, dispatcher, 100, messages_max=2)
+    assert offered(dispatcher) == [(0, 0), (0, 1)]
+    for _ in range(2):
+        with pytest.raises(BinderyError) as caught:
+            await read_on(parts, dispatcher, 100, messages_max=2)
+        assert caught.value.facts["message_id"] == "0:0:-1:-1"
+    assert offered(dispatcher) == []
+
+
+async def test_only_the_part_of_a_batch_with_returned_messages_is_decoded(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = await Parts.create(cluster, batch(*[b"a"] * 10), single(b"x"))
+    decode, decoded = PackedEntry.decode, []
+
+    def counted(entry: PackedEntry, **limits: int) -> list[Message]:
+        decoded.append((limits["first"], limits["count_max"]))
+        return decode(entry, **limits)
+
+    monkeypatch.setattr(PackedEntry, "decode", counted)
+    items, _ = await load(parts, [(0, 0, 7), (0, 0, 4), (0, 1, -1)])
+    assert [item.key for item in items] == [(0, 0, 4), (0, 0, 7), (0, 1, -1)]
+    assert decoded == [(4, 4), (0, 1)]

@@ -9,7 +9,7 @@ from bindery_broker.subscriptions.response_budget import Charge, ResponseBudget
 from bindery_broker.topics import topic as topic_module
 from bindery_broker.topics.topic import Topic
 from bindery_core.errors import BinderyError, Conflict, NoSuchTopic, OutcomeUnknown, TooManyRequests, TopicFenced
-from bindery_pulsar.message_codec import OutgoingMessage
+from bindery_pulsar.message_codec import Message, OutgoingMessage, PackedEntry
 from bindery_pulsar.message_id import EARLIEST, LATEST, MessageId, Position
 from bindery_pulsar.topic_name import TopicName
 from broker_harness import Harness, problem
@@ -128,6 +128,51 @@ async def test_a_read_ends_at_its_limits_and_continues_inside_a_batch(topic: Top
     assert ([item.message.payload for item in found], str(following)) == ([b"aa", b"bb"], "0:0:-1:2")
     found, following = await topic.read(EARLIEST, charge=charge(), count_max=10, bytes_max=1)
     assert ([item.message.payload for item in found], str(following)) == ([b"aa"], "0:0:-1:1")
+
+
+async def test_a_read_decodes_the_part_of_a_batch_that_it_returns(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await publish(topic, *(b"%d" % n for n in range(25)), batch=True)
+    decode, decoded = PackedEntry.decode, 0
+
+    def counted(entry: PackedEntry, **limits: int) -> list[Message]:
+        nonlocal decoded
+        found = decode(entry, **limits)
+        decoded += len(found)
+        return found
+
+    monkeypatch.setattr(PackedEntry, "decode", counted)
+    found: list[bytes] = []
+    position: MessageId | Position = EARLIEST
+    while len(found) < 25:
+        part, position = await topic.read(position, charge=charge(), count_max=10, bytes_max=1000)
+        found += [item.message.payload for item in part]
+    assert found == [b"%d" % n for n in range(25)]
+    assert str(position) == "0:1:-1:-1"
+    assert decoded == 25
+    one = await topic.read_one(MessageId(0, 0, 24, -1), charge=charge())
+    first = await topic.read_one(MessageId(0, 0, -1, -1), charge=charge())
+    assert (one.message.payload, first.message.payload, decoded) == (b"24", b"0", 27)
+
+
+async def test_a_read_from_an_index_that_the_entry_does_not_have_continues_with_the_next_entry(topic: Topic) -> None:
+    await publish(topic, b"a")
+    await publish(topic, b"b", b"c", batch=True)
+    await publish(topic, b"d")
+    for start, payloads in ((MessageId(0, 0, 0, -1), [b"b", b"c", b"d"]), (MessageId(0, 1, 2, -1), [b"d"])):
+        found, following = await topic.read(start, charge=charge(), count_max=10, bytes_max=1000)
+        assert [item.message.payload for item in found] == payloads
+        assert str(following) == "0:3:-1:-1"
+
+
+async def test_a_full_read_continues_with_the_next_entry(topic: Topic) -> None:
+    await publish(topic, b"a", b"b", batch=True)
+    await publish(topic, b"c", b"d", batch=True)
+    found, following = await topic.read(EARLIEST, charge=charge(), count_max=2, bytes_max=1000)
+    assert ([item.message.payload for item in found], following.position) == ([b"a", b"b"], Position(0, 1))
+    found, _ = await topic.read(following, charge=charge(), count_max=2, bytes_max=1000)
+    assert [item.message.payload for item in found] == [b"c", b"d"]
 
 
 async def test_a_read_waits_only_until_the_broker_stops(topic: Topic) -> None:

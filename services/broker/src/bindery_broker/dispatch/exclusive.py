@@ -6,7 +6,7 @@ makes the owner move the read position there before it reads on. Messages that w
 by their `generation` and dropped.
 
 Invariants: ready messages are in ascending order and above all held ones; after a rewind no message is held or ready;
-between rewinds no message is delivered twice.
+between rewinds no message is offered again after its delivery, also if later ones were put down.
 Source: Pulsar's single-active-consumer dispatcher (rewind to mark-delete + 1).
 """
 
@@ -37,11 +37,12 @@ class ExclusiveDispatcher(Generic[M]):
         """End of the delay of a negative acknowledgement; it also delays all later messages."""
         self._ready: deque[Item[M]] = deque()
         self._ready_bytes = 0
-        self._ready_bytes_counted = 0
-        """The part of `_ready_bytes` that is counted in `read_ahead`."""
+        self._counted = (0, 0)
+        """The bytes and the number of ready messages that are counted in `read_ahead`."""
         self._acking: set[MessageKey] = set()
         self._counts: Counter[MessageKey] = Counter()
         self._last_offered: MessageKey | None = None
+        self._last_taken: MessageKey | None = None
 
     # -- reading ------------------------------------------------------------------------------------------------
 
@@ -122,6 +123,7 @@ class ExclusiveDispatcher(Generic[M]):
             self._ready_bytes -= item.size
         if not taken:
             return []
+        self._last_taken = taken[-1].key
         self._count()
         grant = self.leases.grant(
             consumer, [(item.key, item.size) for item in taken], deadline=now + ack_timeout_s, now=now
@@ -201,10 +203,14 @@ class ExclusiveDispatcher(Generic[M]):
         return count
 
     def put_down(self) -> MessageKey | None:
-        """No consumer is connected: drop the ready messages. They are read again after the rewind."""
-        if self._ready and not len(self.leases):
-            self.rewind()
-        return None
+        """Drop the ready messages. Returns the first of them, from which the owner must read on. No read may be in
+        progress."""
+        if not self._ready:
+            return None
+        first = self._ready[0].key
+        self._drop_all_ready()
+        self._last_offered = self._last_taken
+        return first
 
     def tick(self, *, now: float) -> int:
         """End expired leases; if there are any, all held messages are delivered again. Returns their number."""
@@ -224,10 +230,8 @@ class ExclusiveDispatcher(Generic[M]):
     def rewind(self) -> None:
         self.generation += 1
         self.rewind_wanted = True
-        self._ready.clear()
-        self._ready_bytes = 0
-        self._count()
-        self._last_offered = None
+        self._drop_all_ready()
+        self._last_offered = self._last_taken = None
         self.leases.clear()
 
     def reset(self) -> None:
@@ -237,6 +241,11 @@ class ExclusiveDispatcher(Generic[M]):
         self.paused_until = None
         self._acking.clear()
         self._counts.clear()
+
+    def _drop_all_ready(self) -> None:
+        self._ready.clear()
+        self._ready_bytes = 0
+        self._count()
 
     def _drop_ready(self, keys: Collection[MessageKey]) -> None:
         """Drop ready messages that were acknowledged, for example by a late acknowledgement of an earlier delivery."""
@@ -248,8 +257,9 @@ class ExclusiveDispatcher(Generic[M]):
         self._count()
 
     def _count(self) -> None:
-        self._read_ahead.change(self._ready_bytes - self._ready_bytes_counted)
-        self._ready_bytes_counted = self._ready_bytes
+        size, count = self._counted
+        self._counted = self._ready_bytes, len(self._ready)
+        self._read_ahead.change(self._ready_bytes - size, messages=len(self._ready) - count)
 
     def state_counts(self) -> dict[str, int]:
         counts = {"ready": len(self._ready), "leased": len(self.leases), "acking": len(self._acking)}

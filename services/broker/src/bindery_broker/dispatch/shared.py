@@ -66,8 +66,8 @@ class SharedDispatcher(Generic[M]):
         self._counts: Counter[MessageKey] = Counter()
         self._ready_count = 0
         self._ready_bytes = 0
-        self._ready_bytes_counted = 0
-        """The part of `_ready_bytes` that is counted in `read_ahead`."""
+        self._counted = (0, 0)
+        """The bytes and the number of ready messages that are counted in `read_ahead`."""
 
     # -- reading ------------------------------------------------------------------------------------------------
 
@@ -252,7 +252,7 @@ class SharedDispatcher(Generic[M]):
         return len(keys)
 
     def put_down(self) -> MessageKey | None:
-        """No consumer is connected: drop the bodies of ready messages. No read may be in progress.
+        """Drop the bodies of ready messages. No read may be in progress.
 
         New messages are forgotten; returns the lowest of them, from which the owner must read on. Returned messages are
         kept for replay.
@@ -346,8 +346,9 @@ class SharedDispatcher(Generic[M]):
         self._ready_bytes -= item.size
 
     def _count(self) -> None:
-        self._read_ahead.change(self._ready_bytes - self._ready_bytes_counted)
-        self._ready_bytes_counted = self._ready_bytes
+        size, count = self._counted
+        self._counted = self._ready_bytes, self._ready_count
+        self._read_ahead.change(self._ready_bytes - size, messages=self._ready_count - count)
 
     def _to_replay(self, key: MessageKey) -> None:
         self._states[key] = State.REPLAY

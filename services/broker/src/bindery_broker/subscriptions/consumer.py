@@ -69,6 +69,11 @@ class TagFilter:
         """Tags to deliver. If there are none, or if `*` is one of them, all messages are delivered."""
         self._required = self.tags if "*" not in self.tags else frozenset()
 
+    @property
+    def is_active(self) -> bool:
+        """Whether some messages may not match."""
+        return bool(self._required)
+
     def matching(self, items: list[Item[Message]]) -> list[Item[Message]]:
         """Return the items that match. A message without tags always matches."""
         required = self._required

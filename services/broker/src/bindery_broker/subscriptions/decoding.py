@@ -2,7 +2,7 @@
 
 An entry of a few kilobytes can decompress to many megabytes, or to very many messages. LARGE_MAX limits how many of
 these are decoded at a time, and readers tell for how many bytes they have room: an entry that takes more is decoded
-once they have it.
+once they have it. Of a batch, readers decode the part that they need.
 """
 
 import asyncio
@@ -32,23 +32,33 @@ class EntryDecoder:
         self.size_max = size_max
         self._large = asyncio.Semaphore(LARGE_MAX)
 
-    def decode_small(self, entry: bytes) -> "list[Message] | PackedEntry":
-        """Return the messages of a small entry; a large one is returned for `decode_large`."""
-        packed = PackedEntry(entry, metadata_size_max=METADATA_READ_SIZE_MAX)
-        return packed.decode(size_max=self.size_max) if packed.is_small else packed
+    @staticmethod
+    def open(entry: bytes) -> PackedEntry:
+        """Return an entry for `decode`. Raises CorruptMessage, or UnreadableMessage."""
+        return PackedEntry(entry, metadata_size_max=METADATA_READ_SIZE_MAX)
 
-    async def decode(self, entry: bytes, *, room: int) -> list[Message]:
-        """Return the messages of an entry. Other tasks run meanwhile only if it is large. `room`: as below."""
-        found = self.decode_small(entry)
-        return found if isinstance(found, list) else await self.decode_large(found, room=room)
+    def decode_small(self, entry: PackedEntry, *, first: int = 0, count_max: int | None = None) -> list[Message]:
+        """Return what `decode` returns for a small entry."""
+        return entry.decode(size_max=self.size_max, first=first, count_max=count_max)
 
-    async def decode_large(self, entry: PackedEntry, *, room: int) -> list[Message]:
-        """Return the messages of an entry. `room`: the bytes that it may take once it is decoded.
+    async def decode(
+        self, entry: PackedEntry, *, room: int, first: int = 0, count_max: int | None = None
+    ) -> list[Message]:
+        """Return the messages of an entry. Other tasks run meanwhile only if it is large.
 
+        `first` and `count_max`: the part of a batch to return, as in `PackedEntry.decode`; an entry above `size_max` is
+        refused nevertheless. `room`: the bytes that the part may take once it is decoded, unless the entry is small.
         Raises RoomNeeded if it takes more.
         """
+        if entry.is_small:
+            return self.decode_small(entry, first=first, count_max=count_max)
+        if entry.exceeds(self.size_max):
+            return entry.decode(size_max=self.size_max)  # raises an error, and decompresses nothing
+        size = entry.claimed_size(count_max)
+        if size > room:
+            raise RoomNeeded(size)
         async with self._large:
-            found = await asyncio.to_thread(_decode, entry, min(room, self.size_max))
+            found = await asyncio.to_thread(_decode, entry, min(room, self.size_max), first, count_max)
         if isinstance(found, UnreadableMessage) and room < self.size_max:
             raise RoomNeeded(self.size_max)
         if isinstance(found, BinderyError):
@@ -56,13 +66,13 @@ class EntryDecoder:
         return found
 
 
-def _decode(entry: PackedEntry, size_max: int) -> list[Message] | BinderyError:
+def _decode(entry: PackedEntry, size_max: int, first: int, count_max: int | None) -> list[Message] | BinderyError:
     """Return the messages, or the error without its traceback.
 
     A future and the error that it raises refer to each other: the decompressed bytes in the frames of a traceback would
     stay in memory until the next collection of garbage.
     """
     try:
-        return entry.decode(size_max=size_max)
+        return entry.decode(size_max=size_max, first=first, count_max=count_max)
     except BinderyError as error:
         return error.with_traceback(None)

@@ -3,13 +3,16 @@
 A call takes ready messages. If there are too few, it reads first (returned messages, then the next entries). If there
 is nothing to read, it waits until an entry arrives, a message is returned, or its time is over. No task runs in the
 background: each call first passes the current time to the dispatcher and the sessions, and a waiting call wakes itself
-for the next deadline.
+for the next deadline. Only a timer puts the ready messages down when no call has been in progress for IDLE_S: a
+consumer that has gone without leaving must not take the room of others until its session ends. At the end of a call,
+they are put down if all subscriptions together hold too many. They are read again when a call needs them.
 
 Invariants: at most one read is in progress; a call joins the queue before it reads, so that it misses no wake-up; the
 dispatcher that is replaced is reset, so that reads and acknowledgements in progress recognize it by its generation.
 """
 
 import asyncio
+from typing import Final
 
 from bindery_core.errors import BinderyError
 from bindery_core.sources import MonotonicClock
@@ -25,7 +28,17 @@ from bindery_broker.dispatch.shared import SharedDispatcher
 from bindery_broker.errors import RESPONSES_FULL, ResponsesFull
 from bindery_broker.subscriptions.consumer import ReceiveCall, ReceiveRequest, SubscriptionType
 from bindery_broker.subscriptions.decoding import RoomNeeded
-from bindery_broker.subscriptions.reading import MESSAGE_OVERHEAD, READ_BYTES_MAX, READ_ENTRIES_MAX, MessageReader
+from bindery_broker.subscriptions.reading import (
+    MESSAGE_OVERHEAD,
+    READ_BYTES_MAX,
+    READ_ENTRIES_MAX,
+    READ_MESSAGES_MAX,
+    MessageReader,
+)
+
+IDLE_S: Final = 10.0
+"""Seconds without a call after which the messages that were read ahead are put down. Reading them again costs less than
+it takes to process as many."""
 
 
 class _NoRoom(Exception):
@@ -62,6 +75,10 @@ class DispatchLoop:
         """In the order in which the calls began to wait."""
         self._is_blocked_by_limit = False
         """Whether a call waits because a limit of unacknowledged messages is reached."""
+        self._calls_open = 0
+        self._last_call_at = 0.0
+        """When the last call ended; monotonic seconds."""
+        self._idle_check: asyncio.TimerHandle | None = None
         self._closed: BinderyError | None = None
         self._is_draining = False
 
@@ -93,6 +110,16 @@ class DispatchLoop:
 
     async def take(self, call: ReceiveCall) -> list[Delivery[Message]]:
         """Return messages, leased to the consumer; none if there are none before the deadline."""
+        self._calls_open += 1
+        try:
+            return await self._take(call)
+        finally:
+            self._calls_open -= 1
+            self._last_call_at = self._now()
+            self._put_down_if_over()
+            self._check_idle_later(IDLE_S)
+
+    async def _take(self, call: ReceiveCall) -> list[Delivery[Message]]:
         request = call.request
         charge = call.charge
         while True:
@@ -137,10 +164,10 @@ class DispatchLoop:
                 if self._is_draining:
                     return []
                 if least:
+                    self._put_down_if_over()
                     await self.wait_for_room(call, least=least)
                     continue
-                held = self._dispatcher.leases.count_of(request.consumer)
-                if self._dispatcher.room() == 0 or held >= self._limits.unacked_per_consumer_max:
+                if self._dispatcher.room() == 0 or self._holds_all_it_may(call):
                     self._is_blocked_by_limit = True
                 until = min(call.deadline, self._dispatcher.next_deadline() or call.deadline)
                 timeout = until - self._now()
@@ -150,6 +177,10 @@ class DispatchLoop:
                     return []
             finally:
                 self._end_wait(waiter)
+
+    def _holds_all_it_may(self, call: ReceiveCall) -> bool:
+        held = self._dispatcher.leases.count_of(call.request.consumer)
+        return held >= self._limits.unacked_per_consumer_max
 
     def _begin_wait(self, call: ReceiveCall) -> asyncio.Future[None]:
         """Return what `wake`, or the end of the client's connection, completes."""
@@ -212,8 +243,10 @@ class DispatchLoop:
                 return True
             size = READ_BYTES_MAX
             while True:
-                reserved = self._read_ahead.reserve(size)
+                reserved = self._read_ahead.reserve(size, messages=READ_MESSAGES_MAX)
                 if not reserved:
+                    if self._holds_all_it_may(call):  # it could take nothing of what is read
+                        return False
                     if not (dispatcher.replayable() or dispatcher.rewind_wanted or self._reader.has_next):
                         return False
                     size = max(size, self._read_size(call.request))
@@ -224,7 +257,8 @@ class DispatchLoop:
                 except RoomNeeded as needed:
                     size = needed.size
                 finally:
-                    self._read_ahead.change(-reserved)
+                    if reserved:
+                        self._read_ahead.release(reserved, messages=READ_MESSAGES_MAX)
 
     async def _read_next(
         self, dispatcher: Dispatcher[Message], request: ReceiveRequest, *, ahead: bool, decoded_max: int
@@ -247,7 +281,11 @@ class DispatchLoop:
         room = dispatcher.room(asked=None if ahead else request.count_max)
         if room <= 0:
             return False
-        return await self._reader.read_on(dispatcher, room, size_max=size_max, decoded_max=decoded_max)
+        # With a filter, few of the messages may match: a read for each would take long.
+        messages_max = READ_MESSAGES_MAX if ahead or self._reader.filter.is_active else request.count_max
+        return await self._reader.read_on(
+            dispatcher, room, size_max=size_max, decoded_max=decoded_max, messages_max=messages_max
+        )
 
     # -- time and end --------------------------------------------------------------------------------------------
 
@@ -263,11 +301,33 @@ class DispatchLoop:
 
     def put_down_if_idle(self) -> None:
         """If no consumer is connected, drop the message bodies in memory. They are read again for the next consumer."""
-        if len(self._sessions) or self.read_lock.locked():
+        if not len(self._sessions):
+            self._put_down()
+
+    def _put_down_if_over(self) -> None:
+        if self._read_ahead.is_over:
+            self._put_down()
+
+    def _put_down(self) -> None:
+        """Drop the ready messages, unless a read is in progress. They are read again when a call needs them."""
+        if self.read_lock.locked():
             return
         first = self._dispatcher.put_down()
         if first is not None:
             self._reader.step_back(first)
+
+    def _check_idle_later(self, after_s: float) -> None:
+        if self._idle_check is None and self._closed is None and self._dispatcher.ready_count:
+            self._idle_check = asyncio.get_running_loop().call_later(after_s, self._put_down_when_idle)
+
+    def _put_down_when_idle(self) -> None:
+        self._idle_check = None
+        left_s = IDLE_S if self._calls_open else self._last_call_at + IDLE_S - self._now()
+        if left_s <= 0:
+            used_before = self._read_ahead.used
+            self._put_down()
+            self._read_ahead.idle_size += used_before - self._read_ahead.used
+        self._check_idle_later(left_s if left_s > 0 else IDLE_S)
 
     def drain(self) -> None:
         """End every wait, because the broker stops."""
@@ -277,6 +337,9 @@ class DispatchLoop:
     def close(self, reason: BinderyError) -> None:
         """Fail all calls, also the waiting ones, with `reason`."""
         self._closed = reason
+        if self._idle_check is not None:
+            self._idle_check.cancel()
+            self._idle_check = None
         self.wake()
 
     @property

@@ -1,9 +1,12 @@
 """Read the messages of a subscription: decode entries, apply the tag filter, and offer the result to a dispatcher.
 
-The sizes of batches are remembered from the first decoding of an entry until the entry is completely acknowledged.
+The read position is a message: a batch of very many messages is read in parts, and a dispatcher that puts messages
+down (`step_back`) gets exactly those again. The sizes of batches are remembered from the first decoding of an entry
+until the entry is completely acknowledged.
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from bindery_core.errors import BinderyError
 from bindery_pulsar.message_codec import BATCH_COUNT_MAX, CorruptMessage, Message, PackedEntry, read_head
@@ -13,7 +16,7 @@ from bindery_broker.dispatch.dispatcher import Dispatcher
 from bindery_broker.dispatch.item import NOT_IN_BATCH, Item, MessageKey
 from bindery_broker.managed_ledger import BatchAck, ManagedCursor, ManagedLedger
 from bindery_broker.subscriptions.consumer import TagFilter
-from bindery_broker.subscriptions.decoding import DECODED_BYTES_MAX, EntryDecoder, RoomNeeded
+from bindery_broker.subscriptions.decoding import EntryDecoder, RoomNeeded
 
 MESSAGE_OVERHEAD = 400
 """Bytes that are counted for each message in addition to its payload and metadata: what its objects take in memory."""
@@ -22,6 +25,13 @@ READ_BYTES_MAX = 4 * 2**20
 whatever its size; a read that reaches the limit leaves the rest to the next one."""
 READ_ENTRIES_MAX = 100
 """Maximum number of entries of one read from the managed ledger."""
+READ_MESSAGES_MAX = 2_000
+"""Maximum number of messages of one read: twice the usual size of batches. A larger batch is read in parts; before
+each, its messages up to that part are skipped, which takes a microsecond each."""
+
+
+ONE: Final = range(1)
+"""The part of an entry that is not a batch."""
 
 
 class BatchSizes:
@@ -86,11 +96,13 @@ class MessageReader:
         self._partition = partition
         self._decoder = decoder
         self._position = cursor.mark_delete
+        self._index = 0
+        """Index in the batch at `_position` of the next message to read. Those before it were offered."""
         self.rewind()
 
     @property
     def position(self) -> Position:
-        """The next entry to read for the first time."""
+        """The next entry to read, or of which a part was not read yet."""
         return self._position
 
     @property
@@ -100,25 +112,28 @@ class MessageReader:
 
     def rewind(self) -> None:
         """Continue with the entry after the cursor's mark-delete position."""
-        self._position = self._ledger.next_position(self._cursor.mark_delete)
+        self._position, self._index = self._ledger.next_position(self._cursor.mark_delete), 0
 
     def step_back(self, key: MessageKey) -> None:
-        """Continue with the entry of `key` at the latest."""
-        self._position = min(self._position, Position(key[0], key[1]))
+        """Continue with the message `key` at the latest. No read may be in progress."""
+        to = (Position(key[0], key[1]), max(key[2], 0))
+        self._position, self._index = min((self._position, self._index), to)
 
     async def read_on(
-        self, dispatcher: Dispatcher[Message], room: int, *, size_max: int, decoded_max: int = DECODED_BYTES_MAX
+        self, dispatcher: Dispatcher[Message], room: int, *, size_max: int, decoded_max: int, messages_max: int
     ) -> bool:
         """Offer the next messages. Returns whether anything was read.
 
         `room`: maximum number of entries. `decoded_max`: the bytes for which the caller has room, at least
-        READ_BYTES_MAX. Messages that do not match the filter are acknowledged. If the dispatcher is reset meanwhile,
-        the result is dropped. If an entry cannot be decoded, or not in the room that is left, the read stops before it;
-        a read that begins with such an entry raises the error, or RoomNeeded.
+        READ_BYTES_MAX. `messages_max`: maximum number of messages to decode. Messages that do not match the filter are
+        acknowledged. If the dispatcher is reset meanwhile, the result is dropped. If an entry cannot be decoded, or not
+        in the room that is left, the read stops before it; a read that begins with such an entry raises the error, or
+        RoomNeeded.
         """
         if not self.has_next:
             return False
         generation = dispatcher.generation
+        start = (self._position, self._index)
         read = await self._cursor.read_unacked(
             self._position, entries_max=min(room, READ_ENTRIES_MAX), size_max=size_max
         )
@@ -126,39 +141,62 @@ class MessageReader:
             return True
         consumed: list[Position] = []
         parts: list[BatchAck] = []
-        start, end = self._position, read.next_position
+        end = (read.next_position, 0)
         decoded_size = 0
         has_waited = False
-        for index, (position, payload, _) in enumerate(read.entries):
-            if decoded_size >= READ_BYTES_MAX:
-                end = position
+        for number, (position, payload, _) in enumerate(read.entries):
+            first = start[1] if position == start[0] else 0
+            if number > 0:
+                self._position, self._index = position, first  # the others were offered, even if this is cancelled
+            entry = self._open(position, payload, stop=number > 0) if decoded_size < READ_BYTES_MAX else None
+            if entry is None or (number > 0 and entry.count > messages_max):
+                end = (position, first)
                 break
-            items = self._decode(position, payload, stop=index > 0)
-            if isinstance(items, PackedEntry):
-                items = await self._decode_large(position, items, stop=index > 0, room=decoded_max - decoded_size)
+            if entry.is_batch:
+                first = self._next_unacked(position, first)
+                if first >= entry.count > 0:
+                    continue
+            part = range(first, min(first + messages_max, entry.count)) if entry.count > 1 else ONE
+            if entry.is_small:
+                items = self._decode_small(position, entry, part, stop=number > 0)
+            else:
+                items = await self._decode(position, entry, part, stop=number > 0, room=decoded_max - decoded_size)
                 has_waited = True
                 if generation != dispatcher.generation:
                     return True
             if items is None:
-                end = position
+                end = (position, first)
                 break
+            messages_max -= len(part)
             for item in items:
                 decoded_size += item.size
-            if has_waited and self._cursor.is_acked(position):  # meanwhile
-                continue
-            matching = self.filter.matching(items)
-            if matching:
-                dispatcher.offer(matching, generation=generation)
-            if not matching:  # completely filtered, or a marker without messages
-                consumed.append(position)
-            elif len(matching) < len(items):
-                offered = {item.key for item in matching}
-                indexes = [item.key[2] for item in items if item.key not in offered]
-                parts.append(BatchAck(position, self.batch_sizes[position], indexes))
-        self._position = end
+            if not (has_waited and self._cursor.is_acked(position)):  # meanwhile
+                matching = self.filter.matching(items)
+                if matching:
+                    dispatcher.offer(matching, generation=generation)
+                if not matching and len(part) == entry.count:  # completely filtered, or a marker without messages
+                    consumed.append(position)
+                elif not matching:
+                    parts.append(BatchAck(position, entry.count, part))
+                elif len(matching) < len(items):
+                    offered = {item.key for item in matching}
+                    indexes = [item.key[2] for item in items if item.key not in offered]
+                    parts.append(BatchAck(position, entry.count, indexes))
+            if part.stop < entry.count:
+                end = (position, part.stop)
+                break
+        self._position, self._index = end
         if consumed or parts:
             self.batch_sizes.forget(await self._cursor.ack_many(consumed, batches=parts))
         return bool(read.entries) or start != end
+
+    def _next_unacked(self, position: Position, index: int) -> int:
+        """Return the first index from `index` on that is not acknowledged, or one after the last index of the batch."""
+        remaining = self._cursor.remaining(position)
+        if remaining is None:
+            return index
+        rest = remaining >> index
+        return index + (rest & -rest).bit_length() - 1 if rest else BATCH_COUNT_MAX
 
     async def read_again(
         self,
@@ -166,7 +204,7 @@ class MessageReader:
         keys: Sequence[MessageKey],
         *,
         size_max: int,
-        decoded_max: int = DECODED_BYTES_MAX,
+        decoded_max: int,
     ) -> None:
         """Offer the messages that the dispatcher's `replay` returned, at least one and about `size_max` bytes.
 
@@ -186,7 +224,7 @@ class MessageReader:
             dispatcher.finish_ack(dispatcher.begin_ack(missing))
 
     async def load(
-        self, keys: Iterable[MessageKey], *, size_max: int, decoded_max: int = DECODED_BYTES_MAX
+        self, keys: Iterable[MessageKey], *, size_max: int, decoded_max: int
     ) -> tuple[list[Item[Message]], list[MessageKey]]:
         """Return the messages of those `keys` that still exist and are not acknowledged, in order.
 
@@ -214,34 +252,47 @@ class MessageReader:
                     position = Position(at.ledger_id, at.entry_id + 1)
                     if self._cursor.is_acked(at):
                         continue
-                    decoded = self._decode(at, payload, stop=False)
-                    if isinstance(decoded, PackedEntry):
-                        decoded = await self._decode_large(at, decoded, stop=False, room=decoded_max)
+                    entry = self._open(at, payload, stop=False)
+                    assert entry is not None
+                    part = range(max(min(indexes_of[at]), 0), max(max(indexes_of[at]), 0) + 1)
+                    decoded = await self._decode(at, entry, part, stop=False, room=decoded_max)
                     wanted = [item for item in decoded or () if item.key[2] in indexes_of[at]]
                     room -= sum(item.size for item in wanted)
                     items += wanted
         return items, []
 
-    def _decode(self, position: Position, payload: bytes, *, stop: bool) -> list[Item[Message]] | PackedEntry | None:
-        """Return the unacknowledged messages of an entry, or the entry for `_decode_large`.
-
-        If it cannot be decoded: None if `stop`, else raise.
-        """
+    def _open(self, position: Position, payload: bytes, *, stop: bool) -> PackedEntry | None:
+        """Return an entry for `_decode`. If it cannot be read: None if `stop`, else raise."""
         try:
-            messages = self._decoder.decode_small(payload)
+            return self._decoder.open(payload)
         except BinderyError as error:
             if not stop:
                 self._explain(position, error)
                 raise
             return None
-        return messages if isinstance(messages, PackedEntry) else self._items(position, messages)
 
-    async def _decode_large(
-        self, position: Position, entry: PackedEntry, *, stop: bool, room: int
+    def _decode_small(
+        self, position: Position, entry: PackedEntry, part: range, *, stop: bool
     ) -> list[Item[Message]] | None:
-        """Return what `_decode` returns for a small entry. Raises RoomNeeded, unless `stop`."""
+        """Return what `_decode` returns for a small entry."""
         try:
-            messages = await self._decoder.decode_large(entry, room=room)
+            messages = self._decoder.decode_small(entry, first=part.start, count_max=len(part))
+        except BinderyError as error:
+            if not stop:
+                self._explain(position, error)
+                raise
+            return None
+        return self._items(position, messages)
+
+    async def _decode(
+        self, position: Position, entry: PackedEntry, part: range, *, stop: bool, room: int
+    ) -> list[Item[Message]] | None:
+        """Return the unacknowledged messages of a part of an entry. Other tasks run meanwhile only if it is large.
+
+        If it cannot be decoded, or not in `room` bytes: None if `stop`, else raise.
+        """
+        try:
+            messages = await self._decoder.decode(entry, room=room, first=part.start, count_max=len(part))
         except RoomNeeded:
             if not stop:
                 raise

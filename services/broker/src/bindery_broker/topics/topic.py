@@ -6,7 +6,7 @@ call fails with the reason.
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ from bindery_core.errors import (
 )
 from bindery_core.sources import MonotonicClock
 from bindery_pulsar.entry_size import ENTRY_SIZE_MAX
-from bindery_pulsar.message_codec import Message, OutgoingMessage
+from bindery_pulsar.message_codec import Message, OutgoingMessage, PackedEntry
 from bindery_pulsar.message_id import EARLIEST, LATEST, MessageId, Position
 from bindery_pulsar.topic_name import TopicName, validate_subscription
 
@@ -242,12 +242,17 @@ class Topic:
             if not entries:
                 break
             for entry_position, payload in entries:
+                if len(found) >= limits.count_max:
+                    return found, MessageId.of(entry_position, partition=self._partition)
+                first = max(first_index, 0) if entry_position == start else 0
+                part = range(first, first + limits.count_max - len(found))
                 try:
-                    messages = await self._decode(entry_position, payload, room=limits.decoded_max)
+                    entry = self._open(entry_position, payload)
+                    messages = await self._decode(entry_position, entry, part, room=limits.decoded_max)
                 except RoomNeeded:
                     if not found:
                         raise
-                    return found, MessageId.of(position, partition=self._partition)
+                    return found, MessageId.of(entry_position, partition=self._partition)
                 for message in messages:
                     if entry_position == start and message.batch_index < first_index:
                         continue
@@ -257,11 +262,13 @@ class Topic:
                     is_full = (
                         found_bytes + len(message.payload) > limits.bytes_max or found_size + message.size > limits.room
                     )
-                    if len(found) >= limits.count_max or (found and is_full):
+                    if found and is_full:
                         return found, message_id
                     found.append(ReadMessage(message_id, message))
                     found_bytes += len(message.payload)
                     found_size += message.size
+                if part.stop < entry.count:
+                    return found, MessageId.of(entry_position, batch_index=part.stop, partition=self._partition)
                 position = self.ledger.next_position(entry_position)
         return found, MessageId.of(position, partition=self._partition)
 
@@ -310,18 +317,33 @@ class Topic:
 
     async def _read_one(self, message_id: MessageId, decoded_max: int) -> ReadMessage:
         """See `read_one`. Raises RoomNeeded."""
-        entries = await self.ledger.read(message_id.position, entries_max=1, size_max=1)
-        if entries and entries[0][0] == message_id.position:
-            for message in await self._decode(*entries[0], room=decoded_max):
-                if message_id.batch_index in (-1, message.batch_index):
-                    full = MessageId.of(message_id.position, batch_index=message.batch_index, partition=self._partition)
-                    return ReadMessage(full, message)
+        position = message_id.position
+        entries = await self.ledger.read(position, entries_max=1, size_max=1)
+        if entries and entries[0][0] == position:
+            entry = self._open(*entries[0])
+            wanted = message_id.batch_index
+            parts = [range(wanted, wanted + 1)] if wanted >= 0 else [range(1), range(1, entry.count)]  # if compacted
+            for part in parts:
+                for message in await self._decode(position, entry, part, room=decoded_max):
+                    if wanted in (-1, message.batch_index):
+                        full = MessageId.of(position, batch_index=message.batch_index, partition=self._partition)
+                        return ReadMessage(full, message)
         raise NoSuchMessage("the entry holds no such message", message_id=str(message_id), topic=self.name.short)
 
-    async def _decode(self, position: Position, payload: bytes, *, room: int) -> list[Message]:
-        """Return the messages of an entry. Raises RoomNeeded if they take more than `room` bytes."""
+    def _open(self, position: Position, payload: bytes) -> PackedEntry:
+        with self._naming(position):
+            return self._decoder.open(payload)
+
+    async def _decode(self, position: Position, entry: PackedEntry, part: range, *, room: int) -> list[Message]:
+        """Return the messages of a part of an entry. Raises RoomNeeded if they take more than `room` bytes."""
+        with self._naming(position):
+            return await self._decoder.decode(entry, room=room, first=part.start, count_max=len(part))
+
+    @contextlib.contextmanager
+    def _naming(self, position: Position) -> Iterator[None]:
+        """Add the message id to errors of decoding."""
         try:
-            return await self._decoder.decode(payload, room=room)
+            yield
         except BinderyError as error:
             error.facts.setdefault("message_id", str(MessageId.of(position, partition=self._partition)))
             raise

@@ -53,7 +53,7 @@ class TopicLimits:
     """Maximum number of consumer sessions of one subscription."""
     read_ahead_bytes_max: int
     """Maximum bytes of messages that all subscriptions together have read and not delivered. Above it, each call reads
-    only what it requires. Small compared with a container of 512 MiB; enough for sixteen parallel reads of 4 MiB."""
+    only what it delivers. Small compared with a container of 512 MiB; enough for sixteen parallel reads of 4 MiB."""
     response_bytes_max: int
     """Maximum bytes of messages in responses, from before they are read until the clients have read them."""
     decoded_bytes_max: int

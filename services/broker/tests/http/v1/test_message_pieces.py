@@ -186,9 +186,7 @@ async def crowd(tree, ledgers):
 
 
 RECEIVE = b'{"consumer":"slow","max":6,"max_bytes":7000000,"wait_ms":0}'
-
-
-@pytest.mark.parametrize(
+RESPONSES = pytest.mark.parametrize(
     ("method", "path", "body"),
     [
         ("POST", "/subscriptions/slow/receive", RECEIVE),
@@ -197,6 +195,9 @@ RECEIVE = b'{"consumer":"slow","max":6,"max_bytes":7000000,"wait_ms":0}'
     ],
     ids=["receive", "read", "stream"],
 )
+
+
+@RESPONSES
 async def test_a_client_that_does_not_read_is_given_up_for_others(crowd, method, path, body):
     await crowd.harness.client.put(f"{TOPIC}/subscriptions/slow", json={})
     await crowd.request(method, path, body)
@@ -210,15 +211,7 @@ async def test_a_client_that_does_not_read_is_given_up_for_others(crowd, method,
     assert crowd.budget.given_up == 1
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "body"),
-    [
-        ("POST", "/subscriptions/slow/receive", RECEIVE),
-        ("GET", "/messages?max=6&max_bytes=7000000", b""),
-        ("GET", "/subscriptions/slow/stream?consumer=slow", b""),
-    ],
-    ids=["receive", "read", "stream"],
-)
+@RESPONSES
 async def test_the_messages_of_a_response_that_is_given_up_are_freed_at_once(crowd, method, path, body):
     """Not only by the next collection of cyclic garbage, because their room is used for other messages."""
     await crowd.harness.client.put(f"{TOPIC}/subscriptions/slow", json={})

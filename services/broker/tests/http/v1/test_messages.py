@@ -289,6 +289,10 @@ class Slow:
             self._writer.close()
 
 
+SMALL_BODIES = {"request_bytes_max": 2_000, "control_bytes_max": 1_024, "in_flight_bytes_max": 2_000}
+"""Settings of a broker that holds one body of the maximum size."""
+
+
 async def used(broker: Harness, size: int) -> None:
     """Return when the bodies in memory have `size` bytes."""
     async with asyncio.timeout(10):
@@ -297,15 +301,7 @@ async def used(broker: Harness, size: int) -> None:
 
 
 async def test_a_slow_body_yields_to_a_complete_one(tree, ledgers, clock):
-    harness = Harness(
-        tree=tree,
-        ledgers=ledgers,
-        clock=clock,
-        url="http://one",
-        request_bytes_max=2_000,
-        control_bytes_max=1_024,
-        in_flight_bytes_max=2_000,
-    )
+    harness = Harness(tree=tree, ledgers=ledgers, clock=clock, url="http://one", **SMALL_BODIES)
     async with harness.serve():
         slow = Slow(harness)
         await slow.send(b"x" * 1_500, size=1_501)
@@ -323,15 +319,7 @@ async def test_a_slow_body_yields_to_a_complete_one(tree, ledgers, clock):
 
 
 async def test_slow_bodies_yield_to_a_growing_one_the_longest_first(tree, ledgers, clock):
-    harness = Harness(
-        tree=tree,
-        ledgers=ledgers,
-        clock=clock,
-        url="http://one",
-        request_bytes_max=2_000,
-        control_bytes_max=1_024,
-        in_flight_bytes_max=2_000,
-    )
+    harness = Harness(tree=tree, ledgers=ledgers, clock=clock, url="http://one", **SMALL_BODIES)
     async with harness.serve():
         first, second, last = Slow(harness), Slow(harness), Slow(harness)
         await first.send(b"x" * 800, size=801)
@@ -348,15 +336,7 @@ async def test_slow_bodies_yield_to_a_growing_one_the_longest_first(tree, ledger
 
 
 async def test_complete_bodies_over_the_budget_are_refused_with_429(tree, ledgers, clock):
-    harness = Harness(
-        tree=tree,
-        ledgers=ledgers,
-        clock=clock,
-        url="http://one",
-        request_bytes_max=2_000,
-        control_bytes_max=1_024,
-        in_flight_bytes_max=2_000,
-    )
+    harness = Harness(tree=tree, ledgers=ledgers, clock=clock, url="http://one", **SMALL_BODIES)
     await harness.produce("a")
     ledgers.hold_adds()
     async with asyncio.TaskGroup() as tasks:
@@ -373,15 +353,7 @@ async def test_complete_bodies_over_the_budget_are_refused_with_429(tree, ledger
 
 
 async def test_a_content_length_alone_is_not_charged_to_the_budget(tree, ledgers, clock):
-    harness = Harness(
-        tree=tree,
-        ledgers=ledgers,
-        clock=clock,
-        url="http://one",
-        request_bytes_max=2_000,
-        control_bytes_max=1_024,
-        in_flight_bytes_max=2_000,
-    )
+    harness = Harness(tree=tree, ledgers=ledgers, clock=clock, url="http://one", **SMALL_BODIES)
     gate = asyncio.Event()
 
     async def slow():
@@ -403,15 +375,7 @@ async def test_a_content_length_alone_is_not_charged_to_the_budget(tree, ledgers
 
 
 async def test_a_body_counts_once_before_and_after_it_is_complete(tree, ledgers, clock):
-    harness = Harness(
-        tree=tree,
-        ledgers=ledgers,
-        clock=clock,
-        url="http://one",
-        request_bytes_max=2_000,
-        control_bytes_max=1_024,
-        in_flight_bytes_max=2_000,
-    )
+    harness = Harness(tree=tree, ledgers=ledgers, clock=clock, url="http://one", **SMALL_BODIES)
     await harness.produce("a")
     ledgers.hold_adds()
     gate = asyncio.Event()
