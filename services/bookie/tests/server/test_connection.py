@@ -126,14 +126,28 @@ async def test_the_largest_frame_passes_and_the_next_larger_does_not(start_booki
 # --- limits ---------------------------------------------------------------------------------------------------------
 
 
-async def test_a_connection_above_the_limit_is_closed(start_bookie) -> None:
-    bookie = await start_bookie(connections_max=2)
+async def test_above_the_limit_the_connection_that_has_been_idle_longest_is_closed(start_bookie) -> None:
+    bookie = await start_bookie(connections_max=2, connections_per_address_max=2)
     first, second = await bookie.connect(), await bookie.connect()
     assert (await first.ask(add(1, 1, 0))).status == (await second.ask(add(2, 1, 1))).status == 0
+    assert (await first.ask(add(3, 1, 2))).status == 0
+    assert (await (await bookie.connect()).ask(add(4, 1, 3))).status == 0
+    assert await second.is_closed()
+    assert (await first.ask(add(5, 1, 4))).status == 0
+    assert bookie.server.limits.ends == {"for_others": 1}
+
+
+async def test_a_connection_above_the_limit_is_closed_if_the_bookie_works_for_all_others(start_bookie) -> None:
+    bookie = await start_bookie(connections_max=2, connections_per_address_max=2)
+    first, second = await bookie.connect(), await bookie.connect()
+    bookie.store.hold()
+    first.send(add(1, 1, 0))
+    second.send(m.ForceLedgerRequest(2, 1))
+    await eventually(lambda: len(bookie.store.groups) == bookie.store.forces == 1)
     assert await (await bookie.connect()).is_closed()
-    await first.close()
-    await eventually(lambda: bookie.server.connection_count == 1)
-    assert (await (await bookie.connect()).ask(add(3, 1, 2))).status == 0
+    bookie.store.release()
+    assert (await first.receive()).status == (await second.receive()).status == 0
+    assert bookie.server.limits.ends == {"connections": 1}
 
 
 async def test_adds_over_the_budget_pause_reading_until_some_are_answered(start_bookie) -> None:
@@ -358,6 +372,8 @@ class Wire(asyncio.Transport):
         self.connection: connection_module.BookieConnection
         self.step = step
         self.unsent = self.looks = 0
+        self.is_checked = False
+        """Whether the connection checks now how much is unsent."""
         self.aborted = False
 
     def write(self, data) -> None:
@@ -365,8 +381,9 @@ class Wire(asyncio.Transport):
         self.connection.pause_writing()
 
     def get_write_buffer_size(self) -> int:
-        self.looks += 1
-        self.unsent -= self.step
+        if self.is_checked:
+            self.looks += 1
+            self.unsent -= self.step
         return self.unsent
 
     def set_write_buffer_limits(self, high=None, low=None) -> None:
@@ -384,7 +401,9 @@ class Wire(asyncio.Transport):
 
 
 @pytest.mark.parametrize(("step", "is_cut"), [(0, True), (2047, True), (2048, False), (-100, False)])
-async def test_a_slow_reader_that_still_reads_is_kept_while_others_wait(start_bookie, step, is_cut) -> None:
+async def test_a_slow_reader_that_still_reads_is_kept_while_others_wait(
+    start_bookie, monkeypatch, step, is_cut
+) -> None:
     """A client to which responses in progress are still added is not disconnected yet."""
     bookie = await start_bookie(reads_size_max=512 * 1024, unsent_size_max=4096, unsent_time_max_s=0.01)
     quick = await bookie.connect()
@@ -393,6 +412,14 @@ async def test_a_slow_reader_that_still_reads_is_kept_while_others_wait(start_bo
     wire = Wire(step)
     wire.connection = connection_module.BookieConnection(bookie.server)
     wire.connection.connection_made(wire)
+    check = wire.connection._check_unsent
+
+    def checked() -> None:
+        wire.is_checked = True
+        check()
+        wire.is_checked = False
+
+    monkeypatch.setattr(wire.connection, "_check_unsent", checked)
     operations.handle(wire.connection, [m.ReadRequest(n, 1, 0) for n in range(8)])
     await eventually(lambda: wire.unsent > 0 and budget.is_over)
     quick.send(m.ReadRequest(9, 1, 0))

@@ -4,10 +4,12 @@ While one of these reasons holds, nothing is read from the socket, and TCP passe
 
 | reason     | begins                                                    | ends                                 |
 |------------|-----------------------------------------------------------|--------------------------------------|
-| unsent     | `unsent_size_max` bytes of responses are unread           | a quarter of that is unread          |
+| unsent     | `unsent_size_max` bytes of responses are unread           | a quarter of UNREAD_MARK is unread   |
 | adds       | this connection sent adds while the budget was used up    | the budget is low                    |
 | reads      | PENDING_READS_MAX reads wait for the budget               | half of them wait                    |
 | operations | `operations_max` other operations are in progress         | half of them are in progress         |
+| all        | it started an operation while `operations_total_max`      | half of them are in progress         |
+| operations | were in progress                                          |                                      |
 | securing   | START_TLS was answered                                    | the handshake is over                |
 
 Both protocols are served on one port (`bindery_core.wire.detection`); a response has the protocol of its request. Until
@@ -20,6 +22,10 @@ caches are answered in the same turn of the event loop, as far as `read_turns` a
 charged to the budget of reads from its issue until its response left the process, or, while the client reads, until it
 was passed to the transport. A client that reads almost nothing for `unsent_time_max_s` is disconnected if others wait
 for the bytes that it holds: otherwise a few stopped clients could block all reads of the bookie.
+
+`port_limits` has the limits on what a client may occupy, whether others need it or not. They cost little while they are
+not near: a frame that is incomplete after a read of the socket, or unread responses, start a timer if none runs. It
+does not end with its reason; when it fires, it checks whether it still has one.
 """
 
 import asyncio
@@ -40,12 +46,15 @@ from bindery_core.wire.messages import (
     StartTlsResponse,
     Status,
 )
+from bindery_kit.limits.address_counts import NO_ADDRESS, group_of
 
 from bindery_bookie.access.authentication import certificate_names
 from bindery_bookie.access.clear_frames import CLEAR_FRAME_SIZE_MAX, frames_before_handshake
 from bindery_bookie.access.security import Security
 from bindery_bookie.access.tls_upgrade import TlsState, TlsUpgrade
 from bindery_bookie.server.operations import Operations
+from bindery_bookie.server.port_limits import KERNEL_UNREAD_SIZE, UNREAD_MARK, PortLimits
+from bindery_bookie.server.room import IDLE, POLLING, WAITING
 from bindery_bookie.settings import ServerSettings
 
 READ_BATCH_SIZE: Final = 1024 * 1024
@@ -70,9 +79,10 @@ class ConnectionOwner(Protocol):
     settings: ServerSettings
     security: Security
     operations: Operations
+    limits: PortLimits
 
     def opened(self, connection: "BookieConnection") -> bool:
-        """Register the connection. False: there are too many; close it."""
+        """Register the connection, and count it. False: there is no room; close it."""
 
     def closed(self, connection: "BookieConnection", error: Exception | None) -> None: ...
 
@@ -93,21 +103,38 @@ class BookieConnection(asyncio.Protocol):
         self._owner = owner
         self._operations = owner.operations
         self._settings = owner.settings
+        self._limits = owner.limits
         self._gate = owner.security.gate()
         """None once the gate is open."""
         frame_size_max = owner.settings.frame_size_max
-        if self._gate is not None:  # the client is unknown, and no budget counts a partial frame
+        if self._gate is not None:  # the client is unknown
             frame_size_max = min(frame_size_max, CLEAR_FRAME_SIZE_MAX)
         self._decoder = FrameDecoder(frame_size_max=frame_size_max)
         self._requests = RequestDecoder()
-        self._gate_timer: asyncio.TimerHandle | None = None
+        self._first_timer: asyncio.TimerHandle | None = None
+        """Ends the connection if the client does not authenticate, or then does not send a request, in time."""
         self._tls = TlsUpgrade(is_offered=owner.security.tls is not None, is_required=owner.security.tls_required)
         self._upgrading: asyncio.Task[None] | None = None
         """Runs the handshake that `_tls` requested."""
         self._transport: asyncio.Transport | None = None
         self.peer_name = "?"
+        self.group = NO_ADDRESS
+        """Address that the connection counts for."""
+        self._is_known = False
+        """Whether the gate is open and a request was received."""
+        self.last_request = 0
+        """Number of the last read of the socket with a request, or of the connection, among those of the port."""
+        self.adds_in_progress = 0
+        """Number of batches of adds that are not answered yet."""
+        self._unfinished_size = 0
+        """Bytes of the incomplete frame."""
+        self._frame_began_s = 0.0
+        """When the incomplete frame began, or reading from the socket was resumed within it."""
+        self._frame_timer: asyncio.TimerHandle | None = None
         self._reasons: set[str] = set()
         self._unsent = False
+        self._is_ended = False
+        """Whether a limit ended the connection."""
         self._is_lost = False
         self._held_size = 0
         """Bytes of read responses that are in the transport's buffer."""
@@ -116,6 +143,16 @@ class BookieConnection(asyncio.Protocol):
         pauses."""
         self._unsent_before: int | None = None
         """Bytes unsent at the last check; None if they fell below the low mark since then."""
+        self._is_unread = False
+        """Whether more than UNREAD_MARK bytes are in the transport's buffer."""
+        self._unread_began_s = 0.0
+        self._unread_written = 0
+        """Bytes that were in the buffer when this began, and that were written since then."""
+        self._is_charging = False
+        """Whether `_charge_unread` will run in the next turn of the loop."""
+        self._upgrade_size = 0
+        """Bytes of responses that wait for the end of a TLS handshake."""
+        self._unread_timer: asyncio.TimerHandle | None = None
         self._pending_reads: deque[ReadRequest | BatchReadRequest] = deque()
         self._pending_v3 = 0
         """Number of pending reads, from the front, that are answered in v3."""
@@ -127,6 +164,7 @@ class BookieConnection(asyncio.Protocol):
         self._waiting_for_room = False
         self._entry_size = float(_FIRST_ENTRY_SIZE_GUESS)
         self._operation_count = 0
+        self._waits_for_operations = False
         self._cancelled_when_gone: set[asyncio.Task[None]] = set()
 
     # --- asyncio.Protocol -----------------------------------------------------------------------------------------
@@ -135,13 +173,16 @@ class BookieConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         name = transport.get_extra_info("peername")
         self.peer_name = f"{name[0]}:{name[1]}" if isinstance(name, tuple) else str(name)
-        high = self._settings.unsent_size_max
-        self._transport.set_write_buffer_limits(high=high, low=high // 4)
+        self.group = group_of(name)
+        self._count_request()
+        self._set_write_marks(self._transport)
         if not self._owner.opened(self):
             self._transport.abort()
-        elif self._gate is not None:
-            timeout_s = self._owner.security.auth_timeout_s
-            self._gate_timer = asyncio.get_running_loop().call_later(timeout_s, self._gate_expired)
+            return
+        is_authenticated = self._gate is None
+        self._await_first(
+            self._settings.first_request_timeout_s if is_authenticated else self._owner.security.auth_timeout_s
+        )
 
     def data_received(self, data: bytes) -> None:
         if self._tls.hold_data(data):
@@ -151,7 +192,10 @@ class BookieConnection(asyncio.Protocol):
         except BinderyError as error:
             self._refuse(error)
             return
-        batch = self._tls.receive(in_v3, in_v2, has_partial_frame=bool(self._decoder.buffered_size))
+        unfinished_size = self._decoder.buffered_size
+        if unfinished_size or self._unfinished_size:
+            self._hold_unfinished(unfinished_size, is_new=bool(in_v3 or in_v2))
+        batch = self._tls.receive(in_v3, in_v2, has_partial_frame=bool(unfinished_size))
         if batch.refuse is not None:
             self._refuse(batch.refuse)
             return
@@ -164,6 +208,7 @@ class BookieConnection(asyncio.Protocol):
             self._handle(batch.in_v2, v2)
 
     def _handle(self, requests: Sequence[Request], codec: Codec) -> None:
+        self._count_request()
         if self._gate is not None:
             verdict = self._gate.admit(requests, version=codec.VERSION)
             if verdict.answers:
@@ -176,19 +221,47 @@ class BookieConnection(asyncio.Protocol):
             self._check_gate()
         if requests and self._transport is not None and not self._transport.is_closing():
             self._operations.handle(self, requests, codec)
+        if not self._is_known and self._gate is None and not self._tls.is_begun:
+            self._know()
 
     def eof_received(self) -> bool:
         return False  # close: no client half-closes, so nothing would read the responses in progress
 
     def pause_writing(self) -> None:
-        self._unsent = True
-        self._unsent_before = None
-        if self._unsent_timer is None and not self._is_lost:
-            self._watch_unsent()
-        self._pause("unsent")
+        if self._is_lost or self._transport is None:
+            return
+        loop = asyncio.get_running_loop()
+        self._is_unread = True
+        self._unread_began_s = loop.time()
+        self._unread_written = self._transport.get_write_buffer_size()
+        if self._unread_timer is None:
+            self._unread_timer = loop.call_later(self._limits.rate.grace_s, self._check_unread)
+        self._count_unread(self._unread_written)
+
+    def _count_unread(self, size: int) -> None:
+        """Count unread responses, of which `size` bytes are in the transport's buffer.
+
+        They are charged in the next turn of the loop, because by then the budget of reads counts its own.
+        """
+        if size > self._settings.unsent_size_max and not self._unsent:
+            self._unsent = True
+            self._unsent_before = None
+            if self._unsent_timer is None:
+                self._watch_unsent()
+            self._pause("unsent")
+        if not self._is_charging:
+            self._is_charging = True
+            asyncio.get_running_loop().call_soon(self._charge_unread)
+
+    def _charge_unread(self) -> None:
+        self._is_charging = False
+        if self._is_unread and self._transport is not None:
+            size = self._transport.get_write_buffer_size() - self._held_size
+            self._limits.unread.hold(self, max(0, size) + KERNEL_UNREAD_SIZE)
 
     def resume_writing(self) -> None:
-        self._unsent = False
+        self._is_unread = self._unsent = False
+        self._limits.unread.release(self)
         self._give_held()
         self._resume("unsent")
         self._issue_reads()
@@ -207,8 +280,14 @@ class BookieConnection(asyncio.Protocol):
         if self._waiting_for_room:
             self._waiting_for_room = False
             self._operations.reads_budget.forget(self._room_for_reads)
+        if self._waits_for_operations:
+            self._waits_for_operations = False
+            self._operations.operations_budget.forget(self._operations_are_low)
         self._give_held()
-        for timer in (self._gate_timer, self._unsent_timer):
+        limits = self._limits
+        for held in (limits.unfinished, limits.unread, limits.handshakes):
+            held.release(self)
+        for timer in (self._first_timer, self._frame_timer, self._unread_timer, self._unsent_timer):
             if timer is not None:
                 timer.cancel()
         for task in self._cancelled_when_gone:
@@ -218,8 +297,18 @@ class BookieConnection(asyncio.Protocol):
     # --- operations.Peer ------------------------------------------------------------------------------------------
 
     def send(self, data: bytes) -> None:
-        if not self._tls.hold_response(data) and self._transport is not None:
-            self._transport.write(data)
+        transport = self._transport
+        if transport is None:
+            return
+        if self._tls.hold_response(data):
+            self._upgrade_size += len(data)
+            self._limits.unread.hold(self, self._upgrade_size)
+            return
+        is_unread = self._is_unread
+        transport.write(data)
+        if is_unread and self._is_unread:
+            self._unread_written += len(data)
+            self._count_unread(transport.get_write_buffer_size())
 
     def spawn(self, work: Coroutine[Any, Any, None], *, until_gone: bool = False) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
@@ -229,6 +318,13 @@ class BookieConnection(asyncio.Protocol):
         if until_gone:
             self._cancelled_when_gone.add(task)
             task.add_done_callback(self._cancelled_when_gone.discard)
+        else:
+            self._operations.operations_budget.take(1)
+            task.add_done_callback(self._give_operation)
+            if self._operations.operations_budget.is_over and not self._waits_for_operations:
+                self._waits_for_operations = True
+                self._pause("all operations")
+                self._operations.operations_budget.when_low(self._operations_are_low)
         if self._operation_count >= self._settings.operations_max:
             self._pause("operations")
         return task
@@ -249,6 +345,26 @@ class BookieConnection(asyncio.Protocol):
     def start_tls(self, request: StartTlsRequest) -> None:
         if not self._tls.accept(request.txn_id):  # if accepted, `data_received` answers it, once its batch was handled
             self.send(v3.encode_response(StartTlsResponse(request.txn_id, Status.BAD_REQUEST)))
+
+    # --- room.Occupant and held_bytes.Holder ------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int | None:
+        """How easily this connection makes room for another one (`room`); None while the bookie works for it."""
+        if self._is_unread:
+            return WAITING
+        polls = len(self._cancelled_when_gone)
+        if self.adds_in_progress or self._pending_reads or self._read_batches or self._operation_count > polls:
+            return None
+        if self._unfinished_size:
+            return WAITING
+        return POLLING if polls else IDLE
+
+    def give_way(self) -> None:
+        self._end("for_others")
+
+    def evict(self, kind: str, held_size: int) -> None:
+        self._end(kind, held_size=held_size)
 
     # --- the server's side ----------------------------------------------------------------------------------------
 
@@ -284,15 +400,86 @@ class BookieConnection(asyncio.Protocol):
         if reason is not None:
             raise reason
 
+    def _end(self, reason: str, **fields: Any) -> None:
+        """End because of a limit."""
+        if not self._is_ended:
+            self._is_ended = True
+            self._limits.ended(reason, peer=self.peer_name, **fields)
+            self.abort()
+
+    def _set_write_marks(self, transport: asyncio.Transport) -> None:
+        high = min(self._settings.unsent_size_max, UNREAD_MARK)
+        transport.set_write_buffer_limits(high=high, low=high // 4)
+
+    def _count_request(self) -> None:
+        limits = self._limits
+        limits.requests += 1
+        self.last_request = limits.requests
+
+    def _await_first(self, seconds: float) -> None:
+        if self._first_timer is not None:
+            self._first_timer.cancel()
+        self._first_timer = asyncio.get_running_loop().call_later(seconds, self._first_expired)
+
+    def _know(self) -> None:
+        self._is_known = True
+        self._limits.room.know(self)
+        if self._first_timer is not None:
+            self._first_timer.cancel()
+            self._first_timer = None
+
     def _check_gate(self) -> None:
         if self._gate is not None and self._gate.is_open:
             self._gate = None
             self._decoder.allow(self._settings.frame_size_max)
-            if self._gate_timer is not None:
-                self._gate_timer.cancel()
+            if self._first_timer is not None:
+                self._await_first(self._settings.first_request_timeout_s)
 
-    def _gate_expired(self) -> None:
-        self._refuse(Unauthorized("no authentication in time", timeout_s=self._owner.security.auth_timeout_s))
+    def _first_expired(self) -> None:
+        self._first_timer = None
+        if self._gate is not None:
+            self._refuse(Unauthorized("no authentication in time", timeout_s=self._owner.security.auth_timeout_s))
+        else:
+            self._end("first_request_timeout", timeout_s=self._settings.first_request_timeout_s)
+
+    def _hold_unfinished(self, size: int, *, is_new: bool) -> None:
+        """Count the `size` bytes of an incomplete frame. `is_new`: it began with the last read of the socket."""
+        if size and (is_new or not self._unfinished_size):
+            self._limits.unfinished.release(self)  # others have held theirs longer than this new frame
+            loop = asyncio.get_running_loop()
+            self._frame_began_s = loop.time()
+            if self._frame_timer is None:
+                self._frame_timer = loop.call_later(self._limits.rate.grace_s, self._check_frame)
+        self._unfinished_size = size
+        self._limits.unfinished.hold(self, size)
+
+    def _check_frame(self) -> None:
+        """End the connection if its frame arrives too slowly."""
+        self._frame_timer = None
+        if not self._unfinished_size or self._transport is None:
+            return
+        loop, rate = asyncio.get_running_loop(), self._limits.rate
+        now = loop.time()
+        is_read = not self._reasons
+        due = rate.deadline_s(self._frame_began_s, self._unfinished_size) if is_read else now + rate.grace_s
+        if now < due:
+            self._frame_timer = loop.call_later(due - now, self._check_frame)
+        else:
+            self._end("frame_timeout", size=self._unfinished_size, seconds=round(now - self._frame_began_s, 3))
+
+    def _check_unread(self) -> None:
+        """End the connection if its responses are read too slowly."""
+        self._unread_timer = None
+        if not self._is_unread or self._transport is None:
+            return
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        size = self._transport.get_write_buffer_size()
+        due = self._limits.rate.deadline_s(self._unread_began_s, max(0, self._unread_written - size))
+        if now < due:
+            self._unread_timer = loop.call_later(due - now, self._check_unread)
+        else:
+            self._end("unread_timeout", size=size, seconds=round(now - self._unread_began_s, 3))
 
     def _secure(self) -> None:
         """Answer START_TLS and begin the handshake."""
@@ -308,6 +495,7 @@ class BookieConnection(asyncio.Protocol):
         elif begun is not None and transport is not None:
             transport.write(v3.encode_response(StartTlsResponse(begun, Status.OK)))
             self._pause("securing")
+            self._limits.handshakes.hold(self, 1)
             self._upgrading = asyncio.get_running_loop().create_task(self._upgrade(transport))
             self._owner.keep(self._upgrading)
 
@@ -341,8 +529,10 @@ class BookieConnection(asyncio.Protocol):
             self.connection_lost(None)
             return
         self._transport = secured
-        high = self._settings.unsent_size_max
-        secured.set_write_buffer_limits(high=high, low=high // 4)
+        self._limits.handshakes.release(self)
+        self._set_write_marks(secured)
+        self._upgrade_size = 0
+        self._limits.unread.release(self)
         released = self._tls.secured()
         self._reasons.discard("securing")
         if self._reasons:
@@ -489,6 +679,13 @@ class BookieConnection(asyncio.Protocol):
     def _adds_are_low(self) -> None:
         self._resume("adds")
 
+    def _give_operation(self, _: asyncio.Task[None]) -> None:
+        self._operations.operations_budget.give(1)
+
+    def _operations_are_low(self) -> None:
+        self._waits_for_operations = False
+        self._resume("all operations")
+
     def _operation_done(self, _: asyncio.Task[None]) -> None:
         self._operation_count -= 1
         if self._operation_count <= self._settings.operations_max // 2:
@@ -504,6 +701,8 @@ class BookieConnection(asyncio.Protocol):
             self._reasons.discard(reason)
             if not self._reasons and self._transport is not None and not self._transport.is_closing():
                 self._transport.resume_reading()
+                if self._unfinished_size:
+                    self._frame_began_s = asyncio.get_running_loop().time()
 
 
 def _handshake_error(error: BaseException) -> str:

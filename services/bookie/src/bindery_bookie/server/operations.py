@@ -8,8 +8,8 @@ Order: the adds of a batch are passed to the store before its other requests, so
 an add finds it. Responses are sent in any order: clients match them by transaction id, in v2 by operation and ids.
 
 Limits: back-pressure comes first: a connection is not read while its requests exceed a budget. Very many connections
-can exceed the budgets together; adds beyond twice `adds_size_max`, and reads beyond `pending_reads_max`, are therefore
-answered with TOO_MANY_REQUESTS.
+can exceed the budgets together; adds beyond twice `adds_size_max`, reads beyond `pending_reads_max`, and other
+operations beyond twice `operations_total_max`, are therefore answered with TOO_MANY_REQUESTS.
 
 An add is answered with OK after the store has reported it, which means that its journal record is synced
 (DEFERRED_SYNC: written). Source: BookKeeper's request processors, observed on 4.17.2.
@@ -74,8 +74,12 @@ class Operations:
         self._log = QuietLog(__name__, clock=clock)
         self.adds_budget = BackPressureBudget(settings.adds_size_max)
         self.reads_budget = BackPressureBudget(settings.reads_size_max)
+        self.operations_budget = BackPressureBudget(settings.operations_total_max)
+        """Counts operations other than adds and plain reads, without long polls."""
         self.read_turns = ReadTurns()
-        self._single = SingleOperations(store, state, metrics, settings, clock=clock, log=self._log)
+        self._single = SingleOperations(
+            store, state, metrics, settings, budget=self.operations_budget, clock=clock, log=self._log
+        )
         self.pending_reads = 0
         """Number of plain and batch reads of all connections that are not issued yet; the connections decrement it."""
 
@@ -141,6 +145,7 @@ class Operations:
         size = entry_size + count * ADD_OVERHEAD
         metrics = self._metrics
         self.adds_budget.take(size)
+        peer.adds_in_progress += 1
         metrics.adds_in_progress += count
         is_answered = False
 
@@ -157,6 +162,7 @@ class Operations:
                 statuses = [int(Status.IO_ERROR)] * count
                 peer.send(codec.encode_add_responses(adds, statuses))
             finally:
+                peer.adds_in_progress -= 1
                 self.adds_budget.give(size)
                 metrics.adds_in_progress -= count
             latency_s = self._clock() - started

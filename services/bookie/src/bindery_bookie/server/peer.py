@@ -11,6 +11,9 @@ from bindery_core.wire.messages import BatchReadRequest, ReadRequest, StartTlsRe
 class Peer(Protocol):
     """One client's connection."""
 
+    adds_in_progress: int
+    """Number of batches of adds that are not answered yet; the operations count them."""
+
     def send(self, data: bytes) -> None:
         """Write frames. They are dropped if the connection is closed."""
 

@@ -1,6 +1,7 @@
 """BookieServer: the ledger port. It accepts connections, holds the tasks of their requests, and closes them in order.
 
-Invariants: never more than `connections_max` connections; every task started for a request is held here until it ends.
+Invariants: never more than `connections_max` connections, beyond those that are just being closed; every task started
+for a request is held here until it ends.
 """
 
 import asyncio
@@ -16,12 +17,19 @@ from bindery_bookie.access.security import OPEN, Security
 from bindery_bookie.metrics import BookieMetrics
 from bindery_bookie.server.connection import BookieConnection
 from bindery_bookie.server.operations import Operations
+from bindery_bookie.server.port_limits import KERNEL_UNREAD_SIZE, PortLimits
 from bindery_bookie.settings import ServerSettings
 from bindery_bookie.state import BookieState
 from bindery_bookie.storage.store import EntryStore
 
 BACKLOG: Final = 512
 """Maximum number of connections that wait in the kernel until they are accepted."""
+KEEP_ALIVE_IDLE_S: Final = 60
+"""Seconds of silence after which the kernel checks whether a client still exists."""
+KEEP_ALIVE_INTERVAL_S: Final = 20
+"""Seconds between two such checks."""
+KEEP_ALIVE_COUNT: Final = 3
+"""Number of checks without an answer after which a connection is lost."""
 
 
 class BookieServer:
@@ -40,6 +48,7 @@ class BookieServer:
         self.settings = settings or ServerSettings()
         self.security = security
         self.operations = Operations(store, state, metrics, self.settings, clock=clock)
+        self.limits = PortLimits(self.settings, metrics, clock=clock)
         self._state = state
         self._metrics = metrics
         self._log = QuietLog(__name__, clock=clock)
@@ -65,6 +74,7 @@ class BookieServer:
     async def start(self, sock: socket.socket) -> None:
         """Listen on `sock` (see `bind_tcp`) and serve."""
         assert self._server is None
+        _set_options(sock)
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(lambda: BookieConnection(self), sock=sock, backlog=BACKLOG)
         self._state.running = True
@@ -104,9 +114,13 @@ class BookieServer:
     # --- connection.ConnectionOwner -------------------------------------------------------------------------------
 
     def opened(self, connection: BookieConnection) -> bool:
-        if len(self._connections) >= self.settings.connections_max:
-            self._log.warning(
-                "connection_refused", peer=connection.peer_name, connections_max=self.settings.connections_max
+        room = self.limits.room
+        if not room.open(connection):
+            self.limits.ended(
+                "connections",
+                peer=connection.peer_name,
+                connections_max=room.connections_max,
+                connections_per_address_max=room.per_address_max,
             )
             return False
         self._connections[connection] = None
@@ -114,6 +128,7 @@ class BookieServer:
 
     def closed(self, connection: BookieConnection, error: Exception | None) -> None:
         self._connections.pop(connection, None)
+        self.limits.room.close(connection)
         if self._all_closed is not None and not self._connections:
             self._all_closed.set()
 
@@ -122,7 +137,7 @@ class BookieServer:
             self._metrics.auth_failures += 1
             self._log.warning("authentication_failed", peer=connection.peer_name, **error_fields(error))
         elif isinstance(error, TooManyRequests):
-            self._log.warning("connection_closed_for_unread_answers", peer=connection.peer_name, **error_fields(error))
+            self.limits.ended("reads_size", peer=connection.peer_name, **error_fields(error))
         else:
             self._metrics.bad_frames += 1
             self._log.warning("connection_closed_for_bad_bytes", peer=connection.peer_name, **error_fields(error))
@@ -130,3 +145,14 @@ class BookieServer:
     def keep(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _set_options(sock: socket.socket) -> None:
+    """Set the options that accepted connections inherit: find dead clients, and keep little unsent in the kernel."""
+    if not hasattr(sock, "setsockopt"):  # a simulation has none
+        return
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEP_ALIVE_IDLE_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEP_ALIVE_INTERVAL_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEP_ALIVE_COUNT)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, KERNEL_UNREAD_SIZE)

@@ -25,6 +25,7 @@ from bindery_kit.observability.logs import error_fields
 from bindery_kit.observability.quiet_log import QuietLog
 
 from bindery_bookie.metrics import BookieMetrics
+from bindery_bookie.server.back_pressure import BackPressureBudget
 from bindery_bookie.server.peer import Peer
 from bindery_bookie.server.refusals import failed, refuse_other
 from bindery_bookie.settings import ServerSettings
@@ -38,7 +39,8 @@ Work = Callable[[RequestT], Coroutine[Any, Any, Response]]
 
 
 class SingleOperations:
-    """Shared by all connections of a bookie. `clock`: monotonic seconds."""
+    """Shared by all connections of a bookie. `budget` counts the operations in progress; the peers charge it. `clock`:
+    monotonic seconds."""
 
     def __init__(
         self,
@@ -47,6 +49,7 @@ class SingleOperations:
         metrics: BookieMetrics,
         settings: ServerSettings,
         *,
+        budget: BackPressureBudget,
         clock: Callable[[], float],
         log: QuietLog,
     ) -> None:
@@ -54,10 +57,13 @@ class SingleOperations:
         self._state = state
         self._metrics = metrics
         self._settings = settings
+        self._budget = budget
         self._clock = clock
         self._log = log
         self.long_polls = 0
         """Number of long polls in progress."""
+        self._waiting: dict[asyncio.Event, None] = {}
+        """Long polls that wait, the oldest first. Each ends its wait when its event is set."""
 
     def start(self, peer: Peer, request: Request, codec: Codec) -> None:
         """Start `request`, which is neither an add nor a plain read nor a batch read."""
@@ -85,17 +91,15 @@ class SingleOperations:
             case m.OtherRequest():
                 peer.send(codec.encode_response(refuse_other(request, codec)))
 
-    def _spawn(
-        self,
-        peer: Peer,
-        name: str,
-        work: Work[RequestT],
-        request: RequestT,
-        codec: Codec = v3,
-        *,
-        until_gone: bool = False,
-    ) -> asyncio.Task[None]:
-        return peer.spawn(self._answer(peer, name, work, request, codec), until_gone=until_gone)
+    def _spawn(self, peer: Peer, name: str, work: Work[RequestT], request: RequestT, codec: Codec = v3) -> None:
+        if self._budget.used >= 2 * self._budget.limit:  # otherwise one read of a socket could start ten thousand
+            self._refuse(peer, name, request, codec)
+        else:
+            peer.spawn(self._answer(peer, name, work, request, codec))
+
+    def _refuse(self, peer: Peer, name: str, request: Request, codec: Codec = v3) -> None:
+        peer.send(codec.encode_response(failed(request, Status.TOO_MANY_REQUESTS)))
+        self._metrics.operations[name].observe(0.0, ok=False)
 
     async def _answer(self, peer: Peer, name: str, work: Work[RequestT], request: RequestT, codec: Codec) -> None:
         started = self._clock()
@@ -127,13 +131,22 @@ class SingleOperations:
     def _start_long_poll(self, peer: Peer, request: ReadRequest) -> None:
         if request.flag == ReadFlag.ENTRY_PIGGYBACK and request.entry_id != -1:
             peer.send(v3.encode_response(failed(request, Status.BAD_REQUEST)))
-        elif self.long_polls >= self._settings.long_polls_max:
+        elif self.long_polls >= self._settings.long_polls_max and not self._end_oldest_wait():
             self._metrics.reads_rejected += 1
-            peer.send(v3.encode_response(failed(request, Status.TOO_MANY_REQUESTS)))
+            self._refuse(peer, "READ_ENTRY_LONG_POLL", request)
         else:
             self.long_polls += 1
-            task = self._spawn(peer, "READ_ENTRY_LONG_POLL", self._long_poll, request, until_gone=True)
+            task = peer.spawn(self._answer(peer, "READ_ENTRY_LONG_POLL", self._long_poll, request, v3), until_gone=True)
             task.add_done_callback(self._long_poll_ended)  # also when it is cancelled before its first step
+
+    def _end_oldest_wait(self) -> bool:
+        """Let the long poll that has waited longest be answered now. Return False if none waits."""
+        if not self._waiting:
+            return False
+        oldest = next(iter(self._waiting))
+        del self._waiting[oldest]
+        oldest.set()
+        return True
 
     def _long_poll_ended(self, _: asyncio.Task[None]) -> None:
         self.long_polls -= 1
@@ -167,6 +180,7 @@ class SingleOperations:
             return lac
         woken = asyncio.Event()
         cancel = self._store.watch_lac(ledger_id, woken.set)
+        self._waiting[woken] = None
         try:
             lac = self._store.last_add_confirmed(ledger_id)  # it may have advanced before the watch was set
             if lac <= previous:
@@ -178,6 +192,7 @@ class SingleOperations:
                     pass
                 lac = self._store.last_add_confirmed(ledger_id)
         finally:
+            self._waiting.pop(woken, None)
             cancel()
         return lac
 

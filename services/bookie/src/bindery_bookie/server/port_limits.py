@@ -1,0 +1,96 @@
+"""PortLimits: what all connections of the ledger port share, so that together they hold a limited amount of memory.
+
+| what                                         | limit                         | above it                              |
+|----------------------------------------------|-------------------------------|---------------------------------------|
+| connections: in all, and of one address      | `connections_max`,            | another one makes room (`room`); if   |
+|                                              | `connections_per_address_max` | none can, the new one is closed       |
+| seconds until the first complete request     | `first_request_timeout_s`     | closed                                |
+| bytes of incomplete frames, over all         | `unfinished_size_max`         | the connection whose frame has been   |
+| connections                                  |                               | incomplete longest is closed          |
+| seconds until a frame is complete            | `transfer_grace_s`, and its   | closed                                |
+|                                              | bytes at `transfer_rate_min`  |                                       |
+| seconds until responses are read             | the same                      | closed                                |
+| bytes of unread responses, except those that | `unread_size_max`             | the connection whose responses have   |
+| `reads_size_max` counts                      |                               | been unread longest is closed         |
+| TLS handshakes in progress                   | `handshakes_max`              | the oldest is ended                   |
+
+Each connection that ends because of a limit is counted by its reason, and logged at most once per second and reason.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Final
+
+from bindery_kit.limits.held_bytes import HeldBytes
+from bindery_kit.limits.memory_release import MemoryRelease
+from bindery_kit.limits.minimum_rate import MinimumRate
+from bindery_kit.observability.quiet_log import QuietLog
+
+from bindery_bookie.metrics import BookieMetrics
+from bindery_bookie.server.room import Room
+from bindery_bookie.settings import ServerSettings
+
+UNREAD_MARK: Final = 16 * 1024
+"""Bytes of responses in a connection's buffer above which they count as unread."""
+KERNEL_UNREAD_SIZE: Final = 64 * 1024
+"""Bytes of unsent responses that the kernel keeps per connection (TCP_NOTSENT_LOWAT); they count as unread, too."""
+MEMORY_CHECK_S: Final = 1.0
+"""Seconds between two checks whether memory can be returned to the system."""
+CONNECTION_SIZE: Final = 12 * 1024
+"""Approximate memory of a connection without requests, in bytes."""
+
+
+class PortLimits:
+    """`clock`: monotonic seconds."""
+
+    def __init__(self, settings: ServerSettings, metrics: BookieMetrics, *, clock: Callable[[], float]) -> None:
+        per_address_max = settings.connections_per_address_max or max(1, settings.connections_max // 2)
+        self.room = Room(connections_max=settings.connections_max, per_address_max=per_address_max, clock=clock)
+        self.rate = MinimumRate(grace_s=settings.transfer_grace_s, bytes_per_s=settings.transfer_rate_min)
+        self.unfinished = HeldBytes("unfinished", max(settings.unfinished_size_max, settings.frame_size_max))
+        self.unread = HeldBytes("unread", settings.unread_size_max)
+        self.handshakes = HeldBytes("handshakes", settings.handshakes_max)
+        """Each handshake holds one."""
+        self.requests = 0
+        """Number of reads of a socket until now that contained a request."""
+        self.ends: Counter[str] = Counter()
+        """Number of connections that ended because of a limit, by reason. Reasons are constants of the code."""
+        self._clock = clock
+        self._log = QuietLog(__name__, clock=clock)
+        held = (self.unfinished, self.unread)
+        metrics.figure(
+            "bindery_bookie_held_bytes",
+            "gauge",
+            "Bytes of incomplete frames and of unread responses.",
+            lambda: [({"kind": one.kind}, one.used) for one in held],
+        )
+        metrics.figure(
+            "bindery_bookie_held_bytes_max",
+            "gauge",
+            "Limit of these bytes.",
+            lambda: [({"kind": one.kind}, one.limit) for one in held],
+        )
+        metrics.figure(
+            "bindery_bookie_connections_ended_total",
+            "counter",
+            "Connections that a limit refused or ended.",
+            lambda: [({"reason": reason}, count) for reason, count in sorted(self.ends.items())],
+        )
+
+    @property
+    def needed_size(self) -> int:
+        """Approximate bytes of memory that connections need now, without their requests in progress."""
+        return CONNECTION_SIZE * len(self.room) + self.unfinished.used + self.unread.used
+
+    async def release_memory(self) -> None:
+        """Return memory to the system after the clients that needed it have gone. Runs until it is cancelled."""
+        memory = MemoryRelease()
+        while True:
+            memory.check(self.needed_size, now_s=self._clock())
+            await asyncio.sleep(MEMORY_CHECK_S)
+
+    def ended(self, reason: str, **fields: Any) -> None:
+        """Count and log that a connection ends because of a limit. `reason`: a constant of the code."""
+        self.ends[reason] += 1
+        self._log.warning("connection_ended_" + reason, **fields)

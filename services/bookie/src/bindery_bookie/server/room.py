@@ -1,0 +1,147 @@
+"""Room: decide which connection ends to make room for a new one.
+
+At a limit of connections, the first of these that exists makes room; if the limit is that of an address, only
+connections of the same address are considered:
+
+| rank           | connection                                                          | among several             |
+|----------------|---------------------------------------------------------------------|---------------------------|
+| unknown        | for UNKNOWN_GRACE_S it has not sent a complete request, or has not  | the oldest                |
+|                | authenticated                                                       |                           |
+| IDLE           | no request is in progress                                           | the one whose last        |
+| WAITING        | the bookie waits for its client: for the rest of a frame, or until  | request came first        |
+|                | it reads responses                                                  |                           |
+| POLLING        | only long polls are in progress                                     |                           |
+| new            | it has not sent a complete request yet                              | the oldest                |
+
+If there is none, because the bookie works for all of them, the new connection is refused. So clients that only occupy
+connections cannot keep others out, and a connection in use is not ended.
+
+Invariants: at most `connections_max` connections, and `per_address_max` of one address, are counted.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from bindery_kit.limits.address_counts import AddressCounts
+
+IDLE: Final = 1
+WAITING: Final = 2
+POLLING: Final = 3
+
+CANDIDATES_MAX: Final = 64
+"""Number of connections that one scan of all connections selects. A scan takes about a millisecond."""
+SCAN_PAUSE_S: Final = 0.05
+"""Seconds after a scan without a result until the next."""
+UNKNOWN_GRACE_S: Final = 0.5
+"""Seconds that a new client has for its first request before its connection makes room for others; otherwise clients
+that only connect, over and over, would keep it out."""
+
+
+class Occupant(Protocol):
+    """A connection, as the room sees it."""
+
+    group: str
+    """Its address (`address_counts.group_of`)."""
+    last_request: int
+    """Number of the last request of the port that it sent; unique, and increasing with time."""
+
+    @property
+    def rank(self) -> int | None:
+        """IDLE, WAITING or POLLING; None while the bookie works for it."""
+
+    def give_way(self) -> None:
+        """End, because others need the room. It is no longer counted."""
+
+
+class Room:
+    """`clock`: monotonic seconds."""
+
+    def __init__(self, *, connections_max: int, per_address_max: int, clock: Callable[[], float]) -> None:
+        self.connections_max = connections_max
+        self.per_address_max = per_address_max
+        self._clock = clock
+        self.connections: dict[Occupant, None] = {}
+        """In the order of their arrival."""
+        self._addresses = AddressCounts()
+        self._unknown: dict[Occupant, float] = {}
+        """Connections without a complete request, the oldest first, with their time of arrival."""
+        self._unknown_of: dict[str, dict[Occupant, float]] = {}
+        """The same by address."""
+        self._candidates: dict[str | None, deque[tuple[int, int, Occupant]]] = {}
+        """Selected by the last scan, by address; None: of all addresses."""
+        self._next_scan_s: dict[str | None, float] = {}
+
+    def __len__(self) -> int:
+        return len(self.connections)
+
+    def open(self, new: Occupant) -> bool:
+        """Count a connection, after another one gave way if that is necessary. False: there is no room."""
+        is_address_full = self._addresses.count(new.group) >= self.per_address_max
+        if is_address_full or len(self.connections) >= self.connections_max:
+            other = self._choose(new.group if is_address_full else None)
+            if other is None:
+                return False
+            self.close(other)
+            other.give_way()
+        self.connections[new] = None
+        self._addresses.add(new.group)
+        now = self._clock()
+        self._unknown[new] = now
+        self._unknown_of.setdefault(new.group, {})[new] = now
+        return True
+
+    def know(self, connection: Occupant) -> None:
+        """Record that a connection is of a client: it has sent a request. Idempotent."""
+        if connection in self._unknown:
+            del self._unknown[connection]
+            group = self._unknown_of[connection.group]
+            del group[connection]
+            if not group:
+                del self._unknown_of[connection.group]
+
+    def close(self, connection: Occupant) -> None:
+        """Do not count a connection any longer. Idempotent."""
+        if connection in self.connections:
+            self.know(connection)
+            del self.connections[connection]
+            self._addresses.remove(connection.group)
+
+    def _choose(self, group: str | None) -> Occupant | None:
+        unknown = self._unknown if group is None else self._unknown_of.get(group, {})
+        oldest = next(iter(unknown), None)
+        now = self._clock()
+        if oldest is not None and now - unknown[oldest] >= UNKNOWN_GRACE_S:
+            return oldest
+        found = self._next_candidate(group)
+        if found is None and now >= self._next_scan_s.get(group, now):
+            self._scan(group)
+            found = self._next_candidate(group)
+            if found is None:
+                if len(self._next_scan_s) >= CANDIDATES_MAX:
+                    self._next_scan_s.clear()
+                self._next_scan_s[group] = now + SCAN_PAUSE_S
+        return oldest if found is None else found
+
+    def _next_candidate(self, group: str | None) -> Occupant | None:
+        """Return the next candidate that has done nothing since the scan."""
+        candidates = self._candidates.get(group, ())
+        while candidates:
+            rank, last_request, one = candidates.popleft()
+            if one in self.connections and (one.rank, one.last_request) == (rank, last_request):
+                return one
+        self._candidates.pop(group, None)
+        return None
+
+    def _scan(self, group: str | None) -> None:
+        """Select the next candidates, all of one rank: of a lower one there may be some by then."""
+        found = [
+            (rank, one.last_request, one)
+            for one in self.connections
+            if (group is None or one.group == group) and one not in self._unknown and (rank := one.rank) is not None
+        ]
+        if found:
+            lowest = min(rank for rank, _, _ in found)
+            best = heapq.nsmallest(CANDIDATES_MAX, (one for one in found if one[0] == lowest), key=lambda one: one[1])
+            self._candidates[group] = deque(best)

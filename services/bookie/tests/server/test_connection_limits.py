@@ -1,0 +1,249 @@
+"""Limits on what clients of the ledger port occupy: who exceeds one is disconnected, and nobody else."""
+
+import asyncio
+import ssl
+from typing import Any
+
+import pytest
+from bindery_bookie.access.security import AuthSettings, Security, TlsSettings, load_security
+from bindery_core.digest import Digester, master_key
+from bindery_core.entry import pack
+from bindery_core.formats.ledger_metadata import DigestType
+from bindery_core.wire import messages as m
+from bindery_core.wire import v3
+from bindery_simulation.certificates import CA, certificate, key
+
+KEY = master_key(b"")
+CRC32C = Digester(DigestType.CRC32C)
+FRAME: dict[str, Any] = {"frame_size_max": 64 * 1024, "unfinished_size_max": 64 * 1024}
+START_TLS = "0a06080310091801d20600"
+
+
+def add(txn_id: int, entry_id: int = 0, size: int = 10) -> m.AddRequest:
+    body = pack(CRC32C, ledger_id=1, entry_id=entry_id, lac=-1, length=2**40, payload=bytes(size))
+    return m.AddRequest(txn_id, 1, entry_id, KEY, body)
+
+
+async def eventually(condition: Any, timeout_s: float = 30.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+async def send_part(bookie: Any, client: Any, size: int) -> bytes:
+    """Send `size` bytes of a frame, wait until the bookie holds them, and return the rest."""
+    used = bookie.server.limits.unfinished.used
+    data = v3.encode_request(add(9, 9, 50_000))
+    client.writer.write(data[:size])
+    await eventually(lambda: bookie.server.limits.unfinished.used != used)
+    return data[size:]
+
+
+# --- incomplete frames
+
+
+async def test_incomplete_frames_are_bounded_over_all_connections(start_bookie: Any) -> None:
+    bookie = await start_bookie(**FRAME)
+    oldest, younger, neighbour = [await bookie.connect() for _ in range(3)]
+    await send_part(bookie, oldest, 40_000)
+    rest = await send_part(bookie, younger, 30_000)
+    assert await oldest.is_closed()
+    assert (await neighbour.ask(add(1))).status == 0
+    younger.writer.write(rest)
+    assert (await younger.receive()).status == 0
+    limits = bookie.server.limits
+    assert limits.ends == {"unfinished": 1}
+    assert limits.unfinished.used == 0
+
+
+async def test_a_client_that_completes_its_frames_has_not_held_the_next_one_long(start_bookie: Any) -> None:
+    bookie = await start_bookie(**FRAME)
+    busy, stuck, last = [await bookie.connect() for _ in range(3)]
+    rest = await send_part(bookie, busy, 20_000)
+    await send_part(bookie, stuck, 20_000)
+    data = v3.encode_request(add(10, 10, 50_000))
+    busy.writer.write(rest + data[:25_000])
+    assert (await busy.receive()).txn_id == 9
+    await eventually(lambda: bookie.server.limits.unfinished.used == 45_000)
+    await send_part(bookie, last, 30_000)
+    assert await stuck.is_closed()
+    busy.writer.write(data[25_000:])
+    assert (await busy.receive()).status == 0
+
+
+async def test_the_bytes_of_a_client_that_disconnects_do_not_count(start_bookie: Any) -> None:
+    bookie = await start_bookie(**FRAME)
+    client = await bookie.connect()
+    await send_part(bookie, client, 40_000)
+    await client.close()
+    await eventually(lambda: bookie.server.limits.unfinished.used == 0)
+
+
+async def test_a_frame_must_arrive_at_the_minimum_rate(start_bookie: Any) -> None:
+    bookie = await start_bookie(transfer_grace_s=0.1, transfer_rate_min=1_000_000.0)
+    slow, neighbour = await bookie.connect(), await bookie.connect()
+    await send_part(bookie, slow, 1000)
+    assert await slow.is_closed()
+    assert (await neighbour.ask(add(1))).status == 0
+    assert bookie.server.limits.ends == {"frame_timeout": 1}
+
+
+async def test_bytes_that_trickle_in_do_not_extend_the_time(start_bookie: Any) -> None:
+    bookie = await start_bookie(transfer_grace_s=0.1, transfer_rate_min=1_000_000.0)
+    slow = await bookie.connect()
+    data = v3.encode_request(add(9, 9, 50_000))
+    for byte in data[:2000]:
+        if bookie.server.limits.ends:
+            break
+        slow.writer.write(bytes((byte,)))
+        await asyncio.sleep(0.002)
+    assert bookie.server.limits.ends == {"frame_timeout": 1}
+
+
+async def test_a_frame_that_arrives_fast_enough_may_take_longer_than_the_grace(start_bookie: Any) -> None:
+    bookie = await start_bookie(transfer_grace_s=0.05, transfer_rate_min=1000.0)
+    client = await bookie.connect()
+    rest = await send_part(bookie, client, 10_000)
+    await asyncio.sleep(0.3)
+    client.writer.write(rest)
+    assert (await client.receive()).status == 0
+
+
+async def test_a_frame_is_not_late_while_the_bookie_does_not_read(start_bookie: Any) -> None:
+    bookie = await start_bookie(adds_size_max=64 * 1024, transfer_grace_s=0.1, transfer_rate_min=1_000_000.0)
+    client = await bookie.connect()
+    bookie.store.hold()
+    client.send(add(1, 0, 60_000), add(2, 1, 60_000))
+    data = v3.encode_request(add(9, 9, 50_000))
+    client.writer.write(data[:1000])
+    await eventually(lambda: bookie.server.operations.adds_budget.is_over)
+    await asyncio.sleep(0.4)
+    bookie.store.release()
+    client.writer.write(data[1000:])
+    answers = await client.receive_all(3)
+    assert {answer.status for answer in answers.values()} == {0}
+
+
+# --- the first request
+
+
+async def test_a_client_that_sends_no_request_is_disconnected_and_an_idle_one_is_kept(start_bookie: Any) -> None:
+    bookie = await start_bookie(first_request_timeout_s=0.2)
+    silent, partial, idle = [await bookie.connect() for _ in range(3)]
+    assert (await idle.ask(add(1))).status == 0
+    await send_part(bookie, partial, 100)
+    assert await silent.is_closed()
+    assert await partial.is_closed()
+    await asyncio.sleep(0.2)
+    assert (await idle.ask(add(2, 1))).status == 0
+    assert bookie.server.limits.ends == {"first_request_timeout": 2}
+
+
+# --- unread responses
+
+
+async def stuck_readers(bookie: Any, count: int) -> list[Any]:
+    """Return clients that request much more than they read."""
+    slow = [await bookie.connect(receive_buffer_size=4096) for _ in range(count)]
+    for client in slow:
+        client.reader._limit = 1024
+        client.send(*[m.ReadRequest(n, 1, 0) for n in range(30)])
+        await asyncio.sleep(0.01)
+    return slow
+
+
+async def test_unread_responses_are_bounded_over_all_connections(start_bookie: Any) -> None:
+    bookie = await start_bookie(unread_size_max=512 * 1024)
+    quick = await bookie.connect()
+    assert (await quick.ask(add(0, 0, 100_000))).status == 0
+    await stuck_readers(bookie, 12)
+    limits = bookie.server.limits
+    await eventually(lambda: limits.ends["unread"] >= 3)
+    assert limits.unread.used <= 512 * 1024
+    assert (await quick.ask(m.ReadRequest(9, 1, 0))).status == 0
+
+
+async def test_responses_must_be_read_at_the_minimum_rate(start_bookie: Any) -> None:
+    bookie = await start_bookie(transfer_grace_s=0.2, transfer_rate_min=1e9)
+    quick = await bookie.connect()
+    assert (await quick.ask(add(0, 0, 100_000))).status == 0
+    await stuck_readers(bookie, 2)
+    limits = bookie.server.limits
+    await eventually(lambda: limits.ends["unread_timeout"] == 2)
+    await eventually(lambda: (limits.unread.used, bookie.server.operations.reads_budget.used) == (0, 0))
+    assert (await quick.ask(m.ReadRequest(9, 1, 0))).status == 0
+
+
+async def test_responses_that_are_read_hold_nothing(start_bookie: Any) -> None:
+    bookie = await start_bookie()
+    client = await bookie.connect()
+    assert (await client.ask(add(0, 0, 100_000))).status == 0
+    client.send(*[m.ReadRequest(n, 1, 0) for n in range(100)])
+    assert len(await client.receive_all(100)) == 100
+    await eventually(lambda: bookie.server.limits.unread.used == 0)
+    assert not bookie.server.limits.ends
+
+
+# --- operations
+
+
+async def test_operations_of_all_connections_are_bounded(start_bookie: Any) -> None:
+    bookie = await start_bookie(operations_total_max=5)
+    first, second = await bookie.connect(), await bookie.connect()
+    bookie.store.hold()
+    first.send(*[m.ForceLedgerRequest(n, 1) for n in range(5)])
+    await eventually(lambda: bookie.store.forces == 5)
+    second.send(*[m.ForceLedgerRequest(n, 1) for n in range(20)])
+    refused = [await second.receive() for _ in range(15)]
+    assert {answer.status for answer in refused} == {m.Status.TOO_MANY_REQUESTS}
+    second.send(add(50))
+    await asyncio.sleep(0.05)
+    assert bookie.store.groups == [], "it is not read while the operations are over the limit"
+    bookie.store.release()
+    assert len(await first.receive_all(5)) == 5
+    assert {(await second.receive()).status for _ in range(6)} == {0}
+    assert bookie.server.operations.operations_budget.used == 0
+
+
+# --- TLS
+
+
+def offered() -> Security:
+    settings = TlsSettings(certificate_file=str(certificate("bookie")), key_file=str(key("bookie")))
+    return Security(tls=load_security(AuthSettings(), settings, now_s=lambda: 0.0).tls)
+
+
+async def test_handshakes_in_progress_are_bounded(start_bookie: Any) -> None:
+    bookie = await start_bookie(security=offered(), handshakes_max=1)
+    stuck, quick = await bookie.connect(), await bookie.connect()
+    for client in (stuck, quick):
+        client.send_hex(START_TLS)
+        await client.receive_bytes()
+    assert await stuck.is_closed()
+    await quick.writer.start_tls(ssl.create_default_context(cafile=str(CA)), server_hostname="localhost")
+    assert (await quick.ask(add(1))).status == 0
+    assert bookie.server.limits.ends == {"handshakes": 1}
+    assert bookie.server.limits.handshakes.used == 0
+
+
+async def test_a_client_must_send_a_request_after_its_handshake(start_bookie: Any) -> None:
+    bookie = await start_bookie(security=offered(), first_request_timeout_s=0.5)
+    client = await bookie.connect()
+    client.send_hex(START_TLS)
+    await client.receive_bytes()
+    await client.writer.start_tls(ssl.create_default_context(cafile=str(CA)), server_hostname="localhost")
+    assert await client.is_closed()
+    assert bookie.server.limits.ends == {"first_request_timeout": 1}
+
+
+@pytest.mark.parametrize("name", ["SO_KEEPALIVE", "TCP_NOTSENT_LOWAT"])
+async def test_the_kernel_finds_dead_clients_and_keeps_little_unsent(start_bookie: Any, name: str) -> None:
+    import socket
+
+    bookie = await start_bookie()
+    client = await bookie.connect()
+    assert (await client.ask(add(1))).status == 0
+    (connection,) = bookie.server.limits.room.connections
+    sock = connection._transport.get_extra_info("socket")
+    level = socket.SOL_SOCKET if name.startswith("SO_") else socket.IPPROTO_TCP
+    assert sock.getsockopt(level, getattr(socket, name)) == {"SO_KEEPALIVE": 1, "TCP_NOTSENT_LOWAT": 65536}[name]

@@ -1,0 +1,91 @@
+"""PortLimits: the limits that the settings describe, what they ended, and the release of memory."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from bindery_bookie.metrics import BookieMetrics
+from bindery_bookie.server import port_limits
+from bindery_bookie.server.port_limits import CONNECTION_SIZE, PortLimits
+from bindery_bookie.settings import ServerSettings
+
+
+class Connection:
+    group = "10.0.0.1"
+    last_request = 1
+    rank = 1
+
+    def give_way(self) -> None: ...
+
+    def evict(self, kind: str, held_size: int) -> None: ...
+
+
+def limits(**settings: Any) -> tuple[PortLimits, BookieMetrics]:
+    metrics = BookieMetrics(clock=lambda: 0.0)
+    return PortLimits(ServerSettings(**settings), metrics, clock=lambda: 0.0), metrics
+
+
+@pytest.mark.parametrize(
+    ("connections_max", "per_address", "expected"), [(2000, 0, 1000), (2000, 1500, 1500), (1, 0, 1)]
+)
+def test_an_address_may_have_half_of_the_connections_unless_it_is_set(
+    connections_max: int, per_address: int, expected: int
+) -> None:
+    found, _ = limits(connections_max=connections_max, connections_per_address_max=per_address)
+    assert (found.room.connections_max, found.room.per_address_max) == (connections_max, expected)
+
+
+def test_one_frame_always_fits_into_the_limit_of_incomplete_frames() -> None:
+    assert limits(unfinished_size_max=2**20)[0].unfinished.limit == ServerSettings().frame_size_max
+    assert limits(unfinished_size_max=2**23)[0].unfinished.limit == 2**23
+
+
+def test_ended_connections_are_counted_by_reason_and_logged_once_per_second(capsys: Any) -> None:
+    found, metrics = limits()
+    for _ in range(3):
+        found.ended("unread", peer="10.0.0.1:5")
+    found.ended("connections")
+    page = metrics.render().decode()
+    assert 'bindery_bookie_connections_ended_total{reason="unread"} 3' in page
+    assert 'bindery_bookie_connections_ended_total{reason="connections"} 1' in page
+    assert capsys.readouterr().out.count("connection_ended_unread") == 1
+
+
+def test_the_metrics_show_what_clients_hold() -> None:
+    found, metrics = limits(unread_size_max=2**20)
+    found.unfinished.hold(Connection(), 700)
+    found.unread.hold(Connection(), 90)
+    page = metrics.render().decode()
+    assert 'bindery_bookie_held_bytes{kind="unfinished"} 700' in page
+    assert 'bindery_bookie_held_bytes{kind="unread"} 90' in page
+    assert 'bindery_bookie_held_bytes_max{kind="unread"} 1048576' in page
+
+
+def test_the_needed_size_is_that_of_connections_and_their_bytes() -> None:
+    found, _ = limits()
+    assert found.needed_size == 0
+    found.room.open(Connection())
+    found.unfinished.hold(Connection(), 700)
+    assert found.needed_size == CONNECTION_SIZE + 700
+
+
+async def test_memory_is_released_once_clients_need_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, float]] = []
+
+    class Memory:
+        def check(self, size: int, *, now_s: float) -> bool:
+            seen.append((size, now_s))
+            return False
+
+    monkeypatch.setattr(port_limits, "MemoryRelease", Memory)
+    monkeypatch.setattr(port_limits, "MEMORY_CHECK_S", 0.001)
+    found, _ = limits()
+    holder = Connection()
+    found.unfinished.hold(holder, 700)
+    running = asyncio.create_task(found.release_memory())
+    await asyncio.sleep(0.02)
+    found.unfinished.release(holder)
+    await asyncio.sleep(0.02)
+    running.cancel()
+    assert seen[0] == (700, 0.0)
+    assert seen[-1] == (0, 0.0)

@@ -1,0 +1,141 @@
+"""Room: which connection makes room for a new one."""
+
+import itertools
+from dataclasses import dataclass, field
+
+from bindery_bookie.server.room import CANDIDATES_MAX, IDLE, POLLING, SCAN_PAUSE_S, UNKNOWN_GRACE_S, WAITING, Room
+
+_numbers = itertools.count(1)
+
+
+@dataclass(eq=False)
+class Connection:
+    group: str = "10.0.0.1"
+    rank: int | None = IDLE
+    last_request: int = field(default_factory=lambda: next(_numbers))
+    is_ended: bool = False
+    scans: int = 0
+
+    def give_way(self) -> None:
+        self.is_ended = True
+
+
+class World:
+    def __init__(self, connections_max: int = 3, per_address_max: int = 3) -> None:
+        self.now_s = 100.0
+        self.room = Room(connections_max=connections_max, per_address_max=per_address_max, clock=lambda: self.now_s)
+
+    def known(self, rank: int | None = IDLE, group: str = "10.0.0.1") -> Connection:
+        one = self.new(group)
+        one.rank = rank
+        self.room.know(one)
+        return one
+
+    def new(self, group: str = "10.0.0.1") -> Connection:
+        one = Connection(group)
+        assert self.room.open(one)
+        return one
+
+
+def test_below_the_limit_no_connection_ends() -> None:
+    world = World()
+    assert not any(one.is_ended for one in [world.new(), world.known(), world.known()])
+    assert len(world.room) == 3
+
+
+def test_one_that_never_sent_a_request_makes_room_first() -> None:
+    world = World()
+    idle, silent, later = world.known(), world.new(), world.new()
+    world.now_s += UNKNOWN_GRACE_S
+    world.new()
+    assert (idle.is_ended, silent.is_ended, later.is_ended) == (False, True, False)
+    assert len(world.room) == 3
+
+
+def test_a_connection_that_just_arrived_may_send_its_first_request() -> None:
+    """Otherwise clients that connect over and over would keep a new client out."""
+    world = World()
+    idle, new = world.known(), world.new()
+    busy = world.known(rank=None)
+    world.new()
+    assert (idle.is_ended, new.is_ended, busy.is_ended) == (True, False, False)
+
+
+def test_if_the_bookie_works_for_all_others_the_oldest_new_one_makes_room() -> None:
+    world = World()
+    world.known(rank=None)
+    world.known(rank=None)
+    new = world.new()
+    world.new()
+    assert new.is_ended
+
+
+def test_the_one_whose_last_request_is_oldest_makes_room() -> None:
+    world = World()
+    first, second, third = world.known(), world.known(), world.known()
+    first.last_request = next(_numbers)
+    world.known()
+    assert (first.is_ended, second.is_ended, third.is_ended) == (False, True, False)
+    world.known()
+    assert (first.is_ended, third.is_ended) == (False, True)
+
+
+def test_idle_ones_come_before_slow_ones_and_long_polls() -> None:
+    world = World()
+    polling, waiting, idle = world.known(POLLING), world.known(WAITING), world.known(IDLE)
+    for expected in (idle, waiting, polling):
+        assert not expected.is_ended
+        world.known(rank=None)
+        assert expected.is_ended
+
+
+def test_if_the_bookie_works_for_all_the_new_one_is_refused() -> None:
+    world = World()
+    busy = [world.known(rank=None) for _ in range(3)]
+    assert not world.room.open(Connection())
+    assert not any(one.is_ended for one in busy)
+    busy[1].rank = IDLE
+    assert not world.room.open(Connection()), "the connections are not scanned again at once"
+    world.now_s += SCAN_PAUSE_S
+    assert world.room.open(Connection())
+    assert busy[1].is_ended
+
+
+def test_a_candidate_that_was_used_since_the_scan_is_kept() -> None:
+    world = World()
+    ones = [world.known() for _ in range(3)]
+    world.known(rank=None)
+    assert ones[0].is_ended
+    ones[1].last_request = next(_numbers)
+    world.known(rank=None)
+    assert (ones[1].is_ended, ones[2].is_ended) == (False, True)
+
+
+def test_an_address_makes_room_for_itself_only() -> None:
+    world = World(connections_max=10, per_address_max=2)
+    other = world.known(group="10.0.0.9")
+    first, second = world.known(), world.known()
+    world.known()
+    assert (other.is_ended, first.is_ended, second.is_ended) == (False, True, False)
+    silent_other = world.new("10.0.0.9")
+    world.now_s += UNKNOWN_GRACE_S
+    world.known()
+    assert (silent_other.is_ended, second.is_ended) == (False, True)
+
+
+def test_closed_connections_are_forgotten() -> None:
+    world = World(connections_max=2, per_address_max=1)
+    one = world.new()
+    world.room.close(one)
+    world.room.close(one)
+    assert len(world.room) == 0
+    assert not world.room._unknown_of
+    assert not world.new().is_ended
+
+
+def test_many_scans_of_many_addresses_keep_little() -> None:
+    world = World(connections_max=10 * CANDIDATES_MAX, per_address_max=1)
+    for number in range(3 * CANDIDATES_MAX):
+        world.known(rank=None, group=f"10.0.1.{number}")
+        assert not world.room.open(Connection(f"10.0.1.{number}"))
+    assert len(world.room._next_scan_s) <= CANDIDATES_MAX
