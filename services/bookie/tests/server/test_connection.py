@@ -130,6 +130,7 @@ async def test_above_the_limit_the_connection_that_has_been_idle_longest_is_clos
     bookie = await start_bookie(connections_max=2, connections_per_address_max=2)
     first, second = await bookie.connect(), await bookie.connect()
     assert (await first.ask(add(1, 1, 0))).status == (await second.ask(add(2, 1, 1))).status == 0
+    await asyncio.sleep(0.01)
     assert (await first.ask(add(3, 1, 2))).status == 0
     assert (await (await bookie.connect()).ask(add(4, 1, 3))).status == 0
     assert await second.is_closed()

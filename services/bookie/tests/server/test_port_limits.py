@@ -12,7 +12,7 @@ from bindery_bookie.settings import ServerSettings
 
 class Connection:
     group = "10.0.0.1"
-    last_request = 1
+    last_request_s = 0.0
     rank = 1
 
     def give_way(self) -> None: ...

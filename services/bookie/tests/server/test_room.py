@@ -1,20 +1,26 @@
 """Room: which connection makes room for a new one."""
 
-import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from bindery_bookie.server.room import CANDIDATES_MAX, IDLE, POLLING, SCAN_PAUSE_S, UNKNOWN_GRACE_S, WAITING, Room
-
-_numbers = itertools.count(1)
+import pytest
+from bindery_bookie.server.room import (
+    CANDIDATES_MAX,
+    IDLE,
+    NEW_WEIGHT,
+    POLLING,
+    SCAN_PAUSE_S,
+    UNKNOWN_GRACE_S,
+    WAITING,
+    Room,
+)
 
 
 @dataclass(eq=False)
 class Connection:
     group: str = "10.0.0.1"
     rank: int | None = IDLE
-    last_request: int = field(default_factory=lambda: next(_numbers))
+    last_request_s: float = 0.0
     is_ended: bool = False
-    scans: int = 0
 
     def give_way(self) -> None:
         self.is_ended = True
@@ -32,7 +38,8 @@ class World:
         return one
 
     def new(self, group: str = "10.0.0.1") -> Connection:
-        one = Connection(group)
+        self.now_s += 0.001
+        one = Connection(group, last_request_s=self.now_s)
         assert self.room.open(one)
         return one
 
@@ -55,7 +62,9 @@ def test_one_that_never_sent_a_request_makes_room_first() -> None:
 def test_a_connection_that_just_arrived_may_send_its_first_request() -> None:
     """Otherwise clients that connect over and over would keep a new client out."""
     world = World()
-    idle, new = world.known(), world.new()
+    idle = world.known()
+    world.now_s += 1
+    new = world.new()
     busy = world.known(rank=None)
     world.new()
     assert (idle.is_ended, new.is_ended, busy.is_ended) == (True, False, False)
@@ -73,20 +82,55 @@ def test_if_the_bookie_works_for_all_others_the_oldest_new_one_makes_room() -> N
 def test_the_one_whose_last_request_is_oldest_makes_room() -> None:
     world = World()
     first, second, third = world.known(), world.known(), world.known()
-    first.last_request = next(_numbers)
+    first.last_request_s = world.now_s + 0.0005
     world.known()
     assert (first.is_ended, second.is_ended, third.is_ended) == (False, True, False)
     world.known()
     assert (first.is_ended, third.is_ended) == (False, True)
 
 
-def test_idle_ones_come_before_slow_ones_and_long_polls() -> None:
+def test_idle_ones_come_before_slow_ones_and_long_polls_of_the_same_age() -> None:
     world = World()
     polling, waiting, idle = world.known(POLLING), world.known(WAITING), world.known(IDLE)
+    world.now_s += 1
     for expected in (idle, waiting, polling):
         assert not expected.is_ended
         world.known(rank=None)
         assert expected.is_ended
+
+
+@pytest.mark.parametrize("rank", [IDLE, WAITING, POLLING])
+def test_a_connection_in_use_is_kept_when_others_did_nothing_for_longer(rank: int) -> None:
+    world = World()
+    first, second = world.known(rank), world.known(rank)
+    world.now_s += 1
+    in_use = world.known()
+    world.known(rank=None)
+    world.known(rank=None)
+    assert (first.is_ended, second.is_ended, in_use.is_ended) == (True, True, False)
+
+
+@pytest.mark.parametrize("idle_s", [0.05, 1.0])
+def test_a_flood_of_new_connections_does_not_end_the_ones_in_use(idle_s: float) -> None:
+    world = World(connections_max=10, per_address_max=10)
+    in_use = world.known()
+    in_use.last_request_s -= idle_s - 0.02
+    news = [world.new() for _ in range(9)]
+    world.now_s += 0.011
+    for new in news[:3]:
+        world.new()
+        assert new.is_ended
+    assert not in_use.is_ended
+
+
+def test_one_that_is_idle_much_longer_than_the_oldest_new_one_makes_room() -> None:
+    world = World()
+    idle = world.known()
+    world.now_s += 10 * NEW_WEIGHT * UNKNOWN_GRACE_S
+    new = [world.new(), world.new()]
+    world.new()
+    assert idle.is_ended
+    assert not new[0].is_ended
 
 
 def test_if_the_bookie_works_for_all_the_new_one_is_refused() -> None:
@@ -106,7 +150,7 @@ def test_a_candidate_that_was_used_since_the_scan_is_kept() -> None:
     ones = [world.known() for _ in range(3)]
     world.known(rank=None)
     assert ones[0].is_ended
-    ones[1].last_request = next(_numbers)
+    ones[1].last_request_s = world.now_s
     world.known(rank=None)
     assert (ones[1].is_ended, ones[2].is_ended) == (False, True)
 

@@ -122,8 +122,8 @@ class BookieConnection(asyncio.Protocol):
         """Address that the connection counts for."""
         self._is_known = False
         """Whether the gate is open and a request was received."""
-        self.last_request = 0
-        """Number of the last read of the socket with a request, or of the connection, among those of the port."""
+        self.last_request_s = 0.0
+        """When the last request arrived, or the connection."""
         self.adds_in_progress = 0
         """Number of batches of adds that are not answered yet."""
         self._unfinished_size = 0
@@ -174,7 +174,7 @@ class BookieConnection(asyncio.Protocol):
         name = transport.get_extra_info("peername")
         self.peer_name = f"{name[0]}:{name[1]}" if isinstance(name, tuple) else str(name)
         self.group = group_of(name)
-        self._count_request()
+        self.last_request_s = self._limits.clock()
         self._set_write_marks(self._transport)
         if not self._owner.opened(self):
             self._transport.abort()
@@ -208,7 +208,7 @@ class BookieConnection(asyncio.Protocol):
             self._handle(batch.in_v2, v2)
 
     def _handle(self, requests: Sequence[Request], codec: Codec) -> None:
-        self._count_request()
+        self.last_request_s = self._limits.clock()
         if self._gate is not None:
             verdict = self._gate.admit(requests, version=codec.VERSION)
             if verdict.answers:
@@ -410,11 +410,6 @@ class BookieConnection(asyncio.Protocol):
     def _set_write_marks(self, transport: asyncio.Transport) -> None:
         high = min(self._settings.unsent_size_max, UNREAD_MARK)
         transport.set_write_buffer_limits(high=high, low=high // 4)
-
-    def _count_request(self) -> None:
-        limits = self._limits
-        limits.requests += 1
-        self.last_request = limits.requests
 
     def _await_first(self, seconds: float) -> None:
         if self._first_timer is not None:

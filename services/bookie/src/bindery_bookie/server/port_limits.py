@@ -52,11 +52,9 @@ class PortLimits:
         self.unread = HeldBytes("unread", settings.unread_size_max)
         self.handshakes = HeldBytes("handshakes", settings.handshakes_max)
         """Each handshake holds one."""
-        self.requests = 0
-        """Number of reads of a socket until now that contained a request."""
         self.ends: Counter[str] = Counter()
         """Number of connections that ended because of a limit, by reason. Reasons are constants of the code."""
-        self._clock = clock
+        self.clock = clock
         self._log = QuietLog(__name__, clock=clock)
         held = (self.unfinished, self.unread)
         metrics.figure(
@@ -87,7 +85,7 @@ class PortLimits:
         """Return memory to the system after the clients that needed it have gone. Runs until it is cancelled."""
         memory = MemoryRelease()
         while True:
-            memory.check(self.needed_size, now_s=self._clock())
+            memory.check(self.needed_size, now_s=self.clock())
             await asyncio.sleep(MEMORY_CHECK_S)
 
     def ended(self, reason: str, **fields: Any) -> None:

@@ -1,20 +1,19 @@
 """Room: decide which connection ends to make room for a new one.
 
-At a limit of connections, the first of these that exists makes room; if the limit is that of an address, only
-connections of the same address are considered:
+At a limit of connections, one of them makes room; if the limit is that of an address, one of the same address. First
+come connections that for UNKNOWN_GRACE_S have not sent a complete request, or have not authenticated, in the order of
+their arrival. Then comes the one whose last request, or arrival, is longest ago, where the time counts
 
-| rank           | connection                                                          | among several             |
-|----------------|---------------------------------------------------------------------|---------------------------|
-| unknown        | for UNKNOWN_GRACE_S it has not sent a complete request, or has not  | the oldest                |
-|                | authenticated                                                       |                           |
-| IDLE           | no request is in progress                                           | the one whose last        |
-| WAITING        | the bookie waits for its client: for the rest of a frame, or until  | request came first        |
-|                | it reads responses                                                  |                           |
-| POLLING        | only long polls are in progress                                     |                           |
-| new            | it has not sent a complete request yet                              | the oldest                |
+| rank    | connection                                                                            | this many times |
+|---------|---------------------------------------------------------------------------------------|-----------------|
+| new     | it has not sent a complete request yet                                                | NEW_WEIGHT      |
+| IDLE    | no request is in progress                                                             | 1               |
+| WAITING | the bookie waits for its client: for the rest of a frame, or until it reads responses | 1/4             |
+| POLLING | only long polls are in progress                                                       | 1/16            |
 
-If there is none, because the bookie works for all of them, the new connection is refused. So clients that only occupy
-connections cannot keep others out, and a connection in use is not ended.
+So a flood of connections does not end those in use, which are idle only between two requests. If there is none, because
+the bookie works for all of them, the new connection is refused. So clients that only occupy connections cannot keep
+others out, and a connection in use is not ended.
 
 Invariants: at most `connections_max` connections, and `per_address_max` of one address, are counted.
 """
@@ -29,11 +28,14 @@ from bindery_kit.limits.address_counts import AddressCounts
 IDLE: Final = 1
 WAITING: Final = 2
 POLLING: Final = 3
+_WEIGHTS: Final = {IDLE: 1.0, WAITING: 1 / 4, POLLING: 1 / 16}
 
 CANDIDATES_MAX: Final = 64
 """Number of connections that one scan of all connections selects. A scan takes about a millisecond."""
 SCAN_PAUSE_S: Final = 0.05
 """Seconds after a scan without a result until the next."""
+NEW_WEIGHT: Final = 100
+"""How many times longer a client may be idle than a new one may take for its first request."""
 UNKNOWN_GRACE_S: Final = 0.5
 """Seconds that a new client has for its first request before its connection makes room for others; otherwise clients
 that only connect, over and over, would keep it out."""
@@ -44,8 +46,8 @@ class Occupant(Protocol):
 
     group: str
     """Its address (`address_counts.group_of`)."""
-    last_request: int
-    """Number of the last request of the port that it sent; unique, and increasing with time."""
+    last_request_s: float
+    """When its last request arrived, or the connection; monotonic."""
 
     @property
     def rank(self) -> int | None:
@@ -69,7 +71,7 @@ class Room:
         """Connections without a complete request, the oldest first, with their time of arrival."""
         self._unknown_of: dict[str, dict[Occupant, float]] = {}
         """The same by address."""
-        self._candidates: dict[str | None, deque[tuple[int, int, Occupant]]] = {}
+        self._candidates: dict[str | None, deque[tuple[int, float, Occupant]]] = {}
         """Selected by the last scan, by address; None: of all addresses."""
         self._next_scan_s: dict[str | None, float] = {}
 
@@ -122,26 +124,35 @@ class Room:
                 if len(self._next_scan_s) >= CANDIDATES_MAX:
                     self._next_scan_s.clear()
                 self._next_scan_s[group] = now + SCAN_PAUSE_S
-        return oldest if found is None else found
+        if found is None or (oldest is not None and NEW_WEIGHT * (now - unknown[oldest]) > _age(found, now)):
+            return oldest
+        return found
 
     def _next_candidate(self, group: str | None) -> Occupant | None:
-        """Return the next candidate that has done nothing since the scan."""
-        candidates = self._candidates.get(group, ())
+        """Return the next candidate that has done nothing since the scan. It remains the next one until it ends."""
+        candidates = self._candidates.get(group) or deque()
         while candidates:
-            rank, last_request, one = candidates.popleft()
-            if one in self.connections and (one.rank, one.last_request) == (rank, last_request):
+            rank, last_request_s, one = candidates[0]
+            if one in self.connections and (one.rank, one.last_request_s) == (rank, last_request_s):
                 return one
+            candidates.popleft()
         self._candidates.pop(group, None)
         return None
 
     def _scan(self, group: str | None) -> None:
-        """Select the next candidates, all of one rank: of a lower one there may be some by then."""
+        """Select the next candidates, in their order."""
+        now = self._clock()
         found = [
-            (rank, one.last_request, one)
+            (rank, one.last_request_s, one)
             for one in self.connections
             if (group is None or one.group == group) and one not in self._unknown and (rank := one.rank) is not None
         ]
         if found:
-            lowest = min(rank for rank, _, _ in found)
-            best = heapq.nsmallest(CANDIDATES_MAX, (one for one in found if one[0] == lowest), key=lambda one: one[1])
+            best = heapq.nlargest(CANDIDATES_MAX, found, key=lambda one: (now - one[1]) * _WEIGHTS[one[0]])
             self._candidates[group] = deque(best)
+
+
+def _age(one: Occupant, now_s: float) -> float:
+    """Return the seconds since its last request, weighted by its rank."""
+    rank = one.rank
+    return 0.0 if rank is None else (now_s - one.last_request_s) * _WEIGHTS[rank]
