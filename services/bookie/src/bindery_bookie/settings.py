@@ -79,7 +79,7 @@ class ServerSettings(Settings):
 
     pending_reads_max: Annotated[int, Ge(1), Le(10_000_000)] = 200_000
     """Maximum number of reads that wait for `reads_size_max`, over all connections; further ones are answered with
-    TOO_MANY_REQUESTS. Each takes about 200 bytes."""
+    TOO_MANY_REQUESTS, except 16 of each connection. Each takes about 200 bytes."""
 
     batch_read_size_max: Annotated[int, Ge(0), Le(64 * MIB)] = 5 * MIB
     """Maximum bytes of one response to a batch read, not counting its first entry. Source: BookKeeper's
@@ -90,11 +90,10 @@ class ServerSettings(Settings):
     its responses stops only itself. Unsent responses up to this size count towards no budget, so each connection can
     use this much memory in addition to `reads_size_max`."""
 
-    unsent_time_max_s: Annotated[float, Gt(0), Le(86400)] = 30.0
+    unsent_time_max_s: Annotated[float, Gt(0), Le(86400)] = 0.5
     """Seconds after which a client is disconnected if it read less than half of `unsent_size_max` of its responses
     while others wait for the bytes of `reads_size_max` that it holds. Detection takes up to twice as long. Bytes count
-    as read when they leave the process: because of the system's buffers, a slow client may read nothing for a while and
-    then more than 1 MiB at once. Compare BookKeeper's waitTimeoutOnResponseBackpressureMs, which drops such
+    as read when they leave the process. Compare BookKeeper's waitTimeoutOnResponseBackpressureMs, which drops such
     responses."""
 
     operations_max: Annotated[int, Ge(1), Le(100_000)] = 1000

@@ -102,3 +102,39 @@ def test_a_waiter_that_fails_does_not_stop_the_others() -> None:
         budget.give(100)
     budget.give(0)
     assert calls == ["next"]
+
+
+def test_groups_take_turns() -> None:
+    budget = BackPressureBudget(100)
+    calls: list[str] = []
+    budget.take(100)
+    for name in ("a1", "a2", "a3", "b1", "c1", "b2"):
+        budget.when_low(partial(calls.append, name), group=name[0])
+    assert budget.waiting == 6
+    budget.give(100)
+    assert calls == ["a1", "b1", "c1", "a2", "b2", "a3"]
+    assert budget.waiting == 0
+
+
+def test_a_group_whose_waiters_are_forgotten_has_no_turn() -> None:
+    budget = BackPressureBudget(100)
+    calls: list[str] = []
+    gone = partial(calls.append, "gone")
+    budget.take(100)
+    budget.when_low(gone, group="a")
+    budget.when_low(partial(calls.append, "there"), group="b")
+    budget.forget(gone, group="a")
+    assert budget.waiting == 1
+    budget.give(100)
+    assert calls == ["there"]
+
+
+def test_one_may_wait_behind_others_although_the_budget_is_not_used_up() -> None:
+    budget = BackPressureBudget(100)
+    calls: list[str] = []
+    budget.take(100)
+    budget.when_low(partial(calls.append, "first"))
+    budget.give(30)
+    budget.when_low(partial(calls.append, "second"))
+    budget.give(20)
+    assert calls == ["first", "second"]

@@ -5,6 +5,7 @@ import random
 
 import pytest
 from bindery_bookie.server import connection as connection_module
+from bindery_bookie.server.operations import PENDING_READS_FREE_COUNT, READ_ANSWER_SIZE_MAX
 from bindery_bookie.server.read_turns import READ_TURN_COUNT_MAX
 from bindery_core.digest import Digester, master_key
 from bindery_core.entry import pack
@@ -432,6 +433,79 @@ async def test_a_slow_reader_that_still_reads_is_kept_while_others_wait(
     assert set(await quick.receive_all(1)) == {9}
     await eventually(lambda: budget.used == 0)
     assert wire.looks == (2 if is_cut else 10)
+
+
+async def test_reads_of_larger_entries_than_expected_are_answered_in_parts(start_bookie, monkeypatch) -> None:
+    """Otherwise a thousand reads of one large entry, after reads of small ones, would be answered with gigabytes."""
+    sizes: list[int] = []
+    send = connection_module.BookieConnection.send
+
+    def counted(self, data) -> None:
+        sizes.append(len(data))
+        send(self, data)
+
+    monkeypatch.setattr(connection_module.BookieConnection, "send", counted)
+    bookie = await start_bookie()
+    client = await bookie.connect()
+    assert (await client.ask(add(0, 1, 0))).status == 0
+    assert (await client.ask(add(0, 1, 1, size=1_000_000))).status == 0
+    for txn_id in range(40):  # until the estimated entry size is small
+        assert (await client.ask(m.ReadRequest(txn_id, 1, 0))).status == 0
+    client.send(*[m.ReadRequest(n, 1, 1) for n in range(50)])
+    answers = await client.receive_all(50)
+    assert {(answer.status, len(answer.body)) for answer in answers.values()} == {(0, len(answers[0].body))}
+    assert max(sizes) < READ_ANSWER_SIZE_MAX + 1_100_000
+    assert bookie.metrics.reads_in_progress == bookie.server.operations.pending_reads == 0
+    await eventually(lambda: bookie.server.operations.reads_budget.used == 0)
+
+
+async def test_reads_that_are_to_be_issued_again_end_with_their_connection(start_bookie, monkeypatch) -> None:
+    bookie = await start_bookie()
+    client = await bookie.connect()
+    for entry_id in range(3):
+        assert (await client.ask(add(0, 1, entry_id, size=1_500_000))).status == 0
+    waiting: list = []
+    read_many = bookie.store.read_many
+    monkeypatch.setattr(bookie.store, "read_many", lambda keys, done: waiting.append((keys, done)))
+    client.send(*[m.ReadRequest(n, 1, n) for n in range(3)])
+    await eventually(lambda: waiting)
+    client.writer.transport.abort()
+    await eventually(lambda: bookie.server.connection_count == 0)
+    for keys, done in waiting:
+        read_many(keys, done)
+    operations = bookie.server.operations
+    assert (operations.pending_reads, operations.reads_budget.used) == (0, 0)
+
+
+async def test_a_connection_does_not_pass_those_that_wait_for_room(start_bookie) -> None:
+    """Otherwise clients that connect over and over would take all room that becomes free."""
+    bookie = await start_bookie(reads_size_max=1024 * 1024)
+    first, second = await bookie.connect(), await bookie.connect()
+    assert (await first.ask(add(0, 1, 0))).status == 0
+    budget = bookie.server.operations.reads_budget
+    budget.take(1024 * 1024)
+    first.send(m.ReadRequest(1, 1, 0))
+    await eventually(lambda: budget.waiting == 1)
+    budget.give(256 * 1024)
+    second.send(m.ReadRequest(2, 1, 0))
+    await eventually(lambda: budget.waiting == 2)
+    budget.give(768 * 1024)
+    assert (await first.receive()).status == (await second.receive()).status == 0
+    assert (budget.waiting, budget.used) == (0, 0)
+
+
+async def test_a_few_reads_of_each_connection_may_wait_whatever_others_have(start_bookie) -> None:
+    bookie = await start_bookie(reads_size_max=64 * 1024, pending_reads_max=50)
+    greedy, modest = await bookie.connect(), await bookie.connect()
+    assert (await modest.ask(add(0, 1, 0))).status == 0
+    bookie.server.operations.reads_budget.take(64 * 1024)
+    greedy.send(*[m.ReadRequest(n, 1, 0) for n in range(60)])
+    assert {(await greedy.receive()).status for _ in range(10)} == {m.Status.TOO_MANY_REQUESTS}
+    modest.send(*[m.ReadRequest(n, 1, 0) for n in range(PENDING_READS_FREE_COUNT + 1)])
+    assert (await modest.receive()).status == m.Status.TOO_MANY_REQUESTS
+    bookie.server.operations.reads_budget.give(64 * 1024)
+    assert {(await modest.receive()).status for _ in range(PENDING_READS_FREE_COUNT)} == {0}
+    assert {(await greedy.receive()).status for _ in range(50)} == {0}
 
 
 async def test_many_operations_pause_their_connection(start_bookie) -> None:

@@ -3,6 +3,9 @@
 The budget refuses nothing: the caller that takes the last bytes may exceed the limit by one batch, and then stops
 reading. (The broker's budget of request bodies refuses instead; see `bindery_broker.http`.)
 
+Waiters are called by turns of their groups (the addresses of clients), so that one address with thousands of waiting
+connections delays another by one of its connections only.
+
 Invariants: `used` >= 0; a waiter is called once, and only while the budget is at or below its low mark.
 """
 
@@ -15,25 +18,23 @@ class BackPressureBudget:
     """`limit` in bytes. Waiters resume when `used` has fallen to half of it, so that one response does not wake
     thousands."""
 
-    __slots__ = ("_is_waking", "_until_empty", "_waiters", "limit", "low", "used")
+    __slots__ = ("_is_waking", "_until_empty", "_waiters", "limit", "low", "used", "waiting")
 
     def __init__(self, limit: int) -> None:
         assert limit > 0
         self.limit = limit
         self.low = limit // 2
         self.used = 0
-        self._waiters: deque[Callable[[], None]] = deque()
+        self.waiting = 0
+        """Number of waiters."""
+        self._waiters: dict[str, deque[Callable[[], None]]] = {}
+        """By group, the group whose turn is next first."""
         self._is_waking = False
         self._until_empty: list[asyncio.Future[None]] = []
 
     @property
     def is_over(self) -> bool:
         return self.used >= self.limit
-
-    @property
-    def waiting(self) -> int:
-        """Number of waiters."""
-        return len(self._waiters)
 
     def take(self, size: int) -> None:
         """Count `size` bytes as in progress."""
@@ -43,8 +44,8 @@ class BackPressureBudget:
     def give(self, size: int) -> None:
         """Count `size` bytes as no longer in progress, and call waiters while the budget is low.
 
-        Waiters are called in the order of their arrival and without recursion, even if a waiter takes and gives at
-        once, because there may be thousands of them.
+        Waiters of a group are called in the order of their arrival, and all without recursion, even if a waiter takes
+        and gives at once, because there may be thousands of them.
         """
         assert 0 <= size <= self.used
         self.used -= size
@@ -52,7 +53,7 @@ class BackPressureBudget:
             self._is_waking = True
             try:
                 while self._waiters and self.used <= self.low:
-                    self._waiters.popleft()()
+                    self._next()()
             finally:
                 self._is_waking = False
         if self._until_empty and not self.used:
@@ -61,14 +62,28 @@ class BackPressureBudget:
                     future.set_result(None)
             self._until_empty.clear()
 
-    def when_low(self, waiter: Callable[[], None]) -> None:
-        """Call `waiter` once, when the budget is low again. Only while it is over."""
-        assert self.is_over
-        self._waiters.append(waiter)
+    def when_low(self, waiter: Callable[[], None], *, group: str = "") -> None:
+        """Call `waiter` once, when the budget is low again. Only while it is over, or others wait."""
+        assert self.is_over or self.waiting
+        self._waiters.setdefault(group, deque()).append(waiter)
+        self.waiting += 1
 
-    def forget(self, waiter: Callable[[], None]) -> None:
-        """Remove `waiter`, which was passed to `when_low` and was not called yet."""
-        self._waiters.remove(waiter)
+    def forget(self, waiter: Callable[[], None], *, group: str = "") -> None:
+        """Remove `waiter`, which was passed to `when_low` with `group` and was not called yet."""
+        self._waiters[group].remove(waiter)
+        self.waiting -= 1
+        if not self._waiters[group]:
+            del self._waiters[group]
+
+    def _next(self) -> Callable[[], None]:
+        """Remove and return the waiter whose turn it is."""
+        group, waiters = next(iter(self._waiters.items()))
+        del self._waiters[group]
+        waiter = waiters.popleft()
+        if waiters:
+            self._waiters[group] = waiters
+        self.waiting -= 1
+        return waiter
 
     async def wait_empty(self) -> None:
         """Return once nothing is in progress."""

@@ -17,11 +17,13 @@ the gate (`access.authentication`) is open, it answers all requests, and a frame
 `access.tls_upgrade` decides about START_TLS; this class only carries out what it decides.
 
 Plain reads are issued in batches: a third of the waiting reads, and about READ_BATCH_SIZE bytes at most, estimated by
-the running average of the entry size, so that a thousand reads of large entries do not take gigabytes. Entries in the
+the running average of the entry size, so that a thousand reads of large entries do not take gigabytes. If the entries
+are larger than that, the first READ_ANSWER_SIZE_MAX bytes are sent, and the other reads wait again. Entries in the
 caches are answered in the same turn of the event loop, as far as `read_turns` allows. The bytes of each batch are
 charged to the budget of reads from its issue until its response left the process, or, while the client reads, until it
 was passed to the transport. A client that reads almost nothing for `unsent_time_max_s` is disconnected if others wait
-for the bytes that it holds: otherwise a few stopped clients could block all reads of the bookie.
+for the bytes that it holds: otherwise a few stopped clients could block all reads of the bookie. Connections wait for
+the budget by turns of their addresses.
 
 `port_limits` has the limits on what a client may occupy, whether others need it or not. They cost little while they are
 not near: a frame that is incomplete after a read of the socket, or unread responses, start a timer if none runs. It
@@ -162,6 +164,8 @@ class BookieConnection(asyncio.Protocol):
         """Whether this connection waits for its turn in `read_turns`. Meanwhile one byte of the budget is charged, so
         that the reads count as in progress."""
         self._waiting_for_room = False
+        self._has_room = False
+        """Whether it has waited for room, and may issue one batch before the others that wait."""
         self._entry_size = float(_FIRST_ENTRY_SIZE_GUESS)
         self._operation_count = 0
         self._waits_for_operations = False
@@ -279,10 +283,10 @@ class BookieConnection(asyncio.Protocol):
         self._pending_v3 = 0
         if self._waiting_for_room:
             self._waiting_for_room = False
-            self._operations.reads_budget.forget(self._room_for_reads)
+            self._operations.reads_budget.forget(self._room_for_reads, group=self.group)
         if self._waits_for_operations:
             self._waits_for_operations = False
-            self._operations.operations_budget.forget(self._operations_are_low)
+            self._operations.operations_budget.forget(self._operations_are_low, group=self.group)
         self._give_held()
         limits = self._limits
         for held in (limits.unfinished, limits.unread, limits.handshakes):
@@ -295,6 +299,10 @@ class BookieConnection(asyncio.Protocol):
         self._owner.closed(self, error)
 
     # --- operations.Peer ------------------------------------------------------------------------------------------
+
+    @property
+    def pending_read_count(self) -> int:
+        return len(self._pending_reads)
 
     def send(self, data: bytes) -> None:
         transport = self._transport
@@ -324,7 +332,7 @@ class BookieConnection(asyncio.Protocol):
             if self._operations.operations_budget.is_over and not self._waits_for_operations:
                 self._waits_for_operations = True
                 self._pause("all operations")
-                self._operations.operations_budget.when_low(self._operations_are_low)
+                self._operations.operations_budget.when_low(self._operations_are_low, group=self.group)
         if self._operation_count >= self._settings.operations_max:
             self._pause("operations")
         return task
@@ -332,7 +340,7 @@ class BookieConnection(asyncio.Protocol):
     def wait_for_adds(self) -> None:
         if "adds" not in self._reasons:
             self._pause("adds")
-            self._operations.adds_budget.when_low(self._adds_are_low)
+            self._operations.adds_budget.when_low(self._adds_are_low, group=self.group)
 
     def enqueue_reads(self, reads: Sequence[ReadRequest | BatchReadRequest], codec: Codec) -> None:
         self._pending_reads.extend(reads)
@@ -581,10 +589,10 @@ class BookieConnection(asyncio.Protocol):
         if self._read_batches >= READ_BATCHES_MAX:
             return False
         budget = self._operations.reads_budget
-        if budget.is_over:
+        if budget.is_over or (budget.waiting and not self._has_room):  # not before those that wait
             if not self._waiting_for_room:
                 self._waiting_for_room = True
-                budget.when_low(self._room_for_reads)
+                budget.when_low(self._room_for_reads, group=self.group)
             return False
         return True
 
@@ -592,6 +600,7 @@ class BookieConnection(asyncio.Protocol):
         """Issue one batch and return the number of its reads, at most `count_max`."""
         budget = self._operations.reads_budget
         pending = self._pending_reads
+        self._has_room = False
         codec: Codec = v3 if self._pending_v3 else v2
         self._read_batches += 1
         head = pending[0]
@@ -621,7 +630,7 @@ class BookieConnection(asyncio.Protocol):
         guess = int(len(batch) * self._entry_size)
         self._taken(len(batch))
         budget.take(guess)
-        self._operations.read(self, batch, codec, partial(self._reads_sent, len(batch), guess))
+        self._operations.read(self, batch, codec, partial(self._plain_reads_sent, batch, codec, guess))
         return len(batch)
 
     def _taken(self, count: int) -> None:
@@ -629,6 +638,16 @@ class BookieConnection(asyncio.Protocol):
         self._pending_v3 = max(0, self._pending_v3 - count)
 
     def _batch_sent(self, guess: int, size: int, count: int) -> None:
+        self._reads_sent(count, guess, size)
+
+    def _plain_reads_sent(self, batch: list[ReadRequest], codec: Codec, guess: int, size: int, count: int) -> None:
+        """Issue the reads after the first `count` again: their entries are larger than expected."""
+        again = batch[count:]
+        if again and not self._is_lost:
+            self._pending_reads.extendleft(reversed(again))
+            self._operations.pending_reads += len(again)
+            if codec.VERSION == v3.VERSION:
+                self._pending_v3 += len(again)
         self._reads_sent(count, guess, size)
 
     def _reads_sent(self, count: int, guess: int, size: int) -> None:
@@ -644,6 +663,7 @@ class BookieConnection(asyncio.Protocol):
 
     def _room_for_reads(self) -> None:
         self._waiting_for_room = False
+        self._has_room = True
         self._issue_reads()
 
     def _give_held(self) -> None:

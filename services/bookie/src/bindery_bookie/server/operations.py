@@ -49,6 +49,11 @@ from bindery_bookie.storage.store import EntryStore
 OK: Final = int(Status.OK)
 ADD_OVERHEAD: Final = 512
 """Memory of an add in progress in bytes, in addition to its body: request, queue entries, response."""
+PENDING_READS_FREE_COUNT: Final = 16
+"""Number of waiting reads that a connection may have whatever others have, so that they cannot keep it from reading."""
+READ_ANSWER_SIZE_MAX: Final = 2 * 1024 * 1024
+"""Bytes of entries after which the answer to a group of reads ends. Entries may be much larger than expected, and one
+entry may be requested many times."""
 BATCH_STEP_COUNT_MAX: Final = 256
 """Maximum number of entries that a batch read requests from the store at once. Only their sizes show how many fit into
 the response."""
@@ -117,7 +122,9 @@ class Operations:
                 self._single.start(peer, request, codec)
 
     def _enqueue(self, peer: Peer, reads: list[ReadRequest | BatchReadRequest], codec: Codec) -> None:
-        room = self._settings.pending_reads_max - self.pending_reads
+        room = max(
+            self._settings.pending_reads_max - self.pending_reads, PENDING_READS_FREE_COUNT - peer.pending_read_count
+        )
         if len(reads) > room:
             refused, reads = reads[max(room, 0) :], reads[: max(room, 0)]
             peer.send(codec.encode_responses([failed(read, Status.TOO_MANY_REQUESTS) for read in refused]))
@@ -200,10 +207,11 @@ class Operations:
 
     # --- plain reads --------------------------------------------------------------------------------------------------
 
-    def read(self, peer: Peer, reads: Sequence[ReadRequest], codec: Codec, sent: Callable[[int], None]) -> None:
-        """Answer plain reads with the body and, in v3, the ledger's LAC; then call `sent(bytes of the responses)`.
+    def read(self, peer: Peer, reads: Sequence[ReadRequest], codec: Codec, sent: Callable[[int, int], None]) -> None:
+        """Answer plain reads with the body and, in v3, the ledger's LAC; then call `sent(bytes, number of answers)`.
 
-        Entries in the caches are answered before this returns. Each read is answered exactly once, even after an error.
+        Entries in the caches are answered before this returns. The first reads are answered, exactly once, even after
+        an error: all of them, or as many as have READ_ANSWER_SIZE_MAX bytes, and at least one.
         """
         started = self._clock()
         self._metrics.reads_in_progress += len(reads)
@@ -214,15 +222,15 @@ class Operations:
             if is_answered:
                 return
             is_answered = True
-            size = 0
+            size, count = 0, len(reads)
             try:
-                size = self._answer_reads(peer, reads, results, started, codec)
+                size, count = self._answer_reads(peer, reads, results, started, codec)
             except Exception as error:
                 self._log.warning("operation_broken", operation="READ_ENTRY", **error_fields(error))
                 peer.send(codec.encode_responses([failed(read, Status.IO_ERROR) for read in reads]))
             finally:
                 self._metrics.reads_in_progress -= len(reads)
-                sent(size)
+                sent(size, count)
 
         try:
             self._store.read_many([(read.ledger_id, read.entry_id) for read in reads], done)
@@ -232,8 +240,8 @@ class Operations:
 
     def _answer_reads(
         self, peer: Peer, reads: Sequence[ReadRequest], results: Sequence[bytes | int], started: float, codec: Codec
-    ) -> int:
-        """Return the number of bytes sent."""
+    ) -> tuple[int, int]:
+        """Return the number of bytes sent and of reads answered."""
         with_lac = codec.VERSION == v3.VERSION
         responses: list[ReadResponse] = []
         answer = responses.append
@@ -250,15 +258,17 @@ class Operations:
             answer(ReadResponse(read.txn_id, OK, ledger_id, read.entry_id, result, lac))
             ok_count += 1
             read_bytes += len(result)
+            if read_bytes >= READ_ANSWER_SIZE_MAX:
+                break
         data = codec.encode_read_responses(responses)
         peer.send(data)
         self._metrics.read_bytes += read_bytes
         latency_s = self._clock() - started
         if ok_count:
             self._metrics.operations["READ_ENTRY"].observe(latency_s, ok=True, count=ok_count)
-        if ok_count < len(reads):
-            self._metrics.operations["READ_ENTRY"].observe(latency_s, ok=False, count=len(reads) - ok_count)
-        return len(data)
+        if ok_count < len(responses):
+            self._metrics.operations["READ_ENTRY"].observe(latency_s, ok=False, count=len(responses) - ok_count)
+        return len(data), len(responses)
 
     def _lac_or_none(self, ledger_id: int) -> int | None:
         """Return the LAC, which is optional in a response: if it cannot be read, the entry is sent without it."""

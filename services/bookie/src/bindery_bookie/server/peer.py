@@ -14,6 +14,11 @@ class Peer(Protocol):
     adds_in_progress: int
     """Number of batches of adds that are not answered yet; the operations count them."""
 
+    @property
+    def pending_read_count(self) -> int:
+        """Number of its reads that are not issued yet."""
+        ...
+
     def send(self, data: bytes) -> None:
         """Write frames. They are dropped if the connection is closed."""
 
