@@ -19,7 +19,7 @@ def most(settings: BookieSettings) -> int:
         + storage.read_cache_size_max
         + storage.index_block_cache_size
         + 2 * storage.index_write_buffer_size
-        + server.unfinished_size_max
+        + 2 * server.unfinished_size_max
         + server.pending_reads_max * PENDING_READ_SIZE
         + storage.ledgers_max * LEDGER_SIZE
     )

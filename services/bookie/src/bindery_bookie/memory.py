@@ -6,8 +6,8 @@
 |-----------------------------------------------|--------------------------------|------:|------:|------------:|
 | write caches: active and flushing             | storage.write_cache_size_max   |  14 % |     2 |        28 % |
 | adds in progress, refused beyond twice that   | server.adds_size_max           |   9 % |     2 |        18 % |
-| incomplete frames of all connections          | server.unfinished_size_max     |   8 % |     1 |         8 % |
-| read responses: entries, and then encoded     | server.reads_size_max          |  10 % |     2 |        20 % |
+| incomplete frames, and those of paused clients | server.unfinished_size_max    |   5 % |     2 |        10 % |
+| read responses: entries, and then encoded     | server.reads_size_max          |   9 % |     2 |        18 % |
 | entries read and read ahead                   | storage.read_cache_size_max    |  10 % |     1 |        10 % |
 | LevelDB: blocks                               | storage.index_block_cache_size |   3 % |     1 |         3 % |
 | LevelDB: tables in memory, one being written  | storage.index_write_buffer_size |  2 % |     2 |         4 % |
@@ -45,13 +45,13 @@ _SHARES: Final[Mapping[str, float]] = {
     "storage.write_cache_size_max": 0.14,
     "storage.waiting_size_max": 0.09,
     "storage.read_cache_size_max": 0.10,
-    "storage.read_job_size_max": 0.10,
+    "storage.read_job_size_max": 0.09,
     "storage.index_block_cache_size": 0.03,
     "storage.index_write_buffer_size": 0.02,
     "storage.ledgers_max": 0.05 / LEDGER_SIZE,
     "server.adds_size_max": 0.09,
-    "server.unfinished_size_max": 0.08,
-    "server.reads_size_max": 0.10,
+    "server.unfinished_size_max": 0.05,
+    "server.reads_size_max": 0.09,
     "server.pending_reads_max": 0.04 / PENDING_READ_SIZE,
 }
 

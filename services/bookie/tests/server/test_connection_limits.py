@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from bindery_bookie.access.security import AuthSettings, Security, TlsSettings, load_security
+from bindery_bookie.server.room import IDLE, POLLING, UNKNOWN_GRACE_S, WAITING
 from bindery_core.digest import Digester, master_key
 from bindery_core.entry import pack
 from bindery_core.formats.ledger_metadata import DigestType
@@ -17,6 +18,16 @@ KEY = master_key(b"")
 CRC32C = Digester(DigestType.CRC32C)
 FRAME: dict[str, Any] = {"frame_size_max": 64 * 1024, "unfinished_size_max": 64 * 1024}
 START_TLS = "0a06080310091801d20600"
+
+
+class Anyone:
+    plugin = "any"
+
+    def by_token(self, token: bytes) -> str:
+        return "someone"
+
+    def by_certificate(self, names: Any) -> None:
+        return None
 
 
 def add(txn_id: int, entry_id: int = 0, size: int = 10) -> m.AddRequest:
@@ -122,6 +133,121 @@ async def test_a_frame_is_not_late_while_the_bookie_does_not_read(start_bookie: 
     client.writer.write(data[1000:])
     answers = await client.receive_all(3)
     assert {answer.status for answer in answers.values()} == {0}
+
+
+def adds_and_part(data: bytes) -> bytes:
+    """Return adds that take more than 64 KiB with their overhead, and a part of a frame: few enough bytes to arrive
+    together."""
+    return v3.encode_requests([add(number, number, 400) for number in range(80)]) + data[:20_000]
+
+
+async def test_frames_whose_rest_the_bookie_does_not_read_are_not_outlasted(start_bookie: Any) -> None:
+    """A client that waits for the journal is not ended because of others that send incomplete frames."""
+    bookie = await start_bookie(**FRAME, adds_size_max=64 * 1024)
+    limits = bookie.server.limits
+    paused, slow, newer = [await bookie.connect() for _ in range(3)]
+    bookie.store.hold()
+    data = v3.encode_request(add(90, 90, 50_000))
+    paused.writer.write(adds_and_part(data))
+    await eventually(lambda: limits.paused.used)
+    assert limits.unfinished.used == 0
+    await send_part(bookie, slow, 40_000)
+    await send_part(bookie, newer, 41_000)
+    assert await slow.is_closed()
+    assert limits.paused.used
+    bookie.store.release()
+    await eventually(lambda: limits.paused.used == 0)
+    paused.writer.write(data[20_000:])
+    assert {answer.status for answer in (await paused.receive_all(81)).values()} == {0}
+    assert limits.ends == {"unfinished": 1}
+
+
+async def test_frames_of_paused_clients_are_bounded_too(start_bookie: Any) -> None:
+    bookie = await start_bookie(**FRAME, adds_size_max=64 * 1024)
+    limits = bookie.server.limits
+    bookie.store.hold()
+    for _ in range(8):
+        client = await bookie.connect()
+        client.writer.write(adds_and_part(v3.encode_request(add(90, 90, 50_000))))
+        await asyncio.sleep(0.02)
+    await eventually(lambda: limits.ends["paused"])
+    assert 0 < limits.paused.used <= limits.paused.limit
+    bookie.store.release()
+    await eventually(lambda: limits.paused.used == 0)
+
+
+# --- room for others
+
+
+def rank_of(bookie: Any) -> int | None:
+    (connection,) = bookie.server.limits.room.connections
+    return connection.rank
+
+
+async def test_the_rank_of_a_connection_is_what_the_bookie_does_for_it(start_bookie: Any) -> None:
+    bookie = await start_bookie()
+    client = await bookie.connect()
+    assert (await client.ask(add(1))).status == 0
+    assert rank_of(bookie) == IDLE
+    bookie.store.hold()
+    client.send(add(2, 1))
+    await eventually(lambda: len(bookie.store.groups) == 2)
+    assert rank_of(bookie) is None
+    bookie.store.release()
+    assert (await client.receive()).status == 0
+    client.send(m.ReadRequest(3, 1, -1, flag=2, previous_lac=2**40, timeout_ms=60_000))
+    await eventually(lambda: bookie.server.operations.long_polls == 1)
+    assert rank_of(bookie) == POLLING
+    rest = await send_part(bookie, client, 1000)
+    assert rank_of(bookie) == WAITING
+    client.writer.write(rest)
+    assert (await client.receive()).status == 0
+    assert rank_of(bookie) == POLLING
+
+
+async def test_a_client_that_does_not_read_is_waited_for(start_bookie: Any) -> None:
+    bookie = await start_bookie()
+    quick = await bookie.connect()
+    assert (await quick.ask(add(0, 0, 100_000))).status == 0
+    await quick.close()
+    await eventually(lambda: bookie.server.connection_count == 0)
+    await stuck_readers(bookie, 1)
+    await eventually(lambda: rank_of(bookie) == WAITING)
+
+
+async def test_a_reading_client_is_known_by_the_bytes_that_it_reads(start_bookie: Any) -> None:
+    bookie = await start_bookie()
+    quick = await bookie.connect()
+    assert (await quick.ask(add(0, 0, 100_000))).status == 0
+    await quick.close()
+    await eventually(lambda: bookie.server.connection_count == 0)
+    (slow,) = await stuck_readers(bookie, 1)
+    (connection,) = bookie.server.limits.room.connections
+    await eventually(lambda: connection._is_unread)
+    await asyncio.sleep(0.1)
+    connection.has_read()
+    assert not connection.has_read()
+    before = connection._transport.get_write_buffer_size()
+    slow.reader._limit = 2**20
+    slow.reader._maybe_resume_transport()
+    await eventually(lambda: not connection._is_unread or connection._transport.get_write_buffer_size() < before)
+    if connection._is_unread:
+        assert connection.has_read()
+
+
+async def test_above_the_limit_one_in_the_handshake_makes_room_before_idle_ones(start_bookie: Any) -> None:
+    bookie = await start_bookie(security=offered(), connections_max=2, connections_per_address_max=2)
+    known, shaking = await bookie.connect(), await bookie.connect()
+    assert (await known.ask(add(1))).status == 0
+    shaking.send_hex(START_TLS)
+    await shaking.receive_bytes()
+    await asyncio.sleep(UNKNOWN_GRACE_S)
+    new = await bookie.connect()
+    assert (await new.ask(add(2, 1))).status == 0
+    assert await shaking.is_closed()
+    assert (await known.ask(add(3, 2))).status == 0
+    assert bookie.server.limits.ends == {"for_others": 1}
+    assert bookie.metrics.auth_failures == 0, "it is counted once"
 
 
 # --- the first request
@@ -234,6 +360,35 @@ async def test_a_client_must_send_a_request_after_its_handshake(start_bookie: An
     await client.writer.start_tls(ssl.create_default_context(cafile=str(CA)), server_hostname="localhost")
     assert await client.is_closed()
     assert bookie.server.limits.ends == {"first_request_timeout": 1}
+
+
+async def test_responses_during_a_handshake_count_as_unread(start_bookie: Any) -> None:
+    bookie = await start_bookie(security=offered())
+    client = await bookie.connect()
+    bookie.store.hold()
+    client.send(m.ForceLedgerRequest(1, 1))
+    await eventually(lambda: bookie.store.forces == 1)
+    client.send_hex(START_TLS)
+    await client.receive_bytes()
+    limits = bookie.server.limits
+    assert (limits.unread.used, limits.handshakes.used) == (0, 1)
+    bookie.store.release()
+    await eventually(lambda: limits.unread.used > 0)
+    await client.writer.start_tls(ssl.create_default_context(cafile=str(CA)), server_hostname="localhost")
+    assert (await client.receive()).status == 0
+    assert (limits.unread.used, limits.handshakes.used) == (0, 0)
+
+
+async def test_a_client_that_does_not_authenticate_in_time_is_counted_as_such(start_bookie: Any) -> None:
+    security = Security(authenticator=Anyone(), auth_timeout_s=0.1)
+    bookie = await start_bookie(security=security, first_request_timeout_s=0.3)
+    silent, quick = await bookie.connect(), await bookie.connect()
+    assert (await quick.ask(m.AuthRequest(0, "any", b""))).status == 0
+    assert await silent.is_closed()
+    assert bookie.metrics.auth_failures == 1
+    await asyncio.sleep(0.4)
+    assert (await quick.ask(add(1))).status == 0, "it is known, and may be idle"
+    assert not bookie.server.limits.ends
 
 
 @pytest.mark.parametrize("name", ["SO_KEEPALIVE", "TCP_NOTSENT_LOWAT"])

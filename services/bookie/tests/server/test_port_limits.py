@@ -17,7 +17,17 @@ class Connection:
 
     def give_way(self) -> None: ...
 
-    def evict(self, kind: str, held_size: int) -> None: ...
+    def __init__(self, reads: int = 0) -> None:
+        self.reads = reads
+        """How often it has read when it is asked."""
+        self.evictions: list[str] = []
+
+    def evict(self, kind: str, held_size: int) -> None:
+        self.evictions.append(kind)
+
+    def has_read(self) -> bool:
+        self.reads -= 1
+        return self.reads >= 0
 
 
 def limits(**settings: Any) -> tuple[PortLimits, BookieMetrics]:
@@ -67,6 +77,25 @@ def test_the_needed_size_is_that_of_connections_and_their_bytes() -> None:
     found.room.open(Connection())
     found.unfinished.hold(Connection(), 700)
     assert found.needed_size == CONNECTION_SIZE + 700
+
+
+def test_of_unread_responses_those_that_are_being_read_are_ended_last() -> None:
+    found, _ = limits(unread_size_max=2**20)
+    slow, stuck, new = Connection(reads=1), Connection(), Connection()
+    for one in (slow, stuck, new):
+        found.hold_unread(one, 400_000)
+    assert (slow.evictions, stuck.evictions, new.evictions) == ([], ["unread"], [])
+    found.hold_unread(new, 700_000)
+    assert (slow.evictions, new.evictions) == (["unread"], [])
+    assert found.unread.used == 700_000
+
+
+def test_if_all_are_being_read_the_oldest_is_ended() -> None:
+    found, _ = limits(unread_size_max=2**20)
+    first, second, third = (Connection(reads=1) for _ in range(3))
+    for one in (first, second, third):
+        found.hold_unread(one, 400_000)
+    assert (first.evictions, second.evictions, third.evictions) == (["unread"], [], [])
 
 
 async def test_memory_is_released_once_clients_need_less(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,6 +73,8 @@ PENDING_READS_MAX: Final = 10_000
 TLS_SHUTDOWN_TIMEOUT_S: Final = 1.0
 """Seconds that closing a secured connection waits for the client's close_notify."""
 _FIRST_ENTRY_SIZE_GUESS = 64 * 1024
+_BECAUSE_OF_OTHERS: Final = frozenset({"adds", "all operations"})
+"""Reasons not to read from a connection that other clients cause."""
 
 
 class ConnectionOwner(Protocol):
@@ -150,6 +152,8 @@ class BookieConnection(asyncio.Protocol):
         self._unread_began_s = 0.0
         self._unread_written = 0
         """Bytes that were in the buffer when this began, and that were written since then."""
+        self._unread_seen = 0
+        """Bytes of these that had been read when `has_read` was True."""
         self._is_charging = False
         """Whether `_charge_unread` will run in the next turn of the loop."""
         self._upgrade_size = 0
@@ -238,6 +242,7 @@ class BookieConnection(asyncio.Protocol):
         self._is_unread = True
         self._unread_began_s = loop.time()
         self._unread_written = self._transport.get_write_buffer_size()
+        self._unread_seen = 0
         if self._unread_timer is None:
             self._unread_timer = loop.call_later(self._limits.rate.grace_s, self._check_unread)
         self._count_unread(self._unread_written)
@@ -261,7 +266,16 @@ class BookieConnection(asyncio.Protocol):
         self._is_charging = False
         if self._is_unread and self._transport is not None:
             size = self._transport.get_write_buffer_size() - self._held_size
-            self._limits.unread.hold(self, max(0, size) + KERNEL_UNREAD_SIZE)
+            self._limits.hold_unread(self, max(0, size) + KERNEL_UNREAD_SIZE)
+
+    def has_read(self) -> bool:
+        if not self._is_unread or self._transport is None:
+            return False
+        read = self._unread_written - self._transport.get_write_buffer_size()
+        if read - self._unread_seen < UNREAD_MARK:
+            return False
+        self._unread_seen = read
+        return True
 
     def resume_writing(self) -> None:
         self._is_unread = self._unsent = False
@@ -289,7 +303,7 @@ class BookieConnection(asyncio.Protocol):
             self._operations.operations_budget.forget(self._operations_are_low, group=self.group)
         self._give_held()
         limits = self._limits
-        for held in (limits.unfinished, limits.unread, limits.handshakes):
+        for held in (limits.unfinished, limits.paused, limits.unread, limits.handshakes):
             held.release(self)
         for timer in (self._first_timer, self._frame_timer, self._unread_timer, self._unsent_timer):
             if timer is not None:
@@ -449,12 +463,23 @@ class BookieConnection(asyncio.Protocol):
         """Count the `size` bytes of an incomplete frame. `is_new`: it began with the last read of the socket."""
         if size and (is_new or not self._unfinished_size):
             self._limits.unfinished.release(self)  # others have held theirs longer than this new frame
+            self._limits.paused.release(self)
             loop = asyncio.get_running_loop()
             self._frame_began_s = loop.time()
             if self._frame_timer is None:
                 self._frame_timer = loop.call_later(self._limits.rate.grace_s, self._check_frame)
         self._unfinished_size = size
-        self._limits.unfinished.hold(self, size)
+        self._charge_unfinished()
+
+    def _charge_unfinished(self) -> None:
+        """Count the incomplete frame, and while the bookie does not read its rest because of other clients, apart."""
+        limits = self._limits
+        if self._reasons.isdisjoint(_BECAUSE_OF_OTHERS):
+            limits.paused.release(self)
+            limits.unfinished.hold(self, self._unfinished_size)
+        else:
+            limits.unfinished.release(self)
+            limits.paused.hold(self, self._unfinished_size)
 
     def _check_frame(self) -> None:
         """End the connection if its frame arrives too slowly."""
@@ -522,7 +547,8 @@ class BookieConnection(asyncio.Protocol):
             self._refuse(error)
             return
         except (OSError, TimeoutError) as error:
-            self._owner.refused(self, Unauthorized("TLS handshake failed", cause=_handshake_error(error)))
+            if not self._is_ended:
+                self._owner.refused(self, Unauthorized("TLS handshake failed", cause=_handshake_error(error)))
             transport.abort()
             self.connection_lost(error)
             return
@@ -710,10 +736,14 @@ class BookieConnection(asyncio.Protocol):
         if not self._reasons and self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
         self._reasons.add(reason)  # during a handshake TLS reads the socket, and "securing" is set
+        if self._unfinished_size:
+            self._charge_unfinished()
 
     def _resume(self, reason: str) -> None:
         if reason in self._reasons:
             self._reasons.discard(reason)
+            if self._unfinished_size:
+                self._charge_unfinished()
             if not self._reasons and self._transport is not None and not self._transport.is_closing():
                 self._transport.resume_reading()
                 if self._unfinished_size:

@@ -7,11 +7,14 @@
 | seconds until the first complete request     | `first_request_timeout_s`     | closed                                |
 | bytes of incomplete frames, over all         | `unfinished_size_max`         | the connection whose frame has been   |
 | connections                                  |                               | incomplete longest is closed          |
+| the same while the bookie does not read the  | `unfinished_size_max`         | the connection that is paused longest |
+| rest, because of adds or operations of all   |                               | is closed                             |
 | seconds until a frame is complete            | `transfer_grace_s`, and its   | closed                                |
 |                                              | bytes at `transfer_rate_min`  |                                       |
 | seconds until responses are read             | the same                      | closed                                |
 | bytes of unread responses, except those that | `unread_size_max`             | the connection whose responses have   |
-| `reads_size_max` counts                      |                               | been unread longest is closed         |
+| `reads_size_max` counts                      |                               | been unread longest is closed, of     |
+|                                              |                               | those that do not read at all         |
 | TLS handshakes in progress                   | `handshakes_max`              | the oldest is ended                   |
 
 Each connection that ends because of a limit is counted by its reason, and logged at most once per second and reason.
@@ -20,9 +23,9 @@ Each connection that ends because of a limit is counted by its reason, and logge
 import asyncio
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Protocol, cast
 
-from bindery_kit.limits.held_bytes import HeldBytes
+from bindery_kit.limits.held_bytes import HeldBytes, Holder
 from bindery_kit.limits.memory_release import MemoryRelease
 from bindery_kit.limits.minimum_rate import MinimumRate
 from bindery_kit.observability.quiet_log import QuietLog
@@ -41,6 +44,14 @@ CONNECTION_SIZE: Final = 12 * 1024
 """Approximate memory of a connection without requests, in bytes."""
 
 
+class Reader(Holder, Protocol):
+    """A connection with unread responses."""
+
+    def has_read(self) -> bool:
+        """Whether the client has read UNREAD_MARK bytes since the last call that returned True."""
+        ...
+
+
 class PortLimits:
     """`clock`: monotonic seconds."""
 
@@ -49,6 +60,8 @@ class PortLimits:
         self.room = Room(connections_max=settings.connections_max, per_address_max=per_address_max, clock=clock)
         self.rate = MinimumRate(grace_s=settings.transfer_grace_s, bytes_per_s=settings.transfer_rate_min)
         self.unfinished = HeldBytes("unfinished", max(settings.unfinished_size_max, settings.frame_size_max))
+        self.paused = HeldBytes("paused", self.unfinished.limit)
+        """Incomplete frames whose rest the bookie does not read now, so that others cannot outlast them."""
         self.unread = HeldBytes("unread", settings.unread_size_max)
         self.handshakes = HeldBytes("handshakes", settings.handshakes_max)
         """Each handshake holds one."""
@@ -56,7 +69,7 @@ class PortLimits:
         """Number of connections that ended because of a limit, by reason. Reasons are constants of the code."""
         self.clock = clock
         self._log = QuietLog(__name__, clock=clock)
-        held = (self.unfinished, self.unread)
+        held = (self.unfinished, self.paused, self.unread)
         metrics.figure(
             "bindery_bookie_held_bytes",
             "gauge",
@@ -79,7 +92,17 @@ class PortLimits:
     @property
     def needed_size(self) -> int:
         """Approximate bytes of memory that connections need now, without their requests in progress."""
-        return CONNECTION_SIZE * len(self.room) + self.unfinished.used + self.unread.used
+        return CONNECTION_SIZE * len(self.room) + self.unfinished.used + self.paused.used + self.unread.used
+
+    def hold_unread(self, reader: Reader, size: int) -> None:
+        """Set the bytes of unread responses of a connection. Those that are being read are ended last."""
+        unread = self.unread
+        while unread.used - unread.held_by(reader) + size > unread.limit:
+            oldest = unread.oldest
+            if oldest is None or not cast(Reader, oldest).has_read():
+                break
+            unread.defer(oldest)
+        unread.hold(reader, size)
 
     async def release_memory(self) -> None:
         """Return memory to the system after the clients that needed it have gone. Runs until it is cancelled."""
