@@ -16,7 +16,7 @@ connect again when they are disconnected. At the end, a line of JSON has the num
 | polls      | sends long polls, which wait for an entry that nobody adds                                    |
 | handshakes | requests TLS, and does not begin the handshake                                                |
 | drains     | requests TLS, and sends a part of a frame in clear                                            |
-| secured    | completes the handshake, sends SECURED_SIZE bytes of requests, and then nothing               |
+| secured    | completes the handshake, adds an entry of SECURED_SIZE bytes, and then sends nothing          |
 """
 
 import argparse
@@ -33,6 +33,9 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
+from bindery_core.digest import Digester, master_key
+from bindery_core.entry import pack
+from bindery_core.formats.ledger_metadata import DigestType
 from bindery_core.wire import messages as m
 from bindery_core.wire import v3
 from bindery_core.wire.framing import FRAME_SIZE_MAX
@@ -46,7 +49,7 @@ LEDGER_ID: Final = 7
 ENTRIES: Final = 16
 """Number of its entries."""
 SECURED_SIZE: Final = 256 * 1024
-"""Bytes of requests over TLS: as many as the TLS library takes at once."""
+"""Bytes that are sent over TLS: as many as the TLS library takes at once."""
 PAUSE_S: Final = 0.25
 """Seconds until a client connects again."""
 BEGIN_S: Final = 0.5
@@ -68,7 +71,24 @@ _OPERATIONS: Final = v3.encode_requests(
 )
 _POLLS: Final = v3.encode_requests(
     ReadRequest(n, LEDGER_ID, -1, flag=ReadFlag.ENTRY_PIGGYBACK, previous_lac=2**40, timeout_ms=600_000)
-    for n in range(500)
+    for n in range(10)
+)
+_KEY: Final = master_key(b"")
+_ADD: Final = v3.encode_request(
+    m.AddRequest(
+        1,
+        LEDGER_ID + 1,
+        0,
+        _KEY,
+        pack(
+            Digester(DigestType.CRC32C),
+            ledger_id=LEDGER_ID + 1,
+            entry_id=0,
+            lac=-1,
+            length=SECURED_SIZE,
+            payload=bytes(SECURED_SIZE),
+        ),
+    )
 )
 
 
@@ -168,8 +188,7 @@ async def secured(client: Client) -> None:
             if not data:
                 return
             incoming.write(data)
-    polls = _POLLS[: len(_POLLS) // 500]
-    tls.write(polls * (SECURED_SIZE // len(polls)))
+    tls.write(_ADD)
     await client.send(outgoing.read())
     while await client.receive():
         pass

@@ -93,15 +93,15 @@ class ServerSettings(Settings):
 
     unsent_time_max_s: Annotated[float, Gt(0), Le(86400)] = 0.5
     """Seconds after which a client is disconnected if it read less than half of `unsent_size_max` of its responses
-    while others wait for the bytes of `reads_size_max` that it holds. Detection takes up to twice as long. Bytes count
-    as read when they leave the process. Compare BookKeeper's waitTimeoutOnResponseBackpressureMs, which drops such
-    responses."""
+    while others wait for the bytes of `reads_size_max`, or the operations, that it holds. Detection takes up to twice
+    as long. Bytes count as read when they leave the process. Compare BookKeeper's waitTimeoutOnResponseBackpressureMs,
+    which drops such responses."""
 
     operations_max: Annotated[int, Ge(1), Le(100_000)] = 1000
     """Maximum number of concurrent operations other than adds and plain reads (fences, forces, LACs) on one connection.
     At the limit, the bookie stops reading from the connection."""
 
-    operations_total_max: Annotated[int, Ge(1), Le(1_000_000)] = 10_000
+    operations_total_max: Annotated[int, Ge(1), Le(1_000_000)] = 4000
     """The same over all connections, without long polls. At the limit, the bookie stops reading from connections that
     send more; beyond twice that, it answers with TOO_MANY_REQUESTS. Each takes about 4 KiB."""
 

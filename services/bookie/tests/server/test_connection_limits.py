@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 from bindery_bookie.access.security import AuthSettings, Security, TlsSettings, load_security
+from bindery_bookie.server.connection import BookieConnection
+from bindery_bookie.server.entry_turns import ENTRY_TURNS_MAX
 from bindery_bookie.server.room import IDLE, POLLING, UNKNOWN_GRACE_S, WAITING
 from bindery_core.digest import Digester, master_key
 from bindery_core.entry import pack
@@ -313,6 +315,21 @@ async def test_responses_that_are_read_hold_nothing(start_bookie: Any) -> None:
 # --- operations
 
 
+async def test_refusals_of_operations_are_sent_together(start_bookie: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of writes would take many times their size if the client does not read."""
+    sent: list[bytes] = []
+    monkeypatch.setattr(BookieConnection, "send", lambda self, data: sent.append(data))
+    bookie = await start_bookie(operations_total_max=5)
+    client = await bookie.connect()
+    bookie.store.hold()
+    client.send(*[m.ForceLedgerRequest(n, 1) for n in range(500)])
+    await eventually(lambda: sent)
+    refusal = v3.encode_response(m.ForceLedgerResponse(0, m.Status.TOO_MANY_REQUESTS, 1))
+    assert len(sent) == 1
+    assert len(sent[0]) >= 490 * len(refusal)
+    bookie.store.release()
+
+
 async def test_operations_of_all_connections_are_bounded(start_bookie: Any) -> None:
     bookie = await start_bookie(operations_total_max=5)
     first, second = await bookie.connect(), await bookie.connect()
@@ -329,6 +346,36 @@ async def test_operations_of_all_connections_are_bounded(start_bookie: Any) -> N
     assert len(await first.receive_all(5)) == 5
     assert {(await second.receive()).status for _ in range(6)} == {0}
     assert bookie.server.operations.operations_budget.used == 0
+
+
+async def test_small_requests_for_large_entries_are_answered_as_the_client_reads(start_bookie: Any) -> None:
+    """A thousand reads of the LAC of one large entry would otherwise be answered with a gigabyte at once."""
+    bookie = await start_bookie()
+    client, quick = await bookie.connect(receive_buffer_size=4096), await bookie.connect()
+    assert (await quick.ask(add(0, 0, 1_000_000))).status == 0
+    client.reader._limit = 1024
+    client.send(*[m.ReadLacRequest(n, 1) for n in range(100)])
+    (connection, _) = bookie.server.limits.room.connections
+    await eventually(lambda: connection.is_unsent)
+    await asyncio.sleep(0.1)
+    assert connection._transport.get_write_buffer_size() < (ENTRY_TURNS_MAX + 1) * 1_100_000
+    assert (await quick.ask(m.ReadLacRequest(1, 1))).status == 0
+    client.reader._limit = 2**20
+    client.reader._maybe_resume_transport()
+    assert {answer.status for answer in (await client.receive_all(100)).values()} == {0}
+
+
+async def test_a_client_that_does_not_read_does_not_keep_the_operations_of_others(start_bookie: Any) -> None:
+    bookie = await start_bookie(operations_total_max=10, unsent_time_max_s=0.05)
+    stuck, quick = await bookie.connect(receive_buffer_size=4096), await bookie.connect()
+    assert (await quick.ask(add(0, 0, 1_000_000))).status == 0
+    stuck.reader._limit = 1024
+    stuck.send(*[m.ReadLacRequest(n, 1) for n in range(18)])
+    await eventually(lambda: bookie.server.operations.operations_budget.is_over)
+    quick.send(m.ReadLacRequest(1, 1), m.ReadLacRequest(2, 1))
+    assert {answer.status for answer in (await quick.receive_all(2)).values()} == {0}
+    assert (await quick.ask(add(3, 1))).status == 0
+    assert bookie.server.limits.ends == {"blocks_others": 1}
 
 
 # --- TLS

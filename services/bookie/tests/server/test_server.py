@@ -150,7 +150,7 @@ async def test_refused_clients_are_counted_by_the_cause(world: World) -> None:
     world.server.refused(connection, Unauthorized("no"))
     assert (world.metrics.auth_failures, world.metrics.bad_frames) == (1, 0)
     world.server.refused(connection, TooManyRequests("too many"))
-    assert world.server.limits.ends == {"reads_size": 1}
+    assert world.server.limits.ends == {"blocks_others": 1}
     assert (world.metrics.auth_failures, world.metrics.bad_frames) == (1, 0)
     world.server.refused(connection, BadRequest("bad"))
     assert (world.metrics.auth_failures, world.metrics.bad_frames) == (1, 1)

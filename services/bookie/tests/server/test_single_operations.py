@@ -30,7 +30,8 @@ class MemoryPeer:
     """A connection that keeps what is sent."""
 
     def __init__(self) -> None:
-        self.adds_in_progress = 0
+        self.adds_in_progress = self.pending_read_count = 0
+        self.is_unsent = False
         self.sent: list[bytes] = []
         self.tls: list[m.StartTlsRequest] = []
         self.tasks: list[tuple[asyncio.Task[None], bool]] = []
@@ -41,6 +42,8 @@ class MemoryPeer:
 
     def enqueue_reads(self, reads: Sequence[ReadRequest | m.BatchReadRequest], codec: Codec) -> None:
         raise AssertionError
+
+    async def until_read(self) -> None: ...
 
     def start_tls(self, request: m.StartTlsRequest) -> None:
         self.tls.append(request)
@@ -80,6 +83,7 @@ class World:
 
     def start(self, request: Request, codec: Codec = v3) -> None:
         self.operations.start(self.peer, request, codec)
+        self.operations.send_refused(self.peer, codec)
 
     def responses(self, codec: Codec = v3) -> list[Response]:
         """Return what was sent since the last call."""

@@ -21,9 +21,9 @@ the running average of the entry size, so that a thousand reads of large entries
 are larger than that, the first READ_ANSWER_SIZE_MAX bytes are sent, and the other reads wait again. Entries in the
 caches are answered in the same turn of the event loop, as far as `read_turns` allows. The bytes of each batch are
 charged to the budget of reads from its issue until its response left the process, or, while the client reads, until it
-was passed to the transport. A client that reads almost nothing for `unsent_time_max_s` is disconnected if others wait
-for the bytes that it holds: otherwise a few stopped clients could block all reads of the bookie. Connections wait for
-the budget by turns of their addresses.
+was passed to the transport. Batch reads are charged with the most that they can return. A client that reads almost
+nothing for `unsent_time_max_s` is disconnected if others wait for the bytes or operations that it holds: otherwise a
+few stopped clients could block all reads of the bookie. Connections wait for the budget by turns of their addresses.
 
 `port_limits` has the limits on what a client may occupy, whether others need it or not. They cost little while they are
 not near: a frame that is incomplete after a read of the socket, or unread responses, start a timer if none runs. It
@@ -145,6 +145,8 @@ class BookieConnection(asyncio.Protocol):
         self._unsent_timer: asyncio.TimerHandle | None = None
         """Runs until it finds no unsent responses. There is no timer per pause, because there are thousands of
         pauses."""
+        self._until_read: list[asyncio.Future[None]] = []
+        """Completed when there are no unsent responses any longer."""
         self._unsent_before: int | None = None
         """Bytes unsent at the last check; None if they fell below the low mark since then."""
         self._is_unread = False
@@ -279,6 +281,7 @@ class BookieConnection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._is_unread = self._unsent = False
+        self._wake_until_read()
         self._limits.unread.release(self)
         self._give_held()
         self._resume("unsent")
@@ -302,6 +305,7 @@ class BookieConnection(asyncio.Protocol):
             self._waits_for_operations = False
             self._operations.operations_budget.forget(self._operations_are_low, group=self.group)
         self._give_held()
+        self._wake_until_read()
         limits = self._limits
         for held in (limits.unfinished, limits.paused, limits.unread, limits.handshakes):
             held.release(self)
@@ -313,6 +317,16 @@ class BookieConnection(asyncio.Protocol):
         self._owner.closed(self, error)
 
     # --- operations.Peer ------------------------------------------------------------------------------------------
+
+    @property
+    def is_unsent(self) -> bool:
+        return self._unsent and not self._is_lost
+
+    async def until_read(self) -> None:
+        while self.is_unsent:
+            future = asyncio.get_running_loop().create_future()
+            self._until_read.append(future)
+            await future
 
     @property
     def pending_read_count(self) -> int:
@@ -633,8 +647,8 @@ class BookieConnection(asyncio.Protocol):
         if type(head) is BatchReadRequest:
             pending.popleft()
             self._taken(1)
-            count_max, size_max = self._operations.batch_limits(head)
-            guess = int(max(self._entry_size, min(count_max * self._entry_size, size_max)))
+            _, size_max = self._operations.batch_limits(head)
+            guess = max(size_max, self._settings.frame_size_max)  # of the first entry, whatever `size_max` is
             budget.take(guess)
             sent = partial(self._batch_sent, guess)
             self._operations.read_batch(self, head, codec, self._entry_size, sent)
@@ -692,6 +706,12 @@ class BookieConnection(asyncio.Protocol):
         self._has_room = True
         self._issue_reads()
 
+    def _wake_until_read(self) -> None:
+        futures, self._until_read = self._until_read, []
+        for future in futures:
+            if not future.done():
+                future.set_result(None)
+
     def _give_held(self) -> None:
         held, self._held_size = self._held_size, 0
         self._operations.reads_budget.give(held)
@@ -709,8 +729,12 @@ class BookieConnection(asyncio.Protocol):
         self._unsent_before = now
         # If more is unsent than before, responses in progress were added. They are few, because no requests are read.
         is_stuck = before is not None and 0 <= before - now < self._settings.unsent_size_max // 2
-        others = self._operations.reads_budget.waiting - self._waiting_for_room
-        if is_stuck and self._held_size and others:
+        operations = self._operations
+        is_waited_for = (self._held_size and operations.reads_budget.waiting > self._waiting_for_room) or (
+            self._operation_count > len(self._cancelled_when_gone)
+            and operations.operations_budget.waiting > self._waits_for_operations
+        )
+        if is_stuck and is_waited_for:
             seconds = self._settings.unsent_time_max_s
             reason = "the client does not read its responses while others wait"
             self._refuse(TooManyRequests(reason, unsent_size=now, seconds=seconds))

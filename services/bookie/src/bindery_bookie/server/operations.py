@@ -109,8 +109,12 @@ class Operations:
             self._add(peer, adds, codec)
         if reads:
             self._enqueue(peer, reads, codec)
-        for request in others:
-            self._start(peer, request, codec)
+        if others:
+            try:
+                for request in others:
+                    self._start(peer, request, codec)
+            finally:
+                self._single.send_refused(peer, codec)
 
     def _start(self, peer: Peer, request: Request, codec: Codec) -> None:
         match request:

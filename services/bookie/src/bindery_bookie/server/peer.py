@@ -19,6 +19,14 @@ class Peer(Protocol):
         """Number of its reads that are not issued yet."""
         ...
 
+    @property
+    def is_unsent(self) -> bool:
+        """Whether the client leaves more than `unsent_size_max` bytes unread."""
+        ...
+
+    async def until_read(self) -> None:
+        """Return once the client has read most of its responses, or is gone."""
+
     def send(self, data: bytes) -> None:
         """Write frames. They are dropped if the connection is closed."""
 

@@ -137,7 +137,7 @@ class BookieServer:
             self._metrics.auth_failures += 1
             self._log.warning("authentication_failed", peer=connection.peer_name, **error_fields(error))
         elif isinstance(error, TooManyRequests):
-            self.limits.ended("reads_size", peer=connection.peer_name, **error_fields(error))
+            self.limits.ended("blocks_others", peer=connection.peer_name, **error_fields(error))
         else:
             self._metrics.bad_frames += 1
             self._log.warning("connection_closed_for_bad_bytes", peer=connection.peer_name, **error_fields(error))
