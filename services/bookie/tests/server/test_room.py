@@ -177,6 +177,15 @@ def test_closed_connections_are_forgotten() -> None:
     assert not world.new().is_ended
 
 
+def test_nothing_is_kept_of_connections_that_have_gone() -> None:
+    world = World(connections_max=10, per_address_max=20)
+    ones = [world.known() for _ in range(11)]
+    assert len(world.room._candidates[None]) > 5
+    for one in ones:
+        world.room.close(one)
+    assert not world.room._candidates
+
+
 def test_many_scans_of_many_addresses_keep_little() -> None:
     world = World(connections_max=10 * CANDIDATES_MAX, per_address_max=1)
     for number in range(3 * CANDIDATES_MAX):

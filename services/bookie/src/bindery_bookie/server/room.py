@@ -109,6 +109,8 @@ class Room:
             self.know(connection)
             del self.connections[connection]
             self._addresses.remove(connection.group)
+            if self._candidates and len(self.connections) < self.connections_max // 2:
+                self._candidates.clear()  # each connection that is kept keeps the pages around it
 
     def _choose(self, group: str | None) -> Occupant | None:
         unknown = self._unknown if group is None else self._unknown_of.get(group, {})
