@@ -102,6 +102,8 @@ async def test_memory_is_released_once_clients_need_less(monkeypatch: pytest.Mon
     seen: list[tuple[int, float]] = []
 
     class Memory:
+        def __init__(self, *, repeats: int) -> None: ...
+
         def check(self, size: int, *, now_s: float) -> bool:
             seen.append((size, now_s))
             return False

@@ -40,6 +40,8 @@ KERNEL_UNREAD_SIZE: Final = 64 * 1024
 """Bytes of unsent responses that the kernel keeps per connection (TCP_NOTSENT_LOWAT); they count as unread, too."""
 MEMORY_CHECK_S: Final = 1.0
 """Seconds between two checks whether memory can be returned to the system."""
+MEMORY_RELEASE_REPEATS: Final = 2
+"""Number of further releases after one. A handshake that was aborted may keep its memory for its whole timeout."""
 CONNECTION_SIZE: Final = 12 * 1024
 """Approximate memory of a connection without requests, in bytes."""
 
@@ -106,7 +108,7 @@ class PortLimits:
 
     async def release_memory(self) -> None:
         """Return memory to the system after the clients that needed it have gone. Runs until it is cancelled."""
-        memory = MemoryRelease()
+        memory = MemoryRelease(repeats=MEMORY_RELEASE_REPEATS)
         while True:
             memory.check(self.needed_size, now_s=self.clock())
             await asyncio.sleep(MEMORY_CHECK_S)
