@@ -88,8 +88,8 @@ class ServerSettings(Settings):
 
     unsent_size_max: Annotated[int, Ge(4 * KIB), Le(1024 * MIB)] = 128 * KIB
     """Unsent bytes on one connection above which the bookie stops reading from it, so that a client that does not read
-    its responses stops only itself. Unsent responses up to this size count towards no budget, so each connection can
-    use this much memory in addition to `reads_size_max`."""
+    its responses stops only itself. Read responses beyond this size count towards `reads_size_max`, others towards
+    `unread_size_max`."""
 
     unsent_time_max_s: Annotated[float, Gt(0), Le(86400)] = 0.5
     """Seconds after which a client is disconnected if it read less than half of `unsent_size_max` of its responses

@@ -11,9 +11,9 @@ their arrival. Then comes the one whose last request, or arrival, is longest ago
 | WAITING | the bookie waits for its client: for the rest of a frame, or until it reads responses | 1/4             |
 | POLLING | only long polls are in progress                                                       | 1/16            |
 
-So a flood of connections does not end those in use, which are idle only between two requests. If there is none, because
-the bookie works for all of them, the new connection is refused. So clients that only occupy connections cannot keep
-others out, and a connection in use is not ended.
+A flood of connections does not end those in use, which are idle only between two requests. If the bookie works for all
+of them, the new connection is refused. So clients that only occupy connections cannot keep others out, and a connection
+in use is not ended.
 
 Invariants: at most `connections_max` connections, and `per_address_max` of one address, are counted.
 """
