@@ -105,7 +105,7 @@ class ServerSettings(Settings):
     """The same over all connections, without long polls. At the limit, the bookie stops reading from connections that
     send more; beyond twice that, it answers with TOO_MANY_REQUESTS. Each takes about 4 KiB."""
 
-    long_polls_max: Annotated[int, Ge(0), Le(1_000_000)] = 10_000
+    long_polls_max: Annotated[int, Ge(0), Le(1_000_000)] = 5000
     """Maximum number of waiting long-poll reads, over all connections. At the limit, the one that has waited longest is
     answered early; its client repeats it. Each takes about 4 KiB. 0: all are answered with TOO_MANY_REQUESTS."""
 

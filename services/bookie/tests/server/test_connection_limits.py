@@ -59,11 +59,13 @@ async def test_incomplete_frames_are_bounded_over_all_connections(start_bookie: 
     bookie = await start_bookie(**FRAME)
     oldest, younger, neighbour = [await bookie.connect() for _ in range(3)]
     await send_part(bookie, oldest, 40_000)
+    (ended,) = [one for one in bookie.server.limits.room.connections if one._unfinished_size]
     rest = await send_part(bookie, younger, 30_000)
     assert await oldest.is_closed()
     assert (await neighbour.ask(add(1))).status == 0
     younger.writer.write(rest)
     assert (await younger.receive()).status == 0
+    assert ended._decoder.buffered_size == 0, "its bytes are free although the object is kept"
     limits = bookie.server.limits
     assert limits.ends == {"unfinished": 1}
     assert limits.unfinished.used == 0

@@ -292,6 +292,7 @@ class BookieConnection(asyncio.Protocol):
             return  # both the transport in clear and the encrypted one may report it
         self._is_lost = True
         self._transport = None
+        self._drop_frame()
         if self._upgrading is not None and self._tls.is_draining:
             self._upgrading.cancel()  # it reads a copy of the socket, which does not end with the connection
         self._tls.lose()
@@ -440,8 +441,14 @@ class BookieConnection(asyncio.Protocol):
         """End because of a limit."""
         if not self._is_ended:
             self._is_ended = True
+            self._drop_frame()
             self._limits.ended(reason, peer=self.peer_name, **fields)
             self.abort()
+
+    def _drop_frame(self) -> None:
+        """Free the incomplete frame now: the connection itself may live until cyclic garbage is collected, or its end
+        be reported only after a thousand others were read."""
+        self._decoder = FrameDecoder(frame_size_max=self._settings.frame_size_max)
 
     def _set_write_marks(self, transport: asyncio.Transport) -> None:
         high = min(self._settings.unsent_size_max, UNREAD_MARK)
