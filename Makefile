@@ -87,6 +87,10 @@ healing: $(COMPILED) ## kill bookies, auditors and ZooKeeper under load, and mea
 attacks: $(COMPILED) ## attack the ports of real processes: hostile clients, without tokens and with limited memory
 	@exec $(BIN)/python -m pytest e2e/attacks -rfEP -n 0 $(ARGS)
 
+.PHONY: browser
+browser: $(COMPILED) ## open hostile web pages in a real browser against a cluster; installs Chromium if it is missing
+	@exec .ci/with-chromium $(BIN)/python -m pytest e2e/browser -rfEP -n 0 $(ARGS)
+
 .PHONY: audit-truth
 audit-truth: $(COMPILED) ## inject each kind of fault: the audit must report exactly those, and recovery must repair them (SEED=7)
 	@BINDERY_AUDIT_SEED=$(SEED) exec $(BIN)/python -m pytest e2e/audit/test_truth.py e2e/audit/test_command.py -rfEP -n 0 $(ARGS)

@@ -20,6 +20,11 @@ from bindery_metadata.stores.zookeeper import ZooKeeperStore
 
 RSS_MAX_MIB = 600
 OWN_FAULTS = re.compile(r"Traceback|operation_broken|AssertionError|Fatal error|never retrieved|exception was never")
+ERROR = re.compile(r"""level["']?[=:] ?["']?(error|critical)|\[(error|critical) *\]""")
+"""A line of a log, as JSON or as text, that is an error."""
+ERRORS_SHOWN = 3
+ERROR_SIZE_MAX = 3000
+"""Maximum characters shown of such a line."""
 
 
 class Failed(Exception):
@@ -62,6 +67,12 @@ class FuzzedProcess:
         self.rss_mib_max = max(self.rss_mib_max, rss)
         if rss > RSS_MAX_MIB:
             raise Failed(f"{self.name} takes {rss:.0f} MiB, more than {RSS_MAX_MIB}")
+
+    def last_errors(self) -> str:
+        """Return the last lines of the log that are errors, shortened."""
+        lines = self.log.read_text(errors="replace").splitlines()
+        found = [line[:ERROR_SIZE_MAX] for line in lines if ERROR.search(line)]
+        return "\n".join(found[-ERRORS_SHOWN:])
 
     async def stop(self) -> None:
         self.process.send_signal(signal.SIGTERM)

@@ -214,7 +214,7 @@ def test_every_target_is_run_and_reported(tmp_path: Path) -> None:
     for step in [*STEPS, Step("e2e")]:
         assert f"end {step.target}" in order
         assert f"\n  {step.target} " in table, step.target
-    assert table.count("3 tests") == 8
+    assert table.count("3 tests") == 9
     assert "9 frames on 2 connections" in table
     assert order.index("images") > order.index("end setup")
     assert order.index("begin e2e") > order.index("end test"), "tests on Kubernetes and of processes disturb each other"

@@ -5,7 +5,6 @@ in the default chart, bookies and brokers are started with `--insecure`.
 """
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -31,6 +30,19 @@ ATTACKS: Final = (
     ("DELETE", "/api/v1/ledger/delete?ledger_id=0", None),
 )
 """Changes of the cluster, at a bookie or an auditor."""
+OWN_ADDRESS: Final = "192.0.2.7"
+WITH_ADDRESS: Final = """
+import fcntl, os, socket, struct, sys
+
+address, *command = sys.argv[1:]
+with socket.socket() as sock:
+    owner = struct.pack("16sHH4s8x", b"lo", socket.AF_INET, 0, socket.inet_aton(address))
+    fcntl.ioctl(sock, 0x8916, owner)  # SIOCSIFADDR
+    fcntl.ioctl(sock, 0x8914, struct.pack("16sH14x", b"lo", 1))  # SIOCSIFFLAGS: up
+    sock.bind((address, 0))
+os.execv(command[0], command)
+"""
+"""Give the interface of a network namespace an address that is not loopback, and run a command there."""
 REACHABLE: Final = {
     "BOOKIE_HOST": "0.0.0.0",
     "BOOKIE_ADVERTISED_HOST": "127.0.0.1",
@@ -171,30 +183,20 @@ def bindery(*words: str) -> subprocess.CompletedProcess[str]:
         ("auditor", ("--port",), "configure tokens (--admin-token-file), or pass --insecure"),
     ],
 )
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "an address of this machine"])
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", OWN_ADDRESS])
 def test_without_authentication_and_insecure_no_service_starts_on_such_an_address(
     service: str, ports: tuple[str, ...], remedy: str, host: str, tmp_path: Path
 ) -> None:
-    address = host if ":" in host or host[0].isdigit() else own_address()
     free = [word for port in ports for word in (port, "0")]
     data = [f"--journal-dir={tmp_path}/j", f"--ledger-dir={tmp_path}/l"] if service == "bookie" else []
     environment = {name: value for name, value in os.environ.items() if not name.startswith(service.upper())}
+    alone = ["unshare", "--map-root-user", "--net", sys.executable, "-c", WITH_ADDRESS, OWN_ADDRESS]
+    command = [sys.executable, "-m", f"bindery_{service}", "--host", host, "--zookeeper", "127.0.0.1:1", *free, *data]
     done = subprocess.run(
-        [sys.executable, "-m", f"bindery_{service}", "--host", address, "--zookeeper", "127.0.0.1:1", *free, *data],
+        [*alone, *command],
         capture_output=True, text=True, timeout=60, env=environment,
     )  # fmt: skip
     assert done.returncode in (1, 2)
     last = done.stderr.splitlines()[-1]
-    assert f"refusing to listen on {address}, where other machines can connect without authentication" in last
+    assert f"refusing to listen on {host}, where other machines can connect without authentication" in last
     assert remedy in last
-
-
-def own_address() -> str:
-    """Return an address of this machine other than loopback. Nothing is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        try:
-            sock.connect(("192.0.2.1", 9))
-        except OSError:
-            pytest.skip("this machine has only loopback")
-        found: str = sock.getsockname()[0]
-    return found

@@ -21,10 +21,14 @@ def test_the_release_is_ready_within_two_minutes(default_release: Release) -> No
 
 
 def test_all_pods_together_request_at_most_one_core_and_1_2_gib(default_release: Release) -> None:
-    """Completed Jobs count, because they requested their resources while they ran."""
+    """Completed Jobs count, because they requested their resources while they ran.
+
+    A failed pod does not: its Job replaces it by another one after its end.
+    """
     cluster = default_release.cluster
-    cores, size = requested(cluster.core.list_namespaced_pod(cluster.namespace, _request_timeout=API_TIMEOUT_S).items)
-    print(f"requested: {cores:.3f} cores, {size / 2**20:.0f} MiB")
+    pods = cluster.core.list_namespaced_pod(cluster.namespace, _request_timeout=API_TIMEOUT_S).items
+    cores, size = requested([pod for pod in pods if pod.status.phase != "Failed"])
+    print(f"requested: {cores:.3f} cores, {size / 2**20:.0f} MiB: {', '.join(pod.metadata.name for pod in pods)}")
     assert cores <= CORES_MAX
     assert size <= MEMORY_MAX
 

@@ -5,7 +5,7 @@ from bindery_auditor.app import ROUTES as AUDITOR_ROUTES
 from bindery_bookie.admin.app import ROUTES as BOOKIE_ROUTES
 from bindery_broker.http.v1 import ROUTERS
 from bindery_e2e.attacks.http_routes import http_routes
-from bindery_simulation.http_fuzz import HARMFUL, KINDS, UNDAMAGED, plan
+from bindery_simulation.http_fuzz import BODIES, KINDS, UNDAMAGED, UNDONE, needs_token, plan
 
 SERVICES = ("broker", "bookie", "auditor")
 
@@ -21,7 +21,14 @@ def test_every_route_of_every_service_is_known() -> None:
 
 
 def test_routes_that_are_treated_specially_exist() -> None:
-    assert {route for routes in http_routes().values() for route in routes} >= HARMFUL | UNDAMAGED
+    assert {route for routes in http_routes().values() for route in routes} >= UNDONE | UNDAMAGED | set(BODIES)
+
+
+def test_plans_know_which_routes_need_a_token() -> None:
+    for route in (*BOOKIE_ROUTES, *AUDITOR_ROUTES):
+        if route.method != "GET":
+            assert needs_token((route.method, route.path)) == route.needs_token
+    assert not any(needs_token(route) for route in http_routes()["broker"])
 
 
 @pytest.mark.parametrize("service", SERVICES)

@@ -1,16 +1,21 @@
 """A broker over in-memory bookies and metadata that is called through ASGI: no sockets, no processes."""
 
 import asyncio
+import contextlib
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 from bindery_broker.broker import Broker, Components
 from bindery_broker.http.app import BrokerApp
+from bindery_broker.http.late_app import LateApp
+from bindery_broker.http.protocol import ProblemHttpProtocol
 from bindery_broker.http.proxy import Proxy
 from bindery_broker.http.v1 import ROUTERS
 from bindery_broker.settings import BrokerSettings
 from bindery_client.memory.memory import MemoryLedgerClient, MemoryLedgers
+from bindery_kit.http.http_server import HttpServer
 from bindery_kit.observability.metrics import Metrics
 from bindery_metadata.coordination.leases import Leases
 from bindery_metadata.stores.memory import MemoryStore, MemoryTree
@@ -61,6 +66,18 @@ class Harness:
         self.peers: dict[str, httpx.ASGITransport] = {}
         self.app = BrokerApp(self.broker, proxy=Proxy(transport=_Peers(self.peers)))
         self.client = httpx.AsyncClient(transport=httpx.ASGITransport(app=self.app), base_url=url)
+
+    @contextlib.asynccontextmanager
+    async def serve(self) -> AsyncIterator[None]:
+        """Serve on a port with its limits. In the block, `app` and `client` are those of the port."""
+        late, before = LateApp(), (self.app, self.client)
+        async with HttpServer(late, port=0, http=ProblemHttpProtocol, settings=self.settings.http) as server:
+            self.app = BrokerApp(self.broker, arriving=server.bodies)
+            late.put(self.app)
+            async with httpx.AsyncClient(base_url=server.url, trust_env=False) as self.client:
+                yield
+        await self.app.close()
+        self.app, self.client = before
 
     async def post(self, path: str, body: Any = None, **kwargs: Any) -> httpx.Response:
         return await self.client.post(path, json=body, **kwargs)

@@ -1,6 +1,7 @@
 """The modules of one subscription over a topic in memory, composed as `Subscription` composes them."""
 
 import asyncio
+import zlib
 from typing import Any
 
 from bindery_broker.dispatch.item import Delivery, DispatchLimits
@@ -16,6 +17,7 @@ from bindery_broker.subscriptions.redelivery import Redelivery
 from bindery_broker.subscriptions.response_budget import ResponseBudget
 from bindery_pulsar.message_codec import Message, OutgoingMessage, encode_batch, encode_message
 from bindery_pulsar.message_id import EARLIEST, Position
+from bindery_pulsar.pulsar_messages_pb2 import ZLIB, MessageMetadata
 from managed_ledger_cluster import Cluster
 
 PARTITION = -1
@@ -72,7 +74,7 @@ class Parts:
             session=session,
             deadline=self.now() + wait_s,
             client=client,
-            charge=self.responses.charge(),
+            charge=self.responses.charge("a"),
         )
 
     async def take(self, consumer: str = "c", **fields: Any) -> list[bytes]:
@@ -93,6 +95,14 @@ def batch(*payloads: bytes) -> bytes:
     """Return an entry with a batch of messages."""
     messages = [OutgoingMessage(payload=payload) for payload in payloads]
     return encode_batch(messages, producer_name="p", publish_time_ms=1, sequence_ids=range(len(messages)))
+
+
+def zipped(size: int) -> bytes:
+    """Return an entry that decompresses to `size` bytes."""
+    metadata = MessageMetadata(
+        producer_name="p", sequence_id=0, publish_time=1, compression=ZLIB, uncompressed_size=size
+    ).SerializeToString()
+    return len(metadata).to_bytes(4, "big") + metadata + zlib.compress(bytes(size))
 
 
 def at(entry_id: int) -> Position:

@@ -63,7 +63,7 @@ async def test_messages_are_named_after_the_session_of_the_broker(broker: Harnes
     topic = await broker.broker.topic(NAME, create=True)
     await topic.publish([OutgoingMessage(payload=b"a")], producer=None, batch=False)
     ((found,), _) = await topic.read(
-        EARLIEST, charge=broker.broker.topics.responses.charge(), count_max=1, bytes_max=100
+        EARLIEST, charge=broker.broker.topics.responses.charge("a"), count_max=1, bytes_max=100
     )
     assert found.message.producer_name == "http-1000000000000001"
 

@@ -149,8 +149,10 @@ async def test_recovery_of_open_ledgers_does_not_disturb_the_owner_of_the_topic(
     told: dict[str, str] = {}
     recovered: set[LedgerId] = set()
     stop = asyncio.Event()
+    ended = 0
 
     async def produce(http: httpx.AsyncClient, producer: int) -> None:
+        nonlocal ended
         number = 0
         while not stop.is_set():
             words = [f"{producer}/{number + i}" for i in range(3)]
@@ -162,9 +164,10 @@ async def test_recovery_of_open_ledgers_does_not_disturb_the_owner_of_the_topic(
             )
             assert answer.status_code == 200, answer.text
             told.update(zip(answer.json()["message_ids"], words, strict=True))
+        ended += 1
 
     async def consume(http: httpx.AsyncClient, delivered: dict[str, str]) -> None:
-        while not stop.is_set() or len(delivered) < len(told):
+        while ended < producers or len(delivered) < len(told):  # the last requests may still be in progress
             answer = await http.post(
                 f"{url}{topic}/subscriptions/s/receive", json={"consumer": "c", "max": 50, "wait_ms": 100}
             )

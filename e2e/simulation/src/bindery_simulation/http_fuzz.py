@@ -1,17 +1,22 @@
 """Plan malicious clients of an HTTP port by seed: the bytes of each connection, its pauses, and how it ends.
 
 A plan depends only on (seed, number, routes), so that one connection can be repeated alone. About half of the plans are
-valid requests to the routes of the service, or damaged ones; the others are attacks of one of `KINDS`.
+valid requests to the routes of the service, or damaged ones; the others are attacks of one of `KINDS`. The bodies of
+valid requests are those of their route (`BODIES`), some with a hostile value, so that they reach the application.
 
-The plans do not prevent a service from serving others in a legitimate way: they request `HARMFUL` routes only as a web
-page of another site, which must be refused; they name only topics, ledgers and bookies of their own, or missing ones.
+If a plan has a `refusal`, its first response must be that refusal. Thus a check that has disappeared is found.
+
+The plans do not prevent a service from serving others in a legitimate way: they name only topics, ledgers and bookies
+of their own, or missing ones. Whoever runs them undoes the effects of `UNDONE` routes.
 """
 
 import gzip
 import json
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import accumulate
 from random import Random
 from typing import Final
 
@@ -21,15 +26,13 @@ TOPICS: Final = 8
 """Number of topics that valid requests name."""
 LEDGER_ID_MIN: Final = 900_000_000
 """Lowest ledger id in requests: no ledger of the cluster has such an id."""
-HARMFUL: Final = frozenset({
+UNDONE: Final = frozenset({
     ("PUT", "/api/v1/bookie/state/readonly"),
-    ("PUT", "/api/v1/bookie/drill"),
+    ("PUT", "/api/v1/bookie/gc/suspend_compaction"),
     ("PUT", "/api/v1/autorecovery/status"),
-    ("PUT", "/api/v1/autorecovery/bookie"),
-    ("PUT", "/api/v1/autorecovery/decommission"),
     ("POST", "/v1/recovery/pause"),
 })  # fmt: skip
-"""Routes by which an authorized client can end or disable a service, as it is documented."""
+"""Routes by which an authorized client disables a part of a service, as it is documented."""
 UNDAMAGED: Final = frozenset({("DELETE", "/api/v1/ledger/delete")})
 """Routes whose requests are not damaged, because another id in them would name a ledger that is in use."""
 PROBES: Final = ("/livez", "/readyz", "/startupz", "/metrics", "/heartbeat", "/docs", "/openapi.json", "/")
@@ -38,9 +41,28 @@ Route = tuple[str, str]
 """Method and path; `{name}` in a path stands for one segment."""
 
 
+class Refusal(StrEnum):
+    """Why a service must refuse a request."""
+
+    HEAD = "oversized head"
+    LATE_HEAD = "late head"
+    BODY = "over-long body"
+    CODING = "unsupported coding"
+    TYPE = "wrong content type"
+    TOKEN = "missing or wrong token"
+    ORIGIN = "page of another site"
+
+    @property
+    def statuses(self) -> frozenset[int]:
+        """The statuses of such a response."""
+        return _REFUSED[self]
+
+
 class End(StrEnum):
     """What the client does after its last byte."""
 
+    ANSWERED = "half-close when answered"
+    """It reads as many responses as it sent requests, or until the service is silent, and goes on as HALF_CLOSE."""
     HALF_CLOSE = "half-close"
     """It ends its direction and reads until the service closes."""
     GONE = "gone at once"
@@ -67,13 +89,24 @@ class Plan:
     kind: str
     pieces: tuple[Piece, ...]
     end: End
-    requests: int
-    """Number of requests that it begins."""
+    request_ends: tuple[int, ...]
+    """Number of bytes after each request."""
+    refusal: Refusal | None = None
+    """Why the first request must be refused, if the plan is certain of it."""
 
     @property
     def data(self) -> bytes:
         """All bytes."""
         return b"".join(piece.data for piece in self.pieces)
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether the connection lasts long because of the client."""
+        return self.kind in _SLOW
+
+    def requests(self, sent_size: int) -> int:
+        """Return the number of requests of which all bytes are among the first `sent_size`."""
+        return bisect_right(self.request_ends, sent_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,17 +119,23 @@ class _Client:
     def route(self) -> Route:
         return self.random.choice(self.routes)
 
-    def harmless(self) -> Route:
-        return self.random.choice([one for one in self.routes if one not in HARMFUL and one not in UNDAMAGED])
+    def damageable(self) -> Route:
+        found = self.route()
+        while found in UNDAMAGED:
+            found = self.route()
+        return found
 
     def request(self, *headers: bytes, body: bytes | None = None, route: Route | None = None) -> bytes:
         """Return a request with valid framing and `headers` in addition."""
-        method, path = route or self.harmless()
+        method, path = route or self.damageable()
         target = filled(self.random, path).encode()
+        typed: tuple[bytes, ...] = ()
         if body is None:
-            body = _body(self.random) if method in ("POST", "PUT", "PATCH") else b""
-        typed = () if any(line.lower().startswith(b"content-type") for line in headers) else (_JSON,)
-        lines = [*_authorized(self.random), *(typed if body else ()), b"Content-Length: %d" % len(body), *headers]
+            body, kind = _body(self.random, (method, path))
+            typed = (kind,) if body else ()
+        elif body and not any(line.lower().startswith(b"content-type") for line in headers):
+            typed = (_JSON,)
+        lines = [*_authorized(self.random), *typed, b"Content-Length: %d" % len(body), *headers]
         return _head(method.encode(), target, b"Host: 127.0.0.1", *lines) + body
 
 
@@ -104,21 +143,30 @@ def plan(seed: int, number: int, routes: Sequence[Route]) -> Plan:
     """Plan the connection `number` of the run `seed` to a service with `routes`, whose order counts."""
     random = Random(f"{seed}:{number}")
     client = _Client(random, routes)
-    kind = random.choice((*["valid"] * (len(KINDS) // 3), *["damaged"] * (len(KINDS) // 3), *KINDS))
-    end = End.GONE if random.random() < 0.1 else End.HALF_CLOSE
+    kind = random.choice(_CHOICES)
+    end = random.choice(_ENDS)
     if kind in _SLOW:
-        pieces, end = _SLOW[kind](client)
-        return Plan(number, kind, pieces, end, 1)
+        pieces, end, refusal = _SLOW[kind](client)
+        return Plan(number, kind, pieces, end, (sum(len(piece.data) for piece in pieces),), refusal)
+    refusal = None
     if kind == "valid":
-        requests = [_valid(client) for _ in range(random.choice((1, 1, 2, 5, 20)))]
+        requests = [client.request(route=client.route()) for _ in range(random.choice((1, 2, 5, 20, 60)))]
     elif kind == "damaged":
         requests = [damaged(random, client.request()) for _ in range(random.choice((1, 1, 2, 5)))]
+    elif kind in _REFUSED_ATTACKS:
+        requests, refusal = _REFUSED_ATTACKS[kind](client)
     else:
         requests = _ATTACKS[kind](client)
     data = b"".join(requests)
-    if random.random() < 0.7 or len(data) > 5000:
-        return Plan(number, kind, (Piece(data),), end, len(requests))
-    return Plan(number, kind, _cut(random, data), end, len(requests))
+    ends = tuple(accumulate(map(len, requests)))
+    uncut = random.random() < 0.7 or len(data) > 5000
+    return Plan(number, kind, (Piece(data),) if uncut else _cut(random, data), end, ends, refusal)
+
+
+def needs_token(route: Route) -> bool:
+    """Return whether a service with operators' tokens refuses a request without one. The broker has no such routes."""
+    method, path = route
+    return method != "GET" and not path.startswith(_BROKER)
 
 
 def filled(random: Random, path: str) -> str:
@@ -154,13 +202,6 @@ def damaged(random: Random, request: bytes) -> bytes:
     return bytes(data[:at] + data[at : at + 40] * random.choice((2, 3, 100)) + data[at:])
 
 
-def _valid(client: _Client) -> bytes:
-    route = client.route()
-    if route in HARMFUL:
-        return client.request(b"Origin: http://hostile.example", route=route)
-    return client.request(route=route)
-
-
 def _cut(random: Random, data: bytes) -> tuple[Piece, ...]:
     pieces, at = [], 0
     while at < len(data):
@@ -181,23 +222,49 @@ def _authorized(random: Random) -> tuple[bytes, ...]:
     return (random.choice(_AUTHORIZATIONS),) if kind < 0.9 else ()
 
 
-def _body(random: Random) -> bytes:
-    kind = random.randrange(4)
-    if kind == 0:
-        return random.randbytes(random.choice((0, 1, 100, 3000)))
-    members = random.sample(_MEMBERS, random.randrange(len(_MEMBERS)))
-    text = json.dumps({name: random.choice(_VALUES) if random.random() < 0.3 else usual for name, usual in members})
-    return text.encode() + b"\n" * random.randrange(2)
+def _body(random: Random, route: Route) -> tuple[bytes, bytes]:
+    """Return a body and its content type: usually one that the route accepts, sometimes with a hostile value."""
+    members = BODIES.get(route)
+    kind = random.random()
+    if members is None or kind < 0.2:
+        if route[0] == "GET" or route[0] == "DELETE" or kind < 0.1:
+            return b"", _JSON
+        if kind < 0.15:
+            return random.randbytes(random.choice((1, 100, 3000))), random.choice((_JSON, _BYTES))
+        members = dict(random.sample(_MEMBERS, random.randrange(len(_MEMBERS))))
+    found = dict(members)
+    if found and kind > 0.6:
+        name = random.choice([*found])
+        change = random.randrange(4)
+        if change == 0:
+            del found[name]
+        elif change == 1:
+            found[random.choice(_MEMBERS)[0]] = random.choice(_VALUES)
+        elif isinstance(found[name], bool):
+            found[name] = not found[name]
+        else:
+            found[name] = random.choice(_VALUES)
+    text = json.dumps(found).encode()
+    if route == _PRODUCE and random.random() < 0.3:
+        return (text + b"\n") * random.choice((1, 2, 20)), _LINES
+    return text, _JSON
 
 
-def _heads(client: _Client) -> list[bytes]:
+def _heads(client: _Client) -> tuple[list[bytes], Refusal | None]:
     random = client.random
-    method, path = client.harmless()
+    method, path = client.damageable()
     target = filled(random, path).encode()
     host = b"Host: 127.0.0.1"
+    size, count = random.choice((32_000, 33_000, 40_000, 200_000)), random.choice((99, 100, 101, 5000))
+    large: Sequence[Sequence[bytes]] = (
+        (host, b"X: " + b"a" * size),
+        (host, *[b"X-%d: 1" % n for n in range(count)]),
+    )
+    if random.random() < 0.3:
+        chosen = random.randrange(len(large))
+        refusal = Refusal.HEAD if (size > 32_768, count > 99)[chosen] else None
+        return [_head(method.encode(), target, *large[chosen])] * random.choice((1, 3)), refusal
     headers: Sequence[Sequence[bytes]] = (
-        (host, b"X: " + b"a" * random.choice((32_000, 33_000, 200_000))),
-        (host, *[b"X-%d: 1" % n for n in range(random.choice((99, 100, 101, 5000)))]),
         (host, b"X: a\0b"),
         (host, b"X: a\r\n folded"),
         (host, b"\0: a"),
@@ -216,12 +283,12 @@ def _heads(client: _Client) -> list[bytes]:
         (host, b"traceparent: 00-" + b"0" * 5000),
         (host, b"X-Forwarded-For: " + b"127.0.0.1, " * 1000, b"X-Forwarded-Proto: \xff"),
     )
-    return [_head(method.encode(), target, *random.choice(headers)) for _ in range(random.choice((1, 3)))]
+    return [_head(method.encode(), target, *random.choice(headers)) for _ in range(random.choice((1, 3)))], None
 
 
 def _request_lines(client: _Client) -> list[bytes]:
     random = client.random
-    _, path = client.harmless()
+    _, path = client.damageable()
     target = filled(random, path).encode()
     host = b"Host: 127.0.0.1"
     lines: Sequence[bytes] = (
@@ -262,7 +329,7 @@ def _request_lines(client: _Client) -> list[bytes]:
 def _lengths(client: _Client) -> list[bytes]:
     """Heads whose body has several possible ends, each with a request hidden in it."""
     random = client.random
-    method, path = client.harmless()
+    method, path = client.damageable()
     hidden = client.request()
     length = random.choice((
         b"-1", b"+5", b"0x10", b"1e3", b" 5", b"5 5", b"5, 5", b"5,6", b"", b"9" * 30, b"18446744073709551616",
@@ -287,7 +354,7 @@ def _lengths(client: _Client) -> list[bytes]:
     return [head + random.choice((b"0\r\n\r\n", b"5\r\nhello\r\n0\r\n\r\n", b"hello", b"")), hidden]
 
 
-def _origins(client: _Client) -> list[bytes]:
+def _origins(client: _Client) -> tuple[list[bytes], Refusal]:
     random = client.random
     method, path = client.route()
     target = filled(random, path).encode()
@@ -308,7 +375,38 @@ def _origins(client: _Client) -> list[bytes]:
         (b"Host: 127.0.0.1", b"Host: " + host, b"Origin: http://hostile.example"),
         (b"Origin: http://hostile.example",),
     )
-    return [_head(method.encode(), target, *random.choice(hosts), *_authorized(random), b"Content-Length: 0")]
+    return [
+        _head(method.encode(), target, *random.choice(hosts), *_authorized(random), b"Content-Length: 0")
+    ], Refusal.ORIGIN
+
+
+def _refusals(client: _Client) -> tuple[list[bytes], Refusal]:
+    """A request that is right except for one thing, for which it must be refused."""
+    random = client.random
+    route = random.choice([route for route in BODIES if route in client.routes and route not in _REFUSED_LATE])
+    is_admin = needs_token(route)
+    method, path = route[0].encode(), route[1]
+    for name, value in _PLAIN.items():
+        path = path.replace(name, value)
+    host = b"Host: 127.0.0.1"
+    authorization: Sequence[bytes] = (b"Authorization: Bearer " + TOKEN.encode(),)
+    kind, coding = _JSON, b""
+    body = json.dumps(BODIES[route]).encode()
+    refusal = random.choice((Refusal.BODY, Refusal.CODING, *[Refusal.TYPE] * (route != _PRODUCE), Refusal.TOKEN))
+    if refusal is Refusal.TOKEN and not is_admin:
+        refusal = Refusal.CODING
+    if refusal is Refusal.TOKEN:
+        authorization = random.choice((*((one,) for one in _AUTHORIZATIONS), (), (*authorization, *authorization)))
+    elif refusal is Refusal.CODING:
+        coding = b"Content-Encoding: " + random.choice(_CODINGS)
+    elif refusal is Refusal.TYPE:
+        kind = random.choice(_OTHER_TYPES)
+    elif is_admin:
+        body = b'{"a": "' + b"x" * random.choice((65_536, 70_000)) + b'"}'
+    size = _ANNOUNCED_SIZE if refusal is Refusal.BODY and not is_admin else len(body)
+    lines = [line for line in (host, *authorization, kind, coding, b"Content-Length: %d" % size) if line]
+    random.shuffle(lines)
+    return [_head(method, path.encode(), *lines) + body], refusal
 
 
 def _bodies(client: _Client) -> list[bytes]:
@@ -322,7 +420,6 @@ def _bodies(client: _Client) -> list[bytes]:
         b"\xef\xbb\xbf{}", "{\"a\":1}".encode("utf-16"), b"a=b&" * 5000,
         b"--x\r\nContent-Disposition: form-data; name=a\r\n\r\nb\r\n" * 500, _BOMB,
         _BOMB_IN_BOMB, b"\x1f\x8b" + random.randbytes(100),
-        _body(random),
     ))  # fmt: skip
     headers = [b"Content-Type: " + random.choice(_CONTENT_TYPES)]
     if random.random() < 0.4:
@@ -355,67 +452,129 @@ def _chunkings(client: _Client) -> list[bytes]:
 
 def _pipelines(client: _Client) -> list[bytes]:
     random = client.random
-    requests = [client.request() for _ in range(random.choice((2, 10, 63, 64, 65, 300)))]
-    if random.random() < 0.6:
+    requests = [client.request() for _ in range(random.choice((2, 5, 10, 20, 40, 63, 64, 65, 300)))]
+    if random.random() < 0.4:
         requests.insert(random.randrange(len(requests)), random.choice((b"\r\n\r\n", b"\0", b"x" * 100, b"0\r\n\r\n")))
     return requests
 
 
-def _slow_head(client: _Client) -> tuple[tuple[Piece, ...], End]:
+def _slow_head(client: _Client) -> tuple[tuple[Piece, ...], End, Refusal | None]:
     """A byte at a time, and never the end."""
     head = client.request(body=b"")[:-4]
     sent = head[: client.random.choice((1, 10, 60))]
-    return tuple(Piece(bytes((byte,)), 0.02) for byte in sent), End.HOLD
+    return tuple(Piece(bytes((byte,)), 0.02) for byte in sent), End.HOLD, Refusal.LATE_HEAD
 
 
-def _slow_body(client: _Client) -> tuple[tuple[Piece, ...], End]:
+def _slow_body(client: _Client) -> tuple[tuple[Piece, ...], End, Refusal | None]:
     size = client.random.choice((100, 5000, 100_000))
     request = client.request(body=b" " * size, route=_writer(client))
     start = request[: len(request) - size]
-    return (Piece(start), *[Piece(b" ", 0.02)] * client.random.choice((0, 5, 50))), End.HOLD
+    return (Piece(start), *[Piece(b" ", 0.02)] * client.random.choice((0, 5, 50))), End.HOLD, None
 
 
-def _slow_request(client: _Client) -> tuple[tuple[Piece, ...], End]:
+def _slow_request(client: _Client) -> tuple[tuple[Piece, ...], End, Refusal | None]:
     """A byte at a time, and complete."""
-    return tuple(Piece(bytes((byte,)), 0.002) for byte in client.request()[:600]), End.HALF_CLOSE
+    return tuple(Piece(bytes((byte,)), 0.002) for byte in client.request()[:600]), End.HALF_CLOSE, None
 
 
-def _unread(client: _Client) -> tuple[tuple[Piece, ...], End]:
+def _unread(client: _Client) -> tuple[tuple[Piece, ...], End, Refusal | None]:
     """Requests whose responses are never read."""
-    return (Piece(b"".join(client.request() for _ in range(50)), 0.3),), End.UNREAD
+    return (Piece(b"".join(client.request() for _ in range(50)), 0.3),), End.UNREAD, None
 
 
 def _writer(client: _Client) -> Route:
     """Return a route that takes a body, if there is one."""
-    writers = [
-        route
-        for route in client.routes
-        if route[0] in ("POST", "PUT") and route not in HARMFUL and route not in UNDAMAGED
-    ]
+    writers = [route for route in client.routes if route[0] in ("POST", "PUT")]
     return client.random.choice(writers or list(client.routes))
 
 
 _ATTACKS: Final[dict[str, Callable[[_Client], list[bytes]]]] = {
-    "heads": _heads,
     "request lines": _request_lines,
     "lengths": _lengths,
-    "origins": _origins,
     "bodies": _bodies,
     "chunkings": _chunkings,
     "pipelines": _pipelines,
 }
-_SLOW: Final[dict[str, Callable[[_Client], tuple[tuple[Piece, ...], End]]]] = {
+_REFUSED_ATTACKS: Final[dict[str, Callable[[_Client], tuple[list[bytes], Refusal | None]]]] = {
+    "heads": _heads,
+    "origins": _origins,
+    "refusals": _refusals,
+}
+_SLOW: Final[dict[str, Callable[[_Client], tuple[tuple[Piece, ...], End, Refusal | None]]]] = {
     "slow head": _slow_head,
     "slow body": _slow_body,
     "slow request": _slow_request,
     "unread": _unread,
 }
-KINDS: Final = (*[kind for kind in _ATTACKS for _ in range(4)], *_SLOW)
+KINDS: Final = (*[kind for kind in (*_ATTACKS, *_REFUSED_ATTACKS) for _ in range(4)], *_SLOW)
 """Kinds of attacks, the frequent ones repeatedly: slow clients would otherwise take most of the time."""
+_CHOICES: Final = (*["valid"] * (len(KINDS) // 3), *["damaged"] * (len(KINDS) // 3), *KINDS)
+_ENDS: Final = (*[End.ANSWERED] * 7, End.HALF_CLOSE, End.HALF_CLOSE, End.GONE)
 
+_REFUSED: Final = {
+    Refusal.HEAD: frozenset({431}),
+    Refusal.LATE_HEAD: frozenset({408}),
+    Refusal.BODY: frozenset({413}),
+    Refusal.CODING: frozenset({415}),
+    Refusal.TYPE: frozenset({415}),
+    Refusal.TOKEN: frozenset({401}),
+    Refusal.ORIGIN: frozenset({400, 403}),
+}
+_BROKER: Final = "/v1/topics"
+_TOPIC: Final = _BROKER + "/{tenant}/{namespace}/{topic}"
+_SUBSCRIPTION: Final = _TOPIC + "/subscriptions/{subscription}"
+_PRODUCE: Final = ("POST", f"{_TOPIC}/messages")
+_RECOVERY: Final = "/api/v1/autorecovery"
+_RETURNED: Final = {"message_ids": ["900000000:0"], "consumer": "c"}
+BODIES: Final[Mapping[Route, Mapping[str, object]]] = {
+    _PRODUCE: {"payload": "v", "key": "k", "properties": {"a": "b"}, "tags": "t", "event_time": 1, "sequence_id": 1},
+    ("PUT", _SUBSCRIPTION): {"initial": "earliest", "tags": "t", "subscription_properties": {"a": "b"}},
+    ("POST", f"{_SUBSCRIPTION}/receive"): {
+        "consumer": "c", "type": "shared", "initial": "earliest", "max": 10, "max_bytes": 1000, "wait_ms": 0,
+        "ack_timeout_ms": 100, "session_ttl_ms": 1000, "redeliver": True, "request_id": "r",
+    },
+    ("POST", f"{_SUBSCRIPTION}/ack"): _RETURNED,
+    ("POST", f"{_SUBSCRIPTION}/nack"): {**_RETURNED, "delay_ms": 10},
+    ("POST", f"{_SUBSCRIPTION}/reset"): {"initial": "latest"},
+    ("POST", f"{_SUBSCRIPTION}/seek"): {"message_id": "earliest"},
+    ("PUT", "/api/v1/bookie/state/readonly"): {"readOnly": False},
+    ("PUT", "/api/v1/bookie/gc"): {"forceMajor": True, "forceMinor": True},
+    ("PUT", "/api/v1/bookie/gc/suspend_compaction"): {"suspendMajor": True, "suspendMinor": True},
+    ("PUT", "/api/v1/bookie/gc/resume_compaction"): {"resumeMajor": True, "resumeMinor": True},
+    ("PUT", "/api/v1/bookie/gc/rollback"): {"accept": True, "version": 0},
+    ("PUT", "/api/v1/bookie/entry_location_compact"): {"entryLocationRocksDBCompact": True, "entryLocations": ""},
+    ("PUT", "/api/v1/bookie/scrub"): {"shard": 0, "rate": 2**20},
+    ("PUT", "/api/v1/bookie/drill"): {"rules": ["datasync *.txn delay 0.2"]},
+    ("PUT", f"{_RECOVERY}/lost_bookie_recovery_delay"): {"delay_seconds": 60},
+    ("PUT", f"{_RECOVERY}/bookie"): {"bookie_src": ["gone:3181"], "delete_cookie": True},
+    ("PUT", f"{_RECOVERY}/decommission"): {"bookie_src": "gone:3181", "delete_cookie": False},
+    ("POST", "/v1/recovery/pause"): {"reason": "fuzzed"},
+}  # fmt: skip
+"""Routes that take a JSON object, with a valid one: fault injection is disabled, and `gone:3181` does not exist."""
+_REFUSED_LATE: Final = frozenset({
+    ("PUT", "/api/v1/bookie/drill"),
+    *(("POST", f"{_SUBSCRIPTION}/{name}") for name in ("ack", "nack", "reset", "seek")),
+})  # fmt: skip
+"""Routes that can give another response before they check the body: no fault injection, no such topic."""
+_PLAIN: Final = {"{tenant}": "public", "{namespace}": "fuzz", "{topic}": "fuzz-0", "{subscription}": "s"}
+_ANNOUNCED_SIZE: Final = 64 * 2**20
+"""Bytes of a body that no route accepts, and that is not sent."""
+_CODINGS: Final = (b"gzip", b"deflate", b"br", b"zstd", b"gzip, gzip", b"GZIP", b"identity, gzip", b"x" * 1000)
+_OTHER_TYPES: Final = (
+    b"",
+    b"Content-Type: text/plain",
+    b"Content-Type: application/x-www-form-urlencoded",
+    b"Content-Type: multipart/form-data; boundary=x",
+    b"Content-Type: application/jsonp",
+    b"Content-Type: text/plain, application/json",
+    b"Content-Type:",
+    b"Content-Type: application/json\r\nContent-Type: application/json",
+)
 _BOMB: Final = gzip.compress(bytes(2_000_000), mtime=0)
 _BOMB_IN_BOMB: Final = gzip.compress(_BOMB, mtime=0)
 _JSON: Final = b"Content-Type: application/json"
+_BYTES: Final = b"Content-Type: application/octet-stream"
+_LINES: Final = b"Content-Type: application/x-ndjson"
 _AUTHORIZATIONS: Final = (
     b"Authorization: Bearer wrong",
     b"Authorization: Bearer \xff\x00"[:-1],
@@ -457,7 +616,8 @@ _QUERY_VALUES: Final = (
     "latest", "journal", "rw", "a" * 500,
 )  # fmt: skip
 _MEMBERS: Final = (
-    ("max", 1), ("wait_ms", 0), ("consumer", "c"), ("initial", "earliest"), ("message_ids", ["900000000:0"]),
+    ("max", 1), ("wait_ms", 0), ("readOnly", True), ("consumer", "c"), ("initial", "earliest"),
+    ("message_ids", ["900000000:0"]),
     ("value", "v"),
     ("key", "k"), ("messages", [{"value": "v"}]), ("position", "earliest"), ("type", "shared"), ("delay", 120),
     ("bookie_src", ["gone:3181"]), ("entry_location_compact", False), ("delay_seconds", 60),

@@ -29,6 +29,22 @@ READY_TIMEOUT_S: Final = 90.0
 HOST: Final = "127.0.0.1"
 TOPIC: Final = "/v1/topics/public/default/healthy"
 BIG_TOPIC: Final = "/v1/topics/public/default/big"
+NORMAL_CLIENTS: Final = {"broker": 400, "bookie": 100, "auditor": 100}
+"""Number of connections of normal use: a twelfth of what a broker allows, and less than half of the other ports."""
+NORMAL: Final[dict[str, list[tuple[str, str, Any]]]] = {
+    "broker": [
+        ("GET", "/v1/topics", None),
+        ("GET", "/metrics", None),
+        ("POST", f"{TOPIC}/messages", b"x" * 1000),
+        ("POST", f"{TOPIC}/subscriptions/normal/receive", {"consumer": "c", "max": 10, "wait_ms": 0}),
+        ("POST", f"{TOPIC}-empty/subscriptions/s/receive", {"consumer": "c", "wait_ms": 500}),
+        ("GET", f"{TOPIC}/messages?start=earliest&max=10", None),
+        ("GET", f"{BIG_TOPIC}/messages?start=earliest&max=10", None),
+    ],
+    "bookie": [("GET", "/api/v1/bookie/state", None), ("GET", "/metrics", None), ("GET", "/api/v1/bookie/gc", None)],
+    "auditor": [("GET", "/v1/recovery/status", None), ("GET", "/metrics", None), ("GET", "/v1/bookies", None)],
+}
+"""Requests of normal use, also those that attackers send. Each client sends all but the last one; a few send that."""
 BIG_MESSAGES: Final = 12
 BIG_SIZE: Final = 2**20
 
@@ -40,7 +56,7 @@ class Services:
         self.group = group
         self.inside = inside
         self._directory = directory
-        self._zookeeper = zookeeper
+        self.zookeeper = zookeeper
         self.ports = {name: _free_port() for name in ("ledger", "bookie", "broker", "auditor")}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._http = httpx.AsyncClient(timeout=30, trust_env=False)
@@ -70,7 +86,7 @@ class Services:
         self._start("auditor", "--port", str(self.ports["auditor"]))
 
     def _start(self, name: str, *options: str) -> None:
-        command = [sys.executable, "-m", f"bindery_{name}", "--zookeeper", self._zookeeper, *options]
+        command = [sys.executable, "-m", f"bindery_{name}", "--zookeeper", self.zookeeper, *options]
         quorums = {f"BROKER_LEDGER_{what}": "1" for what in ("ENSEMBLE_SIZE", "WRITE_QUORUM", "ACK_QUORUM")}
         begin = self.group.start if name == self.inside else subprocess.Popen
         with (self._directory / f"{name}.log").open("wb") as log:
@@ -127,6 +143,27 @@ class Services:
         async with httpx.AsyncClient(timeout=30, trust_env=False) as fresh:
             await self._ok(fresh.get(self.url(name) + path))
         return self._slowest_s
+
+    async def serve_normally(self) -> None:
+        """Use the attacked process as many clients at a time do, so that it has the memory of a service in use."""
+        count = NORMAL_CLIENTS[self.inside]
+        limits = httpx.Limits(max_connections=count, max_keepalive_connections=count)
+        async with httpx.AsyncClient(
+            base_url=self.url(self.inside), timeout=60, limits=limits, trust_env=False
+        ) as http:
+
+            async def send(method: str, path: str, body: Any) -> None:
+                content = {} if body is None else {"content" if isinstance(body, bytes) else "json": body}
+                while (response := await http.request(method, path, **content)).status_code == 429:
+                    await asyncio.sleep(0.2)
+                assert response.status_code < 300, f"{path}: {response.status_code} {response.text[:300]}"
+
+            async def client() -> None:
+                for request in NORMAL[self.inside][:-1]:
+                    await send(*request)
+
+            await asyncio.gather(*(client() for _ in range(count)))
+            await asyncio.gather(*(send(*NORMAL[self.inside][-1]) for _ in range(4)))
 
     async def _ok(self, call: Coroutine[Any, Any, httpx.Response]) -> httpx.Response:
         began = time.monotonic()

@@ -83,6 +83,25 @@ async def test_a_json_body_needs_its_content_type_and_an_empty_body_needs_none(h
         assert "-H 'Content-Type: application/json'" in answer.json()["detail"]
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"a":"\\ud800"}',
+        b'{"\\udc00\\ud800":1}',
+        b'{"a":[{"b":"\\uDFFF"}]}',
+        b'{"a":"\xed\xa0\x80"}',
+        '{"a":"\ud800"}'.encode("utf-16", "surrogatepass"),
+    ],
+)
+async def test_a_json_body_with_half_a_character_is_refused(http: httpx.AsyncClient, body: bytes) -> None:
+    """Python reads an unpaired surrogate into a string that cannot be encoded, so that storing it fails later."""
+    answer = await http.put("/echo", content=body, headers=JSON)
+    assert (answer.status_code, answer.json()["code"]) == (400, "bad_request")
+    assert "surrogate" in answer.json()["detail"]
+    pair = await http.put("/echo", content=b'{"a":"\\ud83d\\udc19"}', headers=JSON)
+    assert pair.json() == {"a": "\N{OCTOPUS}"}
+
+
 async def test_an_encoded_body_is_refused_before_it_is_read(http: httpx.AsyncClient) -> None:
     sent = []
 

@@ -8,7 +8,7 @@ from bindery_kit.configuration.settings import WrongSettings
 def test_ports_of_operators_have_smaller_defaults() -> None:
     port, admin = HttpSettings(), AdminHttpSettings()
     assert (port.connections_max, admin.connections_max) == (5000, 250)
-    assert (port.heads_size_max, admin.heads_size_max) == (16 * 2**20, 2 * 2**20)
+    assert (port.heads_size_max, admin.heads_size_max) == (8 * 2**20, 2 * 2**20)
     assert (port.bodies_size_max, admin.bodies_size_max) == (64 * 2**20, 2 * 2**20)
     assert (port.unread_size_max, admin.unread_size_max) == (96 * 2**20, 8 * 2**20)
     assert (port.hosts, port.origins, port.connections_per_address_max) == ("", "", 0)

@@ -5,12 +5,12 @@ import contextlib
 import gc
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 from bindery_kit.configuration.http_settings import HttpSettings
-from bindery_kit.http.http_limits import HEAD_SIZE_MAX, HEADERS_MAX, UNREAD_MARK, HttpLimits
+from bindery_kit.http.http_limits import FREE_BODY_SIZE, HEAD_SIZE_MAX, HEADERS_MAX, UNREAD_MARK, HttpLimits
 from bindery_kit.http.http_server import HttpServer
 from bindery_kit.http.http_stats import HttpStats
 
@@ -18,12 +18,19 @@ KIB = 1024
 
 
 class App:
-    """Sums up bodies at /body, sends `size` bytes at /big?size, waits at /wait, refuses bodies unread at /no."""
+    """Sums up bodies at /body, sends `size` bytes at /big?size, refuses bodies unread at /no. Waits at /wait, at /late
+    before it takes the body, and at /taken after that."""
 
     def __init__(self) -> None:
         self.release = asyncio.Event()
+        self.send_timeout_s: float | None = None
+        """Seconds after which a response that is not read is given up."""
         self.headers: list[list[tuple[bytes, bytes]]] = []
         self.running = 0
+        self.sizes: list[int] = []
+        """Sizes of the bodies that were taken."""
+        self.keep: Callable[[int], None] = lambda _size: None
+        """Called with the size of each body at the moment in which it was taken."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -37,7 +44,11 @@ class App:
             await send({"type": "http.response.start", "status": 200, "headers": [length]})
             for start in range(0, len(answer), 64 * KIB):
                 piece = answer[start : start + 64 * KIB]
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
+                try:
+                    async with asyncio.timeout(self.send_timeout_s):
+                        await send({"type": "http.response.body", "body": piece, "more_body": True})
+                except TimeoutError:
+                    return
             await send({"type": "http.response.body", "body": b""})
         finally:
             self.running -= 1
@@ -47,9 +58,9 @@ class App:
         path = scope["path"]
         if path == "/big":
             return b"x" * int(scope["query_string"])
-        if path == "/wait":
+        if path in ("/wait", "/late"):
             await self.release.wait()
-        if path == "/body":
+        if path in ("/body", "/late", "/taken"):
             size, is_more = 0, True
             while is_more:
                 message = await receive()
@@ -57,6 +68,10 @@ class App:
                     return None
                 size += len(message["body"])
                 is_more = message["more_body"]
+            self.keep(size)
+            self.sizes.append(size)
+            if path == "/taken":
+                await self.release.wait()
             return b"%d" % size
         return b"ok"
 
@@ -341,6 +356,88 @@ async def test_a_body_that_keeps_the_rate_may_take_longer_than_the_grace() -> No
         assert (await client.reader.readuntil(b"\r\n\r\n4000")).startswith(b"HTTP/1.1 200 ")
 
 
+async def test_each_pipelined_body_has_its_own_time() -> None:
+    """Every read of the socket ends within the next body, and no body is late."""
+    async with serving(transfer_grace_s=0.4, transfer_rate_min=1000.0) as port:
+        client = await port.client()
+        client.send(post("/body", 200) + b"x" * 100)
+        for _ in range(12):
+            await asyncio.sleep(0.1)
+            client.send(b"x" * 100 + post("/body", 200) + b"x" * 100)
+            assert (await client.reader.readuntil(b"\r\n\r\n200")).startswith(b"HTTP/1.1 200 ")
+        assert port.stats.refused == {}
+
+
+async def test_a_body_that_trickles_behind_another_one_is_ended() -> None:
+    async with serving(transfer_grace_s=0.3, transfer_rate_min=1000.0) as port:
+        client = await port.client()
+        client.send(post("/body", 200) + b"x" * 100)
+        await asyncio.sleep(0.1)
+        client.send(b"x" * 100 + post("/body", 200) + b"x")
+        await client.reader.readuntil(b"\r\n\r\n200")
+        assert await client.problem() == (408, "request_timeout")
+
+
+async def test_complete_bodies_count_until_the_application_has_taken_them() -> None:
+    async with serving(bodies_size_max=64 * KIB) as port:
+        clients = [await port.client() for _ in range(3)]
+        for number, client in enumerate(clients):
+            client.send(post("/late", 30 * KIB) + b"x" * (30 * KIB))
+            await port.until("bodies", min(number + 1, 2) * 30 * KIB)
+        assert await clients[0].problem() == (429, "too_many_requests")
+        small = await port.client()
+        small.send(post("/late", FREE_BODY_SIZE) + b"x" * FREE_BODY_SIZE)
+        await asyncio.sleep(0.05)
+        assert port.held("bodies") == 60 * KIB, "a small complete body is free"
+        port.app.release.set()
+        for client, size in ((clients[1], 30 * KIB), (clients[2], 30 * KIB), (small, FREE_BODY_SIZE)):
+            assert (await client.reader.readuntil(b"\r\n\r\n%d" % size)).startswith(b"HTTP/1.1 200 ")
+        await port.until("bodies", 0)
+        assert port.app.sizes == [30 * KIB, 30 * KIB, FREE_BODY_SIZE], "nothing was done for the body that was evicted"
+
+
+async def test_a_body_counts_once_when_the_application_keeps_it() -> None:
+    """The application counts a body from the moment on in which it has taken it."""
+    async with serving(bodies_size_max=64 * KIB) as port:
+        room, seen = port.server.bodies, []
+
+        def keep(size: int) -> None:
+            seen.append(room.used)
+            room.restrict(room.limit - size)
+
+        port.app.keep = keep
+        slow, client = await port.client(), await port.client()
+        slow.send(post("/body", 1_000_000) + b"x" * (20 * KIB))
+        await port.until("bodies", 20 * KIB)
+        client.send(post("/body", 44 * KIB) + b"x" * (40 * KIB))
+        await port.until("bodies", 60 * KIB)
+        client.send(b"x" * (4 * KIB))
+        assert await client.status() == 200
+        assert (seen, room.used, port.stats.refused) == ([20 * KIB], 20 * KIB, {}), "both fit exactly"
+        room.restrict(room.limit)
+        client = await port.client()
+        client.send(post("/body", 45 * KIB) + b"x" * (45 * KIB))
+        assert await client.status() == 200
+        assert await slow.problem() == (429, "too_many_requests")
+
+
+async def test_nobody_is_told_to_repeat_a_request_that_may_have_been_run() -> None:
+    """The connection ends without a response, because the application may have changed something."""
+    async with serving(heads_size_max=64 * KIB) as port:
+        changed = await port.client()
+        head = post("/wait", 1).removesuffix(b"\r\n") + b"X: " + b"x" * (20 * KIB) + b"\r\n\r\n"
+        changed.send(head.replace(b"/wait", b"/taken") + b"x")
+        while not port.app.sizes:
+            await asyncio.sleep(0.01)
+        unread = await port.client()
+        unread.send(head + b"x")
+        await asyncio.sleep(0.05)
+        for expected, client in ((0, changed), (429, unread)):
+            late = await port.client()
+            late.send(get("/wait", filler=20 * KIB))
+            assert await client.status() == expected
+
+
 async def test_incomplete_bodies_are_limited_in_all_and_the_oldest_pays() -> None:
     async with serving(bodies_size_max=64 * KIB) as port:
         attackers = [await port.client() for _ in range(3)]
@@ -389,6 +486,21 @@ async def test_a_client_that_does_not_read_is_disconnected() -> None:
             await asyncio.sleep(0.01)
         assert port.stats.refused == {"unread_timeout": 1}
         await port.until("unread", 0)
+
+
+async def test_a_connection_whose_response_is_given_up_ends_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although its client does not read, and the time to read responses has not passed."""
+    monkeypatch.setattr("bindery_kit.http.http_limits.LINGER_S", 0.2)
+    async with serving() as port:
+        port.app.send_timeout_s = 0.2
+        client = await port.client(small_buffer=True)
+        client.send(get("/big?3000000"))
+        while port.held("unread") <= UNREAD_MARK:
+            await asyncio.sleep(0.01)
+        async with asyncio.timeout(5):
+            while port.stats.connections:
+                await asyncio.sleep(0.01)
+        assert port.held("unread") == 0
 
 
 async def test_a_client_that_reads_slowly_enough_to_pause_is_not() -> None:

@@ -121,7 +121,8 @@ def test_a_repeated_origin_is_refused() -> None:
     [
         ("cross-site", "origin_not_allowed"), ("Cross-Site", "origin_not_allowed"),
         (" cross-site ", "origin_not_allowed"),
-        ("same-origin", None), ("same-site", None), ("none", None), ("", None),
+        ("same-site", "origin_not_allowed"), ("Same-Site", "origin_not_allowed"), ("unknown", "origin_not_allowed"),
+        ("same-origin", None), ("none", None), ("", None),
     ],
 )  # fmt: skip
 def test_fetch_metadata(site: str, expected: str | None) -> None:
@@ -131,6 +132,29 @@ def test_fetch_metadata(site: str, expected: str | None) -> None:
 def test_one_of_several_values_suffices_to_refuse() -> None:
     sites = ((b"sec-fetch-site", b"same-origin"), (b"sec-fetch-site", b"cross-site"))
     assert refusal(LOCAL, (b"host", b"localhost"), *sites) == "origin_not_allowed"
+
+
+@pytest.mark.parametrize("name", [b"sec-purpose", b"purpose"])
+@pytest.mark.parametrize("purpose", [b"prefetch", b"prefetch;prerender", b"Prefetch", b"prefetch;anonymous-client-ip"])
+@pytest.mark.parametrize(
+    ("sites", "expected"),
+    [
+        ([b"none"], "origin_not_allowed"),
+        ([], "origin_not_allowed"),
+        ([b"cross-site"], "origin_not_allowed"),
+        ([b"same-origin", b"none"], "origin_not_allowed"),
+        ([b"same-origin"], None),
+    ],
+)
+@pytest.mark.parametrize("path", ["/x", "/"])
+def test_nothing_is_fetched_ahead_for_other_sites(
+    name: bytes, purpose: bytes, sites: list[bytes], expected: str | None, path: str
+) -> None:
+    """Speculation rules of a hostile page look like an address that the visitor typed, but for the purpose."""
+    navigation = ((b"sec-fetch-mode", b"navigate"), (b"sec-fetch-dest", b"document"))
+    headers = ((b"host", b"localhost"), (name, purpose), *((b"sec-fetch-site", site) for site in sites))
+    assert refusal(LOCAL, *headers, *navigation, path=path) == expected
+    assert refusal(LOCAL, (b"host", b"localhost"), (name, b"other")) is None
 
 
 @pytest.mark.parametrize(
@@ -145,12 +169,13 @@ def test_one_of_several_values_suffices_to_refuse() -> None:
         ("GET", "/", "", "", "origin_not_allowed"),
     ],
 )
+@pytest.mark.parametrize("site", [b"cross-site", b"same-site"])
 def test_other_sites_may_link_to_pages(
-    method: str, path: str, mode: str, destination: str, expected: str | None
+    method: str, path: str, mode: str, destination: str, expected: str | None, site: bytes
 ) -> None:
     headers = (
         (b"host", b"localhost"),
-        (b"sec-fetch-site", b"cross-site"),
+        (b"sec-fetch-site", site),
         (b"sec-fetch-mode", mode.encode()),
         (b"sec-fetch-dest", destination.encode()),
     )

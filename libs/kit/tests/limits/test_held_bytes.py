@@ -128,3 +128,20 @@ def test_a_holder_that_is_deferred_is_evicted_last() -> None:
     assert (held.oldest, held.used) == (second, 80)
     held.hold(Client(), 60)
     assert (first.evictions, second.evictions) == ([], [("unread", 40)])
+
+
+def test_room_that_others_need_is_made_at_once_and_given_back() -> None:
+    held = HeldBytes("bodies", 100)
+    first, second = Client(), Client()
+    held.hold(first, 40)
+    held.hold(second, 40)
+    held.restrict(80)
+    assert (held.used, held.room, held.limit, held.evicted) == (80, 80, 100, 0)
+    held.restrict(79)
+    assert (first.evictions, second.evictions, held.used) == ([("bodies", 40)], [], 40)
+    assert not held.hold(first, 80)
+    assert (first.evictions[1:], held.used) == ([("bodies", 80)], 0)
+    held.restrict(1000)
+    assert (held.room, held.hold(first, 100)) == (100, True)
+    held.restrict(0)
+    assert (held.used, held.hold(second, 1)) == (0, False)

@@ -22,7 +22,7 @@ from bindery_metadata.recovery.recovery_records import (
     WorkerReport,
 )
 from bindery_metadata.stores.memory import MemoryTree
-from bindery_metadata.stores.store import MetadataStore
+from bindery_metadata.stores.store import MetadataStore, Node
 from store_environments import StoreEnvironment
 
 SEVEN, FAR = LedgerId(7), LedgerId(4294967301)
@@ -225,7 +225,30 @@ async def test_history_is_returned_newest_first(records: RecoveryRecords, store:
     await store.create(f"{ROOT}/history/other", b"")
     await store.set(f"{ROOT}/history/E_0000000003", b"\xff", version=None)
     assert await records.history() == [events[4], events[2], events[1], events[0]]
+    assert await records.history(3) == [events[4], events[2], events[1]]
     assert await records.history(2) == [events[4], events[2]]
+
+
+async def test_events_are_read_concurrently(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a long history would occupy its caller for a round trip per event."""
+    store = MemoryTree().connect()
+    records = RecoveryRecords(store)
+    for n in range(8):
+        await records.append_history(HistoryEvent(n, "marked"))
+    get, begun = store.get, asyncio.Event()
+    paths: list[str] = []
+
+    async def wait_for_all(path: str) -> Node:
+        paths.append(path)
+        if len(paths) == 5:
+            begun.set()
+        async with asyncio.timeout(10):
+            await begun.wait()
+        return await get(path)
+
+    monkeypatch.setattr(store, "get", wait_for_all)
+    assert [event.at_ms for event in await records.history(5)] == [7, 6, 5, 4, 3]
+    assert len(paths) == 5
 
 
 async def test_history_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,12 +50,15 @@ METADATA_SIZE_MAX: Final = 256 * 2**10
 """Maximum bytes of one message's key and properties together."""
 PAYLOAD_SIZE_MAX: Final = ENTRY_SIZE_MAX - 64 * 2**10
 """Maximum bytes of one message's payload; the rest of its entry is for key and properties."""
+METADATA_READ_SIZE_MAX: Final = METADATA_SIZE_MAX + 64 * 2**10
+"""Maximum bytes of the metadata of an entry, and of a message of a batch, that a broker reads. Protobuf takes twelve
+times as much memory for the smallest properties; this is what the messages of Bindery's producers need."""
 ENTRY_OVERHEAD: Final = 2 * 2**10
 """Bytes of an entry reserved for frame, numbers and the producer's name."""
 UNCOMPRESSED_SIZE_MAX: Final = 128 * 2**20
 """Default limit in bytes of a decoded entry, MESSAGE_SIZE for each message included: a limit on memory, not a rule of
 Pulsar."""
-MESSAGE_SIZE: Final = 256
+MESSAGE_SIZE: Final = 400
 """Bytes of memory that a decoded message is assumed to take in addition to its bytes in the entry."""
 PROPERTY_SIZE: Final = 100
 """Bytes of memory that a decoded property is assumed to take in addition to its bytes in the entry."""
@@ -271,11 +274,15 @@ def _metadata_size_exact(message: OutgoingMessage) -> int:
 class PackedEntry:
     """An entry whose checksum and metadata were read, and whose messages are not decoded yet."""
 
-    __slots__ = ("_metadata", "_metadata_size", "_payload")
+    __slots__ = ("_metadata", "_metadata_size", "_metadata_size_max", "_payload")
 
-    def __init__(self, entry: bytes) -> None:
-        """Raises CorruptMessage."""
-        self._metadata, self._payload, _ = _split(entry, verify=True)
+    def __init__(self, entry: bytes, *, metadata_size_max: int = UNCOMPRESSED_SIZE_MAX) -> None:
+        """`metadata_size_max`: maximum bytes of the metadata of the entry, and of each message of a batch.
+
+        Raises CorruptMessage, or UnreadableMessage if the metadata is larger.
+        """
+        self._metadata_size_max = metadata_size_max
+        self._metadata, self._payload, _ = _split(entry, verify=True, metadata_size_max=metadata_size_max)
         self._metadata_size = len(entry) - len(self._payload)
 
     @property
@@ -303,7 +310,7 @@ class PackedEntry:
         if metadata.compression != NONE:
             payload = _decompress(metadata, payload, size_max=size_max)
         if metadata.HasField("num_messages_in_batch"):
-            return _decode_batch(metadata, payload, size_max=size_max)
+            return _decode_batch(metadata, payload, size_max=size_max, metadata_size_max=self._metadata_size_max)
         properties = metadata.properties
         properties_size = PROPERTY_SIZE * len(properties)
         if properties_size > size_max:
@@ -401,7 +408,9 @@ def _frame(metadata: MessageMetadata, payload: list[bytes]) -> bytes:
     return entry
 
 
-def _split(entry: bytes, *, verify: bool) -> tuple[MessageMetadata, memoryview, int]:
+def _split(
+    entry: bytes, *, verify: bool, metadata_size_max: int = UNCOMPRESSED_SIZE_MAX
+) -> tuple[MessageMetadata, memoryview, int]:
     """Return the metadata, the payload (a view of `entry`) and the broker's time stamp (0: none)."""
     view = memoryview(entry)
     offset = 0
@@ -419,6 +428,8 @@ def _split(entry: bytes, *, verify: bool) -> tuple[MessageMetadata, memoryview, 
                 raise CorruptMessage("message checksum mismatch", size=len(entry))
         (size,) = _SIZE.unpack_from(entry, offset)
         offset += _SIZE.size
+        if metadata_size_max < size <= len(entry) - offset:
+            raise UnreadableMessage("the metadata of the message is too large", size=size, size_max=metadata_size_max)
         metadata = MessageMetadata.FromString(_slice(view, offset, size))
     except struct.error as error:
         raise CorruptMessage("entry is cut short", size=len(entry)) from error
@@ -434,7 +445,9 @@ def _slice(view: memoryview, offset: int, size: int) -> bytes:
     return part
 
 
-def _decode_batch(metadata: MessageMetadata, payload: memoryview, *, size_max: int) -> list[Message]:
+def _decode_batch(
+    metadata: MessageMetadata, payload: memoryview, *, size_max: int, metadata_size_max: int
+) -> list[Message]:
     count = metadata.num_messages_in_batch
     if not 0 < count <= BATCH_COUNT_MAX:
         raise CorruptMessage("impossible number of messages in a batch", count=count)
@@ -451,6 +464,13 @@ def _decode_batch(metadata: MessageMetadata, payload: memoryview, *, size_max: i
         try:
             (size,) = _SIZE.unpack_from(payload, offset)
             offset += _SIZE.size
+            if metadata_size_max < size <= len(payload) - offset:
+                raise UnreadableMessage(
+                    "the metadata of a message in a batch is too large",
+                    index=index,
+                    size=size,
+                    size_max=metadata_size_max,
+                )
             single = SingleMessageMetadata.FromString(_slice(payload, offset, size))
         except struct.error as error:
             raise CorruptMessage("batch is cut short", index=index, count=count) from error

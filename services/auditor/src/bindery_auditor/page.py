@@ -6,6 +6,7 @@ from html import escape
 from typing import Any, Final
 
 from bindery_kit.admin.http import Answer
+from bindery_kit.http.page_headers import page_headers
 from bindery_metadata.recovery.last_audits import findings_text
 from bindery_recovery.records import sentences
 
@@ -16,10 +17,7 @@ table { border-collapse: collapse; width: 100%; } th, td { text-align: left; pad
 vertical-align: top; border-bottom: 1px solid #d8dde6; } th { font-weight: 600; }
 .bad { color: #a3261b; } .quiet { color: #5c6676; }
 """
-_HEADERS: Final = (
-    (b"content-security-policy", b"default-src 'none'; style-src 'unsafe-inline'"),
-    (b"x-content-type-options", b"nosniff"),
-)
+_HEADERS: Final = tuple((name.lower().encode(), value.encode()) for name, value in page_headers(_STYLE).items())
 
 
 def render(

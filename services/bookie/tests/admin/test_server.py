@@ -1,5 +1,6 @@
 """The HTTP port of a bookie, without a socket: what it serves, and in which order it is closed."""
 
+import ast
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -152,6 +153,14 @@ async def test_probes_metrics_and_the_api_are_served(world: World) -> None:
     assert (await world.http.get(f"{API}/info")).json() == {"freeSpace": 400, "totalSpace": 1000}
     settings = (await world.http.get("/api/v1/config/server_config")).json()
     assert (settings["host"], settings["port"]) == ("127.0.0.9", "3181")
+
+
+async def test_a_request_for_the_settings_does_not_parse_source_code(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anybody may request them, and parsing took about 100 ms of the event loop."""
+    monkeypatch.setattr(ast, "parse", lambda *_: pytest.fail("source code was parsed"))
+    assert (await world.http.get("/api/v1/config/server_config")).json()["port"] == "3181"
 
 
 async def test_the_parts_of_the_bookie_are_shown(world: World) -> None:

@@ -123,7 +123,7 @@ class BrokerProcess:
             client=client, store=store, leases=leases, clock=wall_clock_ms, now=loop.time, metrics=self._metrics
         )
         broker = Broker(settings, components, url=url)
-        app = BrokerApp(broker)
+        app = BrokerApp(broker, arriving=self._server.bodies)
         life.on_stop(app.close)
         self._late.put(app)
         gc.collect()

@@ -81,9 +81,10 @@ class BrokerSettings(Settings):
     """Maximum bytes of any other request's body."""
 
     in_flight_bytes_max: Annotated[int, Ge(1_024)] = 64 * MIB
-    """Maximum bytes of buffered request bodies. Above it, the incomplete body that has been arriving longest is refused
-    with 429, and if complete bodies take all of it, new ones are. A body takes about four times its bytes while its
-    messages are stored; four bodies of the maximum size fit into a container of 512 MiB."""
+    """Maximum bytes of request bodies in memory, those of `http.bodies_size_max` included. Above it, the body that has
+    been arriving longest is ended with 429, and if complete bodies take all of it, new ones are. A body takes about
+    four times its bytes while its messages are stored; four bodies of the maximum size fit into a container of
+    512 MiB."""
 
     messages_per_request_max: Annotated[int, Ge(1), Le(10_000)] = 10_000
     """Maximum number of messages of one produce request."""

@@ -1,11 +1,14 @@
 """The application as a whole: gate, framework, pages and what belongs to no operation."""
 
+import asyncio
+import re
 from collections.abc import AsyncIterator
 
 import pytest
 from asgi_call import Line
 from bindery_broker.http.app import BrokerApp
 from bindery_broker.http.proxy import Proxy
+from bindery_kit.http.page_headers import page_headers
 from broker_harness import TOPIC, Harness, problem
 
 IN_FLIGHT = "bindery_broker_request_bytes_in_flight"
@@ -79,12 +82,15 @@ async def test_the_bytes_of_bodies_in_flight_are_a_metric(broker: Harness) -> No
 
     async def body() -> AsyncIterator[bytes]:
         yield b"abc"
+        while metric(broker, IN_FLIGHT) == "0.0":
+            await asyncio.sleep(0)
         seen.append(metric(broker, IN_FLIGHT))
         yield b"d"
 
-    assert (await broker.client.post(f"{TOPIC}/messages", content=body())).status_code == 200
-    assert seen == ["3.0"]
-    assert metric(broker, IN_FLIGHT) == "0.0"
+    async with broker.serve():
+        assert (await broker.client.post(f"{TOPIC}/messages", content=body())).status_code == 200
+        assert seen == ["3.0"]
+        assert metric(broker, IN_FLIGHT) == "0.0"
 
 
 async def test_websockets_are_refused(broker: Harness) -> None:
@@ -108,6 +114,9 @@ async def test_the_page_shows_the_document(broker: Harness) -> None:
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
     assert "<h1>Bindery broker</h1>" in answer.text
     assert "/v1/topics" in answer.text
+    style = answer.text.partition("<style>")[2].partition("</style>")[0]
+    assert {name: answer.headers.get(name) for name in page_headers("")} == page_headers(style)
+    assert not re.search(r"<[^>]* style=|<script", answer.text), "the policy would ignore it"
     problem(await broker.client.get("/redoc"), status=404, code="not_found")
 
 

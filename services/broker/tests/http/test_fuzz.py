@@ -77,6 +77,19 @@ def url() -> Iterator[str]:
         yield broker.url
 
 
+@pytest.mark.parametrize("path", ["/v1/topics", TOPIC, f"{TOPIC}/subscriptions/s/ack", "/docs", "/livez"])
+def test_head_leaves_the_connection_usable(url: str, path: str) -> None:
+    """The server must not miss the body, and close."""
+    with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=10) as client:
+        request = f"{{}} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+        client.sendall(request.format("HEAD").encode() + request.format("OPTIONS").encode())
+        found = b""
+        while found.count(b"HTTP/1.1 ") < 2:
+            data = client.recv(65536)
+            assert data, found
+            found += data
+
+
 @pytest.fixture(scope="module")
 def schema(url: str) -> Any:
     return schemathesis.openapi.from_url(f"{url}/openapi.json")

@@ -190,6 +190,13 @@ async def test_the_framework_gets_get_for_head_and_the_client_no_body() -> None:
     assert scope[SCOPE_KEY].method == "HEAD"
 
 
+async def test_the_server_s_scope_keeps_head() -> None:
+    """The server omits the body of such a response itself: with GET it would miss the body that it never gets."""
+    front, line, scope = Front(), Line(), http_scope("HEAD", "/v1/topics")
+    await front.gate(scope, line.receive, line.send)
+    assert scope["method"] == "HEAD"
+
+
 @pytest.mark.parametrize(
     ("path", "operation"), [("/docs", "docs"), ("/openapi.json", "docs"), ("/v1/topics", "none"), ("/docs/x", "none")]
 )

@@ -7,12 +7,13 @@ import pytest
 from bindery_broker.dispatch.item import DispatchLimits
 from bindery_broker.errors import ResponsesFull
 from bindery_broker.subscriptions.consumer import ClientWatch
-from bindery_broker.subscriptions.reading import MESSAGE_OVERHEAD, READ_ENTRIES_MAX
+from bindery_broker.subscriptions.decoding import DECODED_BYTES_MAX
+from bindery_broker.subscriptions.reading import MESSAGE_OVERHEAD, READ_BYTES_MAX, READ_ENTRIES_MAX
 from bindery_broker.subscriptions.response_budget import Charge
 from bindery_core.errors import TryAgain
 from bindery_pulsar.message_id import MessageId
 from managed_ledger_cluster import Cluster
-from subscription_parts import Parts, at, batch, single, texts
+from subscription_parts import Parts, at, batch, single, texts, zipped
 
 
 async def refuse(*arguments: object, **limits: object) -> None:
@@ -291,7 +292,7 @@ async def test_a_delayed_message_is_delivered_when_its_delay_ends(cluster: Clust
 
 def fill(parts: Parts) -> Charge:
     """Let another response hold all the room. Returns its charge."""
-    other = parts.responses.charge()
+    other = parts.responses.charge("a")
     assert other.take(least=parts.responses.total, most=parts.responses.total)
     return other
 
@@ -402,3 +403,42 @@ async def test_a_repeated_request_waits_for_room_too(cluster: Cluster) -> None:
         await parts.redelivery.take(parts.call(wait_s=1), "r1")
     other.release()
     assert texts(await parts.redelivery.take(parts.call(wait_s=1), "r1")) == [b"a"]
+
+
+# -- entries that take much more once they are decoded
+
+
+async def test_a_large_entry_is_read_once_it_fits_into_what_is_read_ahead(cluster: Cluster) -> None:
+    limits = DispatchLimits(ready_bytes_max=2 * DECODED_BYTES_MAX)
+    parts = await Parts.create(cluster, single(b"a"), zipped(DECODED_BYTES_MAX), single(b"c"), limits=limits)
+    sizes = [len((await parts.take(count_max=1))[0]) for _ in range(3)]
+    assert sizes == [1, DECODED_BYTES_MAX, 1]
+    assert parts.loop._read_ahead.used == 0
+
+
+async def test_a_large_entry_that_cannot_be_read_ahead_waits_for_room_in_the_responses(cluster: Cluster) -> None:
+    parts = await Parts.create(cluster, zipped(DECODED_BYTES_MAX))
+    parts.loop._read_ahead.change(parts.loop._read_ahead.total - READ_BYTES_MAX)
+    other = fill(parts)
+    other.keep(other.size - DECODED_BYTES_MAX // 2)
+    task = asyncio.create_task(parts.take(wait_s=60))
+    await asyncio.sleep(1)
+    assert parts.loop.dispatcher.ready_count == 0, "half of it fits"
+    assert not task.done()
+    other.release()
+    (large,) = await task
+    assert len(large) == DECODED_BYTES_MAX
+
+
+async def test_a_large_entry_is_delivered_again(cluster: Cluster) -> None:
+    parts = await Parts.create(cluster, zipped(DECODED_BYTES_MAX))
+    call = parts.call()
+    assert len(texts(await parts.redelivery.take(call, "r1"))) == 1
+    call.charge.release()
+    call = parts.call()
+    (again,) = texts(await parts.redelivery.take(call, "r1"))
+    assert len(again) == DECODED_BYTES_MAX
+    assert DECODED_BYTES_MAX < call.charge.size < DECODED_BYTES_MAX + MESSAGE_OVERHEAD + 100
+    parts.redelivery.release("c")
+    (again,) = await parts.take()
+    assert len(again) == DECODED_BYTES_MAX

@@ -1,7 +1,6 @@
 """Reading for one subscription: batch sizes, entries that cannot be decoded, and resets during a read."""
 
 import asyncio
-import zlib
 
 import pytest
 from bindery_broker.dispatch.shared import SharedDispatcher
@@ -17,9 +16,8 @@ from bindery_pulsar.message_codec import (
     encode_message,
 )
 from bindery_pulsar.message_id import MessageId, Position
-from bindery_pulsar.pulsar_messages_pb2 import ZLIB, MessageMetadata
 from managed_ledger_cluster import Cluster
-from subscription_parts import Parts, at, batch, single
+from subscription_parts import Parts, at, batch, single, zipped
 
 BAD = b"\x0e\x01no message"
 
@@ -211,14 +209,6 @@ async def test_a_step_back_never_moves_the_read_position_forward(cluster: Cluste
     assert parts.reader.position == at(1)
     parts.reader.step_back((0, 2, -1))
     assert parts.reader.position == at(1)
-
-
-def zipped(size: int) -> bytes:
-    """Return an entry of a few bytes that decompresses to `size` bytes."""
-    metadata = MessageMetadata(
-        producer_name="p", sequence_id=0, publish_time=1, compression=ZLIB, uncompressed_size=size
-    ).SerializeToString()
-    return len(metadata).to_bytes(4, "big") + metadata + zlib.compress(bytes(size))
 
 
 async def test_a_read_ends_when_its_messages_are_large_once_decoded(cluster: Cluster) -> None:

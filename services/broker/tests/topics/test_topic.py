@@ -42,7 +42,7 @@ async def narrow(tree, ledgers, clock) -> AsyncIterator[Topic]:
 
 
 def charge() -> Charge:
-    return ResponseBudget(64 * 2**20, now=lambda: 0.0).charge()
+    return ResponseBudget(64 * 2**20, now=lambda: 0.0).charge("a")
 
 
 async def publish(topic: Topic, *payloads: bytes, batch: bool = False, **fields: object) -> list[str | BinderyError]:

@@ -91,6 +91,10 @@ class Request:
             value = None
         if not isinstance(value, dict):
             raise BadRequest("the body must be a JSON object")
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise BadRequest("the body has an unpaired surrogate, which is no character") from None
         for name in value:
             if only and name not in only:
                 raise BadRequest(f"unknown member; the body may have only {', '.join(only)}", member=name)

@@ -32,13 +32,13 @@ class HttpSettings(Settings):
     """Maximum number of open connections of one client address; an IPv6 network of 64 bits counts as one address. 0:
     half of `connections_max`. Set it to `connections_max` if all clients come through one proxy."""
 
-    heads_size_max: Annotated[int, Ge(64 * KIB), Le(65536 * MIB)] = 16 * MIB
+    heads_size_max: Annotated[int, Ge(64 * KIB), Le(65536 * MIB)] = 8 * MIB
     """Maximum bytes of incomplete request heads, and of heads above 4 KiB of requests in progress, over all
     connections. Above it, the connection that has held its bytes longest is closed with 429."""
 
     bodies_size_max: Annotated[int, Ge(64 * KIB), Le(65536 * MIB)] = 64 * MIB
-    """Maximum bytes of incomplete request bodies over all connections. Above it, the one that has been arriving longest
-    is ended with 429."""
+    """Maximum bytes of request bodies over all connections, until the service has taken them completely. Above it, the
+    one that has been arriving longest is ended with 429."""
 
     unread_size_max: Annotated[int, Ge(256 * KIB), Le(65536 * MIB)] = 96 * MIB
     """Maximum bytes of responses that clients have not read, over all connections, counting 64 KiB of the system's
@@ -68,8 +68,8 @@ class AdminHttpSettings(HttpSettings):
     connections. Above it, the connection that has held its bytes longest is closed with 429."""
 
     bodies_size_max: Annotated[int, Ge(64 * KIB), Le(65536 * MIB)] = 2 * MIB
-    """Maximum bytes of incomplete request bodies over all connections. Above it, the one that has been arriving longest
-    is ended with 429."""
+    """Maximum bytes of request bodies over all connections, until the service has taken them completely. Above it, the
+    one that has been arriving longest is ended with 429."""
 
     unread_size_max: Annotated[int, Ge(256 * KIB), Le(65536 * MIB)] = 8 * MIB
     """Maximum bytes of responses that clients have not read, over all connections, counting 64 KiB of the system's

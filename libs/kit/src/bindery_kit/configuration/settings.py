@@ -247,7 +247,6 @@ class EffectiveSetting:
     value: Any
     source: str
     """`default`, `environment NAME` or `argument`."""
-    help: str
 
     def __str__(self) -> str:
         return f"{self.name} = {self.value}  ({self.source})"
@@ -256,7 +255,7 @@ class EffectiveSetting:
 def descriptions(cls: type[Settings]) -> dict[str, str]:
     """Return the docstrings of fields by field name; fields without one are missing.
 
-    They are read from the source code on each call. Empty if there is no source code.
+    They are parsed from the source code on each call, which takes milliseconds. Empty if there is no source code.
     """
     found: dict[str, str] = {}
     for owner in reversed(cls.__mro__):
@@ -319,7 +318,6 @@ def _environment_name(cls: type[Settings], field: str) -> str:
 
 def _effective(settings: Settings, *, prefix: str) -> Iterator[EffectiveSetting]:
     environment = {name.upper(): value for name, value in os.environ.items()}
-    texts = descriptions(type(settings))
     for name, field in type(settings).model_fields.items():
         value = getattr(settings, name)
         if isinstance(value, Settings):
@@ -332,9 +330,7 @@ def _effective(settings: Settings, *, prefix: str) -> Iterator[EffectiveSetting]
             source = f"environment {variable}"
         else:
             source = "argument"
-        yield EffectiveSetting(
-            f"{prefix}{name}", str(value) if isinstance(value, SecretStr) else value, source, texts.get(name, "")
-        )
+        yield EffectiveSetting(f"{prefix}{name}", str(value) if isinstance(value, SecretStr) else value, source)
 
 
 def _matches_environment(field: SettingField, text: str | None, value: Any) -> bool:

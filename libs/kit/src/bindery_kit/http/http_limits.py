@@ -14,9 +14,9 @@
 |                                                        | `connections_per_address_max` | longest is closed; if none  |
 |                                                        |                               | is idle: 503, except for    |
 |                                                        |                               | `ALWAYS_ANSWERED`           |
-| bytes over all connections: heads, incomplete bodies,  | `heads_size_max`,             | the one that has held bytes |
-| and unread responses                                   | `bodies_size_max`,            | longest is closed, if       |
-|                                                        | `unread_size_max`             | possible with 429           |
+| bytes over all connections: heads, bodies that the     | `heads_size_max`,             | the one that has held bytes |
+| application has not taken completely, and unread       | `bodies_size_max`,            | longest is closed, with 429 |
+| responses                                              | `unread_size_max`             | if nothing was done         |
 
 uvicorn keeps headers and trailers of any size, waits forever for the rest of a head or body and for a client that does
 not read, and does not limit connections, so a client could exhaust memory or file descriptors of a process that stores
@@ -30,8 +30,9 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, cast
 
+from uvicorn._types import ASGIReceiveEvent
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from bindery_kit.configuration.http_settings import HttpSettings
@@ -52,6 +53,8 @@ FREE_HEAD_SIZE: Final = 4 * 1024
 """A head of at most this many bytes does not count towards `heads_size_max`, unless it waits for other responses."""
 HEADER_OVERHEAD: Final = 200
 """Bytes of memory that a header takes in addition to its name and value."""
+FREE_BODY_SIZE: Final = 4 * 1024
+"""Complete bodies of a connection of at most this many bytes do not count while the application has not taken them."""
 REQUEST_OVERHEAD: Final = 3 * 1024
 """Bytes of memory that a waiting request takes in addition to its head."""
 UNREAD_MARK: Final = 32 * 1024
@@ -127,6 +130,27 @@ class _UvicornLog:
             self._log.error("http_application_failed", message=text, exc_info=exc_info)
 
 
+class _Request(RequestResponseCycle):
+    """A request that tells its connection when the application has taken its body, or given up the response."""
+
+    body_size = 0
+    """Bytes of the body that count for the connection."""
+
+    async def run_asgi(self, app: Any) -> None:
+        connection = self.on_response.__self__  # type: ignore[attr-defined]
+        await super().run_asgi(app)
+        if not self.response_complete and self.transport.is_closing():  # given up
+            connection.linger()
+
+    async def receive(self) -> ASGIReceiveEvent:
+        message = await super().receive()
+        if self.body_size and message["type"] == "http.request" and not message["more_body"]:
+            connection = getattr(self.on_response, "__self__", None)  # None once the application has ended
+            if connection is not None:
+                connection.release_body(self)
+        return message
+
+
 class HttpLimits(HttpToolsProtocol):
     """Mix-in for the protocol of a server: refuse requests, and close connections, that exceed a limit."""
 
@@ -134,6 +158,7 @@ class HttpLimits(HttpToolsProtocol):
 
     __slots__ = (
         "_answered_s",
+        "_bodies_size",
         "_body_began_s",
         "_body_open",
         "_body_size",
@@ -174,7 +199,10 @@ class HttpLimits(HttpToolsProtocol):
         """Sum of `_charges`."""
         self._body_open = False
         """Whether a head is complete and its body is not."""
+        self._bodies_size = 0
+        """Bytes of bodies that have arrived and that the application has not taken completely."""
         self._body_size = 0
+        """Bytes of the newest body that have arrived."""
         self._body_began_s: float | None = None
         """Set when a read of the socket ends within a body."""
         self._answered_s: float | None = None
@@ -239,12 +267,13 @@ class HttpLimits(HttpToolsProtocol):
         self._read_size = len(data)
         super().data_received(data)
         if self.transport.is_closing():
-            self._linger()
+            self.linger()
             return
-        if self._body_open:
-            self._receive_body()
-        elif self._body_began_s is not None:
-            self._end_body()
+        if self._body_open and self._body_began_s is None:
+            self._body_began_s = self.loop.time()
+            self._set_deadline(self.shared.rate.grace_s)
+        if self._bodies_size:
+            self._hold_bodies()
         if self._moved_on:
             if self._unfinished_size:
                 self._unfinished_size = 0
@@ -319,21 +348,25 @@ class HttpLimits(HttpToolsProtocol):
         self._body_size = 0
         self._answered_s = None
         super().on_headers_complete()
+        self.cycle.__class__ = _Request  # also if it waits; uvicorn has no other way to replace its methods
         if charge or self._charges is not None:
             self._charge(charge)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
+        cycle.__class__ = _Request
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
         if self._charges is not None:
             self._discharge(self._charges)
+        if self._running is not None:
+            self.release_body(cast(_Request, self._running))
         super().on_response_complete()
         if self._is_lost:
             return
         if self.transport.is_closing():
-            self._linger()
+            self.linger()
             return
         if self.pipeline:
             self.flow.pause_reading()
@@ -342,7 +375,6 @@ class HttpLimits(HttpToolsProtocol):
             if not self._in_head:
                 self._forget_head()
             if self._body_open:  # its bytes are dropped from now on
-                self.shared.bodies.release(self)
                 self._answered_s = self.loop.time()
                 self._set_deadline(LINGER_S)
 
@@ -350,11 +382,15 @@ class HttpLimits(HttpToolsProtocol):
         self._moved_on = True
         if not self._is_refused:
             self._body_size += len(body)
+            if not self.cycle.response_complete:  # otherwise the bytes are dropped
+                cast(_Request, self.cycle).body_size += len(body)
+                self._bodies_size += len(body)
             super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._moved_on = True
         self._body_open = False
+        self._body_began_s = None
         if not self._is_refused:
             super().on_message_complete()
 
@@ -367,14 +403,20 @@ class HttpLimits(HttpToolsProtocol):
     # --- bytes that the connection holds
 
     def evict(self, kind: str, held_size: int) -> None:
-        """Close the connection, with 429 if its client waits for a response that has not begun."""
+        """Close the connection, with 429 if nothing was done for the request that its client waits for.
+
+        Otherwise the client must not conclude that it may repeat the request.
+        """
         self.shared.refused(f"{kind}_size", peer=self._group, held_size=held_size)
+        is_answerable = kind != "unread" and not self.pipeline and self._is_undone()
         self._is_refused = True
-        is_answerable = kind != "unread" and not self.pipeline and self._is_unanswered()
+        if self._running is not None and not self._running.response_complete:  # it gets no more of its body
+            self._running.disconnected = True
+            self._running.message_event.set()
         self.loop.call_soon(self._end_evicted, kind, is_answerable)  # not within a call of the transport
 
     def _end_evicted(self, kind: str, is_answerable: bool) -> None:
-        if self.transport.is_closing() or not is_answerable or not self._is_unanswered():
+        if self.transport.is_closing() or not is_answerable:
             self.transport.abort()
         else:
             self._hang_up(
@@ -384,6 +426,14 @@ class HttpLimits(HttpToolsProtocol):
     def _is_unanswered(self) -> bool:
         """Whether no response is being sent."""
         return self.cycle is None or self.cycle.response_complete or not self.cycle.response_started
+
+    def _is_undone(self) -> bool:
+        """Whether no response is being sent, and the application cannot have changed anything."""
+        if self.cycle is None or self.cycle.response_complete:
+            return True
+        is_safe = self.cycle.scope["method"] in ("GET", "HEAD")
+        is_taken = cast(_Request, self.cycle).body_size == 0 and not self._body_open
+        return not self.cycle.response_started and (is_safe or not is_taken)
 
     def _hold_heads(self) -> None:
         if not self._is_lost:  # otherwise the response was completed after the connection was lost
@@ -412,17 +462,18 @@ class HttpLimits(HttpToolsProtocol):
         self._running = None
         self.cycle.scope = None  # type: ignore[assignment]
 
-    def _receive_body(self) -> None:
-        """A read of the socket ended within a body."""
-        if self._body_began_s is None:
-            self._body_began_s = self.loop.time()
-            self._set_deadline(self.shared.rate.grace_s)
-        if self._answered_s is None:
-            self.shared.bodies.hold(self, self._body_size)
+    def _hold_bodies(self) -> None:
+        if self._is_lost or self._is_refused:
+            return
+        is_free = not self._body_open and self._bodies_size <= FREE_BODY_SIZE
+        self.shared.bodies.hold(self, 0 if is_free else self._bodies_size)
 
-    def _end_body(self) -> None:
-        self._body_began_s = None
-        self.shared.bodies.release(self)
+    def release_body(self, request: _Request) -> None:
+        """The application has taken the complete body, or the request is answered. Idempotent."""
+        if request.body_size:
+            self._bodies_size -= request.body_size
+            request.body_size = 0
+            self._hold_bodies()
 
     # --- deadlines
 
@@ -487,9 +538,9 @@ class HttpLimits(HttpToolsProtocol):
             self.shared.refused("unread_timeout", peer=self._group)
             self.transport.abort()
 
-    def _linger(self) -> None:
+    def linger(self) -> None:
         """Cut the connection off if its last bytes are not read soon."""
-        if self._linger_timer is None:
+        if self._linger_timer is None and not self._is_lost:
             self._linger_timer = self.loop.call_later(LINGER_S, self.transport.abort)
 
     # --- limits of connections
@@ -535,7 +586,7 @@ class HttpLimits(HttpToolsProtocol):
     def _hang_up(self, status: int, code: str, detail: str, facts: dict[str, Any]) -> None:
         self.headers = []
         hang_up(self.transport, status, code, detail, facts)
-        self._linger()
+        self.linger()
 
 
 def hang_up(

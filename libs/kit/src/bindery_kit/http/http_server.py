@@ -4,7 +4,8 @@ uvicorn's own entry point controls the process (signals, event loop). Here the o
 The constructor binds the socket, so the port is reserved and known before `start`. Addresses other than loopback
 require `insecure=True`, because requests are not authenticated by default.
 
-Every server has the limits of `http_limits` and, before its application, the checks of `origin`.
+Every server has the limits of `http_limits` and, before its application, the checks of `origin`. Every response of
+either has the header `page_headers.NOSNIFF`.
 """
 
 import asyncio
@@ -22,6 +23,7 @@ from bindery_kit.http.http_limits import KERNEL_UNREAD_SIZE, ServerLimits, with_
 from bindery_kit.http.http_stats import HttpStats
 from bindery_kit.http.listening import BindRefused, bind_tcp, cannot_listen
 from bindery_kit.http.origin import OriginGuard, origin_policy
+from bindery_kit.http.page_headers import NOSNIFF
 from bindery_kit.limits.memory_release import MemoryRelease
 from bindery_kit.observability.health import AsgiApp
 from bindery_kit.observability.logs import get_logger
@@ -101,6 +103,8 @@ class HttpServer:
         shared = ServerLimits(
             settings, connections_max=allowed_connections(settings.connections_max), stats=stats, clock=_now_s
         )
+        self.bodies = shared.bodies
+        """Bodies that the application has not taken completely. It may make room in it for those that it keeps."""
         self._stop_timeout_s = stop_timeout_s
         options: dict[str, Any] = {
             "http": with_limits(http, shared),
@@ -109,6 +113,7 @@ class HttpServer:
             "log_config": None,
             "access_log": False,
             "server_header": False,
+            "headers": [NOSNIFF],
             "timeout_keep_alive": KEEP_ALIVE_S,
             "timeout_graceful_shutdown": max(1, int(stop_timeout_s)),
             "backlog": BACKLOG,

@@ -3,7 +3,7 @@
 | metric                              | meaning                                                               |
 |-------------------------------------|-----------------------------------------------------------------------|
 | `bindery_http_connections`          | open connections                                                      |
-| `bindery_http_held_bytes{kind}`     | bytes of heads, incomplete bodies and unread responses                |
+| `bindery_http_held_bytes{kind}`     | bytes of heads, bodies that are not taken yet, and unread responses   |
 | `bindery_http_held_bytes_max{kind}` | their limits                                                          |
 | `bindery_http_refused_total{reason}`| refused requests, and connections that were ended because of a limit  |
 """

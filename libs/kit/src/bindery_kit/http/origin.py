@@ -10,15 +10,19 @@ all methods and paths of a port, before authentication and before the applicatio
 |                                                                | machine (DNS rebinding)                        |
 | `Origin` differs from `http://<Host>` and `https://<Host>`,    | 403                                            |
 | is `null`, or is repeated, and is not configured               |                                                |
-| `Sec-Fetch-Site: cross-site` without a configured origin       | 403, except for a link (`Sec-Fetch-Mode:       |
-|                                                                | navigate`, `-Dest: document`, GET or HEAD) to  |
-|                                                                | a path in `pages`                              |
+| `Sec-Fetch-Site` is neither `same-origin` nor `none`, without  | 403, except for a link (`Sec-Fetch-Mode:       |
+| a configured origin: `cross-site`; `same-site`, for example a  | navigate`, `-Dest: document`, GET or HEAD) to  |
+| page of another port of this machine                           | a path in `pages`                              |
+| `Sec-Purpose` or `Purpose` contains `prefetch`, and not        | 403: a page can make the browser fetch an      |
+| `Sec-Fetch-Site: same-origin`                                  | address ahead, as if the visitor had typed it  |
 
-Browsers send `Origin` with every request of a page that can change something, and pages cannot set either header.
-Requests without these headers come from programs, or from a visitor who typed the address. Safe methods change nothing,
-therefore `same-site` (another port of the same host) needs no check: pages cannot read such responses.
+Browsers send `Origin` with every request of a page whose method is not safe, and pages cannot set these headers. Some
+safe methods have an effect, too (they lease messages, or write a test ledger), so `Origin` alone does not suffice.
+Requests without these headers come from programs, or from a visitor who typed the address. Browsers send no
+`Sec-Fetch-...` headers to addresses that are neither loopback nor HTTPS.
 
-Sources: Fetch standard, sections "Origin header" and "CORS protocol"; W3C Fetch Metadata; RFC 9110 sections 7.2, 9.2.1.
+Sources: Fetch standard, sections "Origin header" and "CORS protocol"; W3C Fetch Metadata; RFC 9110 sections 7.2, 9.2.1;
+WICG Prefetch (Chromium sends `Sec-Fetch-Site: none` with a prefetch of speculation rules to another site).
 """
 
 import functools
@@ -41,6 +45,8 @@ REMEMBERED_MAX: Final = 1024
 """Maximum number of combinations of header values whose verdict is cached."""
 REMEMBERED_SIZE_MAX: Final = 512
 """Maximum bytes of header values whose verdict is cached."""
+OWN_SITES: Final = frozenset((b"", b"none", b"same-origin"))
+"""Values of Sec-Fetch-Site for requests of the port's own pages, and of visitors."""
 _AUTHORITY: Final = re.compile(rb"(\[[0-9a-fA-F:.]{2,45}\]|[0-9A-Za-z._-]{1,253})(?::[0-9]{0,5})?")
 _ORIGIN: Final = re.compile(rb"https?://([^/?#@\\]+)", re.IGNORECASE)
 _PATTERN: Final = re.compile(r"(\*\.)?[0-9a-z._-]{1,253}|\[?[0-9a-f:.]{2,45}\]?")
@@ -99,6 +105,8 @@ class _Seen:
     hosts: tuple[bytes, ...]
     origins: tuple[bytes, ...]
     site: tuple[bytes, ...]
+    is_ahead: bool
+    """Whether the browser fetches something that the visitor has not opened yet."""
     is_link: bool
     """Whether a visitor follows a link, in the browser's words."""
     is_http_1_0: bool
@@ -129,6 +137,7 @@ class OriginPolicy:
         origins: tuple[bytes, ...] = ()
         site: tuple[bytes, ...] = ()
         mode = destination = b""
+        is_ahead = False
         for name, value in scope["headers"]:
             if name == b"host":
                 hosts += (value,)
@@ -140,13 +149,15 @@ class OriginPolicy:
                 mode = value
             elif name == b"sec-fetch-dest":
                 destination = value
+            elif name in (b"sec-purpose", b"purpose"):
+                is_ahead = is_ahead or b"prefetch" in value.lower()
         is_link = (
             mode == b"navigate"
             and destination == b"document"
             and scope["method"] in ("GET", "HEAD")
             and scope["path"] in self._pages
         )
-        seen = _Seen(hosts, origins, site, is_link, scope.get("http_version") == "1.0")
+        seen = _Seen(hosts, origins, site, is_ahead, is_link, scope.get("http_version") == "1.0")
         if sum(map(len, (*hosts, *origins, *site))) > REMEMBERED_SIZE_MAX:
             return self._judge(seen)
         return self._remembered(seen)
@@ -174,8 +185,11 @@ class OriginPolicy:
                 )
             if origin in self._origins:
                 return None
-        if any(value.strip().lower() == b"cross-site" for value in seen.site) and not seen.is_link:
-            return OriginNotAllowed("the request comes from a web page of another site")
+        sites = {value.strip().lower() for value in seen.site}
+        if seen.is_ahead and sites != {b"same-origin"}:
+            return OriginNotAllowed("this port serves no request that a browser makes ahead: open the address")
+        if not (sites <= OWN_SITES or seen.is_link):
+            return OriginNotAllowed("the request comes from a web page of another site or port")
         return None
 
 

@@ -6,13 +6,17 @@ that has held bytes longest is evicted, not the one that asks.
 | kind of bytes                       | held                                           | an eviction           |
 |-------------------------------------|------------------------------------------------|-----------------------|
 | heads of HTTP requests              | from the first byte until the response is sent | closes the connection |
-| incomplete bodies of HTTP requests  | from the first byte until the last one arrives | closes the connection |
+| bodies of HTTP requests             | from the first byte until the application has  | closes the connection |
+|                                     | taken the last one                             |                       |
 | responses that a client leaves      | while the transport's buffer is above its mark | closes the connection |
 | unread                              |                                                |                       |
 | incomplete frames of the ledger     | from the first byte until the last one arrives | closes the connection |
 | port                                |                                                |                       |
 
-Invariants: `used` is the sum over all holders; `used` <= `limit` after every call.
+An application that keeps bytes after its clients have sent them, such as a broker the bodies that it stores, counts
+those itself, and makes room for them (`restrict`). So all are within one limit, and no byte counts twice.
+
+Invariants: `used` is the sum over all holders; `used` <= `room` <= `limit` after every call.
 """
 
 from typing import Protocol
@@ -30,6 +34,8 @@ class HeldBytes:
         assert limit >= 1
         self.kind = kind
         self.limit = limit
+        self.room = limit
+        """What is left of the limit, in bytes."""
         self.used = 0
         self.evicted = 0
         """Number of evictions until now."""
@@ -55,7 +61,7 @@ class HeldBytes:
     def hold(self, holder: Holder, size: int) -> bool:
         """Set the bytes that `holder` holds. Return whether it still holds them.
 
-        Above the limit, holders are evicted, in the order in which they began, until the others fit. `holder` itself is
+        Above `room`, holders are evicted, in the order in which they began, until the others fit. `holder` itself is
         evicted only if it began first or does not fit alone. Size 0 is the same as `release`.
         """
         assert size >= 0
@@ -65,14 +71,23 @@ class HeldBytes:
             return True
         self._holders[holder] = size
         self.used += size - before
-        while self.used > self.limit:
-            oldest = next(iter(self._holders))
-            held_size = self._holders.pop(oldest)
-            self.used -= held_size
-            self.evicted += 1
-            oldest.evict(self.kind, held_size)
+        self._evict()
         return holder in self._holders
 
     def release(self, holder: Holder) -> None:
         """Give back all bytes of `holder`. Idempotent."""
         self.used -= self._holders.pop(holder, 0)
+
+    def restrict(self, room: int) -> None:
+        """Set what holders may hold until the next call: `room`, at least 0, or the limit if that is less."""
+        assert room >= 0
+        self.room = min(room, self.limit)
+        self._evict()
+
+    def _evict(self) -> None:
+        while self.used > self.room:
+            oldest = next(iter(self._holders))
+            held_size = self._holders.pop(oldest)
+            self.used -= held_size
+            self.evicted += 1
+            oldest.evict(self.kind, held_size)

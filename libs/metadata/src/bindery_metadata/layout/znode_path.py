@@ -4,6 +4,7 @@ ZooKeeper responds to an invalid path with an error or closes the connection, de
 Source: ZooKeeper's PathUtils and jute.maxbuffer.
 """
 
+import re
 from collections.abc import Iterator
 from typing import Final
 
@@ -18,6 +19,7 @@ without this check, an oversized write would look like an outage.
 
 PATH_SIZE_MAX: Final = 4_096
 """Maximum number of characters of a path."""
+_INVALID: Final = re.compile("[\0-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\U0010ffff]")
 
 
 def validate_path(path: str) -> str:
@@ -32,7 +34,7 @@ def validate_path(path: str) -> str:
         raise BadRequest("not a znode path", path=path[:200])
     if any(part in ("", ".", "..") for part in path[1:].split("/")):
         raise BadRequest("not a znode path", path=path)
-    if any(ord(c) < 0x20 or 0x7F <= ord(c) <= 0x9F or 0xD800 <= ord(c) <= 0xF8FF or ord(c) >= 0xFFF0 for c in path):
+    if _INVALID.search(path):
         raise BadRequest("a character that znode paths cannot hold", path=ascii(path))
     return path
 

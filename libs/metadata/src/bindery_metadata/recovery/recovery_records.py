@@ -277,15 +277,18 @@ class RecoveryRecords:
     async def history(self, limit: int = HISTORY_MAX) -> Sequence[HistoryEvent]:
         """Return up to `limit` events, the newest first."""
         events: list[HistoryEvent] = []
-        for name in reversed(await self._events()):
-            if len(events) >= limit:
-                break
-            path = f"{self._layout.recovery_history}/{name}"
-            node = await self._node(path)
-            event = self._read(node, HistoryEvent, path) if node else None
-            if event is not None:
-                events.append(event)
+        names = [*reversed(await self._events())]
+        while names and len(events) < limit:
+            count = min(READS_IN_FLIGHT, limit - len(events))
+            found = await asyncio.gather(*map(self._event, names[:count]))
+            events += [event for event in found if event is not None]
+            del names[:count]
         return events
+
+    async def _event(self, name: str) -> HistoryEvent | None:
+        path = f"{self._layout.recovery_history}/{name}"
+        node = await self._node(path)
+        return self._read(node, HistoryEvent, path) if node else None
 
     async def _events(self) -> Sequence[str]:
         """Return the names of the events, the oldest first."""

@@ -3,6 +3,7 @@
 from typing import Any
 
 from bindery_kit.http.problem_fastapi import install_refusals
+from bindery_kit.limits.held_bytes import HeldBytes
 from fastapi import FastAPI
 from starlette.responses import HTMLResponse, Response
 from starlette.types import Receive, Scope, Send
@@ -22,7 +23,8 @@ API_VERSION = "1.0.0"
 class BrokerApp(FastAPI):
     """Serves one broker until `close`."""
 
-    def __init__(self, broker: Broker, *, proxy: Proxy | None = None) -> None:
+    def __init__(self, broker: Broker, *, proxy: Proxy | None = None, arriving: HeldBytes | None = None) -> None:
+        """`arriving`: the bodies that the port receives, which share `in_flight_bytes_max` with complete ones."""
         super().__init__(
             title="Bindery broker",
             version=API_VERSION,
@@ -35,7 +37,7 @@ class BrokerApp(FastAPI):
             routes=[route for router in v1.ROUTERS for route in router.routes],
         )
         self._proxy = proxy or Proxy()
-        self._budget = ByteBudget(broker.settings.in_flight_bytes_max)
+        self._budget = ByteBudget(broker.settings.in_flight_bytes_max, arriving=arriving)
         broker.metrics.in_flight_bytes.set_function(lambda: self._budget.used)
         self.add_api_route("/docs", self._docs, include_in_schema=False)
         install_refusals(self, validation_code="bad_request")
@@ -63,4 +65,4 @@ class BrokerApp(FastAPI):
         await self._proxy.close()
 
     async def _docs(self) -> Response:
-        return HTMLResponse(page.page(self.openapi()))
+        return HTMLResponse(page.page(self.openapi()), headers=page.HEADERS)

@@ -14,13 +14,14 @@ from urllib.parse import parse_qsl
 
 import msgspec
 import msgspec.structs
-from bindery_core.errors import BadRequest, TooLarge, TooManyRequests
+from bindery_core.errors import BadRequest, TooLarge
 from bindery_kit.admin.content_types import (
     JSON_TYPE,
     check_content_coding,
     check_json_type,
     check_transfer_coding,
 )
+from bindery_kit.limits.address_counts import group_of
 from bindery_pulsar.topic_name import TopicName
 from starlette.datastructures import Headers, QueryParams
 from starlette.requests import Request
@@ -28,7 +29,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from bindery_broker.broker import Broker
-from bindery_broker.http.budget import FULL, ByteBudget
+from bindery_broker.http.budget import ByteBudget
 from bindery_broker.http.json_errors import JSON_ERRORS, describe
 from bindery_broker.subscriptions.response_budget import Charge
 
@@ -107,8 +108,6 @@ class Exchange(Request):
     _charged: int = 0
     """Bytes of the complete body that are charged to the budget."""
     _charge: Charge | None = None
-    _arriving: asyncio.Timeout | None = None
-    """Ends the wait for the next piece of a body that is given up."""
 
     def __init__(
         self,
@@ -209,8 +208,9 @@ class Exchange(Request):
         """Return the complete body. Raises TooLarge beyond `size_max`, TooManyRequests beyond the budget, ClientGone,
         and UnsupportedMediaType for an encoded body.
 
-        The budget is charged for the bytes that arrive. It is not charged for Content-Length, because a client can
-        announce any number of bytes without sending them. The server ends bodies that arrive too slowly.
+        The budget is charged for the complete body. Until then, the server counts the bytes that have arrived, and ends
+        bodies that arrive too slowly. Nothing counts for Content-Length alone, because a client can announce any number
+        of bytes without sending them.
         """
         if self._read is not None:
             return self._read
@@ -236,37 +236,15 @@ class Exchange(Request):
         return body
 
     async def _read_rest(self, first: bytes, *, size_max: int) -> bytes:
-        """Return the body that begins with `first`. Its bytes are not charged any more on return."""
-        chunks, size, more = [first], len(first), True
-        try:
-            while more:
-                if size > size_max:
-                    raise TooLarge("the body is too large", size=size, size_max=size_max)
-                self.budget.hold(self, size)
-                message = await self._next_piece()
-                chunk = message.get("body", b"")
-                chunks.append(chunk)
-                size += len(chunk)
-                more = message.get("more_body", False)
-            if size > size_max:
-                raise TooLarge("the body is too large", size=size, size_max=size_max)
-        finally:
-            self.budget.release(self)
-        return b"".join(chunks)
-
-    async def _next_piece(self) -> MutableMapping[str, Any]:
-        try:
-            async with asyncio.timeout(None) as self._arriving:
-                return await self._next_message()
-        except TimeoutError:
-            raise TooManyRequests(f"{FULL}, and send the body faster") from None
-        finally:
-            self._arriving = None
-
-    def evict(self, kind: str, held_size: int) -> None:
-        """Give up the body, because others need its room and it has been arriving longest."""
-        if self._arriving is not None:
-            self._arriving.reschedule(asyncio.get_running_loop().time())
+        """Return the body that begins with `first`."""
+        body, more = bytearray(first), True  # one buffer: each of the pieces may have one byte only
+        while more and len(body) <= size_max:
+            message = await self._next_message()
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+        if len(body) > size_max:
+            raise TooLarge("the body is too large", size=len(body), size_max=size_max)
+        return bytes(body)
 
     async def json_body(self, cls: type[StructT]) -> StructT:
         """Return the body as `cls`. Raises UnsupportedMediaType, without reading it, unless its type is JSON."""
@@ -297,7 +275,7 @@ class Exchange(Request):
             raise BadRequest(f"body: {found}", **found.facts) from error
 
     async def stream_body(self, *, size_max: int) -> AsyncIterator[bytes]:
-        """Yield the pieces of the body as they arrive, for forwarding. They are not charged and not kept."""
+        """Yield the pieces of the body as they arrive, for forwarding. They are not kept, and not charged here."""
         if self._read is not None:
             yield self._read
             return
@@ -382,11 +360,17 @@ class Exchange(Request):
     def charge(self) -> Charge:
         """The bytes of the messages in the answer. They are released at the end of the exchange at the latest."""
         if self._charge is None:
-            self._charge = self.broker.topics.responses.charge()
+            self._charge = self.broker.topics.responses.charge(group_of(self.scope.get("client")))
         return self._charge
 
     def finish(self) -> None:
-        """Return the charged bytes to the budgets."""
+        """Return the charged bytes to the budgets, and free them.
+
+        A failure refers to the frames that it passed, and thus to this exchange: without this, body and messages would
+        stay until the next collection of cyclic garbage, which is rare here, while others use their room.
+        """
+        self.failure = None
+        self._read = None
         if self._charge is not None:
             self._charge.release()
         if self._charged:

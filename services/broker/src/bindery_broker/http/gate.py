@@ -148,9 +148,9 @@ class Gate:
         scope = exchange.scope
         if exchange.path in _PAGES:
             exchange.operation = "docs"
+        if scope["method"] == "HEAD":  # a copy, because the server itself reads the method in its scope
+            scope = exchange.scope = {**scope, "method": "GET"}
         scope["path"] = paths.route_path(exchange.raw_path)
-        if scope["method"] == "HEAD":
-            scope["method"] = "GET"
         scope[SCOPE_KEY] = exchange
         await self._app(scope, exchange.receive, exchange.answer)
         if exchange.failure is not None:

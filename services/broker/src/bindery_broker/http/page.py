@@ -8,6 +8,8 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from bindery_kit.http.page_headers import page_headers
+
 
 def page(document: Mapping[str, Any]) -> bytes:
     """Return the document as one HTML page."""
@@ -22,13 +24,16 @@ def page(document: Mapping[str, Any]) -> bytes:
     return "\n".join(parts).encode()
 
 
-_HEAD: Final = """<!doctype html><meta charset="utf-8"><title>Bindery broker</title><style>
+_STYLE: Final = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}
 code{background:#f3f3f3;padding:0 .2em}table{border-collapse:collapse;margin:.5rem 0}
 td,th{border-top:1px solid #ddd;padding:.2rem .6rem;text-align:left;vertical-align:top}
 h2{margin-top:2rem}details{margin:.4rem 0}summary{cursor:pointer}
 .m{display:inline-block;min-width:4.5rem;font-weight:bold}
-</style>"""
+"""
+_HEAD: Final = f'<!doctype html><meta charset="utf-8"><title>Bindery broker</title><style>{_STYLE}</style>'
+HEADERS: Final = page_headers(_STYLE)
+"""Headers of the page."""
 
 
 def _operation_html(method: str, path: str, operation: Mapping[str, Any]) -> str:

@@ -1,18 +1,28 @@
 """Decode entries within a limit: small ones at once, large ones in a thread, so that the event loop goes on.
 
 An entry of a few kilobytes can decompress to many megabytes, or to very many messages. LARGE_MAX limits how many of
-these are decoded at a time, and thus the memory that they take.
+these are decoded at a time, and readers tell for how many bytes they have room: an entry that takes more is decoded
+once they have it.
 """
 
 import asyncio
 from typing import Final
 
-from bindery_pulsar.message_codec import Message, PackedEntry
+from bindery_core.errors import BinderyError
+from bindery_pulsar.message_codec import METADATA_READ_SIZE_MAX, Message, PackedEntry, UnreadableMessage
 
 DECODED_BYTES_MAX: Final = 16 * 2**20
 """Default maximum bytes of a decoded entry."""
 LARGE_MAX: Final = 2
 """Maximum number of large entries that are decoded at a time."""
+
+
+class RoomNeeded(Exception):
+    """An entry does not fit into the room of its reader; `size` bytes are enough for it."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(f"{size} bytes are needed to decode an entry")
+        self.size = size
 
 
 class EntryDecoder:
@@ -24,14 +34,35 @@ class EntryDecoder:
 
     def decode_small(self, entry: bytes) -> "list[Message] | PackedEntry":
         """Return the messages of a small entry; a large one is returned for `decode_large`."""
-        packed = PackedEntry(entry)
+        packed = PackedEntry(entry, metadata_size_max=METADATA_READ_SIZE_MAX)
         return packed.decode(size_max=self.size_max) if packed.is_small else packed
 
-    async def decode(self, entry: bytes) -> list[Message]:
-        """Return the messages of an entry. Other tasks run meanwhile only if it is large."""
+    async def decode(self, entry: bytes, *, room: int) -> list[Message]:
+        """Return the messages of an entry. Other tasks run meanwhile only if it is large. `room`: as below."""
         found = self.decode_small(entry)
-        return found if isinstance(found, list) else await self.decode_large(found)
+        return found if isinstance(found, list) else await self.decode_large(found, room=room)
 
-    async def decode_large(self, entry: PackedEntry) -> list[Message]:
+    async def decode_large(self, entry: PackedEntry, *, room: int) -> list[Message]:
+        """Return the messages of an entry. `room`: the bytes that it may take once it is decoded.
+
+        Raises RoomNeeded if it takes more.
+        """
         async with self._large:
-            return await asyncio.to_thread(entry.decode, size_max=self.size_max)
+            found = await asyncio.to_thread(_decode, entry, min(room, self.size_max))
+        if isinstance(found, UnreadableMessage) and room < self.size_max:
+            raise RoomNeeded(self.size_max)
+        if isinstance(found, BinderyError):
+            raise found
+        return found
+
+
+def _decode(entry: PackedEntry, size_max: int) -> list[Message] | BinderyError:
+    """Return the messages, or the error without its traceback.
+
+    A future and the error that it raises refer to each other: the decompressed bytes in the frames of a traceback would
+    stay in memory until the next collection of garbage.
+    """
+    try:
+        return entry.decode(size_max=size_max)
+    except BinderyError as error:
+        return error.with_traceback(None)

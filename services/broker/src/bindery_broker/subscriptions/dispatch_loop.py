@@ -24,11 +24,16 @@ from bindery_broker.dispatch.sessions import Sessions
 from bindery_broker.dispatch.shared import SharedDispatcher
 from bindery_broker.errors import RESPONSES_FULL, ResponsesFull
 from bindery_broker.subscriptions.consumer import ReceiveCall, ReceiveRequest, SubscriptionType
+from bindery_broker.subscriptions.decoding import RoomNeeded
 from bindery_broker.subscriptions.reading import MESSAGE_OVERHEAD, READ_BYTES_MAX, READ_ENTRIES_MAX, MessageReader
 
 
 class _NoRoom(Exception):
-    """Nothing can be read, because the bytes would exceed those of all responses."""
+    """Nothing can be read, because its `size` bytes would exceed those of all responses."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(f"{size} bytes do not fit into the responses")
+        self.size = size
 
 
 class DispatchLoop:
@@ -105,8 +110,8 @@ class DispatchLoop:
                         has_read = await self._fill(call)
                     except BinderyError as error:
                         failure = error
-                    except _NoRoom:
-                        least = self._read_size(request)
+                    except _NoRoom as no_room:
+                        least = no_room.size
                 if self._sessions.get(request.consumer) is not call.session:  # the consumer left during the read
                     return []
                 next_size = self._dispatcher.next_size()
@@ -205,27 +210,34 @@ class DispatchLoop:
             self.check_open()
             if dispatcher is not self._dispatcher or dispatcher.ready_count > ready_before:  # another call read
                 return True
-            reserved = self._read_ahead.reserve(READ_BYTES_MAX)
-            if not reserved:
-                if not (dispatcher.replayable() or dispatcher.rewind_wanted or self._reader.has_next):
-                    return False
-                size = self._read_size(call.request)
-                if not call.charge.take(least=size, most=size):
-                    raise _NoRoom
-            try:
-                return await self._read_next(dispatcher, call.request, ahead=reserved > 0)
-            finally:
-                self._read_ahead.change(-reserved)
+            size = READ_BYTES_MAX
+            while True:
+                reserved = self._read_ahead.reserve(size)
+                if not reserved:
+                    if not (dispatcher.replayable() or dispatcher.rewind_wanted or self._reader.has_next):
+                        return False
+                    size = max(size, self._read_size(call.request))
+                    if not call.charge.take(least=size, most=max(size, call.charge.size)):
+                        raise _NoRoom(size)
+                try:
+                    return await self._read_next(dispatcher, call.request, ahead=reserved > 0, decoded_max=size)
+                except RoomNeeded as needed:
+                    size = needed.size
+                finally:
+                    self._read_ahead.change(-reserved)
 
-    async def _read_next(self, dispatcher: Dispatcher[Message], request: ReceiveRequest, *, ahead: bool) -> bool:
+    async def _read_next(
+        self, dispatcher: Dispatcher[Message], request: ReceiveRequest, *, ahead: bool, decoded_max: int
+    ) -> bool:
         """Read the messages to deliver next. `ahead`: more than `request` requires may be read.
 
-        Returns True if the caller should check again for ready messages.
+        Returns True if the caller should check again for ready messages. Raises RoomNeeded if an entry takes more than
+        `decoded_max` bytes.
         """
         size_max = READ_BYTES_MAX if ahead else min(READ_BYTES_MAX, request.bytes_max)
         keys = dispatcher.replay(READ_ENTRIES_MAX, entries_max=None if ahead else 1)
         if keys:
-            await self._reader.read_again(dispatcher, keys, size_max=size_max)
+            await self._reader.read_again(dispatcher, keys, size_max=size_max, decoded_max=decoded_max)
             return True
         if dispatcher.rewind_wanted:
             self._reader.rewind()
@@ -233,7 +245,9 @@ class DispatchLoop:
         if dispatcher.paused_until is not None and self._now() < dispatcher.paused_until:
             return False
         room = dispatcher.room(asked=None if ahead else request.count_max)
-        return room > 0 and await self._reader.read_on(dispatcher, room, size_max=size_max)
+        if room <= 0:
+            return False
+        return await self._reader.read_on(dispatcher, room, size_max=size_max, decoded_max=decoded_max)
 
     # -- time and end --------------------------------------------------------------------------------------------
 

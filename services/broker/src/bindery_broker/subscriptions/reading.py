@@ -13,10 +13,10 @@ from bindery_broker.dispatch.dispatcher import Dispatcher
 from bindery_broker.dispatch.item import NOT_IN_BATCH, Item, MessageKey
 from bindery_broker.managed_ledger import BatchAck, ManagedCursor, ManagedLedger
 from bindery_broker.subscriptions.consumer import TagFilter
-from bindery_broker.subscriptions.decoding import EntryDecoder
+from bindery_broker.subscriptions.decoding import DECODED_BYTES_MAX, EntryDecoder, RoomNeeded
 
-MESSAGE_OVERHEAD = 200
-"""Bytes that are counted for each message in addition to its payload and metadata."""
+MESSAGE_OVERHEAD = 400
+"""Bytes that are counted for each message in addition to its payload and metadata: what its objects take in memory."""
 READ_BYTES_MAX = 4 * 2**20
 """Maximum bytes of one read from the managed ledger, and of its messages once decoded. The first entry is read
 whatever its size; a read that reaches the limit leaves the rest to the next one."""
@@ -106,12 +106,15 @@ class MessageReader:
         """Continue with the entry of `key` at the latest."""
         self._position = min(self._position, Position(key[0], key[1]))
 
-    async def read_on(self, dispatcher: Dispatcher[Message], room: int, *, size_max: int) -> bool:
+    async def read_on(
+        self, dispatcher: Dispatcher[Message], room: int, *, size_max: int, decoded_max: int = DECODED_BYTES_MAX
+    ) -> bool:
         """Offer the next messages. Returns whether anything was read.
 
-        Messages that do not match the filter are acknowledged. If the dispatcher is reset meanwhile, the result is
-        dropped. If an entry cannot be decoded, the read stops before it; a read that begins with such an entry raises
-        the error.
+        `room`: maximum number of entries. `decoded_max`: the bytes for which the caller has room, at least
+        READ_BYTES_MAX. Messages that do not match the filter are acknowledged. If the dispatcher is reset meanwhile,
+        the result is dropped. If an entry cannot be decoded, or not in the room that is left, the read stops before it;
+        a read that begins with such an entry raises the error, or RoomNeeded.
         """
         if not self.has_next:
             return False
@@ -132,7 +135,7 @@ class MessageReader:
                 break
             items = self._decode(position, payload, stop=index > 0)
             if isinstance(items, PackedEntry):
-                items = await self._decode_large(position, items, stop=index > 0)
+                items = await self._decode_large(position, items, stop=index > 0, room=decoded_max - decoded_size)
                 has_waited = True
                 if generation != dispatcher.generation:
                     return True
@@ -157,14 +160,21 @@ class MessageReader:
             self.batch_sizes.forget(await self._cursor.ack_many(consumed, batches=parts))
         return bool(read.entries) or start != end
 
-    async def read_again(self, dispatcher: Dispatcher[Message], keys: Sequence[MessageKey], *, size_max: int) -> None:
+    async def read_again(
+        self,
+        dispatcher: Dispatcher[Message],
+        keys: Sequence[MessageKey],
+        *,
+        size_max: int,
+        decoded_max: int = DECODED_BYTES_MAX,
+    ) -> None:
         """Offer the messages that the dispatcher's `replay` returned, at least one and about `size_max` bytes.
 
-        The others are given back to the dispatcher.
+        The others are given back to the dispatcher; all of them if an error is raised. `decoded_max`: as in `load`.
         """
         generation = dispatcher.generation
         try:
-            items, rest = await self.load(keys, size_max=size_max)
+            items, rest = await self.load(keys, size_max=size_max, decoded_max=decoded_max)
         except BaseException:
             dispatcher.give_back(keys)
             raise
@@ -175,11 +185,13 @@ class MessageReader:
         if missing and generation == dispatcher.generation:  # acknowledged or trimmed since
             dispatcher.finish_ack(dispatcher.begin_ack(missing))
 
-    async def load(self, keys: Iterable[MessageKey], *, size_max: int) -> tuple[list[Item[Message]], list[MessageKey]]:
+    async def load(
+        self, keys: Iterable[MessageKey], *, size_max: int, decoded_max: int = DECODED_BYTES_MAX
+    ) -> tuple[list[Item[Message]], list[MessageKey]]:
         """Return the messages of those `keys` that still exist and are not acknowledged, in order.
 
         Reads at least one entry, and no further one once the result has `size_max` bytes; the keys of entries that were
-        not read are the second part of the result.
+        not read are the second part of the result. Raises RoomNeeded if an entry takes more than `decoded_max` bytes.
         """
         indexes_of: dict[Position, set[int]] = {}
         for ledger_id, entry_id, batch_index in sorted(keys):
@@ -204,7 +216,7 @@ class MessageReader:
                         continue
                     decoded = self._decode(at, payload, stop=False)
                     if isinstance(decoded, PackedEntry):
-                        decoded = await self._decode_large(at, decoded, stop=False)
+                        decoded = await self._decode_large(at, decoded, stop=False, room=decoded_max)
                     wanted = [item for item in decoded or () if item.key[2] in indexes_of[at]]
                     room -= sum(item.size for item in wanted)
                     items += wanted
@@ -224,10 +236,16 @@ class MessageReader:
             return None
         return messages if isinstance(messages, PackedEntry) else self._items(position, messages)
 
-    async def _decode_large(self, position: Position, entry: PackedEntry, *, stop: bool) -> list[Item[Message]] | None:
-        """Return what `_decode` returns for a small entry."""
+    async def _decode_large(
+        self, position: Position, entry: PackedEntry, *, stop: bool, room: int
+    ) -> list[Item[Message]] | None:
+        """Return what `_decode` returns for a small entry. Raises RoomNeeded, unless `stop`."""
         try:
-            messages = await self._decoder.decode_large(entry)
+            messages = await self._decoder.decode_large(entry, room=room)
+        except RoomNeeded:
+            if not stop:
+                raise
+            return None
         except BinderyError as error:
             if not stop:
                 self._explain(position, error)

@@ -7,11 +7,13 @@ import asyncio
 from collections.abc import Sequence
 
 from bindery_core.sources import MonotonicClock
+from bindery_pulsar.entry_size import ENTRY_SIZE_MAX
 from bindery_pulsar.message_codec import Message
 from bindery_pulsar.message_id import MessageId
 
 from bindery_broker.dispatch.item import Delivery, MessageKey, key_of
 from bindery_broker.subscriptions.consumer import ReceiveCall
+from bindery_broker.subscriptions.decoding import RoomNeeded
 from bindery_broker.subscriptions.dispatch_loop import DispatchLoop
 from bindery_broker.subscriptions.reading import MessageReader
 
@@ -57,12 +59,20 @@ class Redelivery:
         request = call.request
         leases = self._loop.dispatcher.leases
         size = sum(grant.sizes[key] for key in keys if (grant := leases.grant_of(key)) is not None)
-        while size and not call.charge.take(least=size, most=size):
-            await self._loop.wait_for_room(call, least=size)
-            self._loop.check_open()
-            if call.client is not None and call.client.is_gone:
-                return []
-        found, _ = await self._reader.load(keys, size_max=max(size, 1))
+        if not size:
+            return []
+        decoded_max = max(size, ENTRY_SIZE_MAX)
+        while True:
+            while not call.charge.take(least=decoded_max, most=decoded_max):
+                await self._loop.wait_for_room(call, least=decoded_max)
+                self._loop.check_open()
+                if call.client is not None and call.client.is_gone:
+                    return []
+            try:
+                found, _ = await self._reader.load(keys, size_max=size, decoded_max=decoded_max)
+                break
+            except RoomNeeded as needed:
+                decoded_max = needed.size
         call.charge.keep(sum(item.size for item in found))
         items = {item.key: item for item in found}
         dispatcher = self._loop.dispatcher

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from bindery_core.errors import (
     BinderyError,
@@ -29,7 +30,7 @@ from bindery_broker.errors import RESPONSES_FULL, NoSuchMessage, NotOwner, Respo
 from bindery_broker.keyed_locks import KeyedLocks
 from bindery_broker.managed_ledger import ManagedLedger, WallClock
 from bindery_broker.subscriptions.consumer import TAG_VERSION
-from bindery_broker.subscriptions.decoding import EntryDecoder
+from bindery_broker.subscriptions.decoding import EntryDecoder, RoomNeeded
 from bindery_broker.subscriptions.response_budget import Charge
 from bindery_broker.subscriptions.subscription import Subscription
 from bindery_broker.topics.batching import EntryPlan, encode_entries, message_ids, plan_entries
@@ -47,6 +48,17 @@ make room in milliseconds, and clients that read nothing are given up within two
 class ReadMessage:
     id: MessageId
     message: Message
+
+
+class _ReadLimits(NamedTuple):
+    count_max: int
+    """Maximum number of messages."""
+    bytes_max: int
+    """Maximum bytes of payload, unless the first message is larger."""
+    room: int
+    """Maximum bytes of payload and metadata, unless the first message is larger."""
+    decoded_max: int
+    """Maximum bytes that an entry may take once it is decoded."""
 
 
 class Topic:
@@ -195,42 +207,70 @@ class Topic:
         position = self.ledger.clamp(wanted)
         if position != wanted:
             first_index = -1
-        found: list[ReadMessage] = []
-        found_bytes = found_size = 0
-        room = max(bytes_max, ENTRY_SIZE_MAX)
         if wait_s > 0 and not self.ledger.contains(position):
             await self._wait_for_entry(position, wait_s)
             position = self.ledger.clamp(position)
-        if self.ledger.contains(position):
-            await self._take_room(charge, 2 * room)  # entries, and their messages
-        while len(found) < count_max and found_bytes < bytes_max:
+        room = decoded_max = max(bytes_max, ENTRY_SIZE_MAX)
+        while True:
+            if self.ledger.contains(position):
+                await self._take_room(charge, room + decoded_max)  # entries, and their messages
+            limits = _ReadLimits(count_max, bytes_max, room, decoded_max)
+            try:
+                found, following = await self._read(position, first_index, limits)
+            except RoomNeeded as needed:
+                decoded_max = needed.size
+                continue
+            charge.keep(sum(one.message.size for one in found))
+            return found, following
+
+    async def _read(
+        self, start: Position, first_index: int, limits: _ReadLimits
+    ) -> tuple[list[ReadMessage], MessageId]:
+        """Return what `read` returns. `first_index`: batch index of the first message; -1: any.
+
+        Raises RoomNeeded if the first entry does not fit.
+        """
+        found: list[ReadMessage] = []
+        found_bytes = found_size = 0
+        position = start
+        while len(found) < limits.count_max and found_bytes < limits.bytes_max:
             entries = await self.ledger.read(
-                position, entries_max=min(count_max - len(found), READ_ENTRIES_MAX), size_max=bytes_max - found_bytes
+                position,
+                entries_max=min(limits.count_max - len(found), READ_ENTRIES_MAX),
+                size_max=limits.bytes_max - found_bytes,
             )
             if not entries:
                 break
             for entry_position, payload in entries:
-                for message in await self._decode(entry_position, payload):
-                    if entry_position == wanted and message.batch_index < first_index:
+                try:
+                    messages = await self._decode(entry_position, payload, room=limits.decoded_max)
+                except RoomNeeded:
+                    if not found:
+                        raise
+                    return found, MessageId.of(position, partition=self._partition)
+                for message in messages:
+                    if entry_position == start and message.batch_index < first_index:
                         continue
                     message_id = MessageId.of(
                         entry_position, batch_index=message.batch_index, partition=self._partition
                     )
-                    is_full = found_bytes + len(message.payload) > bytes_max or found_size + message.size > room
-                    if len(found) >= count_max or (found and is_full):
-                        charge.keep(found_size)
+                    is_full = (
+                        found_bytes + len(message.payload) > limits.bytes_max or found_size + message.size > limits.room
+                    )
+                    if len(found) >= limits.count_max or (found and is_full):
                         return found, message_id
                     found.append(ReadMessage(message_id, message))
                     found_bytes += len(message.payload)
                     found_size += message.size
                 position = self.ledger.next_position(entry_position)
-        charge.keep(found_size)
         return found, MessageId.of(position, partition=self._partition)
 
     async def _take_room(self, charge: Charge, size: int) -> None:
-        """Let `charge` hold `size` bytes. Raises ResponsesFull if they do not fit in time."""
+        """Let `charge` hold `size` bytes. Raises ResponsesFull if they do not fit in time, or if too many wait."""
         if charge.take(least=size, most=size):
             return
+        if not charge.may_wait:
+            raise ResponsesFull(RESPONSES_FULL)
         granted = charge.wait(least=size, most=size)
         try:
             async with asyncio.timeout(0 if self._draining else ROOM_WAIT_S):
@@ -257,19 +297,31 @@ class Topic:
         """
         if message_id.partition not in (-1, self._partition) or not self.ledger.contains(message_id.position):
             raise NoSuchMessage("the topic holds no such message", message_id=str(message_id), topic=self.name.short)
-        await self._take_room(charge, 2 * ENTRY_SIZE_MAX)
+        decoded_max = ENTRY_SIZE_MAX
+        while True:
+            await self._take_room(charge, ENTRY_SIZE_MAX + decoded_max)
+            try:
+                found = await self._read_one(message_id, decoded_max)
+            except RoomNeeded as needed:
+                decoded_max = needed.size
+                continue
+            charge.keep(found.message.size)
+            return found
+
+    async def _read_one(self, message_id: MessageId, decoded_max: int) -> ReadMessage:
+        """See `read_one`. Raises RoomNeeded."""
         entries = await self.ledger.read(message_id.position, entries_max=1, size_max=1)
         if entries and entries[0][0] == message_id.position:
-            for message in await self._decode(*entries[0]):
+            for message in await self._decode(*entries[0], room=decoded_max):
                 if message_id.batch_index in (-1, message.batch_index):
-                    charge.keep(message.size)
                     full = MessageId.of(message_id.position, batch_index=message.batch_index, partition=self._partition)
                     return ReadMessage(full, message)
         raise NoSuchMessage("the entry holds no such message", message_id=str(message_id), topic=self.name.short)
 
-    async def _decode(self, position: Position, payload: bytes) -> list[Message]:
+    async def _decode(self, position: Position, payload: bytes, *, room: int) -> list[Message]:
+        """Return the messages of an entry. Raises RoomNeeded if they take more than `room` bytes."""
         try:
-            return await self._decoder.decode(payload)
+            return await self._decoder.decode(payload, room=room)
         except BinderyError as error:
             error.facts.setdefault("message_id", str(MessageId.of(position, partition=self._partition)))
             raise

@@ -2,8 +2,11 @@
 
 import asyncio
 import base64
+import contextlib
+import gc
 import json
-from collections.abc import Callable
+import tracemalloc
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -207,6 +210,41 @@ async def test_a_client_that_does_not_read_is_given_up_for_others(crowd, method,
     assert crowd.budget.given_up == 1
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/subscriptions/slow/receive", RECEIVE),
+        ("GET", "/messages?max=6&max_bytes=7000000", b""),
+        ("GET", "/subscriptions/slow/stream?consumer=slow", b""),
+    ],
+    ids=["receive", "read", "stream"],
+)
+async def test_the_messages_of_a_response_that_is_given_up_are_freed_at_once(crowd, method, path, body):
+    """Not only by the next collection of cyclic garbage, because their room is used for other messages."""
+    await crowd.harness.client.put(f"{TOPIC}/subscriptions/slow", json={})
+    with uncollected():
+        await crowd.request(method, path, body)
+        await crowd.until(lambda: len(crowd.budget.sending) == 1 and crowd.budget.used > 2 * SIZE)
+        assert tracemalloc.get_traced_memory()[0] > 2 * SIZE
+        crowd.budget.now = lambda: asyncio.get_running_loop().time() + 3600
+        crowd.budget._give_up_slow()
+        assert (crowd.budget.given_up, crowd.budget.used) == (1, 0)
+        await crowd.until(lambda: tracemalloc.get_traced_memory()[0] < SIZE)
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Measure memory, and do not collect cyclic garbage."""
+    gc.collect()
+    gc.disable()
+    tracemalloc.start()
+    try:
+        yield
+    finally:
+        tracemalloc.stop()
+        gc.enable()
+
+
 async def test_a_client_that_reads_gets_everything(crowd):
     reader = await crowd.request("GET", "/messages?max=6&max_bytes=7000000")
     await crowd.until(lambda: len(crowd.budget.sending) == 1)
@@ -228,7 +266,7 @@ async def test_the_room_of_a_client_that_disconnects_is_returned(crowd):
 
 async def test_a_stream_waits_for_room_and_goes_on(crowd):
     await crowd.harness.client.put(f"{TOPIC}/subscriptions/s", json={})
-    other = crowd.budget.charge()
+    other = crowd.budget.charge("a")
     assert other.take(least=8 * 2**20, most=8 * 2**20)
     reader = await crowd.request("GET", "/subscriptions/s/stream?consumer=c")
     head = await reader.readuntil(b": connected")
@@ -239,8 +277,22 @@ async def test_a_stream_waits_for_room_and_goes_on(crowd):
             pass
 
 
+async def test_a_read_is_refused_at_once_if_too_many_requests_wait_for_room(crowd, monkeypatch):
+    monkeypatch.setattr("bindery_broker.subscriptions.response_budget.WAITING_MAX", 2)
+    other = crowd.budget.charge("a")
+    assert other.take(least=8 * 2**20, most=8 * 2**20)
+    for count in (1, 2):
+        await crowd.request("GET", "/messages")
+        await crowd.until(lambda count=count: crowd.budget.waiting == count)
+    for path in ("/messages", "/messages/0:0"):
+        reader = await crowd.request("GET", path)
+        async with asyncio.timeout(1):
+            assert b"429 Too Many Requests" in await reader.readuntil(b"\r\n\r\n")
+    assert crowd.budget.waiting == 2
+
+
 async def test_without_room_a_receive_and_a_read_are_refused_with_429(crowd):
-    other = crowd.budget.charge()
+    other = crowd.budget.charge("a")
     assert other.take(least=8 * 2**20, most=8 * 2**20)
     for method, path, body in (
         ("POST", "/subscriptions/s/receive", RECEIVE),

@@ -268,6 +268,34 @@ async def test_the_maximum_number_of_messages_is_stored(broker):
     assert len(set(answer.json()["message_ids"])) == 10_000
 
 
+class Slow:
+    """A client that has sent a part of its body."""
+
+    def __init__(self, broker: Harness) -> None:
+        self._url = broker.client.base_url
+
+    async def send(self, part: bytes, *, size: int) -> None:
+        self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._url.port)
+        head = f"POST {TOPIC}/messages HTTP/1.1\r\nHost: localhost\r\nContent-Length: {size}\r\n\r\n"
+        self._writer.write(head.encode() + part)
+
+    async def end(self, part: bytes = b"") -> tuple[bytes, bytes]:
+        """Send the rest. Return head and body of the response."""
+        self._writer.write(part)
+        try:
+            head = await self._reader.readuntil(b"\r\n\r\n")
+            return head, await self._reader.readuntil(b"}")
+        finally:
+            self._writer.close()
+
+
+async def used(broker: Harness, size: int) -> None:
+    """Return when the bodies in memory have `size` bytes."""
+    async with asyncio.timeout(10):
+        while broker.app._budget.used != size:
+            await asyncio.sleep(0.001)
+
+
 async def test_a_slow_body_yields_to_a_complete_one(tree, ledgers, clock):
     harness = Harness(
         tree=tree,
@@ -278,24 +306,44 @@ async def test_a_slow_body_yields_to_a_complete_one(tree, ledgers, clock):
         control_bytes_max=1_024,
         in_flight_bytes_max=2_000,
     )
-    gate = asyncio.Event()
-
-    async def slow():
-        yield b"x" * 1_500
-        await gate.wait()
-        yield b"y"
-
-    async with asyncio.TaskGroup() as tasks:
-        first = tasks.create_task(harness.client.post(f"{TOPIC}/messages", content=slow()))
-        while harness.app._budget.used == 0:
-            await asyncio.sleep(0)
+    async with harness.serve():
+        slow = Slow(harness)
+        await slow.send(b"x" * 1_500, size=1_501)
+        await used(harness, 1_500)
         assert (await harness.client.post(f"{TOPIC}/messages", content=b"x" * 600)).status_code == 200
-        gate.set()
-    problem(first.result(), status=429, code="too_many_requests")
-    assert first.result().headers["retry-after"]
-    assert harness.app._budget.used == 0
+        head, body = await slow.end()
+        assert head.startswith(b"HTTP/1.1 429 ")
+        assert b"\r\nRetry-After: 1\r\n" in head
+        assert b"application/problem+json" in head
+        assert b'"too_many_requests"' in body
+        await used(harness, 0)
     (topic,) = harness.broker.topics
     assert topic.ledger.entries_count == 1
+    await harness.close()
+
+
+async def test_slow_bodies_yield_to_a_growing_one_the_longest_first(tree, ledgers, clock):
+    harness = Harness(
+        tree=tree,
+        ledgers=ledgers,
+        clock=clock,
+        url="http://one",
+        request_bytes_max=2_000,
+        control_bytes_max=1_024,
+        in_flight_bytes_max=2_000,
+    )
+    async with harness.serve():
+        first, second, last = Slow(harness), Slow(harness), Slow(harness)
+        await first.send(b"x" * 800, size=801)
+        await used(harness, 800)
+        await second.send(b"x" * 800, size=801)
+        await used(harness, 1_600)
+        await last.send(b"x" * 401, size=1_000)
+        await used(harness, 1_201)
+        assert (await first.end())[0].startswith(b"HTTP/1.1 429 ")
+        assert (await second.end(b"y"))[0].startswith(b"HTTP/1.1 200 ")
+        assert (await last.end(b"y" * 599))[0].startswith(b"HTTP/1.1 200 ")
+        await used(harness, 0)
     await harness.close()
 
 
@@ -342,15 +390,49 @@ async def test_a_content_length_alone_is_not_charged_to_the_budget(tree, ledgers
         yield b"y" * 1_999
 
     announced = {"content-length": "2000"}
-    async with asyncio.TaskGroup() as tasks:
+    async with harness.serve(), asyncio.TaskGroup() as tasks:
         first = tasks.create_task(harness.client.post(f"{TOPIC}/messages", content=slow(), headers=announced))
         while harness.app._budget.used == 0:
             await asyncio.sleep(0)
         assert harness.app._budget.used == 1
         assert (await harness.client.post(f"{TOPIC}/messages", content=b"x" * 600)).status_code == 200
         gate.set()
-    assert first.result().status_code == 200
-    assert harness.app._budget.used == 0
+        assert (await first).status_code == 200
+        assert harness.app._budget.used == 0
+    await harness.close()
+
+
+async def test_a_body_counts_once_before_and_after_it_is_complete(tree, ledgers, clock):
+    harness = Harness(
+        tree=tree,
+        ledgers=ledgers,
+        clock=clock,
+        url="http://one",
+        request_bytes_max=2_000,
+        control_bytes_max=1_024,
+        in_flight_bytes_max=2_000,
+    )
+    await harness.produce("a")
+    ledgers.hold_adds()
+    gate = asyncio.Event()
+
+    async def slow():
+        yield b"x" * 1_500
+        await gate.wait()
+        yield b"y" * 500
+
+    async with harness.serve(), asyncio.TaskGroup() as tasks:
+        first = tasks.create_task(harness.client.post(f"{TOPIC}/messages", content=slow()))
+        while harness.app._budget.used < 1_500:
+            await asyncio.sleep(0)
+        gate.set()
+        while harness.app._budget.used < 2_000:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.05)
+        assert harness.app._budget.used == 2_000, "it fills the limit alone"
+        ledgers.release_adds()
+        assert (await first).status_code == 200
+        assert harness.app._budget.used == 0
     await harness.close()
 
 
