@@ -91,11 +91,11 @@ class ServerSettings(Settings):
     its responses stops only itself. Read responses beyond this size count towards `reads_size_max`, others towards
     `unread_size_max`."""
 
-    unsent_time_max_s: Annotated[float, Gt(0), Le(86400)] = 0.5
+    unsent_time_max_s: Annotated[float, Gt(0), Le(86400)] = 2.0
     """Seconds after which a client is disconnected if it read less than half of `unsent_size_max` of its responses
-    while others wait for the bytes of `reads_size_max`, or the operations, that it holds. Detection takes up to twice
-    as long. Bytes count as read when they leave the process. Compare BookKeeper's waitTimeoutOnResponseBackpressureMs,
-    which drops such responses."""
+    while others wait for the bytes of `reads_size_max`, or the operations, that it holds. Others wait up to a quarter
+    longer. Longer than pauses of healthy clients, such as garbage collection. Bytes count as read when they leave the
+    process. Compare BookKeeper's waitTimeoutOnResponseBackpressureMs, which drops such responses."""
 
     operations_max: Annotated[int, Ge(1), Le(100_000)] = 1000
     """Maximum number of concurrent operations other than adds and plain reads (fences, forces, LACs) on one connection.

@@ -1,6 +1,7 @@
 """BackPressureBudget: waiters resume once, in order, when half of the budget is free."""
 
 import asyncio
+import time
 from functools import partial
 
 import pytest
@@ -73,6 +74,20 @@ def test_a_forgotten_waiter_is_not_called() -> None:
     assert budget.waiting == 1
     budget.give(100)
     assert (calls, budget.waiting) == (["there"], 0)
+
+
+def test_forgetting_does_not_search() -> None:
+    """Thousands of connections may end at once."""
+    budget = BackPressureBudget(100)
+    budget.take(100)
+    waiters = [partial(int, number) for number in range(50_000)]
+    for waiter in waiters:
+        budget.when_low(waiter)
+    began = time.process_time()
+    for waiter in reversed(waiters):
+        budget.forget(waiter)
+    assert time.process_time() - began < 5
+    assert budget.waiting == 0
 
 
 def test_thousands_of_waiters_do_not_recurse() -> None:

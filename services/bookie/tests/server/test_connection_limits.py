@@ -180,6 +180,29 @@ async def test_frames_of_paused_clients_are_bounded_too(start_bookie: Any) -> No
     await eventually(lambda: limits.paused.used == 0)
 
 
+@pytest.mark.parametrize("what", ["operations", "adds"])
+async def test_a_frame_of_a_client_that_is_gone_does_not_count_again(start_bookie: Any, what: str) -> None:
+    """The bookie goes on reading when its operations end, as if the client were still there."""
+    bookie = await start_bookie(**FRAME, adds_size_max=64 * 1024, operations_max=2)
+    limits, budget = bookie.server.limits, bookie.server.operations.adds_budget
+    client = await bookie.connect()
+    bookie.store.hold()
+    data = v3.encode_request(add(90, 90, 50_000))
+    if what == "adds":
+        client.writer.write(adds_and_part(data))
+    else:
+        client.writer.write(v3.encode_requests([m.ForceLedgerRequest(n, 1) for n in range(2)]) + data[:20_000])
+    await eventually(lambda: limits.paused.used + limits.unfinished.used)
+    assert budget.waiting == (what == "adds")
+    (connection,) = limits.room.connections
+    connection.abort()
+    await eventually(lambda: bookie.server.connection_count == 0)
+    assert budget.waiting == 0, "while the journal is slow, clients may connect again and again"
+    bookie.store.release()
+    await eventually(lambda: not bookie.server._tasks and not budget.used)
+    assert (limits.paused.used, limits.unfinished.used) == (0, 0)
+
+
 # --- room for others
 
 
@@ -350,6 +373,19 @@ async def test_operations_of_all_connections_are_bounded(start_bookie: Any) -> N
     assert bookie.server.operations.operations_budget.used == 0
 
 
+async def test_a_connection_may_have_two_operations_whatever_others_have(start_bookie: Any) -> None:
+    """Otherwise one client could keep the others from fencing a ledger, which recovery begins with."""
+    bookie = await start_bookie(operations_total_max=5)
+    greedy, other = await bookie.connect(), await bookie.connect()
+    bookie.store.hold()
+    greedy.send(*[m.ForceLedgerRequest(n, 1) for n in range(20)])
+    assert {answer.status for answer in (await greedy.receive_all(10)).values()} == {m.Status.TOO_MANY_REQUESTS}
+    other.send(*[m.ForceLedgerRequest(n, 1) for n in range(3)])
+    assert (await other.receive()).status == m.Status.TOO_MANY_REQUESTS
+    bookie.store.release()
+    assert {answer.status for answer in (await other.receive_all(2)).values()} == {0}
+
+
 async def test_small_requests_for_large_entries_are_answered_as_the_client_reads(start_bookie: Any) -> None:
     """A thousand reads of the LAC of one large entry would otherwise be answered with a gigabyte at once."""
     bookie = await start_bookie()
@@ -426,6 +462,25 @@ async def test_responses_during_a_handshake_count_as_unread(start_bookie: Any) -
     await client.writer.start_tls(ssl.create_default_context(cafile=str(CA)), server_hostname="localhost")
     assert (await client.receive()).status == 0
     assert (limits.unread.used, limits.handshakes.used) == (0, 0)
+
+
+async def test_responses_during_a_handshake_cannot_displace_those_of_others(start_bookie: Any) -> None:
+    bookie = await start_bookie(security=offered(), unsent_size_max=64 * 1024, unread_size_max=1024 * 1024)
+    client, quick = await bookie.connect(), await bookie.connect()
+    assert (await quick.ask(add(0, 0, 20_000))).status == 0
+    (slow,) = await stuck_readers(bookie, 1)
+    limits = bookie.server.limits
+    await eventually(lambda: limits.unread.used > 0)
+    bookie.store.hold()
+    client.send(*[m.ReadRequest(n, 1, 0, flag=1, master_key=KEY) for n in range(100)])
+    await eventually(lambda: bookie.server.operations.operations_budget.used == 100)
+    client.send_hex(START_TLS)
+    await client.receive_bytes()
+    bookie.store.release()
+    assert await client.is_closed()
+    assert limits.ends == {"unread": 1}
+    await eventually(lambda: not bookie.server._tasks)
+    assert not slow.reader.at_eof()
 
 
 async def test_a_client_that_does_not_authenticate_in_time_is_counted_as_such(start_bookie: Any) -> None:

@@ -9,7 +9,8 @@ from bindery_bookie.server.entry_turns import ENTRY_TURNS_MAX, EntryTurn, EntryT
 class Reader:
     """A client that reads its responses while `is_reading` is set."""
 
-    def __init__(self) -> None:
+    def __init__(self, group: str = "10.0.0.1") -> None:
+        self.group = group
         self.is_reading = asyncio.Event()
         self.is_reading.set()
 
@@ -62,6 +63,35 @@ async def test_a_client_that_stops_reading_while_it_waits_takes_no_turn() -> Non
     ((_, other),) = await begun(turns, Reader(), 1)
     assert (waiting.done(), other.done()) == (False, True)
     waiting.cancel()
+
+
+async def test_addresses_have_turns_alternately() -> None:
+    """Thousands of operations of one address delay one of another address by one turn each."""
+    turns = EntryTurns()
+    first = await begun(turns, Reader("a"), ENTRY_TURNS_MAX)
+    many, few = await begun(turns, Reader("a"), 3), await begun(turns, Reader("b"), 2)
+    order = [many[0], few[0], many[1], few[1], many[2]]
+    for (ended, _), (_, next_one) in zip([first[0], *order], order, strict=False):
+        ended.end()
+        await asyncio.wait_for(next_one, 30)
+        assert turns.count == ENTRY_TURNS_MAX
+    for turn, _ in [*first[1:], order[-1]]:
+        turn.end()
+    assert turns.count == 0
+
+
+async def test_operations_that_are_cancelled_leave_their_turns_to_others() -> None:
+    turns = EntryTurns()
+    first = await begun(turns, Reader(), ENTRY_TURNS_MAX)
+    (_, waiting), (_, passed_on), (last, done) = await begun(turns, Reader(), 3)
+    waiting.cancel()
+    first[0][0].end()  # before `waiting` has run
+    passed_on.cancel()
+    await asyncio.wait_for(done, 30)
+    assert (waiting.cancelled(), passed_on.cancelled(), turns.count) == (True, True, ENTRY_TURNS_MAX)
+    for turn in (last, *(turn for turn, _ in first[1:])):
+        turn.end()
+    assert turns.count == 0
 
 
 async def test_an_operation_without_an_entry_takes_no_turn() -> None:

@@ -192,3 +192,12 @@ def test_many_scans_of_many_addresses_keep_little() -> None:
         world.known(rank=None, group=f"10.0.1.{number}")
         assert not world.room.open(Connection(f"10.0.1.{number}"))
     assert len(world.room._next_scan_s) <= CANDIDATES_MAX
+
+
+def test_addresses_that_were_full_are_forgotten() -> None:
+    world = World(connections_max=400, per_address_max=2)
+    for number in range(3 * CANDIDATES_MAX):
+        for _ in range(3):
+            world.known(group=f"10.0.1.{number}")
+            world.now_s += 1
+    assert 0 < len(world.room._candidates) <= CANDIDATES_MAX

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from bindery_bookie.metrics import BookieMetrics
 from bindery_bookie.server.back_pressure import BackPressureBudget
-from bindery_bookie.server.single_operations import SingleOperations, read_some
+from bindery_bookie.server.single_operations import OPERATIONS_FREE_COUNT, SingleOperations, read_some
 from bindery_bookie.settings import ServerSettings
 from bindery_bookie.state import BookieState
 from bindery_core.errors import DamagedStorage, LedgerStateUnknown
@@ -30,7 +30,8 @@ class MemoryPeer:
     """A connection that keeps what is sent."""
 
     def __init__(self) -> None:
-        self.adds_in_progress = self.pending_read_count = 0
+        self.adds_in_progress = self.pending_read_count = self.operation_count = 0
+        self.group = "10.0.0.1"
         self.is_unsent = False
         self.sent: list[bytes] = []
         self.tls: list[m.StartTlsRequest] = []
@@ -312,6 +313,7 @@ async def test_operations_beyond_twice_the_limit_are_refused(memory_store: Any) 
     world = World(memory_store, operations_total_max=3)
     world.put(0)
     world.budget.take(6)
+    world.peer.operation_count = OPERATIONS_FREE_COUNT
     world.start(m.ForceLedgerRequest(7, 1))
     assert world.responses() == [m.ForceLedgerResponse(7, Status.TOO_MANY_REQUESTS, 1)]
     world.budget.give(1)

@@ -10,7 +10,6 @@ Invariants: `used` >= 0; a waiter is called once, and only while the budget is a
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 
 
@@ -27,8 +26,8 @@ class BackPressureBudget:
         self.used = 0
         self.waiting = 0
         """Number of waiters."""
-        self._waiters: dict[str, deque[Callable[[], None]]] = {}
-        """By group, the group whose turn is next first."""
+        self._waiters: dict[str, dict[Callable[[], None], None]] = {}
+        """By group, the group whose turn is next first; in a group in the order of arrival."""
         self._is_waking = False
         self._until_empty: list[asyncio.Future[None]] = []
 
@@ -63,14 +62,17 @@ class BackPressureBudget:
             self._until_empty.clear()
 
     def when_low(self, waiter: Callable[[], None], *, group: str = "") -> None:
-        """Call `waiter` once, when the budget is low again. Only while it is over, or others wait."""
+        """Call `waiter`, which does not wait yet, once when the budget is low again. Only while it is over, or others
+        wait."""
         assert self.is_over or self.waiting
-        self._waiters.setdefault(group, deque()).append(waiter)
+        waiters = self._waiters.setdefault(group, {})
+        assert waiter not in waiters
+        waiters[waiter] = None
         self.waiting += 1
 
     def forget(self, waiter: Callable[[], None], *, group: str = "") -> None:
         """Remove `waiter`, which was passed to `when_low` with `group` and was not called yet."""
-        self._waiters[group].remove(waiter)
+        del self._waiters[group][waiter]
         self.waiting -= 1
         if not self._waiters[group]:
             del self._waiters[group]
@@ -79,7 +81,8 @@ class BackPressureBudget:
         """Remove and return the waiter whose turn it is."""
         group, waiters = next(iter(self._waiters.items()))
         del self._waiters[group]
-        waiter = waiters.popleft()
+        waiter = next(iter(waiters))
+        del waiters[waiter]
         if waiters:
             self._waiters[group] = waiters
         self.waiting -= 1

@@ -70,6 +70,8 @@ READ_BATCHES_MAX: Final = 4
 """Maximum number of concurrent batches of one connection: while one waits for the disk, the next may be cached."""
 PENDING_READS_MAX: Final = 10_000
 """Number of waiting reads at which the connection is no longer read."""
+UNSENT_CHECKS: Final = 4
+"""Number of checks in `unsent_time_max_s` whether a client reads its responses."""
 TLS_SHUTDOWN_TIMEOUT_S: Final = 1.0
 """Seconds that closing a secured connection waits for the client's close_notify."""
 _FIRST_ENTRY_SIZE_GUESS = 64 * 1024
@@ -138,7 +140,7 @@ class BookieConnection(asyncio.Protocol):
         self._reasons: set[str] = set()
         self._unsent = False
         self._is_ended = False
-        """Whether a limit ended the connection."""
+        """Whether this bookie has ended the connection at once; `connection_lost` follows."""
         self._is_lost = False
         self._held_size = 0
         """Bytes of read responses that are in the transport's buffer."""
@@ -147,8 +149,10 @@ class BookieConnection(asyncio.Protocol):
         pauses."""
         self._until_read: list[asyncio.Future[None]] = []
         """Completed when there are no unsent responses any longer."""
-        self._unsent_before: int | None = None
-        """Bytes unsent at the last check; None if they fell below the low mark since then."""
+        self._unsent_before = 0
+        """Bytes that were unsent when the client had last read enough of them."""
+        self._unsent_since_s = 0.0
+        """When that was, at a check."""
         self._is_unread = False
         """Whether more than UNREAD_MARK bytes are in the transport's buffer."""
         self._unread_began_s = 0.0
@@ -256,7 +260,8 @@ class BookieConnection(asyncio.Protocol):
         """
         if size > self._settings.unsent_size_max and not self._unsent:
             self._unsent = True
-            self._unsent_before = None
+            self._unsent_before = size
+            self._unsent_since_s = asyncio.get_running_loop().time()
             if self._unsent_timer is None:
                 self._watch_unsent()
             self._pause("unsent")
@@ -266,7 +271,7 @@ class BookieConnection(asyncio.Protocol):
 
     def _charge_unread(self) -> None:
         self._is_charging = False
-        if self._is_unread and self._transport is not None:
+        if self._is_unread and self._transport is not None and not self._is_ended:
             size = self._transport.get_write_buffer_size() - self._held_size
             self._limits.hold_unread(self, max(0, size) + KERNEL_UNREAD_SIZE)
 
@@ -305,6 +310,9 @@ class BookieConnection(asyncio.Protocol):
         if self._waits_for_operations:
             self._waits_for_operations = False
             self._operations.operations_budget.forget(self._operations_are_low, group=self.group)
+        if "adds" in self._reasons:
+            self._reasons.discard("adds")
+            self._operations.adds_budget.forget(self._adds_are_low, group=self.group)
         self._give_held()
         self._wake_until_read()
         limits = self._limits
@@ -330,16 +338,23 @@ class BookieConnection(asyncio.Protocol):
             await future
 
     @property
+    def operation_count(self) -> int:
+        return self._operation_count - len(self._cancelled_when_gone)
+
+    @property
     def pending_read_count(self) -> int:
         return len(self._pending_reads)
 
     def send(self, data: bytes) -> None:
         transport = self._transport
-        if transport is None:
+        if transport is None or transport.is_closing():
             return
         if self._tls.hold_response(data):
             self._upgrade_size += len(data)
-            self._limits.unread.hold(self, self._upgrade_size)
+            if self._upgrade_size > self._settings.unsent_size_max:  # nothing says whether the client will read them
+                self._end("unread", held_size=self._upgrade_size)
+            else:
+                self._limits.unread.hold(self, self._upgrade_size)
             return
         is_unread = self._is_unread
         transport.write(data)
@@ -390,12 +405,11 @@ class BookieConnection(asyncio.Protocol):
         """How easily this connection makes room for another one (`room`); None while the bookie works for it."""
         if self._is_unread:
             return WAITING
-        polls = len(self._cancelled_when_gone)
-        if self.adds_in_progress or self._pending_reads or self._read_batches or self._operation_count > polls:
+        if self.adds_in_progress or self._pending_reads or self._read_batches or self.operation_count:
             return None
         if self._unfinished_size:
             return WAITING
-        return POLLING if polls else IDLE
+        return POLLING if self._cancelled_when_gone else IDLE
 
     def give_way(self) -> None:
         self._end("for_others")
@@ -426,8 +440,11 @@ class BookieConnection(asyncio.Protocol):
     # --- helpers --------------------------------------------------------------------------------------------------
 
     def _refuse(self, error: BinderyError) -> None:
-        self._owner.refused(self, error)
-        self.abort()
+        if not self._is_ended:
+            self._is_ended = True
+            self._drop_frame()
+            self._owner.refused(self, error)
+            self.abort()
 
     async def _drain_clear_frames(self, transport: asyncio.Transport) -> None:
         """Read AUTH that was sent in clear behind START_TLS and arrived later. Raises BadRequest, TooLarge, OSError."""
@@ -449,6 +466,7 @@ class BookieConnection(asyncio.Protocol):
         """Free the incomplete frame now: the connection itself may live until cyclic garbage is collected, or its end
         be reported only after a thousand others were read."""
         self._decoder = FrameDecoder(frame_size_max=self._settings.frame_size_max)
+        self._unfinished_size = 0
 
     def _set_write_marks(self, transport: asyncio.Transport) -> None:
         high = min(self._settings.unsent_size_max, UNREAD_MARK)
@@ -724,27 +742,25 @@ class BookieConnection(asyncio.Protocol):
         self._operations.reads_budget.give(held)
 
     def _watch_unsent(self) -> None:
-        seconds = self._settings.unsent_time_max_s
+        seconds = self._settings.unsent_time_max_s / UNSENT_CHECKS
         self._unsent_timer = asyncio.get_running_loop().call_later(seconds, self._check_unsent)
 
     def _check_unsent(self) -> None:
-        """Disconnect the client if it read almost nothing since the last check and others wait for bytes it holds."""
+        """Disconnect the client if it reads almost nothing while others wait for bytes or operations that it holds."""
         self._unsent_timer = None
         if not self._unsent or self._transport is None:
             return
-        before, now = self._unsent_before, self._transport.get_write_buffer_size()
-        self._unsent_before = now
+        now_s, size = asyncio.get_running_loop().time(), self._transport.get_write_buffer_size()
         # If more is unsent than before, responses in progress were added. They are few, because no requests are read.
-        is_stuck = before is not None and 0 <= before - now < self._settings.unsent_size_max // 2
-        operations = self._operations
+        if not 0 <= self._unsent_before - size < self._settings.unsent_size_max // 2:
+            self._unsent_before, self._unsent_since_s = size, now_s
+        operations, seconds = self._operations, self._settings.unsent_time_max_s
         is_waited_for = (self._held_size and operations.reads_budget.waiting > self._waiting_for_room) or (
-            self._operation_count > len(self._cancelled_when_gone)
-            and operations.operations_budget.waiting > self._waits_for_operations
+            self.operation_count and operations.operations_budget.waiting > self._waits_for_operations
         )
-        if is_stuck and is_waited_for:
-            seconds = self._settings.unsent_time_max_s
+        if is_waited_for and now_s - self._unsent_since_s >= seconds:
             reason = "the client does not read its responses while others wait"
-            self._refuse(TooManyRequests(reason, unsent_size=now, seconds=seconds))
+            self._refuse(TooManyRequests(reason, unsent_size=size, seconds=seconds))
         else:
             self._watch_unsent()
 

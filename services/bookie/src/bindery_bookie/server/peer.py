@@ -14,6 +14,14 @@ class Peer(Protocol):
     adds_in_progress: int
     """Number of batches of adds that are not answered yet; the operations count them."""
 
+    group: str
+    """Its address (`address_counts.group_of`)."""
+
+    @property
+    def operation_count(self) -> int:
+        """Number of its operations in progress, other than adds, plain reads and long polls."""
+        ...
+
     @property
     def pending_read_count(self) -> int:
         """Number of its reads that are not issued yet."""

@@ -150,6 +150,8 @@ class Room:
             if (group is None or one.group == group) and one not in self._unknown and (rank := one.rank) is not None
         ]
         if found:
+            if len(self._candidates) >= CANDIDATES_MAX:
+                self._candidates.clear()  # addresses that are not full any longer
             best = heapq.nlargest(CANDIDATES_MAX, found, key=lambda one: (now - one[1]) * _WEIGHTS[one[0]])
             self._candidates[group] = deque(best)
 

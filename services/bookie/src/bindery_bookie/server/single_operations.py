@@ -34,6 +34,8 @@ from bindery_bookie.state import BookieState
 from bindery_bookie.storage.store import EntryStore
 
 OK: Final = int(Status.OK)
+OPERATIONS_FREE_COUNT: Final = 2
+"""Number of operations that a connection may have whatever others have, so that they cannot keep it from fencing."""
 RequestT = TypeVar("RequestT", bound=Request)
 Work = Callable[[RequestT, EntryTurn], Coroutine[Any, Any, Response]]
 """Returns the response to a request; begins its turn before it reads an entry. Raises BinderyError, which determines
@@ -98,7 +100,8 @@ class SingleOperations:
                 peer.send(codec.encode_response(refuse_other(request, codec)))
 
     def _spawn(self, peer: Peer, name: str, work: Work[RequestT], request: RequestT, codec: Codec = v3) -> None:
-        if self._budget.used >= 2 * self._budget.limit:  # otherwise one read of a socket could start ten thousand
+        is_over = self._budget.used >= 2 * self._budget.limit  # one read of a socket could start ten thousand
+        if is_over and peer.operation_count >= OPERATIONS_FREE_COUNT:
             self._refuse(name, request)
         else:
             peer.spawn(self._answer(peer, name, work, request, codec))
