@@ -69,7 +69,13 @@ class ServerSettings(Settings):
     connection is closed."""
 
     handshakes_max: Annotated[int, Ge(1), Le(100_000)] = 200
-    """Maximum number of TLS handshakes in progress; above it, the oldest is ended. Each takes about 100 KiB."""
+    """Maximum number of TLS handshakes in progress. Above it, the oldest of the client address with the most of them is
+    ended. Each takes about 100 KiB."""
+
+    secured_connections_max: Annotated[int, Ge(1), Le(100_000)] = 200
+    """Maximum number of connections with TLS; each can take 300 KiB, and takes about 50 KiB if its requests are small.
+    At the limit, one of them is closed as at `connections_max`. One address may have the same part of them as of all
+    connections."""
 
     adds_size_max: Annotated[int, Ge(64 * KIB), Le(64 * 1024 * MIB)] = 64 * MIB
     """Maximum bytes of adds that wait for the journal. Above it, the bookie stops reading from connections that send

@@ -1,6 +1,7 @@
 """Limits on what clients of the ledger port occupy: who exceeds one is disconnected, and nobody else."""
 
 import asyncio
+import contextlib
 import ssl
 from typing import Any
 
@@ -434,7 +435,52 @@ async def test_handshakes_in_progress_are_bounded(start_bookie: Any) -> None:
     await quick.writer.start_tls(ssl.create_default_context(cafile=str(CA)), server_hostname="localhost")
     assert (await quick.ask(add(1))).status == 0
     assert bookie.server.limits.ends == {"handshakes": 1}
-    assert bookie.server.limits.handshakes.used == 0
+    assert bookie.server.limits.handshakes.count == 0
+
+
+async def test_connections_with_tls_are_bounded(start_bookie: Any) -> None:
+    """Each can take more memory than a hundred others. One without TLS is not affected."""
+    bookie = await start_bookie(security=offered(), secured_connections_max=2, connections_per_address_max=2000)
+    clear, idle, quick, new = [await bookie.connect() for _ in range(4)]
+    assert (await clear.ask(add(1))).status == 0
+    for client in (idle, quick, new):
+        client.send_hex(START_TLS)
+        await client.receive_bytes()
+        await client.writer.start_tls(ssl.create_default_context(cafile=str(CA)), server_hostname="localhost")
+        assert (await client.ask(add(1))).status == 0
+        if client is quick:
+            await asyncio.sleep(0.01)
+    assert await idle.is_closed()
+    for client in (clear, quick, new):
+        assert (await client.ask(add(2))).status == 0
+    limits = bookie.server.limits
+    assert (limits.ends, len(limits.secured)) == ({"secured": 1}, 2)
+    for client in (clear, quick, new):
+        await client.close()
+    await eventually(lambda: not len(limits.secured) and not len(limits.room))
+
+
+async def test_a_connection_with_tls_is_closed_if_the_bookie_works_for_all_others(start_bookie: Any) -> None:
+    bookie = await start_bookie(security=offered(), secured_connections_max=1)
+    first, second = await bookie.connect(), await bookie.connect()
+    for client in (first, second):
+        client.send_hex(START_TLS)
+        await client.receive_bytes()
+        tls = ssl.create_default_context(cafile=str(CA))
+        if client is first:
+            await client.writer.start_tls(tls, server_hostname="localhost")
+            assert (await client.ask(add(1))).status == 0
+            bookie.store.hold()
+            first.send(add(2, 1))
+            await eventually(lambda: len(bookie.store.groups) == 2)
+        else:
+            with contextlib.suppress(OSError):
+                await client.writer.start_tls(tls, server_hostname="localhost")
+            assert await second.is_closed()
+    bookie.store.release()
+    assert (await first.receive()).status == 0
+    assert bookie.server.limits.ends == {"secured": 1}
+    await eventually(lambda: bookie.server.connection_count == 1)
 
 
 async def test_a_client_must_send_a_request_after_its_handshake(start_bookie: Any) -> None:
@@ -456,12 +502,12 @@ async def test_responses_during_a_handshake_count_as_unread(start_bookie: Any) -
     client.send_hex(START_TLS)
     await client.receive_bytes()
     limits = bookie.server.limits
-    assert (limits.unread.used, limits.handshakes.used) == (0, 1)
+    assert (limits.unread.used, limits.handshakes.count) == (0, 1)
     bookie.store.release()
     await eventually(lambda: limits.unread.used > 0)
     await client.writer.start_tls(ssl.create_default_context(cafile=str(CA)), server_hostname="localhost")
     assert (await client.receive()).status == 0
-    assert (limits.unread.used, limits.handshakes.used) == (0, 0)
+    assert (limits.unread.used, limits.handshakes.count) == (0, 0)
 
 
 async def test_responses_during_a_handshake_cannot_displace_those_of_others(start_bookie: Any) -> None:

@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from bindery_bookie.memory import SECURED_SIZE
 from bindery_bookie.metrics import BookieMetrics
 from bindery_bookie.server import port_limits
 from bindery_bookie.server.port_limits import CONNECTION_SIZE, PortLimits
@@ -15,7 +16,7 @@ class Connection:
     last_request_s = 0.0
     rank = 1
 
-    def give_way(self) -> None: ...
+    def give_way(self, reason: str) -> None: ...
 
     def __init__(self, reads: int = 0) -> None:
         self.reads = reads
@@ -43,6 +44,33 @@ def test_an_address_may_have_half_of_the_connections_unless_it_is_set(
 ) -> None:
     found, _ = limits(connections_max=connections_max, connections_per_address_max=per_address)
     assert (found.room.connections_max, found.room.per_address_max) == (connections_max, expected)
+
+
+@pytest.mark.parametrize(
+    ("connections_max", "per_address", "secured_max", "expected"),
+    [(2000, 0, 100, (100, 50)), (2000, 2000, 100, (100, 100)), (10, 0, 100, (10, 5)), (2000, 1, 100, (100, 1))],
+)
+def test_an_address_may_have_the_same_part_of_the_connections_with_tls(
+    connections_max: int, per_address: int, secured_max: int, expected: tuple[int, int]
+) -> None:
+    found, _ = limits(
+        connections_max=connections_max, connections_per_address_max=per_address, secured_connections_max=secured_max
+    )
+    assert (found.secured.connections_max, found.secured.per_address_max) == expected
+
+
+def test_a_connection_that_closes_holds_nothing() -> None:
+    found, _ = limits()
+    one = Connection()
+    for room in (found.room, found.secured):
+        assert room.open(one)
+    found.handshakes.begin(one)
+    for held in (found.unfinished, found.paused, found.unread):
+        held.hold(one, 10)
+    assert found.needed_size == CONNECTION_SIZE + 2 * SECURED_SIZE + 30
+    found.close(one)
+    found.close(one)
+    assert (found.needed_size, found.handshakes.count) == (0, 0)
 
 
 def test_one_frame_always_fits_into_the_limit_of_incomplete_frames() -> None:

@@ -22,7 +22,8 @@ class Connection:
     last_request_s: float = 0.0
     is_ended: bool = False
 
-    def give_way(self) -> None:
+    def give_way(self, reason: str) -> None:
+        assert reason == "for_others"
         self.is_ended = True
 
 
@@ -167,6 +168,26 @@ def test_an_address_makes_room_for_itself_only() -> None:
     assert (silent_other.is_ended, second.is_ended) == (False, True)
 
 
+def test_the_address_with_the_most_makes_room_before_others_that_are_idle_longer() -> None:
+    """Clients that use their connections every second do not end an idle one of another address."""
+    world = World(connections_max=5, per_address_max=4)
+    idle = world.known(group="10.0.0.9")
+    world.now_s += 100
+    flood = [world.known() for _ in range(4)]
+    for _ in range(3):
+        world.known(group="10.0.0.8")
+        world.now_s += 1
+    assert (idle.is_ended, [one.is_ended for one in flood]) == (False, [True, True, True, False])
+
+
+def test_if_the_bookie_works_for_all_of_the_largest_address_another_makes_room() -> None:
+    world = World(connections_max=3, per_address_max=3)
+    idle = world.known(group="10.0.0.9")
+    busy = [world.known(rank=None) for _ in range(2)]
+    world.known()
+    assert (idle.is_ended, busy[0].is_ended, busy[1].is_ended) == (True, False, False)
+
+
 def test_closed_connections_are_forgotten() -> None:
     world = World(connections_max=2, per_address_max=1)
     one = world.new()
@@ -180,7 +201,7 @@ def test_closed_connections_are_forgotten() -> None:
 def test_nothing_is_kept_of_connections_that_have_gone() -> None:
     world = World(connections_max=10, per_address_max=20)
     ones = [world.known() for _ in range(11)]
-    assert len(world.room._candidates[None]) > 5
+    assert len(world.room._candidates["10.0.0.1"]) > 5
     for one in ones:
         world.room.close(one)
     assert not world.room._candidates

@@ -88,7 +88,7 @@ class ConnectionOwner(Protocol):
     limits: PortLimits
 
     def opened(self, connection: "BookieConnection") -> bool:
-        """Register the connection, and count it. False: there is no room; close it."""
+        """Register the connection, and count it in `limits`. False: there is no room; close it."""
 
     def closed(self, connection: "BookieConnection", error: Exception | None) -> None: ...
 
@@ -315,9 +315,7 @@ class BookieConnection(asyncio.Protocol):
             self._operations.adds_budget.forget(self._adds_are_low, group=self.group)
         self._give_held()
         self._wake_until_read()
-        limits = self._limits
-        for held in (limits.unfinished, limits.paused, limits.unread, limits.handshakes):
-            held.release(self)
+        self._limits.close(self)
         for timer in (self._first_timer, self._frame_timer, self._unread_timer, self._unsent_timer):
             if timer is not None:
                 timer.cancel()
@@ -411,8 +409,8 @@ class BookieConnection(asyncio.Protocol):
             return WAITING
         return POLLING if self._cancelled_when_gone else IDLE
 
-    def give_way(self) -> None:
-        self._end("for_others")
+    def give_way(self, reason: str) -> None:
+        self._end(reason)
 
     def evict(self, kind: str, held_size: int) -> None:
         self._end(kind, held_size=held_size)
@@ -479,7 +477,7 @@ class BookieConnection(asyncio.Protocol):
 
     def _know(self) -> None:
         self._is_known = True
-        self._limits.room.know(self)
+        self._limits.know(self)
         if self._first_timer is not None:
             self._first_timer.cancel()
             self._first_timer = None
@@ -562,7 +560,7 @@ class BookieConnection(asyncio.Protocol):
         elif begun is not None and transport is not None:
             transport.write(v3.encode_response(StartTlsResponse(begun, Status.OK)))
             self._pause("securing")
-            self._limits.handshakes.hold(self, 1)
+            self._limits.handshakes.begin(self)
             self._upgrading = asyncio.get_running_loop().create_task(self._upgrade(transport))
             self._owner.keep(self._upgrading)
 
@@ -597,7 +595,10 @@ class BookieConnection(asyncio.Protocol):
             self.connection_lost(None)
             return
         self._transport = secured
-        self._limits.handshakes.release(self)
+        self._limits.handshakes.end(self)
+        if not self._limits.secured.open(self):
+            self._end("secured")
+            return
         self._set_write_marks(secured)
         self._upgrade_size = 0
         self._limits.unread.release(self)

@@ -15,7 +15,9 @@
 | bytes of unread responses, except those that | `unread_size_max`             | the connection whose responses have   |
 | `reads_size_max` counts                      |                               | been unread longest is closed, of     |
 |                                              |                               | those that do not read at all         |
-| TLS handshakes in progress                   | `handshakes_max`              | the oldest is ended                   |
+| TLS handshakes in progress                   | `handshakes_max`              | the oldest of the address with the    |
+|                                              |                               | most is ended (`handshakes`)          |
+| connections with TLS                         | `secured_connections_max`     | as connections                        |
 
 Each connection that ends because of a limit is counted by its reason, and logged at most once per second and reason.
 """
@@ -30,8 +32,10 @@ from bindery_kit.limits.memory_release import MemoryRelease
 from bindery_kit.limits.minimum_rate import MinimumRate
 from bindery_kit.observability.quiet_log import QuietLog
 
+from bindery_bookie.memory import SECURED_SIZE
 from bindery_bookie.metrics import BookieMetrics
-from bindery_bookie.server.room import Room
+from bindery_bookie.server.handshakes import Handshakes
+from bindery_bookie.server.room import Occupant, Room
 from bindery_bookie.settings import ServerSettings
 
 UNREAD_MARK: Final = 16 * 1024
@@ -54,6 +58,10 @@ class Reader(Holder, Protocol):
         ...
 
 
+class LimitedConnection(Occupant, Reader, Protocol):
+    """A connection, as its limits see it."""
+
+
 class PortLimits:
     """`clock`: monotonic seconds."""
 
@@ -65,8 +73,15 @@ class PortLimits:
         self.paused = HeldBytes("paused", self.unfinished.limit)
         """Incomplete frames whose rest the bookie does not read now, so that others cannot outlast them."""
         self.unread = HeldBytes("unread", settings.unread_size_max)
-        self.handshakes = HeldBytes("handshakes", settings.handshakes_max)
-        """Each handshake holds one."""
+        self.handshakes = Handshakes(settings.handshakes_max)
+        secured_max = min(settings.secured_connections_max, settings.connections_max)
+        self.secured = Room(
+            connections_max=secured_max,
+            per_address_max=max(1, secured_max * per_address_max // settings.connections_max),
+            clock=clock,
+            reason="secured",
+        )
+        """Connections with TLS."""
         self.ends: Counter[str] = Counter()
         """Number of connections that ended because of a limit, by reason. Reasons are constants of the code."""
         self.clock = clock
@@ -94,7 +109,21 @@ class PortLimits:
     @property
     def needed_size(self) -> int:
         """Approximate bytes of memory that connections need now, without their requests in progress."""
-        return CONNECTION_SIZE * len(self.room) + self.unfinished.used + self.paused.used + self.unread.used
+        connections = CONNECTION_SIZE * len(self.room) + SECURED_SIZE * (len(self.secured) + self.handshakes.count)
+        return connections + self.unfinished.used + self.paused.used + self.unread.used
+
+    def know(self, connection: Occupant) -> None:
+        """Record that a connection is of a client: it has sent a request."""
+        self.room.know(connection)
+        self.secured.know(connection)
+
+    def close(self, connection: LimitedConnection) -> None:
+        """Free everything that a connection holds. Idempotent."""
+        self.room.close(connection)
+        self.secured.close(connection)
+        self.handshakes.end(connection)
+        for held in (self.unfinished, self.paused, self.unread):
+            held.release(connection)
 
     def hold_unread(self, reader: Reader, size: int) -> None:
         """Set the bytes of unread responses of a connection. Those that are being read are ended last."""

@@ -2,7 +2,8 @@
 
 At a limit of connections, one of them makes room; if the limit is that of an address, one of the same address. First
 come connections that for UNKNOWN_GRACE_S have not sent a complete request, or have not authenticated, in the order of
-their arrival. Then comes the one whose last request, or arrival, is longest ago, where the time counts
+their arrival. Then, among those of the address that has the most if there is one, comes the one whose last request, or
+arrival, is longest ago, where the time counts
 
 | rank    | connection                                                                            | this many times |
 |---------|---------------------------------------------------------------------------------------|-----------------|
@@ -11,9 +12,11 @@ their arrival. Then comes the one whose last request, or arrival, is longest ago
 | WAITING | the bookie waits for its client: for the rest of a frame, or until it reads responses | 1/4             |
 | POLLING | only long polls are in progress                                                       | 1/16            |
 
-A flood of connections does not end those in use, which are idle only between two requests. If the bookie works for all
-of them, the new connection is refused. So clients that only occupy connections cannot keep others out, and a connection
-in use is not ended.
+A flood of connections does not end those in use, which are idle only between two requests, and a flood from a few
+addresses does not end idle ones of others. If the bookie works for all of them, the new connection is refused. So
+clients that only occupy connections cannot keep others out, and a connection in use is not ended.
+
+There is one room for all connections, and one for those with TLS, which take more memory.
 
 Invariants: at most `connections_max` connections, and `per_address_max` of one address, are counted.
 """
@@ -53,14 +56,17 @@ class Occupant(Protocol):
     def rank(self) -> int | None:
         """IDLE, WAITING or POLLING; None while the bookie works for it."""
 
-    def give_way(self) -> None:
-        """End, because others need the room. It is no longer counted."""
+    def give_way(self, reason: str) -> None:
+        """End, because others need the room. It is no longer counted. `reason`: that of the room."""
 
 
 class Room:
-    """`clock`: monotonic seconds."""
+    """`reason`: why connections give way, in logs and metrics. `clock`: monotonic seconds."""
 
-    def __init__(self, *, connections_max: int, per_address_max: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, *, connections_max: int, per_address_max: int, clock: Callable[[], float], reason: str = "for_others"
+    ) -> None:
+        self.reason = reason
         self.connections_max = connections_max
         self.per_address_max = per_address_max
         self._clock = clock
@@ -86,7 +92,7 @@ class Room:
             if other is None:
                 return False
             self.close(other)
-            other.give_way()
+            other.give_way(self.reason)
         self.connections[new] = None
         self._addresses.add(new.group)
         now = self._clock()
@@ -118,16 +124,25 @@ class Room:
         now = self._clock()
         if oldest is not None and now - unknown[oldest] >= UNKNOWN_GRACE_S:
             return oldest
+        found = None
+        if group is None and (largest := self._addresses.largest) is not None and self._addresses.count(largest) > 1:
+            found = self._find(largest, now)
+        if found is None:
+            found = self._find(group, now)
+        if found is None or (oldest is not None and NEW_WEIGHT * (now - unknown[oldest]) > _age(found, now)):
+            return oldest
+        return found
+
+    def _find(self, group: str | None, now_s: float) -> Occupant | None:
+        """Return the connection of `group` that comes next, other than new ones; None if there is none."""
         found = self._next_candidate(group)
-        if found is None and now >= self._next_scan_s.get(group, now):
+        if found is None and now_s >= self._next_scan_s.get(group, now_s):
             self._scan(group)
             found = self._next_candidate(group)
             if found is None:
                 if len(self._next_scan_s) >= CANDIDATES_MAX:
                     self._next_scan_s.clear()
-                self._next_scan_s[group] = now + SCAN_PAUSE_S
-        if found is None or (oldest is not None and NEW_WEIGHT * (now - unknown[oldest]) > _age(found, now)):
-            return oldest
+                self._next_scan_s[group] = now_s + SCAN_PAUSE_S
         return found
 
     def _next_candidate(self, group: str | None) -> Occupant | None:

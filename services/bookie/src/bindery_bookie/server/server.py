@@ -128,7 +128,6 @@ class BookieServer:
 
     def closed(self, connection: BookieConnection, error: Exception | None) -> None:
         self._connections.pop(connection, None)
-        self.limits.room.close(connection)
         if self._all_closed is not None and not self._connections:
             self._all_closed.set()
 

@@ -1,0 +1,49 @@
+"""Handshakes: limit the number of TLS handshakes in progress.
+
+A client begins a handshake with a few bytes, and it takes much more memory than a connection. Above the limit, the
+oldest handshake of the address with the most of them ends. So a flood from a few addresses ends none of another address,
+which takes longer than the flood's own if its client is far away.
+
+Invariant: at most `count_max` handshakes are counted.
+"""
+
+from typing import Protocol
+
+from bindery_kit.limits.held_bytes import Holder
+
+
+class Shaking(Holder, Protocol):
+    """A connection in the handshake."""
+
+    group: str
+    """Its address (`address_counts.group_of`)."""
+
+
+class Handshakes:
+    kind = "handshakes"
+    """Name in logs and metrics."""
+
+    def __init__(self, count_max: int) -> None:
+        assert count_max >= 1
+        self.count_max = count_max
+        self.count = 0
+        self._of: dict[str, dict[Shaking, None]] = {}
+        """By address, in the order in which they began."""
+
+    def begin(self, connection: Shaking) -> None:
+        """Count a handshake, after another one was ended if that is necessary."""
+        if self.count >= self.count_max:
+            oldest = next(iter(max(self._of.values(), key=len)))
+            self.end(oldest)
+            oldest.evict(self.kind, 1)
+        self._of.setdefault(connection.group, {})[connection] = None
+        self.count += 1
+
+    def end(self, connection: Shaking) -> None:
+        """Do not count a handshake any longer. Idempotent."""
+        shaking = self._of.get(connection.group)
+        if shaking is not None and connection in shaking:
+            del shaking[connection]
+            self.count -= 1
+            if not shaking:
+                del self._of[connection.group]
