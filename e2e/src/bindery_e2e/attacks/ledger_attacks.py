@@ -11,6 +11,7 @@ connect again when they are disconnected. At the end, a line of JSON has the num
 | unfinished | sends all bytes of the largest frame but the last one                                         |
 | slow       | sends a frame byte by byte                                                                    |
 | unread     | requests the entries of LEDGER_ID, and reads no response                                      |
+| readers    | requests the entries of LEDGER_ID, and reads them as fast as they come                        |
 | garbage    | sends random bytes, wrong lengths, or the largest length in front of nothing                  |
 | operations | sends as many requests other than adds and reads as the bookie takes, and reads no response   |
 | polls      | sends long polls, which wait for an entry that nobody adds                                    |
@@ -50,6 +51,8 @@ ENTRIES: Final = 16
 """Number of its entries."""
 SECURED_SIZE: Final = 256 * 1024
 """Bytes that are sent over TLS: as many as the TLS library takes at once."""
+READS_PER_ROUND: Final = 1600
+"""Number of receptions after which a reader requests more."""
 PAUSE_S: Final = 0.25
 """Seconds until a client connects again."""
 BEGIN_S: Final = 0.5
@@ -138,6 +141,14 @@ async def unread(client: Client) -> None:
     await client.until_closed()
 
 
+async def readers(client: Client) -> None:
+    while True:
+        await client.send(_READS[: len(_READS) // 10])
+        for _ in range(READS_PER_ROUND):
+            if not await client.receive():
+                return
+
+
 async def garbage(client: Client) -> None:
     randomness = client.randomness
     length = randomness.choice([-(2**31), -1, 0, 1, FRAME_SIZE_MAX - 4, FRAME_SIZE_MAX - 3, 0x0A0A0A0A, 2**31 - 1])
@@ -196,7 +207,7 @@ async def secured(client: Client) -> None:
 
 ATTACKS: Final[Mapping[str, Attack]] = {
     attack.__name__: attack
-    for attack in (silent, unfinished, slow, unread, garbage, operations, polls, handshakes, drains, secured)
+    for attack in (silent, unfinished, slow, unread, readers, garbage, operations, polls, handshakes, drains, secured)
 }
 
 

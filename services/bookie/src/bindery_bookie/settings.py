@@ -37,9 +37,9 @@ class ServerSettings(Settings):
     clients of a cluster must use the same value. Source: BookKeeper's nettyMaxFrameSizeBytes."""
 
     connections_max: Annotated[int, Ge(1), Le(100_000)] = 2000
-    """Maximum number of connections. At the limit, the one that has been idle longest is closed, first one that has
-    never sent a complete request. If the bookie works for all of them, a new one is closed at once. A client opens one
-    connection per bookie."""
+    """Maximum number of connections. At the limit, one that has never sent a complete request is closed, or of the
+    client address that has the most, the one that has been idle longest. If all have adds in progress, a new one is
+    closed at once. A client opens one connection per bookie."""
 
     connections_per_address_max: Annotated[int, Ge(0), Le(100_000)] = 0
     """Maximum number of connections of one client address; an IPv6 network of 64 bits counts as one address. At the

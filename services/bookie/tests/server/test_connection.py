@@ -140,13 +140,13 @@ async def test_above_the_limit_the_connection_that_has_been_idle_longest_is_clos
     assert bookie.server.limits.ends == {"for_others": 1}
 
 
-async def test_a_connection_above_the_limit_is_closed_if_the_bookie_works_for_all_others(start_bookie) -> None:
+async def test_a_connection_above_the_limit_is_closed_if_all_others_have_adds_in_progress(start_bookie) -> None:
     bookie = await start_bookie(connections_max=2, connections_per_address_max=2)
     first, second = await bookie.connect(), await bookie.connect()
     bookie.store.hold()
     first.send(add(1, 1, 0))
-    second.send(m.ForceLedgerRequest(2, 1))
-    await eventually(lambda: len(bookie.store.groups) == bookie.store.forces == 1)
+    second.send(add(2, 1, 1))
+    await eventually(lambda: len(bookie.store.groups) == 2)
     assert await (await bookie.connect()).is_closed()
     bookie.store.release()
     assert (await first.receive()).status == (await second.receive()).status == 0

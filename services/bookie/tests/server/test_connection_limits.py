@@ -9,7 +9,7 @@ import pytest
 from bindery_bookie.access.security import AuthSettings, Security, TlsSettings, load_security
 from bindery_bookie.server.connection import BookieConnection
 from bindery_bookie.server.entry_turns import ENTRY_TURNS_MAX
-from bindery_bookie.server.room import IDLE, POLLING, UNKNOWN_GRACE_S, WAITING
+from bindery_bookie.server.room import BUSY, IDLE, POLLING, UNKNOWN_GRACE_S, WAITING
 from bindery_core.digest import Digester, master_key
 from bindery_core.entry import pack
 from bindery_core.formats.ledger_metadata import DigestType
@@ -221,6 +221,12 @@ async def test_the_rank_of_a_connection_is_what_the_bookie_does_for_it(start_boo
     client.send(add(2, 1))
     await eventually(lambda: len(bookie.store.groups) == 2)
     assert rank_of(bookie) is None
+    bookie.store.release()
+    assert (await client.receive()).status == 0
+    bookie.store.hold()
+    client.send(m.ForceLedgerRequest(2, 1))
+    await eventually(lambda: bookie.store.forces)
+    assert rank_of(bookie) == BUSY
     bookie.store.release()
     assert (await client.receive()).status == 0
     client.send(m.ReadRequest(3, 1, -1, flag=2, previous_lac=2**40, timeout_ms=60_000))

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 from bindery_bookie.server.room import (
+    BUSY,
     CANDIDATES_MAX,
     IDLE,
     NEW_WEIGHT,
@@ -174,18 +175,45 @@ def test_the_address_with_the_most_makes_room_before_others_that_are_idle_longer
     idle = world.known(group="10.0.0.9")
     world.now_s += 100
     flood = [world.known() for _ in range(4)]
+    others = []
     for _ in range(3):
-        world.known(group="10.0.0.8")
+        others.append(world.known(group="10.0.0.8"))
         world.now_s += 1
-    assert (idle.is_ended, [one.is_ended for one in flood]) == (False, [True, True, True, False])
+    assert (idle.is_ended, [one.is_ended for one in flood]) == (False, [True, True, False, False])
+    assert others[0].is_ended, "it has as many then"
 
 
-def test_if_the_bookie_works_for_all_of_the_largest_address_another_makes_room() -> None:
+def test_if_none_of_the_largest_address_can_make_room_another_does() -> None:
     world = World(connections_max=3, per_address_max=3)
     idle = world.known(group="10.0.0.9")
     busy = [world.known(rank=None) for _ in range(2)]
-    world.known()
+    world.known(group="10.0.0.8")
     assert (idle.is_ended, busy[0].is_ended, busy[1].is_ended) == (True, False, False)
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_new_connection_does_not_end_one_of_an_address_that_has_as_few(is_known: bool) -> None:
+    """Attackers that add all the time cannot take the connections of others, who have one each."""
+    world = World(connections_max=3, per_address_max=3)
+    other = world.known(group="10.0.0.9") if is_known else world.new("10.0.0.9")
+    world.now_s += 100
+    for _ in range(2):
+        world.known(rank=None)
+    assert not world.room.open(Connection())
+    assert not other.is_ended
+
+
+def test_an_old_read_in_progress_makes_room_if_nothing_is_idle() -> None:
+    """Otherwise clients that always read would keep others out."""
+    world = World()
+    first, second = world.known(BUSY), world.known(BUSY)
+    world.now_s += 10
+    idle = world.known(IDLE)
+    world.known(rank=None, group="10.0.0.2")
+    assert (first.is_ended, second.is_ended, idle.is_ended) == (True, False, False)
+    world.now_s += 10
+    world.known(rank=None, group="10.0.0.3")
+    assert (second.is_ended, idle.is_ended) == (False, True)
 
 
 def test_closed_connections_are_forgotten() -> None:

@@ -56,7 +56,7 @@ from bindery_bookie.access.security import Security
 from bindery_bookie.access.tls_upgrade import TlsState, TlsUpgrade
 from bindery_bookie.server.operations import Operations
 from bindery_bookie.server.port_limits import KERNEL_UNREAD_SIZE, UNREAD_MARK, PortLimits
-from bindery_bookie.server.room import IDLE, POLLING, WAITING
+from bindery_bookie.server.room import BUSY, IDLE, POLLING, WAITING
 from bindery_bookie.settings import ServerSettings
 
 READ_BATCH_SIZE: Final = 1024 * 1024
@@ -400,11 +400,13 @@ class BookieConnection(asyncio.Protocol):
 
     @property
     def rank(self) -> int | None:
-        """How easily this connection makes room for another one (`room`); None while the bookie works for it."""
+        """How easily this connection makes room for another one (`room`); None if it does not."""
         if self._is_unread:
             return WAITING
-        if self.adds_in_progress or self._pending_reads or self._read_batches or self.operation_count:
+        if self.adds_in_progress:
             return None
+        if self._pending_reads or self._read_batches or self.operation_count:
+            return BUSY
         if self._unfinished_size:
             return WAITING
         return POLLING if self._cancelled_when_gone else IDLE

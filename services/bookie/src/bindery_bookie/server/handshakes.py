@@ -1,8 +1,8 @@
 """Handshakes: limit the number of TLS handshakes in progress.
 
 A client begins a handshake with a few bytes, and it takes much more memory than a connection. Above the limit, the
-oldest handshake of the address with the most of them ends. So a flood from a few addresses ends none of another address,
-which takes longer than the flood's own if its client is far away.
+oldest handshake of the address with the most of them ends. So a flood from a few addresses does not end those of
+others, although they may take longer.
 
 Invariant: at most `count_max` handshakes are counted.
 """
@@ -33,7 +33,8 @@ class Handshakes:
     def begin(self, connection: Shaking) -> None:
         """Count a handshake, after another one was ended if that is necessary."""
         if self.count >= self.count_max:
-            oldest = next(iter(max(self._of.values(), key=len)))
+            most = max(self._of, key=lambda group: len(self._of[group]))
+            oldest = next(iter(self._of[most]))
             self.end(oldest)
             oldest.evict(self.kind, 1)
         self._of.setdefault(connection.group, {})[connection] = None

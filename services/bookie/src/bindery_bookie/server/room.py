@@ -2,8 +2,8 @@
 
 At a limit of connections, one of them makes room; if the limit is that of an address, one of the same address. First
 come connections that for UNKNOWN_GRACE_S have not sent a complete request, or have not authenticated, in the order of
-their arrival. Then, among those of the address that has the most if there is one, comes the one whose last request, or
-arrival, is longest ago, where the time counts
+their arrival. Then, of the address that has the most, comes the one whose last request, or arrival, is longest ago,
+where the time counts
 
 | rank    | connection                                                                            | this many times |
 |---------|---------------------------------------------------------------------------------------|-----------------|
@@ -11,10 +11,12 @@ arrival, is longest ago, where the time counts
 | IDLE    | no request is in progress                                                             | 1               |
 | WAITING | the bookie waits for its client: for the rest of a frame, or until it reads responses | 1/4             |
 | POLLING | only long polls are in progress                                                       | 1/16            |
+| BUSY    | other requests than adds are in progress                                              | 1/64            |
 
-A flood of connections does not end those in use, which are idle only between two requests, and a flood from a few
-addresses does not end idle ones of others. If the bookie works for all of them, the new connection is refused. So
-clients that only occupy connections cannot keep others out, and a connection in use is not ended.
+One with adds in progress does not make room, because their clients would have to store the entries elsewhere. A new
+connection does not end one of an address that has as few as its own. So a flood of connections does not end those in
+use, which are idle only between two requests, nor a flood from a few addresses those of others, and it does not keep
+others out. If nobody makes room, the new connection is refused.
 
 There is one room for all connections, and one for those with TLS, which take more memory.
 
@@ -31,7 +33,8 @@ from bindery_kit.limits.address_counts import AddressCounts
 IDLE: Final = 1
 WAITING: Final = 2
 POLLING: Final = 3
-_WEIGHTS: Final = {IDLE: 1.0, WAITING: 1 / 4, POLLING: 1 / 16}
+BUSY: Final = 4
+_WEIGHTS: Final = {IDLE: 1.0, WAITING: 1 / 4, POLLING: 1 / 16, BUSY: 1 / 64}
 
 CANDIDATES_MAX: Final = 64
 """Number of connections that one scan of all connections selects. A scan takes about a millisecond."""
@@ -54,7 +57,7 @@ class Occupant(Protocol):
 
     @property
     def rank(self) -> int | None:
-        """IDLE, WAITING or POLLING; None while the bookie works for it."""
+        """IDLE, WAITING, POLLING or BUSY; None while adds are in progress."""
 
     def give_way(self, reason: str) -> None:
         """End, because others need the room. It is no longer counted. `reason`: that of the room."""
@@ -88,7 +91,7 @@ class Room:
         """Count a connection, after another one gave way if that is necessary. False: there is no room."""
         is_address_full = self._addresses.count(new.group) >= self.per_address_max
         if is_address_full or len(self.connections) >= self.connections_max:
-            other = self._choose(new.group if is_address_full else None)
+            other = self._choose(new.group, is_address_full=is_address_full)
             if other is None:
                 return False
             self.close(other)
@@ -118,20 +121,27 @@ class Room:
             if self._candidates and len(self.connections) < self.connections_max // 2:
                 self._candidates.clear()  # each connection that is kept keeps the pages around it
 
-    def _choose(self, group: str | None) -> Occupant | None:
-        unknown = self._unknown if group is None else self._unknown_of.get(group, {})
-        oldest = next(iter(unknown), None)
+    def _choose(self, group: str, *, is_address_full: bool) -> Occupant | None:
+        """Return the connection that makes room for one of `group`; None if there is none."""
         now = self._clock()
-        if oldest is not None and now - unknown[oldest] >= UNKNOWN_GRACE_S:
+        oldest = next(iter(self._unknown), None)
+        if is_address_full or (oldest is not None and not self._may_end(oldest, group)):
+            oldest = next(iter(self._unknown_of.get(group, ())), None)
+        if oldest is not None and now - self._unknown[oldest] >= UNKNOWN_GRACE_S:
             return oldest
         found = None
-        if group is None and (largest := self._addresses.largest) is not None and self._addresses.count(largest) > 1:
-            found = self._find(largest, now)
-        if found is None:
-            found = self._find(group, now)
-        if found is None or (oldest is not None and NEW_WEIGHT * (now - unknown[oldest]) > _age(found, now)):
+        for where in (group,) if is_address_full else (self._addresses.largest, group, None):
+            found = self._find(where, now)
+            if found is not None and self._may_end(found, group):
+                break
+            found = None
+        if found is None or (oldest is not None and NEW_WEIGHT * (now - self._unknown[oldest]) > _age(found, now)):
             return oldest
         return found
+
+    def _may_end(self, one: Occupant, group: str) -> bool:
+        """Whether a connection may make room for one of `group`."""
+        return one.group == group or self._addresses.count(one.group) > self._addresses.count(group)
 
     def _find(self, group: str | None, now_s: float) -> Occupant | None:
         """Return the connection of `group` that comes next, other than new ones; None if there is none."""
