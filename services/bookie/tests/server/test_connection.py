@@ -403,7 +403,7 @@ class Wire(asyncio.Transport):
         self.connection.connection_lost(None)
 
 
-@pytest.mark.parametrize(("step", "is_cut"), [(0, True), (400, True), (2048, False), (-100, False)])
+@pytest.mark.parametrize(("step", "is_cut"), [(0, True), (200, True), (2048, False), (-100, False)])
 async def test_a_slow_reader_that_still_reads_is_kept_while_others_wait(
     start_bookie, monkeypatch, step, is_cut
 ) -> None:
