@@ -5,7 +5,6 @@ import random
 
 import pytest
 from bindery_bookie.server import connection as connection_module
-from bindery_bookie.server.connection import UNSENT_CHECKS
 from bindery_bookie.server.operations import PENDING_READS_FREE_COUNT, READ_ANSWER_SIZE_MAX
 from bindery_bookie.server.read_turns import READ_TURN_COUNT_MAX
 from bindery_core.digest import Digester, master_key
@@ -408,7 +407,7 @@ async def test_a_slow_reader_that_still_reads_is_kept_while_others_wait(
     start_bookie, monkeypatch, step, is_cut
 ) -> None:
     """A client to which responses in progress are still added is not disconnected yet, either."""
-    bookie = await start_bookie(reads_size_max=512 * 1024, unsent_size_max=4096, unsent_time_max_s=0.01)
+    bookie = await start_bookie(reads_size_max=512 * 1024, unsent_size_max=4096, unsent_time_max_s=0.08)
     quick = await bookie.connect()
     assert (await quick.ask(add(0, 1, 0, size=200_000))).status == 0
     operations, budget = bookie.server.operations, bookie.server.operations.reads_budget
@@ -426,14 +425,14 @@ async def test_a_slow_reader_that_still_reads_is_kept_while_others_wait(
     operations.handle(wire.connection, [m.ReadRequest(n, 1, 0) for n in range(8)])
     await eventually(lambda: wire.unsent > 0 and budget.is_over)
     quick.send(m.ReadRequest(9, 1, 0))
-    await eventually(lambda: wire.looks >= 10 or wire.aborted)
+    await eventually(lambda: wire.looks >= 20 or wire.aborted)
     assert wire.aborted == is_cut
     if not is_cut:
         assert budget.waiting == 1
         wire.abort()
     assert set(await quick.receive_all(1)) == {9}
     await eventually(lambda: budget.used == 0)
-    assert 2 <= wire.looks <= UNSENT_CHECKS + 1 if is_cut else wire.looks == 10
+    assert 2 <= wire.looks < 20 if is_cut else wire.looks >= 20
 
 
 async def test_reads_of_larger_entries_than_expected_are_answered_in_parts(start_bookie, monkeypatch) -> None:
