@@ -82,7 +82,8 @@ class ServerSettings(Settings):
     adds until half of the bytes are answered, so that TCP slows the clients down."""
 
     reads_size_max: Annotated[int, Ge(64 * KIB), Le(64 * 1024 * MIB)] = 64 * MIB
-    """Maximum bytes of read responses that are being prepared or unsent, over all connections. Above it, reads wait."""
+    """Maximum bytes of read responses that are being prepared or unsent, over all connections. Above it, reads wait,
+    except that addresses that have none may have half as much again in all."""
 
     pending_reads_max: Annotated[int, Ge(1), Le(10_000_000)] = 200_000
     """Maximum number of reads that wait for `reads_size_max`, over all connections; further ones are answered with

@@ -153,3 +153,46 @@ def test_one_may_wait_behind_others_although_the_budget_is_not_used_up() -> None
     budget.when_low(partial(calls.append, "second"))
     budget.give(20)
     assert calls == ["first", "second"]
+
+
+def test_a_group_with_nothing_in_progress_need_not_wait_for_others() -> None:
+    budget = BackPressureBudget(100)
+    budget.take(120, group="a")
+    assert (budget.is_free_for("a"), budget.is_free_for("b")) == (False, True)
+    budget.take(20, group="b")
+    assert not budget.is_free_for("b")
+    assert budget.is_free_for("c")
+    budget.take(10, group="c")
+    assert not budget.is_free_for("d"), "there is a limit to this"
+    budget.give(20, group="b")
+    assert budget.is_free_for("b")
+
+
+def test_a_waiter_is_called_once_its_group_has_nothing_in_progress() -> None:
+    budget = BackPressureBudget(100)
+    calls: list[str] = []
+
+    def next_one() -> None:
+        calls.append("b1")
+        budget.take(5, group="b")
+
+    budget.take(110, group="a")
+    budget.take(10, group="b")
+    budget.when_low(partial(calls.append, "a"), group="a")
+    budget.when_low(next_one, group="b")
+    budget.when_low(partial(calls.append, "b2"), group="b")
+    budget.give(9, group="b")
+    assert calls == []
+    budget.give(1, group="b")
+    assert calls == ["b1"]
+    budget.give(5, group="b")
+    assert (calls, budget.waiting) == (["b1", "b2"], 1)
+    budget.give(110, group="a")
+    assert (calls[-1], budget.used, budget._used_of) == ("a", 0, {})
+
+
+def test_a_group_cannot_give_what_another_took() -> None:
+    budget = BackPressureBudget(100)
+    budget.take(10, group="a")
+    with pytest.raises(AssertionError):
+        budget.give(10, group="b")

@@ -23,7 +23,8 @@ caches are answered in the same turn of the event loop, as far as `read_turns` a
 charged to the budget of reads from its issue until its response left the process, or, while the client reads, until it
 was passed to the transport. Batch reads are charged with the most that they can return. A client that reads almost
 nothing for `unsent_time_max_s` is disconnected if others wait for the bytes or operations that it holds: otherwise a
-few stopped clients could block all reads of the bookie. Connections wait for the budget by turns of their addresses.
+few stopped clients could block all reads of the bookie. Connections wait for the budget by turns of their addresses,
+and one whose address holds nothing of it does not wait while little more than the budget is used.
 
 `port_limits` has the limits on what a client may occupy, whether others need it or not. They cost little while they are
 not near: a frame that is incomplete after a read of the socket, or unread responses, start a timer if none runs. It
@@ -631,7 +632,7 @@ class BookieConnection(asyncio.Protocol):
     def _issue_in_turn(self, share: int) -> None:
         self._is_queued = False
         self._issue_up_to(share)
-        self._operations.reads_budget.give(1)
+        self._operations.reads_budget.give(1, group=self.group)
 
     def _issue_up_to(self, share: int) -> None:
         turns = self._operations.read_turns
@@ -640,7 +641,7 @@ class BookieConnection(asyncio.Protocol):
             while self._may_issue_reads():
                 if share <= 0:
                     self._is_queued = True
-                    self._operations.reads_budget.take(1)
+                    self._operations.reads_budget.take(1, group=self.group)
                     turns.queue(self._issue_in_turn)
                     break
                 issued = self._issue_batch(share)
@@ -657,7 +658,8 @@ class BookieConnection(asyncio.Protocol):
         if self._read_batches >= READ_BATCHES_MAX:
             return False
         budget = self._operations.reads_budget
-        if budget.is_over or (budget.waiting and not self._has_room):  # not before those that wait
+        must_wait = budget.is_over or (budget.waiting and not self._has_room)  # not before those that wait
+        if must_wait and not budget.is_free_for(self.group):
             if not self._waiting_for_room:
                 self._waiting_for_room = True
                 budget.when_low(self._room_for_reads, group=self.group)
@@ -677,7 +679,7 @@ class BookieConnection(asyncio.Protocol):
             self._taken(1)
             _, size_max = self._operations.batch_limits(head)
             guess = max(size_max, self._settings.frame_size_max)  # of the first entry, whatever `size_max` is
-            budget.take(guess)
+            budget.take(guess, group=self.group)
             sent = partial(self._batch_sent, guess)
             self._operations.read_batch(self, head, codec, self._entry_size, sent)
             return 1
@@ -697,7 +699,7 @@ class BookieConnection(asyncio.Protocol):
             pending.popleft()
         guess = int(len(batch) * self._entry_size)
         self._taken(len(batch))
-        budget.take(guess)
+        budget.take(guess, group=self.group)
         self._operations.read(self, batch, codec, partial(self._plain_reads_sent, batch, codec, guess))
         return len(batch)
 
@@ -724,9 +726,9 @@ class BookieConnection(asyncio.Protocol):
         self._entry_size = max(64.0, seen, 0.8 * self._entry_size + 0.2 * seen)
         budget = self._operations.reads_budget
         if self._unsent and self._transport is not None:
-            budget.take(size)
+            budget.take(size, group=self.group)
             self._held_size += size
-        budget.give(guess)
+        budget.give(guess, group=self.group)
         self._issue_reads()
 
     def _room_for_reads(self) -> None:
@@ -742,7 +744,7 @@ class BookieConnection(asyncio.Protocol):
 
     def _give_held(self) -> None:
         held, self._held_size = self._held_size, 0
-        self._operations.reads_budget.give(held)
+        self._operations.reads_budget.give(held, group=self.group)
 
     def _watch_unsent(self) -> None:
         seconds = self._settings.unsent_time_max_s / UNSENT_CHECKS
