@@ -483,13 +483,13 @@ async def test_a_connection_does_not_pass_those_that_wait_for_room(start_bookie)
     first, second = await bookie.connect(), await bookie.connect()
     assert (await first.ask(add(0, 1, 0))).status == 0
     budget = bookie.server.operations.reads_budget
-    budget.take(1024 * 1024)
+    budget.take(1024 * 1024, group="127.0.0.1")
     first.send(m.ReadRequest(1, 1, 0))
     await eventually(lambda: budget.waiting == 1)
-    budget.give(256 * 1024)
+    budget.give(256 * 1024, group="127.0.0.1")
     second.send(m.ReadRequest(2, 1, 0))
     await eventually(lambda: budget.waiting == 2)
-    budget.give(768 * 1024)
+    budget.give(768 * 1024, group="127.0.0.1")
     assert (await first.receive()).status == (await second.receive()).status == 0
     assert (budget.waiting, budget.used) == (0, 0)
 
@@ -498,12 +498,12 @@ async def test_a_few_reads_of_each_connection_may_wait_whatever_others_have(star
     bookie = await start_bookie(reads_size_max=64 * 1024, pending_reads_max=50)
     greedy, modest = await bookie.connect(), await bookie.connect()
     assert (await modest.ask(add(0, 1, 0))).status == 0
-    bookie.server.operations.reads_budget.take(64 * 1024)
+    bookie.server.operations.reads_budget.take(64 * 1024, group="127.0.0.1")
     greedy.send(*[m.ReadRequest(n, 1, 0) for n in range(60)])
     assert {(await greedy.receive()).status for _ in range(10)} == {m.Status.TOO_MANY_REQUESTS}
     modest.send(*[m.ReadRequest(n, 1, 0) for n in range(PENDING_READS_FREE_COUNT + 1)])
     assert (await modest.receive()).status == m.Status.TOO_MANY_REQUESTS
-    bookie.server.operations.reads_budget.give(64 * 1024)
+    bookie.server.operations.reads_budget.give(64 * 1024, group="127.0.0.1")
     assert {(await modest.receive()).status for _ in range(PENDING_READS_FREE_COUNT)} == {0}
     assert {(await greedy.receive()).status for _ in range(50)} == {0}
 

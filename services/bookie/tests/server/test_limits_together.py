@@ -121,7 +121,8 @@ class Client(asyncio.Transport):
         return self._name if name == "peername" else default
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        assert high is not None and low is not None
+        assert high is not None
+        assert low is not None
         self._high, self._low = high, low
 
     def get_write_buffer_size(self) -> int:
