@@ -2,11 +2,13 @@
 
 import asyncio
 import random
+import socket
 
 import pytest
 from bindery_bookie.server import connection as connection_module
 from bindery_bookie.server.operations import PENDING_READS_FREE_COUNT, READ_ANSWER_SIZE_MAX
 from bindery_bookie.server.read_turns import READ_TURN_COUNT_MAX
+from bindery_bookie.server.server import LISTENERS
 from bindery_core.digest import Digester, master_key
 from bindery_core.entry import pack
 from bindery_core.formats.ledger_metadata import DigestType
@@ -150,6 +152,22 @@ async def test_a_connection_above_the_limit_is_closed_if_all_others_have_adds_in
     bookie.store.release()
     assert (await first.receive()).status == (await second.receive()).status == 0
     assert bookie.server.limits.ends == {"connections": 1}
+
+
+async def test_several_connections_are_accepted_in_a_turn_of_the_loop(start_bookie) -> None:
+    """uvloop accepts one per listener, so that under load a new connection would wait for hundreds of turns."""
+    bookie = await start_bookie()
+    socks = [socket.socket() for _ in range(64)]
+    for sock in socks:
+        sock.connect(("127.0.0.1", bookie.port))
+    most, before = 0, 0
+    async with asyncio.timeout(30):
+        while before < len(socks):
+            await asyncio.sleep(0)
+            most, before = max(most, bookie.server.connection_count - before), bookie.server.connection_count
+    for sock in socks:
+        sock.close()
+    assert most >= LISTENERS // 2
 
 
 async def test_adds_over_the_budget_pause_reading_until_some_are_answered(start_bookie) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 import ssl
 from typing import Any
 
@@ -549,8 +550,6 @@ async def test_a_client_that_does_not_authenticate_in_time_is_counted_as_such(st
 
 @pytest.mark.parametrize("name", ["SO_KEEPALIVE", "TCP_NOTSENT_LOWAT"])
 async def test_the_kernel_finds_dead_clients_and_keeps_little_unsent(start_bookie: Any, name: str) -> None:
-    import socket
-
     bookie = await start_bookie()
     client = await bookie.connect()
     assert (await client.ask(add(1))).status == 0

@@ -24,6 +24,9 @@ from bindery_bookie.storage.store import EntryStore
 
 BACKLOG: Final = 512
 """Maximum number of connections that wait in the kernel until they are accepted."""
+LISTENERS: Final = 8
+"""Number of listeners on the socket. uvloop accepts one connection per listener in a turn of the event loop, and turns
+are long under load: with one listener, a new connection would wait for seconds behind hundreds of others."""
 KEEP_ALIVE_IDLE_S: Final = 60
 """Seconds of silence after which the kernel checks whether a client still exists."""
 KEEP_ALIVE_INTERVAL_S: Final = 20
@@ -55,7 +58,7 @@ class BookieServer:
         self._connections: dict[BookieConnection, None] = {}
         """In the order of their arrival, so that a simulation closes them in a reproducible order."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
         self._all_closed: asyncio.Event | None = None
         operations = self.operations
         metrics.gauge("bindery_bookie_connections", "Connections of clients.", lambda: len(self._connections))
@@ -73,19 +76,21 @@ class BookieServer:
 
     async def start(self, sock: socket.socket) -> None:
         """Listen on `sock` (see `bind_tcp`) and serve."""
-        assert self._server is None
+        assert not self._servers
         _set_options(sock)
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: BookieConnection(self), sock=sock, backlog=BACKLOG)
+        for one in _listeners(sock):
+            self._servers.append(await loop.create_server(lambda: BookieConnection(self), sock=one, backlog=BACKLOG))
         self._state.running = True
 
     async def close(self) -> None:
         """Stop accepting, answer requests in progress within `drain_timeout_s`, close all connections. Idempotent."""
-        if self._server is None:
+        if not self._servers:
             return
-        server, self._server = self._server, None
+        servers, self._servers = self._servers, []
         self._state.running = False
-        server.close()
+        for server in servers:
+            server.close()
         for connection in tuple(self._connections):
             connection.stop_reading()
         try:
@@ -144,6 +149,13 @@ class BookieServer:
     def keep(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _listeners(sock: socket.socket) -> list[socket.socket]:
+    """Return `sock` and copies of it, which share its queue of connections."""
+    if not hasattr(sock, "dup"):  # a simulation has one
+        return [sock]
+    return [sock, *(sock.dup() for _ in range(LISTENERS - 1))]
 
 
 def _set_options(sock: socket.socket) -> None:
