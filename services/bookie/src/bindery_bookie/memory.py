@@ -6,8 +6,8 @@
 |-----------------------------------------------|--------------------------------|------:|------:|------------:|
 | write caches: active and flushing             | storage.write_cache_size_max   |  13 % |     2 |        26 % |
 | adds in progress, refused beyond twice that   | server.adds_size_max           |   8 % |     2 |        16 % |
-| incomplete frames, and those of paused clients | server.unfinished_size_max    |   4 % |     2 |         8 % |
-| read responses: entries, and then encoded     | server.reads_size_max          |   8 % |     2 |        16 % |
+| incomplete frames; of paused clients twice it | server.unfinished_size_max     |   4 % |     3 |        12 % |
+| read responses, half as much for new addresses | server.reads_size_max         |   8 % |   1.5 |        12 % |
 | connections with TLS, SECURED_SIZE each       | server.secured_connections_max |  11 % |     1 |        11 % |
 | entries read and read ahead                   | storage.read_cache_size_max    |   9 % |     1 |         9 % |
 | LevelDB: blocks                               | storage.index_block_cache_size |   3 % |     1 |         3 % |

@@ -52,8 +52,9 @@ class ServerSettings(Settings):
 
     unfinished_size_max: Annotated[int, Ge(64 * KIB), Le(64 * 1024 * MIB)] = 64 * MIB
     """Maximum bytes of incomplete frames, over all connections, and at least `frame_size_max`. Above it, the connection
-    whose frame has been incomplete longest is closed. Frames whose rest the bookie does not read, because of adds or
-    operations of all clients, may take as many bytes again."""
+    whose frame has been incomplete longest is closed. From half of it on, large frames wait for others. Frames whose
+    rest the bookie does not read, because of those, or of adds or operations of all clients, may take twice as many
+    bytes again."""
 
     unread_size_max: Annotated[int, Ge(256 * KIB), Le(64 * 1024 * MIB)] = 32 * MIB
     """Maximum bytes of responses that clients have not read, over all connections, except those that `reads_size_max`

@@ -148,13 +148,13 @@ def adds_and_part(data: bytes) -> bytes:
 
 
 async def test_frames_whose_rest_the_bookie_does_not_read_are_not_outlasted(start_bookie: Any) -> None:
-    """A client that waits for the journal is not ended because of others that send incomplete frames."""
-    bookie = await start_bookie(**FRAME, adds_size_max=64 * 1024)
+    """A client that waits for others is not ended because of those that send incomplete frames."""
+    bookie = await start_bookie(**FRAME, operations_total_max=2)
     limits = bookie.server.limits
     paused, slow, newer = [await bookie.connect() for _ in range(3)]
     bookie.store.hold()
     data = v3.encode_request(add(90, 90, 50_000))
-    paused.writer.write(adds_and_part(data))
+    paused.writer.write(v3.encode_requests([m.ForceLedgerRequest(n, 1) for n in range(2)]) + data[:20_000])
     await eventually(lambda: limits.paused.used)
     assert limits.unfinished.used == 0
     await send_part(bookie, slow, 40_000)
@@ -164,7 +164,7 @@ async def test_frames_whose_rest_the_bookie_does_not_read_are_not_outlasted(star
     bookie.store.release()
     await eventually(lambda: limits.paused.used == 0)
     paused.writer.write(data[20_000:])
-    assert {answer.status for answer in (await paused.receive_all(81)).values()} == {0}
+    assert {answer.status for answer in (await paused.receive_all(3)).values()} == {0}
     assert limits.ends == {"unfinished": 1}
 
 
@@ -180,6 +180,44 @@ async def test_frames_of_paused_clients_are_bounded_too(start_bookie: Any) -> No
     assert 0 < limits.paused.used <= limits.paused.limit
     bookie.store.release()
     await eventually(lambda: limits.paused.used == 0)
+
+
+async def test_many_writers_of_large_entries_go_on_in_turns(start_bookie: Any) -> None:
+    """Each always has an incomplete frame, and none is ended except one that does not complete its frame."""
+    bookie = await start_bookie(frame_size_max=2**20, unfinished_size_max=2**20)
+    limits = bookie.server.limits
+    stuck = await bookie.connect()
+    stuck.writer.write(v3.encode_request(add(9, 9, 600_000))[:-1])
+    await eventually(lambda: limits.unfinished.used > 590_000)
+    clients = [await bookie.connect() for _ in range(8)]
+    data = v3.encode_request(add(9, 9, 500_000))
+    for client in clients:
+        client.writer.write(data[:200_000])
+    await eventually(lambda: limits.paused.used > 500_000)
+    for client in clients:
+        client.writer.write(data[200_000:])
+    async with asyncio.timeout(10):
+        assert {(await client.receive()).status for client in clients} == {0}
+    assert limits.ends == {"unfinished": 1}
+    assert await stuck.is_closed()
+    assert (limits.paused.used, len(limits.unfinished)) == (0, 0)
+
+
+async def test_the_rest_of_an_add_waits_for_the_journal(start_bookie: Any) -> None:
+    """Otherwise the adds of many clients would exceed twice the budget, and be refused."""
+    bookie = await start_bookie(adds_size_max=64 * 1024)
+    first, other = await bookie.connect(), await bookie.connect()
+    bookie.store.hold()
+    first.send(add(1, 0, 70_000))
+    await eventually(lambda: bookie.server.operations.adds_budget.is_over)
+    data = v3.encode_request(add(9, 9, 50_000))
+    other.writer.write(data[:20_000])
+    await eventually(lambda: bookie.server.limits.paused.used)
+    other.writer.write(data[20_000:])
+    await asyncio.sleep(0.05)
+    assert len(bookie.store.groups) == 1
+    bookie.store.release()
+    assert (await other.receive()).status == 0
 
 
 @pytest.mark.parametrize("what", ["operations", "adds"])

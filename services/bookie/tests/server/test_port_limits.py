@@ -22,6 +22,10 @@ class Connection:
         self.reads = reads
         """How often it has read when it is asked."""
         self.evictions: list[str] = []
+        self.stalled = False
+
+    def is_stalled(self) -> bool:
+        return self.stalled
 
     def evict(self, kind: str, held_size: int) -> None:
         self.evictions.append(kind)
@@ -71,6 +75,19 @@ def test_a_connection_that_closes_holds_nothing() -> None:
     found.close(one)
     found.close(one)
     assert (found.needed_size, found.handshakes.count) == (0, 0)
+
+
+def test_only_a_frame_that_does_not_go_on_is_ended_for_others() -> None:
+    found, _ = limits()
+    found.end_stalled_frame()
+    one, other = Connection(), Connection()
+    found.unfinished.hold(one, 10)
+    found.unfinished.hold(other, 20)
+    found.end_stalled_frame()
+    assert (one.evictions, found.unfinished.used) == ([], 30)
+    one.stalled = True
+    found.end_stalled_frame()
+    assert (one.evictions, other.evictions, found.unfinished.used) == (["unfinished"], [], 20)
 
 
 def test_one_frame_always_fits_into_the_limit_of_incomplete_frames() -> None:

@@ -5,7 +5,10 @@ While one of these reasons holds, nothing is read from the socket, and TCP passe
 | reason     | begins                                                    | ends                                 |
 |------------|-----------------------------------------------------------|--------------------------------------|
 | unsent     | `unsent_size_max` bytes of responses are unread           | a quarter of UNREAD_MARK is unread   |
-| adds       | this connection sent adds while the budget was used up    | the budget is low                    |
+| adds       | this connection sent adds, or a part of one, while the    | the budget is low                    |
+|            | budget was used up                                        |                                      |
+| frames     | it sent a part of a large frame while half of             | less is, or after two seconds        |
+|            | `unfinished_size_max` was used, or resumes after adds     |                                      |
 | reads      | PENDING_READS_MAX reads wait for the budget               | half of them wait                    |
 | operations | `operations_max` other operations are in progress         | half of them are in progress         |
 | all        | it started an operation while `operations_total_max`      | half of them are in progress         |
@@ -73,10 +76,22 @@ PENDING_READS_MAX: Final = 10_000
 """Number of waiting reads at which the connection is no longer read."""
 UNSENT_CHECKS: Final = 4
 """Number of checks in `unsent_time_max_s` whether a client reads its responses."""
+ADD_SIZE_MIN: Final = 4096
+"""Bytes of an incomplete frame from which on it counts as an add; other requests are smaller."""
 TLS_SHUTDOWN_TIMEOUT_S: Final = 1.0
 """Seconds that closing a secured connection waits for the client's close_notify."""
 _FIRST_ENTRY_SIZE_GUESS = 64 * 1024
-_BECAUSE_OF_OTHERS: Final = frozenset({"adds", "all operations"})
+LARGE_FRAME_SIZE: Final = 64 * 1024
+"""Bytes of an incomplete frame from which on it waits for those of others."""
+FRAMES_CHECK_S: Final = 0.02
+"""Seconds between two checks whether there is room for the rest of a large frame."""
+FRAMES_WAITS_MAX: Final = 50
+"""Number of checks after which one that does not go on with its frame is ended if there is still no room, and half of
+those after which the rest is read in any case: clients that do not complete their frames delay others by two seconds
+at most."""
+FRAME_STEP_SIZE: Final = 16 * 1024
+"""Bytes of a frame that must arrive within FRAMES_WAITS_MAX checks if others wait."""
+_BECAUSE_OF_OTHERS: Final = frozenset({"adds", "all operations", "frames"})
 """Reasons not to read from a connection that other clients cause."""
 
 
@@ -137,7 +152,15 @@ class BookieConnection(asyncio.Protocol):
         """Bytes of the incomplete frame."""
         self._frame_began_s = 0.0
         """When the incomplete frame began, or reading from the socket was resumed within it."""
+        self._frame_seen_s = 0.0
+        self._frame_seen_size = 0
+        """When the last FRAME_STEP_SIZE bytes of it had arrived, and its bytes then."""
         self._frame_timer: asyncio.TimerHandle | None = None
+        self._room_timer: asyncio.TimerHandle | None = None
+        """Runs while the rest of a large frame waits for those of others."""
+        self._room_waits = 0
+        self._has_waited = False
+        """Whether the incomplete frame has waited for those of others; it does so once."""
         self._reasons: set[str] = set()
         self._unsent = False
         self._is_ended = False
@@ -210,6 +233,8 @@ class BookieConnection(asyncio.Protocol):
         unfinished_size = self._decoder.buffered_size
         if unfinished_size or self._unfinished_size:
             self._hold_unfinished(unfinished_size, is_new=bool(in_v3 or in_v2))
+            if unfinished_size >= ADD_SIZE_MIN and not self._has_waited and not self._is_ended:
+                self._wait_with_frame()
         batch = self._tls.receive(in_v3, in_v2, has_partial_frame=bool(unfinished_size))
         if batch.refuse is not None:
             self._refuse(batch.refuse)
@@ -317,7 +342,8 @@ class BookieConnection(asyncio.Protocol):
         self._give_held()
         self._wake_until_read()
         self._limits.close(self)
-        for timer in (self._first_timer, self._frame_timer, self._unread_timer, self._unsent_timer):
+        timers = (self._first_timer, self._frame_timer, self._room_timer, self._unread_timer, self._unsent_timer)
+        for timer in timers:
             if timer is not None:
                 timer.cancel()
         for task in self._cancelled_when_gone:
@@ -504,12 +530,63 @@ class BookieConnection(asyncio.Protocol):
         if size and (is_new or not self._unfinished_size):
             self._limits.unfinished.release(self)  # others have held theirs longer than this new frame
             self._limits.paused.release(self)
+            self._has_waited = False
             loop = asyncio.get_running_loop()
-            self._frame_began_s = loop.time()
+            self._frame_began_s = self._frame_seen_s = loop.time()
+            self._frame_seen_size = size
             if self._frame_timer is None:
                 self._frame_timer = loop.call_later(self._limits.rate.grace_s, self._check_frame)
+        elif size - self._frame_seen_size >= FRAME_STEP_SIZE:
+            self._frame_seen_s, self._frame_seen_size = asyncio.get_running_loop().time(), size
         self._unfinished_size = size
         self._charge_unfinished()
+
+    def _wait_with_frame(self) -> None:
+        """Stop reading within a frame while there is no room for its rest, so that writers go on in turns."""
+        if self._operations.adds_budget.is_over:
+            self.wait_for_adds()  # otherwise many such adds would exceed twice the budget, and be refused
+        elif not self._has_room_for_frame:
+            self._pause("frames")
+            if self._room_timer is None:
+                self._room_waits = 0
+                self._check_room_later()
+
+    @property
+    def _has_room_for_frame(self) -> bool:
+        size = self._unfinished_size
+        return (
+            size < LARGE_FRAME_SIZE or not self._others_unfinished or self._fits_in(self._limits.unfinished.limit // 2)
+        )
+
+    @property
+    def _others_unfinished(self) -> int:
+        unfinished = self._limits.unfinished
+        return unfinished.used - unfinished.held_by(self)
+
+    def _fits_in(self, limit: int) -> bool:
+        return self._others_unfinished + self._unfinished_size <= limit
+
+    def _check_room_later(self) -> None:
+        self._room_timer = asyncio.get_running_loop().call_later(FRAMES_CHECK_S, self._check_room)
+
+    def _check_room(self) -> None:
+        """Go on reading a frame once there is room for it."""
+        self._room_timer = None
+        self._room_waits += 1
+        has_room = self._has_room_for_frame
+        if not has_room and self._room_waits >= FRAMES_WAITS_MAX:
+            unfinished = self._limits.unfinished
+            if not self._fits_in(unfinished.limit):
+                self._limits.end_stalled_frame()
+            has_room = self._fits_in(unfinished.limit) or self._room_waits >= 2 * FRAMES_WAITS_MAX
+        if has_room:
+            self._has_waited = True
+            self._resume("frames")
+        else:
+            self._check_room_later()
+
+    def is_stalled(self) -> bool:
+        return asyncio.get_running_loop().time() - self._frame_seen_s >= FRAMES_WAITS_MAX * FRAMES_CHECK_S
 
     def _charge_unfinished(self) -> None:
         """Count the incomplete frame, and while the bookie does not read its rest because of other clients, apart."""
@@ -770,6 +847,10 @@ class BookieConnection(asyncio.Protocol):
             self._watch_unsent()
 
     def _adds_are_low(self) -> None:
+        if not self._has_room_for_frame:  # all that waited would go on at once
+            self._wait_with_frame()
+        else:
+            self._has_waited = True
         self._resume("adds")
 
     def _give_operation(self, _: asyncio.Task[None]) -> None:
@@ -799,7 +880,7 @@ class BookieConnection(asyncio.Protocol):
             if not self._reasons and self._transport is not None and not self._transport.is_closing():
                 self._transport.resume_reading()
                 if self._unfinished_size:
-                    self._frame_began_s = asyncio.get_running_loop().time()
+                    self._frame_began_s = self._frame_seen_s = asyncio.get_running_loop().time()
 
 
 def _handshake_error(error: BaseException) -> str:

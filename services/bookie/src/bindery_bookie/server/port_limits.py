@@ -7,8 +7,9 @@
 | seconds until the first complete request     | `first_request_timeout_s`     | closed                                |
 | bytes of incomplete frames, over all         | `unfinished_size_max`         | the connection whose frame has been   |
 | connections                                  |                               | incomplete longest is closed          |
-| the same while the bookie does not read the  | `unfinished_size_max`         | the connection that is paused longest |
-| rest, because of adds or operations of all   |                               | is closed                             |
+| the same while the bookie does not read the  | PAUSED_FACTOR times           | the connection that is paused longest |
+| rest, because of frames, adds or operations  | `unfinished_size_max`         | is closed                             |
+| of all                                       |                               |                                       |
 | seconds until a frame is complete            | `transfer_grace_s`, and its   | closed                                |
 |                                              | bytes at `transfer_rate_min`  |                                       |
 | seconds until responses are read             | the same                      | closed                                |
@@ -42,6 +43,9 @@ UNREAD_MARK: Final = 16 * 1024
 """Bytes of responses in a connection's buffer above which they count as unread."""
 KERNEL_UNREAD_SIZE: Final = 64 * 1024
 """Bytes of unsent responses that the kernel keeps per connection (TCP_NOTSENT_LOWAT); they count as unread, too."""
+PAUSED_FACTOR: Final = 2
+"""How many times the bytes of other incomplete frames those may take whose rest the bookie does not read. When the
+journal is slow, each of many well-behaved writers has one."""
 MEMORY_CHECK_S: Final = 1.0
 """Seconds between two checks whether memory can be returned to the system."""
 MEMORY_RELEASE_REPEATS: Final = 2
@@ -51,7 +55,11 @@ CONNECTION_SIZE: Final = 12 * 1024
 
 
 class Reader(Holder, Protocol):
-    """A connection with unread responses."""
+    """A connection with unread responses, or an incomplete frame."""
+
+    def is_stalled(self) -> bool:
+        """Whether its frame has not gone on for a while."""
+        ...
 
     def has_read(self) -> bool:
         """Whether the client has read UNREAD_MARK bytes since the last call that returned True."""
@@ -70,7 +78,7 @@ class PortLimits:
         self.room = Room(connections_max=settings.connections_max, per_address_max=per_address_max, clock=clock)
         self.rate = MinimumRate(grace_s=settings.transfer_grace_s, bytes_per_s=settings.transfer_rate_min)
         self.unfinished = HeldBytes("unfinished", max(settings.unfinished_size_max, settings.frame_size_max))
-        self.paused = HeldBytes("paused", self.unfinished.limit)
+        self.paused = HeldBytes("paused", PAUSED_FACTOR * self.unfinished.limit)
         """Incomplete frames whose rest the bookie does not read now, so that others cannot outlast them."""
         self.unread = HeldBytes("unread", settings.unread_size_max)
         self.handshakes = Handshakes(settings.handshakes_max)
@@ -124,6 +132,14 @@ class PortLimits:
         self.handshakes.end(connection)
         for held in (self.unfinished, self.paused, self.unread):
             held.release(connection)
+
+    def end_stalled_frame(self) -> None:
+        """End the connection whose frame has been incomplete longest if it does not go on."""
+        oldest = self.unfinished.oldest
+        if oldest is not None and cast(Reader, oldest).is_stalled():
+            held_size = self.unfinished.held_by(oldest)
+            self.unfinished.release(oldest)
+            oldest.evict(self.unfinished.kind, held_size)
 
     def hold_unread(self, reader: Reader, size: int) -> None:
         """Set the bytes of unread responses of a connection. Those that are being read are ended last."""
