@@ -553,18 +553,11 @@ class BookieConnection(asyncio.Protocol):
 
     @property
     def _has_room_for_frame(self) -> bool:
-        size = self._unfinished_size
-        return (
-            size < LARGE_FRAME_SIZE or not self._others_unfinished or self._fits_in(self._limits.unfinished.limit // 2)
-        )
-
-    @property
-    def _others_unfinished(self) -> int:
+        if self._unfinished_size < LARGE_FRAME_SIZE:
+            return True
         unfinished = self._limits.unfinished
-        return unfinished.used - unfinished.held_by(self)
-
-    def _fits_in(self, limit: int) -> bool:
-        return self._others_unfinished + self._unfinished_size <= limit
+        others = unfinished.used - unfinished.held_by(self)
+        return not others or others + self._decoder.needed_size <= unfinished.limit // 2
 
     def _check_room_later(self) -> None:
         self._room_timer = asyncio.get_running_loop().call_later(FRAMES_CHECK_S, self._check_room)
@@ -575,10 +568,8 @@ class BookieConnection(asyncio.Protocol):
         self._room_waits += 1
         has_room = self._has_room_for_frame
         if not has_room and self._room_waits >= FRAMES_WAITS_MAX:
-            unfinished = self._limits.unfinished
-            if not self._fits_in(unfinished.limit):
-                self._limits.end_stalled_frame()
-            has_room = self._fits_in(unfinished.limit) or self._room_waits >= 2 * FRAMES_WAITS_MAX
+            self._limits.end_stalled_frame()
+            has_room = self._has_room_for_frame or self._room_waits >= 2 * FRAMES_WAITS_MAX
         if has_room:
             self._has_waited = True
             self._resume("frames")
@@ -593,7 +584,8 @@ class BookieConnection(asyncio.Protocol):
         limits = self._limits
         if self._reasons.isdisjoint(_BECAUSE_OF_OTHERS):
             limits.paused.release(self)
-            limits.unfinished.hold(self, self._unfinished_size)
+            will_arrive = self._has_waited and self._unfinished_size  # no more go on than fit when they are complete
+            limits.unfinished.hold(self, self._decoder.needed_size if will_arrive else self._unfinished_size)
         else:
             limits.unfinished.release(self)
             limits.paused.hold(self, self._unfinished_size)
@@ -849,7 +841,7 @@ class BookieConnection(asyncio.Protocol):
     def _adds_are_low(self) -> None:
         if not self._has_room_for_frame:  # all that waited would go on at once
             self._wait_with_frame()
-        else:
+        elif self._unfinished_size >= LARGE_FRAME_SIZE:
             self._has_waited = True
         self._resume("adds")
 
