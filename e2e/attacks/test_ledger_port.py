@@ -1,11 +1,13 @@
 """The ledger port of a bookie with 512 MiB under attack: it lives, serves others, and returns the memory.
 
-Each attack comes from other addresses than the healthy clients: one that keeps its connection, one that connects for
-each call, and a broker. They never wait longer than CALL_MAX_S.
+Each attack comes from other addresses than the healthy clients: one that keeps its connection, two that connect for
+each call, one of them with TLS, and a broker. They never wait longer than CALL_MAX_S. After each attack, whatever was
+before, memory returns to within a fifth of that of a bookie in normal use: its caches are full.
 """
 
 import asyncio
 import json
+import ssl
 import sys
 import time
 from collections import Counter
@@ -18,7 +20,7 @@ import pytest_asyncio
 from bindery_e2e.attacks.ledger_attacks import ENTRIES, LEDGER_ID
 from bindery_e2e.attacks.ledger_client import LedgerClient
 from bindery_e2e.attacks.services import Services, services
-from bindery_simulation.certificates import certificate, key
+from bindery_simulation.certificates import CA, certificate, key
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="module")]
 CALL_MAX_S: Final = 5.0
@@ -28,6 +30,16 @@ ATTACK_S: Final = 3.0
 RETURN_MAX_S: Final = 60.0
 MEMORY_FACTOR_MAX: Final = 1.2
 ENTRY_SIZE: Final = 2**20
+USUAL_LEDGER_ID: Final = 9
+"""Ledger of normal use."""
+USUAL_ENTRIES: Final = 160
+"""Number of its entries: more than the caches hold."""
+USUAL_CLIENTS: Final = 100
+PAUSED_ADDRESS: Final = "127.0.0.20"
+SETTLE_S: Final = 25.0
+"""Seconds until a bookie has returned the memory that it needs no longer (`MemoryRelease`)."""
+PAUSE_S: Final = 1.5
+"""Seconds that a healthy client does not read, for example because it collects garbage."""
 COUNTERS: Final = ("bindery_bookie_connections_ended_total{", "bindery_bookie_bad_frames")
 
 
@@ -37,8 +49,9 @@ class World:
         self.client = client
         """Connected before the first attack."""
         self.size_before = 0
-        """Resident memory before the attack, in bytes."""
+        """Resident memory in normal use, in bytes."""
         self.slowest_s = 0.0
+        self._tls = ssl.create_default_context(cafile=str(CA))
 
     @property
     def port(self) -> int:
@@ -61,8 +74,37 @@ class World:
             fresh = await LedgerClient.connect(self.port)
             await fresh.call()
             fresh.close()
-            seconds += [time.monotonic() - began, await self.services.healthy_call("broker")]
+            connected = time.monotonic()
+            secured = await LedgerClient.connect_securely(self.port, self._tls)
+            await secured.call()
+            secured.close()
+            seconds += [connected - began, time.monotonic() - connected, await self.services.healthy_call("broker")]
         self.slowest_s = max(self.slowest_s, *seconds)
+
+    async def paused_client(self) -> None:
+        """Read large entries slowly while others leave theirs unread. Fails if it is disconnected."""
+        client = await LedgerClient.connect(self.port, address=PAUSED_ADDRESS)
+        for _ in range(2):
+            await asyncio.sleep(0.5)
+            async with asyncio.timeout(20):
+                await client.read_after_pause(LEDGER_ID, 4, PAUSE_S)
+        client.close()
+
+    async def serve_normally(self) -> None:
+        """Use the bookie as many clients do, until its caches are full, and measure its memory."""
+        clients = [await LedgerClient.connect(self.port) for _ in range(USUAL_CLIENTS)]
+        await self.client.store_entries(USUAL_LEDGER_ID, USUAL_ENTRIES, ENTRY_SIZE)
+        for client in clients:
+            await client.call()
+            await client.read_after_pause(USUAL_LEDGER_ID, 4, 0)
+        for first in range(0, USUAL_ENTRIES, 4):
+            await self.client.read_after_pause(USUAL_LEDGER_ID, 4, 0, first=first)
+        for client in clients:
+            client.close()
+        for _ in range(20):
+            await self.healthy_calls()
+        await asyncio.sleep(SETTLE_S)
+        self.size_before = self.services.resident_size
 
     async def until_memory_is_back(self) -> None:
         until = time.monotonic() + RETURN_MAX_S
@@ -80,9 +122,9 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
         async with services(tmp_path_factory.mktemp("ledger-port"), inside="bookie") as running:
             client = await LedgerClient.connect(running.ports["ledger"])
             await client.store_entries(LEDGER_ID, ENTRIES, ENTRY_SIZE)
-            for _ in range(50):
-                await client.call()
-            yield World(running, client)
+            found = World(running, client)
+            await found.serve_normally()
+            yield found
             client.close()
 
 
@@ -93,19 +135,21 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
         ("unfinished", CLIENTS, ["unfinished"]),
         ("slow", CLIENTS, ["for_others"]),
         ("unread", CLIENTS, ["blocks_others", "unread"]),
+        ("readers", CLIENTS, []),
         ("garbage", CLIENTS, ["bindery_bookie_bad_frames"]),
         ("operations", 20, ["blocks_others", "unread"]),
         ("polls", CLIENTS, ["for_others"]),
         ("handshakes", CLIENTS, ["handshakes"]),
         ("drains", CLIENTS, ["handshakes"]),
-        ("secured", CLIENTS, []),
+        ("secured", CLIENTS, ["secured"]),
     ],
 )
 async def test_healthy_clients_are_served_during_an_attack(
     world: World, attack: str, clients: int, reasons: list[str]
 ) -> None:
     before, calls, size_max = await world.ends(), 0, 0
-    world.slowest_s, world.size_before = 0.0, world.services.resident_size
+    world.slowest_s = 0.0
+    paused = asyncio.create_task(world.paused_client()) if attack == "unread" else None
     attackers = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "bindery_e2e.attacks.ledger_attacks", attack, "--port", str(world.port)),
         *("--clients", str(clients), "--seconds", str(ATTACK_S)),
@@ -122,6 +166,8 @@ async def test_healthy_clients_are_served_during_an_attack(
         if attackers.returncode is None:
             attackers.kill()
     output, _ = await attackers.communicate()
+    if paused is not None:
+        await paused
     await world.until_memory_is_back()
     world.services.check()
     ends = await world.ends() - before
