@@ -34,7 +34,8 @@ USUAL_LEDGER_ID: Final = 9
 """Ledger of normal use."""
 USUAL_ENTRIES: Final = 160
 """Number of its entries: more than the caches hold."""
-USUAL_CLIENTS: Final = 100
+USUAL_CLIENTS: Final = 900
+"""Number of connections of normal use: less than half of the limit, and of an address."""
 PAUSED_ADDRESS: Final = "127.0.0.20"
 SETTLE_S: Final = 25.0
 """Seconds until a bookie has returned the memory that it needs no longer (`MemoryRelease`)."""
@@ -92,11 +93,10 @@ class World:
 
     async def serve_normally(self) -> None:
         """Use the bookie as many clients do, until its caches are full, and measure its memory."""
-        clients = [await LedgerClient.connect(self.port) for _ in range(USUAL_CLIENTS)]
         await self.client.store_entries(USUAL_LEDGER_ID, USUAL_ENTRIES, ENTRY_SIZE)
-        for client in clients:
-            await client.call()
-            await client.read_after_pause(USUAL_LEDGER_ID, 4, 0)
+        clients = [await LedgerClient.connect(self.port) for _ in range(USUAL_CLIENTS)]
+        await asyncio.gather(*(client.call() for client in clients))
+        await asyncio.gather(*(client.read_after_pause(LEDGER_ID, ENTRIES // 4, 0) for client in clients))
         for first in range(0, USUAL_ENTRIES, 4):
             await self.client.read_after_pause(USUAL_LEDGER_ID, 4, 0, first=first)
         for client in clients:

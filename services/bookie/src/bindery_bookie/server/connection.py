@@ -4,6 +4,7 @@ While one of these reasons holds, nothing is read from the socket, and TCP passe
 
 | reason     | begins                                                    | ends                                 |
 |------------|-----------------------------------------------------------|--------------------------------------|
+| first      | its first bytes arrived                                   | its turn comes (`first_reads`)       |
 | unsent     | `unsent_size_max` bytes of responses are unread           | a quarter of UNREAD_MARK is unread   |
 | adds       | this connection sent adds, or a part of one, while the    | the budget is low                    |
 |            | budget was used up                                        |                                      |
@@ -142,6 +143,9 @@ class BookieConnection(asyncio.Protocol):
         self.peer_name = "?"
         self.group = NO_ADDRESS
         """Address that the connection counts for."""
+        self._is_first = True
+        self._first_data = bytearray()
+        """The first bytes, while they wait for their turn."""
         self._is_known = False
         """Whether the gate is open and a request was received."""
         self.last_request_s = 0.0
@@ -222,7 +226,25 @@ class BookieConnection(asyncio.Protocol):
             self._settings.first_request_timeout_s if is_authenticated else self._owner.security.auth_timeout_s
         )
 
+    def _hold_first(self, data: bytes) -> None:
+        """Keep the first bytes until the turn of this connection comes."""
+        if not self._first_data:
+            self._pause("first")
+            self._limits.first_reads.queue(self._handle_first, group=self.group)
+        self._first_data += data
+        self._limits.paused.hold(self, len(self._first_data))
+
+    def _handle_first(self) -> None:
+        data, self._first_data, self._is_first = bytes(self._first_data), bytearray(), False
+        self._limits.paused.release(self)
+        self._resume("first")
+        if self._transport is not None and not self._transport.is_closing():
+            self.data_received(data)
+
     def data_received(self, data: bytes) -> None:
+        if self._is_first:
+            self._hold_first(data)
+            return
         if self._tls.hold_data(data):
             return
         try:
@@ -342,6 +364,8 @@ class BookieConnection(asyncio.Protocol):
         self._give_held()
         self._wake_until_read()
         self._limits.close(self)
+        self._limits.first_reads.forget(self._handle_first, group=self.group)
+        self._first_data.clear()
         timers = (self._first_timer, self._frame_timer, self._room_timer, self._unread_timer, self._unsent_timer)
         for timer in timers:
             if timer is not None:

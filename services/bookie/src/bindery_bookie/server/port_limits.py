@@ -35,6 +35,7 @@ from bindery_kit.observability.quiet_log import QuietLog
 
 from bindery_bookie.memory import SECURED_SIZE
 from bindery_bookie.metrics import BookieMetrics
+from bindery_bookie.server.first_reads import FirstReads
 from bindery_bookie.server.handshakes import Handshakes
 from bindery_bookie.server.room import Occupant, Room
 from bindery_bookie.settings import ServerSettings
@@ -80,6 +81,7 @@ class PortLimits:
         self.unfinished = HeldBytes("unfinished", max(settings.unfinished_size_max, settings.frame_size_max))
         self.paused = HeldBytes("paused", PAUSED_FACTOR * self.unfinished.limit)
         """Incomplete frames whose rest the bookie does not read now, so that others cannot outlast them."""
+        self.first_reads = FirstReads()
         self.unread = HeldBytes("unread", settings.unread_size_max)
         self.handshakes = Handshakes(settings.handshakes_max)
         secured_max = min(settings.secured_connections_max, settings.connections_max)

@@ -22,9 +22,10 @@ from bindery_bookie.settings import ServerSettings
 from bindery_bookie.state import BookieState
 from bindery_bookie.storage.store import EntryStore
 
-BACKLOG: Final = 512
-"""Maximum number of connections that wait in the kernel until they are accepted."""
-LISTENERS: Final = 8
+BACKLOG: Final = 4096
+"""Maximum number of connections that wait in the kernel until they are accepted. Beyond it, the kernel drops their
+packets, and clients repeat them only after seconds."""
+LISTENERS: Final = 32
 """Number of listeners on the socket. uvloop accepts one connection per listener in a turn of the event loop, and turns
 are long under load: with one listener, a new connection would wait for seconds behind hundreds of others."""
 KEEP_ALIVE_IDLE_S: Final = 60
