@@ -595,3 +595,22 @@ async def test_the_kernel_finds_dead_clients_and_keeps_little_unsent(start_booki
     sock = connection._transport.get_extra_info("socket")
     level = socket.SOL_SOCKET if name.startswith("SO_") else socket.IPPROTO_TCP
     assert sock.getsockopt(level, getattr(socket, name)) == {"SO_KEEPALIVE": 1, "TCP_NOTSENT_LOWAT": 65536}[name]
+
+
+async def test_the_first_bytes_of_a_connection_wait_for_their_turn(start_bookie: Any) -> None:
+    """They count meanwhile, and are dropped with the connection."""
+    bookie = await start_bookie()
+    limits = bookie.server.limits
+    client, other = await bookie.connect(), await bookie.connect()
+    await eventually(lambda: len(limits.room) == 2)
+    first, second = limits.room.connections
+    for connection in (first, second):
+        connection.data_received(v3.encode_request(add(1)))
+    assert limits.paused.used > 0
+    assert bookie.store.groups == []
+    second.connection_lost(None)
+    assert len(limits.first_reads) == 1
+    assert (await client.receive()).status == 0
+    assert (limits.paused.used, bookie.store.groups) == (0, [1])
+    assert (await client.ask(add(2, 1))).status == 0
+    other.writer.transport.abort()

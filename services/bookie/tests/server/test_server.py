@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from bindery_bookie.metrics import BookieMetrics
 from bindery_bookie.server.connection import BookieConnection
-from bindery_bookie.server.server import BookieServer
+from bindery_bookie.server.server import BACKLOG, BookieServer
 from bindery_bookie.settings import ServerSettings
 from bindery_bookie.state import BookieState
 from bindery_core.errors import BadRequest, TooManyRequests, Unauthorized
@@ -127,7 +127,7 @@ def add(txn_id: int) -> m.AddRequest:
 
 async def test_it_serves_on_the_given_socket_once_started(world: World) -> None:
     assert world.state.running
-    assert world.listened == {"sock": SOCKET, "backlog": 512}
+    assert world.listened == {"sock": SOCKET, "backlog": BACKLOG}
     client = world.connect()
     client.ask(add(1), m.ReadRequest(2, 1, 1))
     await asyncio.sleep(0.01)
@@ -206,6 +206,7 @@ async def test_what_is_not_done_in_time_is_cut_and_cancelled(world: World) -> No
     client = world.connect()
     world.store.hold()
     client.ask(m.ForceLedgerRequest(2, 1))
+    await asyncio.sleep(0.01)
     began = asyncio.get_running_loop().time()
     await world.server.close()
     assert asyncio.get_running_loop().time() - began == pytest.approx(4.0)
