@@ -144,7 +144,7 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
         ("polls", CLIENTS, ["for_others"]),
         ("handshakes", CLIENTS, ["handshakes"]),
         ("drains", CLIENTS, ["handshakes"]),
-        ("secured", CLIENTS, ["secured"]),
+        ("secured", CLIENTS, ["secured", "handshakes"]),
     ],
 )
 async def test_healthy_clients_are_served_during_an_attack(
