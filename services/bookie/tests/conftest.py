@@ -40,6 +40,7 @@ pause, buffer and close differently."""
 WITHOUT_SOCKETS = (
     "test_advertised.py",
     "test_back_pressure.py",
+    "test_limits_together.py",
     "test_clear_frames.py",
     "test_deleted_ledgers.py",
     "engine/test_open_storage.py",

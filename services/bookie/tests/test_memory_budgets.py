@@ -4,7 +4,8 @@ import re
 
 import pytest
 from bindery_bookie import memory
-from bindery_bookie.memory import BASE_SIZE, LEDGER_SIZE, MIB, PENDING_READ_SIZE
+from bindery_bookie.memory import BASE_SIZE, LEDGER_SIZE, MIB, PENDING_READ_SIZE, SECURED_SIZE
+from bindery_bookie.server.port_limits import PAUSED_FACTOR
 from bindery_bookie.settings import BookieSettings
 
 
@@ -15,10 +16,12 @@ def most(settings: BookieSettings) -> int:
         BASE_SIZE
         + 2 * storage.write_cache_size_max
         + 2 * server.adds_size_max
-        + 2 * server.reads_size_max
+        + server.reads_size_max * 3 // 2
         + storage.read_cache_size_max
         + storage.index_block_cache_size
         + 2 * storage.index_write_buffer_size
+        + (1 + PAUSED_FACTOR) * server.unfinished_size_max
+        + server.secured_connections_max * SECURED_SIZE
         + server.pending_reads_max * PENDING_READ_SIZE
         + storage.ledgers_max * LEDGER_SIZE
     )
@@ -50,12 +53,16 @@ def test_settings_that_are_set_keep_their_value_and_the_others_are_derived(monke
 
 
 def test_the_table_in_the_docstring_matches_the_formula() -> None:
-    rows = re.findall(r"\| (storage|server)\.(\w+) +\| +(\d+) % \| +(\d) \| +(\d+) % \|", memory.__doc__ or "")
-    assert len(rows) == 8
+    rows = re.findall(r"\| (storage|server)\.(\w+) +\| +(\d+) % \| +([\d.]+) \| +(\d+) % \|", memory.__doc__ or "")
+    assert len(rows) == 10
     assert sum(int(whole) for *_, whole in rows) == 100
     rest = 512 * MIB - BASE_SIZE
-    units = {"pending_reads_max": PENDING_READ_SIZE, "ledgers_max": LEDGER_SIZE}
+    units = {
+        "pending_reads_max": PENDING_READ_SIZE,
+        "ledgers_max": LEDGER_SIZE,
+        "secured_connections_max": SECURED_SIZE,
+    }
     for group, name, share, times, whole in rows:
-        assert int(share) * int(times) == int(whole)
+        assert int(share) * float(times) == int(whole)
         found = memory.derived(group, 512 * MIB)[name] * units.get(name, 1)
         assert abs(found - rest * int(share) / 100) < 2 * units.get(name, 1)

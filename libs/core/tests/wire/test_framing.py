@@ -32,6 +32,7 @@ def test_every_truncation_holds_back_the_last_message() -> None:
         decoder = FrameDecoder()
         assert decoder.feed(stream[:cut]) == (messages[:1] if cut >= 7 else [])
         assert decoder.buffered_size == (cut - 7 if cut >= 7 else cut)
+        assert decoder.needed_size >= decoder.buffered_size
 
 
 @settings(max_examples=100, deadline=None)

@@ -39,3 +39,13 @@ def test_groups_are_forgotten_with_their_last_connection() -> None:
     assert len(counts) == 0
     with pytest.raises(KeyError):
         counts.remove("a")
+
+
+def test_the_largest_group_is_found() -> None:
+    counts = AddressCounts()
+    assert counts.largest is None
+    for group in ("a", "b", "b", "c"):
+        counts.add(group)
+    assert counts.largest == "b"
+    counts.remove("b")
+    assert counts.largest == "a"

@@ -117,6 +117,19 @@ def test_random_calls_keep_the_sum_and_the_limit() -> None:
     assert held.evicted == sum(len(client.evictions) for client in clients) > 100
 
 
+def test_a_holder_that_is_deferred_is_evicted_last() -> None:
+    held = HeldBytes("unread", 100)
+    assert held.oldest is None
+    first, second = Client(), Client()
+    held.hold(first, 40)
+    held.hold(second, 40)
+    assert held.oldest is first
+    held.defer(first)
+    assert (held.oldest, held.used) == (second, 80)
+    held.hold(Client(), 60)
+    assert (first.evictions, second.evictions) == ([], [("unread", 40)])
+
+
 def test_room_that_others_need_is_made_at_once_and_given_back() -> None:
     held = HeldBytes("bodies", 100)
     first, second = Client(), Client()

@@ -16,6 +16,12 @@ def test_a_fall_since_the_peak_releases_twice() -> None:
     assert len(calls) == 5
 
 
+def test_it_can_be_repeated_more_often() -> None:
+    memory = MemoryRelease(lambda: None, repeats=2)
+    memory.check(2 * DROP_SIZE, now_s=0)
+    assert [memory.check(0, now_s=number * INTERVAL_S) for number in range(1, 6)] == [True, True, True, False, False]
+
+
 def test_releases_are_rare_and_none_is_forgotten() -> None:
     memory = MemoryRelease(lambda: None)
     assert not memory.check(9 * DROP_SIZE, now_s=100.0)

@@ -251,6 +251,7 @@ class BookieProcess:
             await self._list_limbo(metadata, bookie_id)
         life.on_stop(self._server.close)
         await self._server.start(sock)
+        life.start_part("memory-release", self._server.limits.release_memory())
         log.info("bookie_serves", bookie_id=bookie_id, port=self._port)
         guard = self.guard = RollbackGuard(
             self.shards,

@@ -28,8 +28,7 @@ Port = Annotated[int, Ge(0), Le(65535)]
 
 
 class ServerSettings(Settings):
-    """Limits of the ledger port. Memory for clients is bounded by `adds_size_max` + `reads_size_max` + one unfinished
-    frame per connection."""
+    """Limits of the ledger port. `docs/security.md` lists what a client can make a bookie hold, and its limit."""
 
     model_config = SettingsConfigDict(env_prefix="BOOKIE_SERVER_")
 
@@ -38,18 +37,58 @@ class ServerSettings(Settings):
     clients of a cluster must use the same value. Source: BookKeeper's nettyMaxFrameSizeBytes."""
 
     connections_max: Annotated[int, Ge(1), Le(100_000)] = 2000
-    """Maximum number of connections; further ones are closed at once. A client opens one connection per bookie."""
+    """Maximum number of connections. At the limit, one that has never sent a complete request is closed, or of the
+    client address that has the most, the one that has been idle longest. If all have adds in progress, a new one is
+    closed at once. A client opens one connection per bookie."""
+
+    connections_per_address_max: Annotated[int, Ge(0), Le(100_000)] = 0
+    """Maximum number of connections of one client address; an IPv6 network of 64 bits counts as one address. At the
+    limit, one of the same address is closed. 0: half of `connections_max`. Set it to `connections_max` if all clients
+    come from one address."""
+
+    first_request_timeout_s: Annotated[float, Gt(0), Le(3600)] = 60.0
+    """Seconds after which a connection without a complete request is closed. Later, connections may be idle without a
+    limit, because clients keep them for their next request."""
+
+    unfinished_size_max: Annotated[int, Ge(64 * KIB), Le(64 * 1024 * MIB)] = 64 * MIB
+    """Maximum bytes of incomplete frames, over all connections, and at least `frame_size_max`. Above it, the connection
+    whose frame has been incomplete longest is closed. From half of it on, large frames wait for others. Frames whose
+    rest the bookie does not read, because of those, or of adds or operations of all clients, may take twice as many
+    bytes again."""
+
+    unread_size_max: Annotated[int, Ge(256 * KIB), Le(64 * 1024 * MIB)] = 32 * MIB
+    """Maximum bytes of responses that clients have not read, over all connections, except those that `reads_size_max`
+    counts. 64 KiB of the system's buffer are added for each client that has unread responses. Above it, the connection
+    that has had unread responses longest is closed."""
+
+    transfer_grace_s: Annotated[float, Gt(0), Le(3600)] = 30.0
+    """Seconds that the rest of a frame may take to arrive, and that a client may leave responses unread. Beyond it,
+    `transfer_rate_min` applies."""
+
+    transfer_rate_min: Annotated[float, Gt(0), Le(1024 * MIB)] = 16 * KIB
+    """Minimum bytes per second, in the mean, at which a frame must arrive and responses must be read. A slower
+    connection is closed."""
+
+    handshakes_max: Annotated[int, Ge(1), Le(100_000)] = 200
+    """Maximum number of TLS handshakes in progress. Above it, the oldest of the client address with the most of them is
+    ended. Each takes about 100 KiB."""
+
+    secured_connections_max: Annotated[int, Ge(1), Le(100_000)] = 200
+    """Maximum number of connections with TLS; each can take 300 KiB, and takes about 50 KiB if its requests are small.
+    At the limit, one of them is closed as at `connections_max`. One address may have the same part of them as of all
+    connections."""
 
     adds_size_max: Annotated[int, Ge(64 * KIB), Le(64 * 1024 * MIB)] = 64 * MIB
     """Maximum bytes of adds that wait for the journal. Above it, the bookie stops reading from connections that send
     adds until half of the bytes are answered, so that TCP slows the clients down."""
 
     reads_size_max: Annotated[int, Ge(64 * KIB), Le(64 * 1024 * MIB)] = 64 * MIB
-    """Maximum bytes of read responses that are being prepared or unsent, over all connections. Above it, reads wait."""
+    """Maximum bytes of read responses that are being prepared or unsent, over all connections. Above it, reads wait,
+    except that addresses that have none may have half as much again in all."""
 
     pending_reads_max: Annotated[int, Ge(1), Le(10_000_000)] = 200_000
     """Maximum number of reads that wait for `reads_size_max`, over all connections; further ones are answered with
-    TOO_MANY_REQUESTS. Each takes about 200 bytes."""
+    TOO_MANY_REQUESTS, except 16 of each connection. Each takes about 200 bytes."""
 
     batch_read_size_max: Annotated[int, Ge(0), Le(64 * MIB)] = 5 * MIB
     """Maximum bytes of one response to a batch read, not counting its first entry. Source: BookKeeper's
@@ -57,23 +96,26 @@ class ServerSettings(Settings):
 
     unsent_size_max: Annotated[int, Ge(4 * KIB), Le(1024 * MIB)] = 128 * KIB
     """Unsent bytes on one connection above which the bookie stops reading from it, so that a client that does not read
-    its responses stops only itself. Unsent responses up to this size count towards no budget, so each connection can
-    use this much memory in addition to `reads_size_max`."""
+    its responses stops only itself. Read responses beyond this size count towards `reads_size_max`, others towards
+    `unread_size_max`."""
 
-    unsent_time_max_s: Annotated[float, Gt(0), Le(86400)] = 30.0
+    unsent_time_max_s: Annotated[float, Gt(0), Le(86400)] = 2.0
     """Seconds after which a client is disconnected if it read less than half of `unsent_size_max` of its responses
-    while others wait for the bytes of `reads_size_max` that it holds. Detection takes up to twice as long. Bytes count
-    as read when they leave the process: because of the system's buffers, a slow client may read nothing for a while and
-    then more than 1 MiB at once. Compare BookKeeper's waitTimeoutOnResponseBackpressureMs, which drops such
-    responses."""
+    while others wait for the bytes of `reads_size_max`, or the operations, that it holds. Others wait up to a quarter
+    longer. Longer than pauses of healthy clients, such as garbage collection. Bytes count as read when they leave the
+    process. Compare BookKeeper's waitTimeoutOnResponseBackpressureMs, which drops such responses."""
 
     operations_max: Annotated[int, Ge(1), Le(100_000)] = 1000
     """Maximum number of concurrent operations other than adds and plain reads (fences, forces, LACs) on one connection.
     At the limit, the bookie stops reading from the connection."""
 
-    long_polls_max: Annotated[int, Ge(0), Le(1_000_000)] = 10_000
-    """Maximum number of waiting long-poll reads, over all connections; further ones are answered with
-    TOO_MANY_REQUESTS. Each takes about 4 KiB."""
+    operations_total_max: Annotated[int, Ge(1), Le(1_000_000)] = 4000
+    """The same over all connections, without long polls. At the limit, the bookie stops reading from connections that
+    send more; beyond twice that, it answers with TOO_MANY_REQUESTS. Each takes about 4 KiB."""
+
+    long_polls_max: Annotated[int, Ge(0), Le(1_000_000)] = 5000
+    """Maximum number of waiting long-poll reads, over all connections. At the limit, the one that has waited longest is
+    answered early; its client repeats it. Each takes about 4 KiB. 0: all are answered with TOO_MANY_REQUESTS."""
 
     long_poll_timeout_max_s: Annotated[float, Gt(0), Le(86400)] = 300.0
     """Maximum seconds that a long-poll read waits, whatever timeout it requests. A client repeats a read that is

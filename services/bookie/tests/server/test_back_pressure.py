@@ -1,6 +1,7 @@
 """BackPressureBudget: waiters resume once, in order, when half of the budget is free."""
 
 import asyncio
+import time
 from functools import partial
 
 import pytest
@@ -75,6 +76,20 @@ def test_a_forgotten_waiter_is_not_called() -> None:
     assert (calls, budget.waiting) == (["there"], 0)
 
 
+def test_forgetting_does_not_search() -> None:
+    """Thousands of connections may end at once."""
+    budget = BackPressureBudget(100)
+    budget.take(100)
+    waiters = [partial(int, number) for number in range(50_000)]
+    for waiter in waiters:
+        budget.when_low(waiter)
+    began = time.process_time()
+    for waiter in reversed(waiters):
+        budget.forget(waiter)
+    assert time.process_time() - began < 5
+    assert budget.waiting == 0
+
+
 def test_thousands_of_waiters_do_not_recurse() -> None:
     budget = BackPressureBudget(100)
     calls: list[int] = []
@@ -102,3 +117,82 @@ def test_a_waiter_that_fails_does_not_stop_the_others() -> None:
         budget.give(100)
     budget.give(0)
     assert calls == ["next"]
+
+
+def test_groups_take_turns() -> None:
+    budget = BackPressureBudget(100)
+    calls: list[str] = []
+    budget.take(100)
+    for name in ("a1", "a2", "a3", "b1", "c1", "b2"):
+        budget.when_low(partial(calls.append, name), group=name[0])
+    assert budget.waiting == 6
+    budget.give(100)
+    assert calls == ["a1", "b1", "c1", "a2", "b2", "a3"]
+    assert budget.waiting == 0
+
+
+def test_a_group_whose_waiters_are_forgotten_has_no_turn() -> None:
+    budget = BackPressureBudget(100)
+    calls: list[str] = []
+    gone = partial(calls.append, "gone")
+    budget.take(100)
+    budget.when_low(gone, group="a")
+    budget.when_low(partial(calls.append, "there"), group="b")
+    budget.forget(gone, group="a")
+    assert budget.waiting == 1
+    budget.give(100)
+    assert calls == ["there"]
+
+
+def test_one_may_wait_behind_others_although_the_budget_is_not_used_up() -> None:
+    budget = BackPressureBudget(100)
+    calls: list[str] = []
+    budget.take(100)
+    budget.when_low(partial(calls.append, "first"))
+    budget.give(30)
+    budget.when_low(partial(calls.append, "second"))
+    budget.give(20)
+    assert calls == ["first", "second"]
+
+
+def test_a_group_with_nothing_in_progress_need_not_wait_for_others() -> None:
+    budget = BackPressureBudget(100)
+    budget.take(120, group="a")
+    assert (budget.is_free_for("a"), budget.is_free_for("b")) == (False, True)
+    budget.take(20, group="b")
+    assert not budget.is_free_for("b")
+    assert budget.is_free_for("c")
+    budget.take(10, group="c")
+    assert not budget.is_free_for("d"), "there is a limit to this"
+    budget.give(20, group="b")
+    assert budget.is_free_for("b")
+
+
+def test_a_waiter_is_called_once_its_group_has_nothing_in_progress() -> None:
+    budget = BackPressureBudget(100)
+    calls: list[str] = []
+
+    def next_one() -> None:
+        calls.append("b1")
+        budget.take(5, group="b")
+
+    budget.take(110, group="a")
+    budget.take(10, group="b")
+    budget.when_low(partial(calls.append, "a"), group="a")
+    budget.when_low(next_one, group="b")
+    budget.when_low(partial(calls.append, "b2"), group="b")
+    budget.give(9, group="b")
+    assert calls == []
+    budget.give(1, group="b")
+    assert calls == ["b1"]
+    budget.give(5, group="b")
+    assert (calls, budget.waiting) == (["b1", "b2"], 1)
+    budget.give(110, group="a")
+    assert (calls[-1], budget.used, budget._used_of) == ("a", 0, {})
+
+
+def test_a_group_cannot_give_what_another_took() -> None:
+    budget = BackPressureBudget(100)
+    budget.take(10, group="a")
+    with pytest.raises(AssertionError):
+        budget.give(10, group="b")

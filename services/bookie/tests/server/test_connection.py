@@ -2,10 +2,13 @@
 
 import asyncio
 import random
+import socket
 
 import pytest
 from bindery_bookie.server import connection as connection_module
+from bindery_bookie.server.operations import PENDING_READS_FREE_COUNT, READ_ANSWER_SIZE_MAX
 from bindery_bookie.server.read_turns import READ_TURN_COUNT_MAX
+from bindery_bookie.server.server import LISTENERS
 from bindery_core.digest import Digester, master_key
 from bindery_core.entry import pack
 from bindery_core.formats.ledger_metadata import DigestType
@@ -126,14 +129,45 @@ async def test_the_largest_frame_passes_and_the_next_larger_does_not(start_booki
 # --- limits ---------------------------------------------------------------------------------------------------------
 
 
-async def test_a_connection_above_the_limit_is_closed(start_bookie) -> None:
-    bookie = await start_bookie(connections_max=2)
+async def test_above_the_limit_the_connection_that_has_been_idle_longest_is_closed(start_bookie) -> None:
+    bookie = await start_bookie(connections_max=2, connections_per_address_max=2)
     first, second = await bookie.connect(), await bookie.connect()
     assert (await first.ask(add(1, 1, 0))).status == (await second.ask(add(2, 1, 1))).status == 0
+    await asyncio.sleep(0.01)
+    assert (await first.ask(add(3, 1, 2))).status == 0
+    assert (await (await bookie.connect()).ask(add(4, 1, 3))).status == 0
+    assert await second.is_closed()
+    assert (await first.ask(add(5, 1, 4))).status == 0
+    assert bookie.server.limits.ends == {"for_others": 1}
+
+
+async def test_a_connection_above_the_limit_is_closed_if_all_others_have_adds_in_progress(start_bookie) -> None:
+    bookie = await start_bookie(connections_max=2, connections_per_address_max=2)
+    first, second = await bookie.connect(), await bookie.connect()
+    bookie.store.hold()
+    first.send(add(1, 1, 0))
+    second.send(add(2, 1, 1))
+    await eventually(lambda: len(bookie.store.groups) == 2)
     assert await (await bookie.connect()).is_closed()
-    await first.close()
-    await eventually(lambda: bookie.server.connection_count == 1)
-    assert (await (await bookie.connect()).ask(add(3, 1, 2))).status == 0
+    bookie.store.release()
+    assert (await first.receive()).status == (await second.receive()).status == 0
+    assert bookie.server.limits.ends == {"connections": 1}
+
+
+async def test_several_connections_are_accepted_in_a_turn_of_the_loop(start_bookie) -> None:
+    """uvloop accepts one per listener, so that under load a new connection would wait for hundreds of turns."""
+    bookie = await start_bookie()
+    socks = [socket.socket() for _ in range(64)]
+    for sock in socks:
+        sock.connect(("127.0.0.1", bookie.port))
+    most, before = 0, 0
+    async with asyncio.timeout(30):
+        while before < len(socks):
+            await asyncio.sleep(0)
+            most, before = max(most, bookie.server.connection_count - before), bookie.server.connection_count
+    for sock in socks:
+        sock.close()
+    assert most >= LISTENERS // 2
 
 
 async def test_adds_over_the_budget_pause_reading_until_some_are_answered(start_bookie) -> None:
@@ -358,6 +392,8 @@ class Wire(asyncio.Transport):
         self.connection: connection_module.BookieConnection
         self.step = step
         self.unsent = self.looks = 0
+        self.is_checked = False
+        """Whether the connection checks now how much is unsent."""
         self.aborted = False
 
     def write(self, data) -> None:
@@ -365,8 +401,9 @@ class Wire(asyncio.Transport):
         self.connection.pause_writing()
 
     def get_write_buffer_size(self) -> int:
-        self.looks += 1
-        self.unsent -= self.step
+        if self.is_checked:
+            self.looks += 1
+            self.unsent -= self.step
         return self.unsent
 
     def set_write_buffer_limits(self, high=None, low=None) -> None:
@@ -383,27 +420,110 @@ class Wire(asyncio.Transport):
         self.connection.connection_lost(None)
 
 
-@pytest.mark.parametrize(("step", "is_cut"), [(0, True), (2047, True), (2048, False), (-100, False)])
-async def test_a_slow_reader_that_still_reads_is_kept_while_others_wait(start_bookie, step, is_cut) -> None:
-    """A client to which responses in progress are still added is not disconnected yet."""
-    bookie = await start_bookie(reads_size_max=512 * 1024, unsent_size_max=4096, unsent_time_max_s=0.01)
+@pytest.mark.parametrize(("step", "is_cut"), [(0, True), (200, True), (2048, False), (-100, False)])
+async def test_a_slow_reader_that_still_reads_is_kept_while_others_wait(
+    start_bookie, monkeypatch, step, is_cut
+) -> None:
+    """A client to which responses in progress are still added is not disconnected yet, either."""
+    bookie = await start_bookie(reads_size_max=512 * 1024, unsent_size_max=4096, unsent_time_max_s=0.08)
     quick = await bookie.connect()
     assert (await quick.ask(add(0, 1, 0, size=200_000))).status == 0
     operations, budget = bookie.server.operations, bookie.server.operations.reads_budget
     wire = Wire(step)
     wire.connection = connection_module.BookieConnection(bookie.server)
     wire.connection.connection_made(wire)
+    check = wire.connection._check_unsent
+
+    def checked() -> None:
+        wire.is_checked = True
+        check()
+        wire.is_checked = False
+
+    monkeypatch.setattr(wire.connection, "_check_unsent", checked)
     operations.handle(wire.connection, [m.ReadRequest(n, 1, 0) for n in range(8)])
     await eventually(lambda: wire.unsent > 0 and budget.is_over)
     quick.send(m.ReadRequest(9, 1, 0))
-    await eventually(lambda: wire.looks >= 10 or wire.aborted)
+    await eventually(lambda: wire.looks >= 20 or wire.aborted)
     assert wire.aborted == is_cut
     if not is_cut:
         assert budget.waiting == 1
         wire.abort()
     assert set(await quick.receive_all(1)) == {9}
     await eventually(lambda: budget.used == 0)
-    assert wire.looks == (2 if is_cut else 10)
+    assert 2 <= wire.looks < 20 if is_cut else wire.looks >= 20
+
+
+async def test_reads_of_larger_entries_than_expected_are_answered_in_parts(start_bookie, monkeypatch) -> None:
+    """Otherwise a thousand reads of one large entry, after reads of small ones, would be answered with gigabytes."""
+    sizes: list[int] = []
+    send = connection_module.BookieConnection.send
+
+    def counted(self, data) -> None:
+        sizes.append(len(data))
+        send(self, data)
+
+    monkeypatch.setattr(connection_module.BookieConnection, "send", counted)
+    bookie = await start_bookie()
+    client = await bookie.connect()
+    assert (await client.ask(add(0, 1, 0))).status == 0
+    assert (await client.ask(add(0, 1, 1, size=1_000_000))).status == 0
+    for txn_id in range(40):  # until the estimated entry size is small
+        assert (await client.ask(m.ReadRequest(txn_id, 1, 0))).status == 0
+    client.send(*[m.ReadRequest(n, 1, 1) for n in range(50)])
+    answers = await client.receive_all(50)
+    assert {(answer.status, len(answer.body)) for answer in answers.values()} == {(0, len(answers[0].body))}
+    assert max(sizes) < READ_ANSWER_SIZE_MAX + 1_100_000
+    assert bookie.metrics.reads_in_progress == bookie.server.operations.pending_reads == 0
+    await eventually(lambda: bookie.server.operations.reads_budget.used == 0)
+
+
+async def test_reads_that_are_to_be_issued_again_end_with_their_connection(start_bookie, monkeypatch) -> None:
+    bookie = await start_bookie()
+    client = await bookie.connect()
+    for entry_id in range(3):
+        assert (await client.ask(add(0, 1, entry_id, size=1_500_000))).status == 0
+    waiting: list = []
+    read_many = bookie.store.read_many
+    monkeypatch.setattr(bookie.store, "read_many", lambda keys, done: waiting.append((keys, done)))
+    client.send(*[m.ReadRequest(n, 1, n) for n in range(3)])
+    await eventually(lambda: waiting)
+    client.writer.transport.abort()
+    await eventually(lambda: bookie.server.connection_count == 0)
+    for keys, done in waiting:
+        read_many(keys, done)
+    operations = bookie.server.operations
+    assert (operations.pending_reads, operations.reads_budget.used) == (0, 0)
+
+
+async def test_a_connection_does_not_pass_those_that_wait_for_room(start_bookie) -> None:
+    """Otherwise clients that connect over and over would take all room that becomes free."""
+    bookie = await start_bookie(reads_size_max=1024 * 1024)
+    first, second = await bookie.connect(), await bookie.connect()
+    assert (await first.ask(add(0, 1, 0))).status == 0
+    budget = bookie.server.operations.reads_budget
+    budget.take(1024 * 1024, group="127.0.0.1")
+    first.send(m.ReadRequest(1, 1, 0))
+    await eventually(lambda: budget.waiting == 1)
+    budget.give(256 * 1024, group="127.0.0.1")
+    second.send(m.ReadRequest(2, 1, 0))
+    await eventually(lambda: budget.waiting == 2)
+    budget.give(768 * 1024, group="127.0.0.1")
+    assert (await first.receive()).status == (await second.receive()).status == 0
+    assert (budget.waiting, budget.used) == (0, 0)
+
+
+async def test_a_few_reads_of_each_connection_may_wait_whatever_others_have(start_bookie) -> None:
+    bookie = await start_bookie(reads_size_max=64 * 1024, pending_reads_max=50)
+    greedy, modest = await bookie.connect(), await bookie.connect()
+    assert (await modest.ask(add(0, 1, 0))).status == 0
+    bookie.server.operations.reads_budget.take(64 * 1024, group="127.0.0.1")
+    greedy.send(*[m.ReadRequest(n, 1, 0) for n in range(60)])
+    assert {(await greedy.receive()).status for _ in range(10)} == {m.Status.TOO_MANY_REQUESTS}
+    modest.send(*[m.ReadRequest(n, 1, 0) for n in range(PENDING_READS_FREE_COUNT + 1)])
+    assert (await modest.receive()).status == m.Status.TOO_MANY_REQUESTS
+    bookie.server.operations.reads_budget.give(64 * 1024, group="127.0.0.1")
+    assert {(await modest.receive()).status for _ in range(PENDING_READS_FREE_COUNT)} == {0}
+    assert {(await greedy.receive()).status for _ in range(50)} == {0}
 
 
 async def test_many_operations_pause_their_connection(start_bookie) -> None:

@@ -327,7 +327,8 @@ async def test_adds_far_over_the_budget_are_refused(start_bookie) -> None:
     assert (await clients[7].ask_v2(add(7, 0))).status == 0
 
 
-async def test_reads_above_the_limit_are_refused_in_both_protocols(start_bookie) -> None:
+async def test_reads_above_the_limit_are_refused_in_both_protocols(start_bookie, monkeypatch) -> None:
+    monkeypatch.setattr(operations_module, "PENDING_READS_FREE_COUNT", 0)
     bookie = await start_bookie(pending_reads_max=10)
     client = await bookie.connect()
     await client.ask(m.AddRequest(1, 1, 0, KEY, entry(1, 0)))

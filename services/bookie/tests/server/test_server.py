@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from bindery_bookie.metrics import BookieMetrics
 from bindery_bookie.server.connection import BookieConnection
-from bindery_bookie.server.server import BookieServer
+from bindery_bookie.server.server import BACKLOG, BookieServer
 from bindery_bookie.settings import ServerSettings
 from bindery_bookie.state import BookieState
 from bindery_core.errors import BadRequest, TooManyRequests, Unauthorized
@@ -115,7 +115,7 @@ SOCKET: Any = object()
 
 @pytest.fixture
 async def world(memory_store: Any, monkeypatch: pytest.MonkeyPatch) -> World:
-    world = World(memory_store, connections_max=2, drain_timeout_s=4.0)
+    world = World(memory_store, connections_max=2, connections_per_address_max=2, drain_timeout_s=4.0)
     await world.start(monkeypatch)
     return world
 
@@ -127,7 +127,7 @@ def add(txn_id: int) -> m.AddRequest:
 
 async def test_it_serves_on_the_given_socket_once_started(world: World) -> None:
     assert world.state.running
-    assert world.listened == {"sock": SOCKET, "backlog": 512}
+    assert world.listened == {"sock": SOCKET, "backlog": BACKLOG}
     client = world.connect()
     client.ask(add(1), m.ReadRequest(2, 1, 1))
     await asyncio.sleep(0.01)
@@ -136,9 +136,10 @@ async def test_it_serves_on_the_given_socket_once_started(world: World) -> None:
 
 async def test_more_connections_than_the_limit_are_cut(world: World) -> None:
     first, second, third = (world.connect() for _ in range(3))
-    assert (first.aborted, second.aborted, third.aborted) == (False, False, True)
+    assert (first.aborted, second.aborted, third.aborted) == (True, False, False)
+    await asyncio.sleep(0.01)
     assert world.server.connection_count == 2
-    first.close()
+    second.close()
     await asyncio.sleep(0.01)
     assert world.server.connection_count == 1
     assert not world.connect().aborted
@@ -149,6 +150,7 @@ async def test_refused_clients_are_counted_by_the_cause(world: World) -> None:
     world.server.refused(connection, Unauthorized("no"))
     assert (world.metrics.auth_failures, world.metrics.bad_frames) == (1, 0)
     world.server.refused(connection, TooManyRequests("too many"))
+    assert world.server.limits.ends == {"blocks_others": 1}
     assert (world.metrics.auth_failures, world.metrics.bad_frames) == (1, 0)
     world.server.refused(connection, BadRequest("bad"))
     assert (world.metrics.auth_failures, world.metrics.bad_frames) == (1, 1)
@@ -204,6 +206,7 @@ async def test_what_is_not_done_in_time_is_cut_and_cancelled(world: World) -> No
     client = world.connect()
     world.store.hold()
     client.ask(m.ForceLedgerRequest(2, 1))
+    await asyncio.sleep(0.01)
     began = asyncio.get_running_loop().time()
     await world.server.close()
     assert asyncio.get_running_loop().time() - began == pytest.approx(4.0)

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 from bindery_bookie.metrics import BookieMetrics
-from bindery_bookie.server.single_operations import SingleOperations, read_some
+from bindery_bookie.server.back_pressure import BackPressureBudget
+from bindery_bookie.server.single_operations import OPERATIONS_FREE_COUNT, SingleOperations, read_some
 from bindery_bookie.settings import ServerSettings
 from bindery_bookie.state import BookieState
 from bindery_core.errors import DamagedStorage, LedgerStateUnknown
@@ -29,6 +30,9 @@ class MemoryPeer:
     """A connection that keeps what is sent."""
 
     def __init__(self) -> None:
+        self.adds_in_progress = self.pending_read_count = self.operation_count = 0
+        self.group = "10.0.0.1"
+        self.is_unsent = False
         self.sent: list[bytes] = []
         self.tls: list[m.StartTlsRequest] = []
         self.tasks: list[tuple[asyncio.Task[None], bool]] = []
@@ -39,6 +43,8 @@ class MemoryPeer:
 
     def enqueue_reads(self, reads: Sequence[ReadRequest | m.BatchReadRequest], codec: Codec) -> None:
         raise AssertionError
+
+    async def until_read(self) -> None: ...
 
     def start_tls(self, request: m.StartTlsRequest) -> None:
         self.tls.append(request)
@@ -63,11 +69,14 @@ class World:
         self.state = BookieState()
         clock = asyncio.get_running_loop().time
         self.metrics = BookieMetrics(clock=clock)
+        limits = ServerSettings(**settings)
+        self.budget = BackPressureBudget(limits.operations_total_max)
         self.operations = SingleOperations(
             store,
             self.state,
             self.metrics,
-            ServerSettings(**settings),
+            limits,
+            budget=self.budget,
             clock=clock,
             log=QuietLog(__name__, clock=clock),
         )
@@ -75,6 +84,7 @@ class World:
 
     def start(self, request: Request, codec: Codec = v3) -> None:
         self.operations.start(self.peer, request, codec)
+        self.operations.send_refused(self.peer, codec)
 
     def responses(self, codec: Codec = v3) -> list[Response]:
         """Return what was sent since the last call."""
@@ -157,10 +167,15 @@ async def test_a_fencing_read_in_v2_is_answered_in_v2(world: World) -> None:
 
 
 def poll(
-    previous: int = -1, timeout_ms: int | None = 60_000, *, entry_id: int = -1, flag: int | None = None
+    previous: int = -1,
+    timeout_ms: int | None = 60_000,
+    *,
+    txn_id: int = 7,
+    entry_id: int = -1,
+    flag: int | None = None,
 ) -> ReadRequest:
     flag = int(ReadFlag.ENTRY_PIGGYBACK) if flag is None else flag
-    return ReadRequest(7, 1, entry_id, flag=flag, previous_lac=previous, timeout_ms=timeout_ms)
+    return ReadRequest(txn_id, 1, entry_id, flag=flag, previous_lac=previous, timeout_ms=timeout_ms)
 
 
 async def test_a_long_poll_returns_the_next_entry_once_the_lac_exceeds_it(world: World) -> None:
@@ -281,6 +296,29 @@ async def test_long_polls_are_bounded(memory_store: Any) -> None:
     assert world.responses() == [ReadResponse(7, Status.TOO_MANY_REQUESTS, 1, -1)]
     assert world.metrics.reads_rejected == 1
     assert world.operations.long_polls == 2
+
+
+async def test_above_the_limit_the_long_poll_that_has_waited_longest_is_answered(memory_store: Any) -> None:
+    world = World(memory_store, long_polls_max=2)
+    world.put(0)
+    for txn_id in (1, 2, 3):
+        world.start(poll(txn_id=txn_id))
+        await asyncio.sleep(0.01)
+    assert world.responses() == [ReadResponse(1, 0, 1, -1, None, -1)]
+    assert world.operations.long_polls == 2
+    assert world.metrics.reads_rejected == 0
+
+
+async def test_operations_beyond_twice_the_limit_are_refused(memory_store: Any) -> None:
+    world = World(memory_store, operations_total_max=3)
+    world.put(0)
+    world.budget.take(6)
+    world.peer.operation_count = OPERATIONS_FREE_COUNT
+    world.start(m.ForceLedgerRequest(7, 1))
+    assert world.responses() == [m.ForceLedgerResponse(7, Status.TOO_MANY_REQUESTS, 1)]
+    world.budget.give(1)
+    assert await world.ask(m.ForceLedgerRequest(8, 1)) == m.ForceLedgerResponse(8, 0, 1)
+    assert world.counts("FORCE_LEDGER") == (1, 1)
 
 
 @pytest.mark.parametrize("is_begun", [False, True])

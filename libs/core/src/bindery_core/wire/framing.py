@@ -55,6 +55,11 @@ class FrameDecoder:
         """Bytes of an unfinished frame that are kept."""
         return self._size
 
+    @property
+    def needed_size(self) -> int:
+        """Bytes of the unfinished frame once it is complete, as far as its length has arrived."""
+        return self._needed
+
     def feed(self, data: bytes) -> list[bytes]:
         """Process the next bytes of the stream; return the complete messages, without their length field.
 

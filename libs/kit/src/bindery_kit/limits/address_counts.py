@@ -44,6 +44,11 @@ class AddressCounts:
     def count(self, group: str) -> int:
         return self._counts.get(group, 0)
 
+    @property
+    def largest(self) -> str | None:
+        """The group with the most connections; None if there is none. Takes time in proportion to the groups."""
+        return max(self._counts, key=self._counts.__getitem__, default=None)
+
     def add(self, group: str) -> int:
         """Count one more connection. Return the number of connections of the group."""
         count = self._counts[group] = self._counts.get(group, 0) + 1

@@ -45,6 +45,15 @@ class HeldBytes:
     def __len__(self) -> int:
         return len(self._holders)
 
+    @property
+    def oldest(self) -> Holder | None:
+        """The holder that is evicted next; None if there is none."""
+        return next(iter(self._holders), None)
+
+    def defer(self, holder: Holder) -> None:
+        """Let the bytes of `holder`, which must hold some, count as held since now: it is using them."""
+        self._holders[holder] = self._holders.pop(holder)
+
     def held_by(self, holder: Holder) -> int:
         """Return the bytes of a holder; 0 if it holds none."""
         return self._holders.get(holder, 0)

@@ -35,24 +35,25 @@ def _malloc_trim() -> Callable[[int], int] | None:
 
 
 class MemoryRelease:
-    """`release` is called once the need has fallen by DROP_SIZE since its highest value at a check, and once more
-    INTERVAL_S later, when the requests of the last clients have ended, too."""
+    """`release` is called once the need has fallen by DROP_SIZE since its highest value at a check, and `repeats` times
+    more, INTERVAL_S apart, when the requests of the last clients have ended, too."""
 
-    def __init__(self, release: Callable[[], None] = release_memory) -> None:
+    def __init__(self, release: Callable[[], None] = release_memory, *, repeats: int = 1) -> None:
         self._release = release
+        self._repeats = repeats
         self._peak_size = 0
         self._next_s = 0.0
-        self._is_due = False
-        """Whether the second release is due."""
+        self._due = 0
+        """Number of releases that are due."""
 
     def check(self, size: int, *, now_s: float) -> bool:
         """Return whether memory was released. `size`: the bytes that clients need now; `now_s`: monotonic."""
         self._peak_size = max(self._peak_size, size)
         has_fallen = self._peak_size - size >= DROP_SIZE
-        if not (has_fallen or self._is_due) or now_s < self._next_s:
+        if not (has_fallen or self._due) or now_s < self._next_s:
             return False
         self._peak_size = size
-        self._is_due = has_fallen
+        self._due = self._repeats if has_fallen else self._due - 1
         self._next_s = now_s + INTERVAL_S
         self._release()
         return True

@@ -86,6 +86,11 @@ class TlsUpgrade:
         return self.state is TlsState.DRAINING or self.state is TlsState.HANDSHAKE
 
     @property
+    def is_begun(self) -> bool:
+        """True from the acceptance of START_TLS to the end of the handshake."""
+        return self.state is TlsState.ACCEPTED or self.is_in_progress
+
+    @property
     def is_draining(self) -> bool:
         """True while frames in clear are awaited, before the handshake begins."""
         return self.state is TlsState.DRAINING

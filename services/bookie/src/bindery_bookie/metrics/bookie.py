@@ -19,6 +19,8 @@
 | bindery_bookie_connections, _long_polls, ..._size        | gauge   | current values                                  |
 | bindery_bookie_bad_frames                                | counter | connections closed because of malformed frames  |
 | bindery_bookie_auth_failures                             | counter | connections that failed to authenticate         |
+| bindery_bookie_connections_ended_total                   | counter | connections that a limit ended, by reason       |
+| bindery_bookie_held_bytes, _held_bytes_max               | gauge   | bytes that slow clients hold, by kind; limits   |
 
 Journal, caches, flush and garbage collection: `storage_metrics`. OP: ADD_ENTRY, READ_ENTRY, READ_ENTRY_FENCE,
 READ_ENTRY_LONG_POLL, WRITE_LAC, READ_LAC, FORCE_LEDGER, GET_BOOKIE_INFO, GET_LIST_OF_ENTRIES_OF_LEDGER. Summaries have

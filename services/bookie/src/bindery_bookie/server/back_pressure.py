@@ -3,11 +3,16 @@
 The budget refuses nothing: the caller that takes the last bytes may exceed the limit by one batch, and then stops
 reading. (The broker's budget of request bodies refuses instead; see `bindery_broker.http`.)
 
-Invariants: `used` >= 0; a waiter is called once, and only while the budget is at or below its low mark.
+Waiters are called by turns of their groups (the addresses of clients), so that one address with thousands of waiting
+connections delays another by one of its connections only. A group that has nothing in progress need not wait while the
+limit is exceeded by less than half of it, so that clients of other addresses that hold their bytes for long do not
+delay it at all.
+
+Invariants: `used` >= 0, and is the sum over all groups; a waiter is called once, and only while the budget is at or
+below its low mark, or its group is free.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 
 
@@ -15,14 +20,19 @@ class BackPressureBudget:
     """`limit` in bytes. Waiters resume when `used` has fallen to half of it, so that one response does not wake
     thousands."""
 
-    __slots__ = ("_is_waking", "_until_empty", "_waiters", "limit", "low", "used")
+    __slots__ = ("_is_waking", "_until_empty", "_used_of", "_waiters", "limit", "low", "used", "waiting")
 
     def __init__(self, limit: int) -> None:
         assert limit > 0
         self.limit = limit
         self.low = limit // 2
         self.used = 0
-        self._waiters: deque[Callable[[], None]] = deque()
+        self.waiting = 0
+        """Number of waiters."""
+        self._used_of: dict[str, int] = {}
+        """By group; without groups that have nothing in progress."""
+        self._waiters: dict[str, dict[Callable[[], None], None]] = {}
+        """By group, the group whose turn is next first; in a group in the order of arrival."""
         self._is_waking = False
         self._until_empty: list[asyncio.Future[None]] = []
 
@@ -30,29 +40,41 @@ class BackPressureBudget:
     def is_over(self) -> bool:
         return self.used >= self.limit
 
-    @property
-    def waiting(self) -> int:
-        """Number of waiters."""
-        return len(self._waiters)
+    def is_free_for(self, group: str) -> bool:
+        """Whether a group need not wait, whatever others have in progress."""
+        return group not in self._used_of and self.used < self.limit + self.limit // 2
 
-    def take(self, size: int) -> None:
+    def take(self, size: int, *, group: str = "") -> None:
         """Count `size` bytes as in progress."""
         assert size >= 0
         self.used += size
+        if size:
+            self._used_of[group] = self._used_of.get(group, 0) + size
 
-    def give(self, size: int) -> None:
+    def give(self, size: int, *, group: str = "") -> None:
         """Count `size` bytes as no longer in progress, and call waiters while the budget is low.
 
-        Waiters are called in the order of their arrival and without recursion, even if a waiter takes and gives at
-        once, because there may be thousands of them.
+        Waiters of a group are called in the order of their arrival, and all without recursion, even if a waiter takes
+        and gives at once, because there may be thousands of them.
         """
-        assert 0 <= size <= self.used
+        used_of = self._used_of.get(group, 0)
+        assert 0 <= size <= used_of
         self.used -= size
+        if size:
+            if size < used_of:
+                self._used_of[group] = used_of - size
+            else:
+                del self._used_of[group]
         if not self._is_waking:
             self._is_waking = True
             try:
-                while self._waiters and self.used <= self.low:
-                    self._waiters.popleft()()
+                while self._waiters:
+                    if self.used <= self.low:
+                        self._next(next(iter(self._waiters)))()
+                    elif group in self._waiters and self.is_free_for(group):
+                        self._next(group)()
+                    else:
+                        break
             finally:
                 self._is_waking = False
         if self._until_empty and not self.used:
@@ -61,14 +83,31 @@ class BackPressureBudget:
                     future.set_result(None)
             self._until_empty.clear()
 
-    def when_low(self, waiter: Callable[[], None]) -> None:
-        """Call `waiter` once, when the budget is low again. Only while it is over."""
-        assert self.is_over
-        self._waiters.append(waiter)
+    def when_low(self, waiter: Callable[[], None], *, group: str = "") -> None:
+        """Call `waiter`, which does not wait yet, once when the budget is low again. Only while it is over, or others
+        wait."""
+        assert self.is_over or self.waiting
+        waiters = self._waiters.setdefault(group, {})
+        assert waiter not in waiters
+        waiters[waiter] = None
+        self.waiting += 1
 
-    def forget(self, waiter: Callable[[], None]) -> None:
-        """Remove `waiter`, which was passed to `when_low` and was not called yet."""
-        self._waiters.remove(waiter)
+    def forget(self, waiter: Callable[[], None], *, group: str = "") -> None:
+        """Remove `waiter`, which was passed to `when_low` with `group` and was not called yet."""
+        del self._waiters[group][waiter]
+        self.waiting -= 1
+        if not self._waiters[group]:
+            del self._waiters[group]
+
+    def _next(self, group: str) -> Callable[[], None]:
+        """Remove and return the waiter of a group whose turn it is."""
+        waiters = self._waiters.pop(group)
+        waiter = next(iter(waiters))
+        del waiters[waiter]
+        if waiters:
+            self._waiters[group] = waiters
+        self.waiting -= 1
+        return waiter
 
     async def wait_empty(self) -> None:
         """Return once nothing is in progress."""

@@ -8,8 +8,8 @@ Order: the adds of a batch are passed to the store before its other requests, so
 an add finds it. Responses are sent in any order: clients match them by transaction id, in v2 by operation and ids.
 
 Limits: back-pressure comes first: a connection is not read while its requests exceed a budget. Very many connections
-can exceed the budgets together; adds beyond twice `adds_size_max`, and reads beyond `pending_reads_max`, are therefore
-answered with TOO_MANY_REQUESTS.
+can exceed the budgets together; adds beyond twice `adds_size_max`, reads beyond `pending_reads_max`, and other
+operations beyond twice `operations_total_max`, are therefore answered with TOO_MANY_REQUESTS.
 
 An add is answered with OK after the store has reported it, which means that its journal record is synced
 (DEFERRED_SYNC: written). Source: BookKeeper's request processors, observed on 4.17.2.
@@ -49,6 +49,11 @@ from bindery_bookie.storage.store import EntryStore
 OK: Final = int(Status.OK)
 ADD_OVERHEAD: Final = 512
 """Memory of an add in progress in bytes, in addition to its body: request, queue entries, response."""
+PENDING_READS_FREE_COUNT: Final = 16
+"""Number of waiting reads that a connection may have whatever others have, so that they cannot keep it from reading."""
+READ_ANSWER_SIZE_MAX: Final = 2 * 1024 * 1024
+"""Bytes of entries after which the answer to a group of reads ends. Entries may be much larger than expected, and one
+entry may be requested many times."""
 BATCH_STEP_COUNT_MAX: Final = 256
 """Maximum number of entries that a batch read requests from the store at once. Only their sizes show how many fit into
 the response."""
@@ -74,8 +79,12 @@ class Operations:
         self._log = QuietLog(__name__, clock=clock)
         self.adds_budget = BackPressureBudget(settings.adds_size_max)
         self.reads_budget = BackPressureBudget(settings.reads_size_max)
+        self.operations_budget = BackPressureBudget(settings.operations_total_max)
+        """Counts operations other than adds and plain reads, without long polls."""
         self.read_turns = ReadTurns()
-        self._single = SingleOperations(store, state, metrics, settings, clock=clock, log=self._log)
+        self._single = SingleOperations(
+            store, state, metrics, settings, budget=self.operations_budget, clock=clock, log=self._log
+        )
         self.pending_reads = 0
         """Number of plain and batch reads of all connections that are not issued yet; the connections decrement it."""
 
@@ -100,8 +109,12 @@ class Operations:
             self._add(peer, adds, codec)
         if reads:
             self._enqueue(peer, reads, codec)
-        for request in others:
-            self._start(peer, request, codec)
+        if others:
+            try:
+                for request in others:
+                    self._start(peer, request, codec)
+            finally:
+                self._single.send_refused(peer, codec)
 
     def _start(self, peer: Peer, request: Request, codec: Codec) -> None:
         match request:
@@ -113,7 +126,9 @@ class Operations:
                 self._single.start(peer, request, codec)
 
     def _enqueue(self, peer: Peer, reads: list[ReadRequest | BatchReadRequest], codec: Codec) -> None:
-        room = self._settings.pending_reads_max - self.pending_reads
+        room = max(
+            self._settings.pending_reads_max - self.pending_reads, PENDING_READS_FREE_COUNT - peer.pending_read_count
+        )
         if len(reads) > room:
             refused, reads = reads[max(room, 0) :], reads[: max(room, 0)]
             peer.send(codec.encode_responses([failed(read, Status.TOO_MANY_REQUESTS) for read in refused]))
@@ -141,6 +156,7 @@ class Operations:
         size = entry_size + count * ADD_OVERHEAD
         metrics = self._metrics
         self.adds_budget.take(size)
+        peer.adds_in_progress += 1
         metrics.adds_in_progress += count
         is_answered = False
 
@@ -157,6 +173,7 @@ class Operations:
                 statuses = [int(Status.IO_ERROR)] * count
                 peer.send(codec.encode_add_responses(adds, statuses))
             finally:
+                peer.adds_in_progress -= 1
                 self.adds_budget.give(size)
                 metrics.adds_in_progress -= count
             latency_s = self._clock() - started
@@ -194,10 +211,11 @@ class Operations:
 
     # --- plain reads --------------------------------------------------------------------------------------------------
 
-    def read(self, peer: Peer, reads: Sequence[ReadRequest], codec: Codec, sent: Callable[[int], None]) -> None:
-        """Answer plain reads with the body and, in v3, the ledger's LAC; then call `sent(bytes of the responses)`.
+    def read(self, peer: Peer, reads: Sequence[ReadRequest], codec: Codec, sent: Callable[[int, int], None]) -> None:
+        """Answer plain reads with the body and, in v3, the ledger's LAC; then call `sent(bytes, number of answers)`.
 
-        Entries in the caches are answered before this returns. Each read is answered exactly once, even after an error.
+        Entries in the caches are answered before this returns. The first reads are answered, exactly once, even after
+        an error: all of them, or as many as have READ_ANSWER_SIZE_MAX bytes, and at least one.
         """
         started = self._clock()
         self._metrics.reads_in_progress += len(reads)
@@ -208,15 +226,15 @@ class Operations:
             if is_answered:
                 return
             is_answered = True
-            size = 0
+            size, count = 0, len(reads)
             try:
-                size = self._answer_reads(peer, reads, results, started, codec)
+                size, count = self._answer_reads(peer, reads, results, started, codec)
             except Exception as error:
                 self._log.warning("operation_broken", operation="READ_ENTRY", **error_fields(error))
                 peer.send(codec.encode_responses([failed(read, Status.IO_ERROR) for read in reads]))
             finally:
                 self._metrics.reads_in_progress -= len(reads)
-                sent(size)
+                sent(size, count)
 
         try:
             self._store.read_many([(read.ledger_id, read.entry_id) for read in reads], done)
@@ -226,8 +244,8 @@ class Operations:
 
     def _answer_reads(
         self, peer: Peer, reads: Sequence[ReadRequest], results: Sequence[bytes | int], started: float, codec: Codec
-    ) -> int:
-        """Return the number of bytes sent."""
+    ) -> tuple[int, int]:
+        """Return the number of bytes sent and of reads answered."""
         with_lac = codec.VERSION == v3.VERSION
         responses: list[ReadResponse] = []
         answer = responses.append
@@ -244,15 +262,17 @@ class Operations:
             answer(ReadResponse(read.txn_id, OK, ledger_id, read.entry_id, result, lac))
             ok_count += 1
             read_bytes += len(result)
+            if read_bytes >= READ_ANSWER_SIZE_MAX:
+                break
         data = codec.encode_read_responses(responses)
         peer.send(data)
         self._metrics.read_bytes += read_bytes
         latency_s = self._clock() - started
         if ok_count:
             self._metrics.operations["READ_ENTRY"].observe(latency_s, ok=True, count=ok_count)
-        if ok_count < len(reads):
-            self._metrics.operations["READ_ENTRY"].observe(latency_s, ok=False, count=len(reads) - ok_count)
-        return len(data)
+        if ok_count < len(responses):
+            self._metrics.operations["READ_ENTRY"].observe(latency_s, ok=False, count=len(responses) - ok_count)
+        return len(data), len(responses)
 
     def _lac_or_none(self, ledger_id: int) -> int | None:
         """Return the LAC, which is optional in a response: if it cannot be read, the entry is sent without it."""

@@ -11,6 +11,30 @@ from bindery_core.wire.messages import BatchReadRequest, ReadRequest, StartTlsRe
 class Peer(Protocol):
     """One client's connection."""
 
+    adds_in_progress: int
+    """Number of batches of adds that are not answered yet; the operations count them."""
+
+    group: str
+    """Its address (`address_counts.group_of`)."""
+
+    @property
+    def operation_count(self) -> int:
+        """Number of its operations in progress, other than adds, plain reads and long polls."""
+        ...
+
+    @property
+    def pending_read_count(self) -> int:
+        """Number of its reads that are not issued yet."""
+        ...
+
+    @property
+    def is_unsent(self) -> bool:
+        """Whether the client leaves more than `unsent_size_max` bytes unread."""
+        ...
+
+    async def until_read(self) -> None:
+        """Return once the client has read most of its responses, or is gone."""
+
     def send(self, data: bytes) -> None:
         """Write frames. They are dropped if the connection is closed."""
 

@@ -25,6 +25,8 @@ from bindery_kit.observability.logs import error_fields
 from bindery_kit.observability.quiet_log import QuietLog
 
 from bindery_bookie.metrics import BookieMetrics
+from bindery_bookie.server.back_pressure import BackPressureBudget
+from bindery_bookie.server.entry_turns import EntryTurn, EntryTurns
 from bindery_bookie.server.peer import Peer
 from bindery_bookie.server.refusals import failed, refuse_other
 from bindery_bookie.settings import ServerSettings
@@ -32,13 +34,17 @@ from bindery_bookie.state import BookieState
 from bindery_bookie.storage.store import EntryStore
 
 OK: Final = int(Status.OK)
+OPERATIONS_FREE_COUNT: Final = 2
+"""Number of operations that a connection may have whatever others have, so that they cannot keep it from fencing."""
 RequestT = TypeVar("RequestT", bound=Request)
-Work = Callable[[RequestT], Coroutine[Any, Any, Response]]
-"""Returns the response to a request. Raises BinderyError, which determines the status of an error response."""
+Work = Callable[[RequestT, EntryTurn], Coroutine[Any, Any, Response]]
+"""Returns the response to a request; begins its turn before it reads an entry. Raises BinderyError, which determines
+the status of an error response."""
 
 
 class SingleOperations:
-    """Shared by all connections of a bookie. `clock`: monotonic seconds."""
+    """Shared by all connections of a bookie. `budget` counts the operations in progress; the peers charge it. `clock`:
+    monotonic seconds."""
 
     def __init__(
         self,
@@ -47,6 +53,7 @@ class SingleOperations:
         metrics: BookieMetrics,
         settings: ServerSettings,
         *,
+        budget: BackPressureBudget,
         clock: Callable[[], float],
         log: QuietLog,
     ) -> None:
@@ -54,13 +61,20 @@ class SingleOperations:
         self._state = state
         self._metrics = metrics
         self._settings = settings
+        self._budget = budget
         self._clock = clock
         self._log = log
         self.long_polls = 0
         """Number of long polls in progress."""
+        self._turns = EntryTurns()
+        self._refused: list[Response] = []
+        """Refusals of the peer whose requests are being started."""
+        self._waiting: dict[asyncio.Event, None] = {}
+        """Long polls that wait, the oldest first. Each ends its wait when its event is set."""
 
     def start(self, peer: Peer, request: Request, codec: Codec) -> None:
-        """Start `request`, which is neither an add nor a plain read nor a batch read."""
+        """Start `request`, which is neither an add nor a plain read nor a batch read. Call `send_refused` after the
+        last one."""
         match request:
             case ReadRequest() if request.flag == ReadFlag.FENCE_LEDGER:
                 self._spawn(peer, "READ_ENTRY_FENCE", self._fence_read, request, codec)
@@ -85,41 +99,52 @@ class SingleOperations:
             case m.OtherRequest():
                 peer.send(codec.encode_response(refuse_other(request, codec)))
 
-    def _spawn(
-        self,
-        peer: Peer,
-        name: str,
-        work: Work[RequestT],
-        request: RequestT,
-        codec: Codec = v3,
-        *,
-        until_gone: bool = False,
-    ) -> asyncio.Task[None]:
-        return peer.spawn(self._answer(peer, name, work, request, codec), until_gone=until_gone)
+    def _spawn(self, peer: Peer, name: str, work: Work[RequestT], request: RequestT, codec: Codec = v3) -> None:
+        is_over = self._budget.used >= 2 * self._budget.limit  # one read of a socket could start ten thousand
+        if is_over and peer.operation_count >= OPERATIONS_FREE_COUNT:
+            self._refuse(name, request)
+        else:
+            peer.spawn(self._answer(peer, name, work, request, codec))
+
+    def send_refused(self, peer: Peer, codec: Codec) -> None:
+        """Send the refusals of requests that `start` was called for: there may be thousands, and each write of its own
+        would take many times its size if the client does not read."""
+        if self._refused:
+            refused, self._refused = self._refused, []
+            peer.send(codec.encode_responses(refused))
+
+    def _refuse(self, name: str, request: Request) -> None:
+        self._refused.append(failed(request, Status.TOO_MANY_REQUESTS))
+        self._metrics.operations[name].observe(0.0, ok=False)
 
     async def _answer(self, peer: Peer, name: str, work: Work[RequestT], request: RequestT, codec: Codec) -> None:
         started = self._clock()
+        turn = self._turns.turn(peer)
         try:
-            response = await work(request)
-        except BinderyError as error:
-            response = failed(request, of_error(error))
-            if response.status in (Status.IO_ERROR, Status.UNKNOWN_LEDGER_STATE):
-                self._log.warning("operation_failed", operation=name, **error_fields(error))
-        except Exception as error:
-            # A defect must fail one request, not the connection.
-            self._log.warning("operation_broken", operation=name, **error_fields(error))
-            response = failed(request, Status.IO_ERROR)
-        peer.send(codec.encode_response(response))
+            try:
+                response = await work(request, turn)
+            except BinderyError as error:
+                response = failed(request, of_error(error))
+                if response.status in (Status.IO_ERROR, Status.UNKNOWN_LEDGER_STATE):
+                    self._log.warning("operation_failed", operation=name, **error_fields(error))
+            except Exception as error:
+                # A defect must fail one request, not the connection.
+                self._log.warning("operation_broken", operation=name, **error_fields(error))
+                response = failed(request, Status.IO_ERROR)
+            peer.send(codec.encode_response(response))
+        finally:
+            turn.end()
         self._metrics.operations[name].observe(self._clock() - started, ok=response.status == OK)
 
-    async def _read_one(self, ledger_id: int, entry_id: int) -> bytes | int:
+    async def _read_one(self, ledger_id: int, entry_id: int, turn: EntryTurn) -> bytes | int:
+        await turn.begin()
         return (await read_some(self._store, [(ledger_id, entry_id)]))[0]
 
-    async def _fence_read(self, request: ReadRequest) -> Response:
+    async def _fence_read(self, request: ReadRequest, turn: EntryTurn) -> Response:
         if request.master_key is None:
             return failed(request, Status.UNAUTHORIZED)
         await self._store.fence(request.ledger_id, request.master_key)
-        result = await self._read_one(request.ledger_id, request.entry_id)
+        result = await self._read_one(request.ledger_id, request.entry_id, turn)
         if isinstance(result, int):
             return failed(request, result)
         return ReadResponse(request.txn_id, OK, request.ledger_id, request.entry_id, result)
@@ -127,31 +152,40 @@ class SingleOperations:
     def _start_long_poll(self, peer: Peer, request: ReadRequest) -> None:
         if request.flag == ReadFlag.ENTRY_PIGGYBACK and request.entry_id != -1:
             peer.send(v3.encode_response(failed(request, Status.BAD_REQUEST)))
-        elif self.long_polls >= self._settings.long_polls_max:
+        elif self.long_polls >= self._settings.long_polls_max and not self._end_oldest_wait():
             self._metrics.reads_rejected += 1
-            peer.send(v3.encode_response(failed(request, Status.TOO_MANY_REQUESTS)))
+            self._refuse("READ_ENTRY_LONG_POLL", request)
         else:
             self.long_polls += 1
-            task = self._spawn(peer, "READ_ENTRY_LONG_POLL", self._long_poll, request, until_gone=True)
+            task = peer.spawn(self._answer(peer, "READ_ENTRY_LONG_POLL", self._long_poll, request, v3), until_gone=True)
             task.add_done_callback(self._long_poll_ended)  # also when it is cancelled before its first step
+
+    def _end_oldest_wait(self) -> bool:
+        """Let the long poll that has waited longest be answered now. Return False if none waits."""
+        if not self._waiting:
+            return False
+        oldest = next(iter(self._waiting))
+        del self._waiting[oldest]
+        oldest.set()
+        return True
 
     def _long_poll_ended(self, _: asyncio.Task[None]) -> None:
         self.long_polls -= 1
 
-    async def _long_poll(self, request: ReadRequest) -> Response:
+    async def _long_poll(self, request: ReadRequest, turn: EntryTurn) -> Response:
         previous = request.previous_lac
         assert previous is not None
         lac = await self._wait_for_lac(request.ledger_id, previous, request.timeout_ms)
         ledger_id, entry_id = request.ledger_id, request.entry_id
         if request.flag != ReadFlag.ENTRY_PIGGYBACK:
-            result = await self._read_one(ledger_id, entry_id)
+            result = await self._read_one(ledger_id, entry_id, turn)
             if isinstance(result, int):
                 return failed(request, result)
             return ReadResponse(request.txn_id, OK, ledger_id, entry_id, result, lac)
         if lac <= previous:
             return ReadResponse(request.txn_id, OK, ledger_id, entry_id, None, lac)
         updated_at_ms = self._store.lac_updated_at_ms(ledger_id) or None
-        result = await self._read_one(ledger_id, previous + 1)
+        result = await self._read_one(ledger_id, previous + 1, turn)
         if not isinstance(result, int):
             return ReadResponse(request.txn_id, OK, ledger_id, previous + 1, result, lac, updated_at_ms)
         if result == Status.NO_ENTRY:
@@ -167,6 +201,7 @@ class SingleOperations:
             return lac
         woken = asyncio.Event()
         cancel = self._store.watch_lac(ledger_id, woken.set)
+        self._waiting[woken] = None
         try:
             lac = self._store.last_add_confirmed(ledger_id)  # it may have advanced before the watch was set
             if lac <= previous:
@@ -178,16 +213,18 @@ class SingleOperations:
                     pass
                 lac = self._store.last_add_confirmed(ledger_id)
         finally:
+            self._waiting.pop(woken, None)
             cancel()
         return lac
 
-    async def _write_lac(self, request: m.WriteLacRequest) -> Response:
+    async def _write_lac(self, request: m.WriteLacRequest, _: EntryTurn) -> Response:
         if not self._state.accepts_add(priority=0):
             return failed(request, Status.READ_ONLY)
         await self._store.write_lac(request.ledger_id, request.master_key, request.lac, request.body)
         return m.WriteLacResponse(request.txn_id, OK, request.ledger_id)
 
-    async def _read_lac(self, request: m.ReadLacRequest) -> Response:
+    async def _read_lac(self, request: m.ReadLacRequest, turn: EntryTurn) -> Response:
+        await turn.begin()
         try:
             lac = await self._store.read_lac(request.ledger_id)
         except NoSuchLedger:
@@ -200,15 +237,16 @@ class SingleOperations:
             status = Status.NO_ENTRY
         return m.ReadLacResponse(request.txn_id, status, request.ledger_id, lac.explicit_packet, lac.last_entry)
 
-    async def _force(self, request: m.ForceLedgerRequest) -> Response:
+    async def _force(self, request: m.ForceLedgerRequest, _: EntryTurn) -> Response:
         await self._store.force(request.ledger_id)
         return m.ForceLedgerResponse(request.txn_id, OK, request.ledger_id)
 
-    async def _list_entries(self, request: m.ListEntriesRequest) -> Response:
+    async def _list_entries(self, request: m.ListEntriesRequest, turn: EntryTurn) -> Response:
+        await turn.begin()  # its list may be as large
         encoded = availability.encode(await self._store.entry_ids(request.ledger_id))
         return m.ListEntriesResponse(request.txn_id, OK, request.ledger_id, encoded)
 
-    async def _bookie_info(self, request: m.BookieInfoRequest) -> Response:
+    async def _bookie_info(self, request: m.BookieInfoRequest, _: EntryTurn) -> Response:
         total, free = self._store.disk_usage()
         return m.BookieInfoResponse(
             request.txn_id, OK, total if request.requested & 1 else None, free if request.requested & 2 else None
