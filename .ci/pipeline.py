@@ -75,12 +75,12 @@ def beside_steps(seed: int) -> list[Step]:
         Step("audit-truth", is_pytest=True, nice=5),
         Step("interop", is_pytest=True),
         Step("audit-pods", is_pytest=True, nice=5, environment={"BINDERY_CI_SAMPLE": str(seed)}),
-        Step("attacks", is_pytest=True),
         Step("browser", is_pytest=True),
         Step("storage-ci", nice=5, variables=("STORAGE_SECONDS=20",)),
         Step("fuzz", f"--seconds 12 --seed {seed}", nice=5),
         Step("fuzz-http", f"--seconds 12 --seed {seed}", nice=5),
         Step("sim-ci", nice=5, variables=("SIM_SECONDS=25",)),
+        Step("attacks", is_pytest=True),
     ]
 
 
