@@ -32,6 +32,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, ClassVar, Final, cast
 
+import httptools
 from uvicorn._types import ASGIReceiveEvent
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -184,6 +185,7 @@ class HttpLimits(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.logger = self.shared.uvicorn_log  # type: ignore[assignment]
+        self.parser = None  # type: ignore[assignment]  # until bytes arrive
         self._group = ""
         self._unfinished_size = 0
         """Bytes since the last progress of the parser: an incomplete head, chunk header or trailer."""
@@ -229,7 +231,7 @@ class HttpLimits(HttpToolsProtocol):
         shared = self.shared
         self.transport.set_write_buffer_limits(high=UNREAD_MARK)
         self._group = group_of(transport.get_extra_info("peername"))
-        shared.stats.connections += 1
+        shared.stats.connected()
         shared.addresses.add(self._group)
         if self._is_above() and not self._make_room():
             if len(self.connections) > shared.connections_max + RESERVE:
@@ -265,6 +267,8 @@ class HttpLimits(HttpToolsProtocol):
             return
         self._moved_on = False
         self._read_size = len(data)
+        if self.parser is None:
+            self._create_parser()
         super().data_received(data)
         if self.transport.is_closing():
             self.linger()
@@ -373,7 +377,7 @@ class HttpLimits(HttpToolsProtocol):
         if self.cycle.response_complete:  # otherwise the last waiting request runs now
             self.shared.idle[self] = None
             if not self._in_head:
-                self._forget_head()
+                self._forget_request()
             if self._body_open:  # its bytes are dropped from now on
                 self._answered_s = self.loop.time()
                 self._set_deadline(LINGER_S)
@@ -454,13 +458,26 @@ class HttpLimits(HttpToolsProtocol):
             self._charges = None
         self._hold_heads()
 
-    def _forget_head(self) -> None:
-        """Free the head of the last request, which uvicorn keeps while the connection is idle."""
+    def _create_parser(self) -> None:
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+
+    def _forget_request(self) -> None:
+        """Free the last request, which uvicorn keeps while the connection is idle, and the parser.
+
+        They are small objects. If thousands of idle connections kept them, some memory would remain in use after the
+        connections have ended: Python returns memory of small objects in blocks of 1 MiB, of which no object is in use.
+        """
         self.headers = []
         self.url = b""
         self.scope = None  # type: ignore[assignment]
         self._running = None
-        self.cycle.scope = None  # type: ignore[assignment]
+        if self._body_open:  # uvicorn asks `cycle` whether to drop the rest of the body
+            self.cycle.scope = None  # type: ignore[assignment]
+            return
+        self.cycle = None  # type: ignore[assignment]
+        if not self._unfinished_size:
+            self.parser = None  # type: ignore[assignment]
 
     def _hold_bodies(self) -> None:
         if self._is_lost or self._is_refused:
