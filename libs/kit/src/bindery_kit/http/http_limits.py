@@ -48,7 +48,7 @@ HEAD_SIZE_MAX: Final = 32 * 1024
 """Maximum bytes of request line and headers, or of trailers."""
 HEADERS_MAX: Final = 100
 """Maximum number of headers of a request, and of its trailers."""
-PIPELINED_MAX: Final = 64
+PIPELINED_MAX: Final = 16
 """Maximum number of requests of one connection that wait for the responses to earlier ones."""
 FREE_HEAD_SIZE: Final = 4 * 1024
 """A head of at most this many bytes does not count towards `heads_size_max`, unless it waits for other responses."""
@@ -139,6 +139,9 @@ class _Request(RequestResponseCycle):
 
     async def run_asgi(self, app: Any) -> None:
         connection = self.on_response.__self__  # type: ignore[attr-defined]
+        if self.transport.is_closing():  # refused in the same read, with a response that the client takes for this one's
+            self.on_response = connection = None
+            return
         await super().run_asgi(app)
         if not self.response_complete and self.transport.is_closing():  # given up
             connection.linger()
@@ -261,6 +264,7 @@ class HttpLimits(HttpToolsProtocol):
         self.pipeline.clear()
         self._unset_keepalive_if_required()  # uvicorn would keep a connection that was reset until this timer ends
         super().connection_lost(exc)
+        self.cycle = self._running = None  # type: ignore[assignment]  # they refer to this object: no cyclic garbage
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():  # refused: later bytes get no response
