@@ -42,12 +42,12 @@ BOMBS: Final = {
 
 
 async def test_compressed_entries_neither_kill_nor_block_a_broker(tmp_path: Path) -> None:
-    async with services(tmp_path, inside="broker") as running:
+    async with services(tmp_path, "broker") as running:
         for name, (entries, _) in BOMBS.items():
             await store_topic(running.zookeeper, name, entries)
             assert sum(map(len, entries)) < ENTRIES * MIB // 4
         await asyncio.sleep(2)
-        print(f"\n    {running.resident_size // MIB} MiB before the attacks")
+        print(f"\n    {running.resident_size('broker') // MIB} MiB before the attacks")
         for name, (_, status) in BOMBS.items():
             await withstand(running, name, status)
 
@@ -60,7 +60,7 @@ async def withstand(running: Services, topic: str, status: int) -> None:
         while time.monotonic() < until or not statuses[status]:
             slowest_s = max(slowest_s, await running.healthy_call("broker"))
             running.check()
-            peak_size = max(peak_size, running.resident_size)
+            peak_size = max(peak_size, running.resident_size("broker"))
             assert slowest_s <= HEALTHY_S, f"{topic}: a request of the healthy client took {slowest_s:.1f} s"
             for reader in readers:
                 if reader.done():
@@ -87,11 +87,13 @@ async def read(running: Services, topic: str, number: int, statuses: Counter[int
     subscription = 0
     while True:
         if number % 2:
-            status = await request(running.port, f"GET {path}/messages?start=earliest&max=100", b"")
+            status = await request(running.ports["broker"], f"GET {path}/messages?start=earliest&max=100", b"")
         else:
             subscription += 1
             body = b'{"consumer": "c", "initial": "earliest", "max": 100}'
-            status = await request(running.port, f"POST {path}/subscriptions/{number}-{subscription}/receive", body)
+            status = await request(
+                running.ports["broker"], f"POST {path}/subscriptions/{number}-{subscription}/receive", body
+            )
         statuses[status] += 1
 
 

@@ -25,7 +25,7 @@ from typing import Final, cast
 KIB: Final = 1024
 SOURCES: Final = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
 """Addresses of the attackers."""
-PER_S: Final = 1000
+PER_S: Final = 2000
 """Default maximum number of connections that are opened per second."""
 CONNECT_TIMEOUT_S: Final = 10.0
 

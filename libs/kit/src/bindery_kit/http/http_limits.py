@@ -139,7 +139,9 @@ class _Request(RequestResponseCycle):
 
     async def run_asgi(self, app: Any) -> None:
         connection = self.on_response.__self__  # type: ignore[attr-defined]
-        if self.transport.is_closing():  # refused in the same read, with a response that the client takes for this one's
+        if (
+            self.transport.is_closing()
+        ):  # refused in the same read, with a response that the client takes for this one's
             self.on_response = connection = None
             return
         await super().run_asgi(app)
