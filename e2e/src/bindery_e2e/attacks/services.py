@@ -155,22 +155,26 @@ class Services:
 
     async def serve_normally(self, name: str) -> None:
         """Use a process as many clients at a time do, so that it has the memory of a service in use."""
-        count = NORMAL_CLIENTS[name]
-        limits = httpx.Limits(max_connections=count, max_keepalive_connections=count)
-        async with httpx.AsyncClient(base_url=self.url(name), timeout=60, limits=limits, trust_env=False) as http:
+        unused = httpx.create_ssl_context()  # each client would create its own
 
-            async def send(method: str, path: str, body: Any) -> None:
-                content = {} if body is None else {"content" if isinstance(body, bytes) else "json": body}
-                while (response := await http.request(method, path, **content)).status_code == 429:
-                    await asyncio.sleep(0.2)
-                assert response.status_code < 300, f"{path}: {response.status_code} {response.text[:300]}"
+        def client() -> httpx.AsyncClient:  # a common pool of so many connections takes most of the time
+            return httpx.AsyncClient(base_url=self.url(name), timeout=60, trust_env=False, verify=unused)
 
-            async def client() -> None:
+        async def send(http: httpx.AsyncClient, method: str, path: str, body: Any) -> None:
+            content = {} if body is None else {"content" if isinstance(body, bytes) else "json": body}
+            while (response := await http.request(method, path, **content)).status_code == 429:
+                await asyncio.sleep(0.2)
+            assert response.status_code < 300, f"{path}: {response.status_code} {response.text[:300]}"
+
+        async with contextlib.AsyncExitStack() as stack:
+            clients = [await stack.enter_async_context(client()) for _ in range(NORMAL_CLIENTS[name])]
+
+            async def use(http: httpx.AsyncClient) -> None:
                 for request in NORMAL[name][:-1]:
-                    await send(*request)
+                    await send(http, *request)
 
-            await asyncio.gather(*(client() for _ in range(count)))
-            await asyncio.gather(*(send(*NORMAL[name][-1]) for _ in range(4)))
+            await asyncio.gather(*map(use, clients))
+            await asyncio.gather(*(send(http, *NORMAL[name][-1]) for http in clients[:4]))
 
     async def refused(self, name: str) -> dict[str, int]:
         """Return how many requests and connections a process refused, by reason."""

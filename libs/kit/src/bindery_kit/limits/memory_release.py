@@ -35,8 +35,8 @@ def _malloc_trim() -> Callable[[int], int] | None:
 
 
 class MemoryRelease:
-    """`release` is called once the need has fallen by DROP_SIZE since its peak, and once more INTERVAL_S later, when the
-    requests of the last clients have ended, too."""
+    """`release` is called once the need has fallen by DROP_SIZE since its peak, and once more INTERVAL_S later, when
+    the requests of the last clients have ended, too."""
 
     def __init__(self, release: Callable[[], None] = release_memory) -> None:
         self._release = release
