@@ -131,6 +131,10 @@ class _UvicornLog:
             self._log.error("http_application_failed", message=text, exc_info=exc_info)
 
 
+def _ignore() -> None:
+    """Stand for `on_response` of a request that has ended."""
+
+
 class _Request(RequestResponseCycle):
     """A request that tells its connection when the application has taken its body, or given up the response."""
 
@@ -142,7 +146,7 @@ class _Request(RequestResponseCycle):
         if (
             self.transport.is_closing()
         ):  # refused in the same read, with a response that the client takes for this one's
-            self.on_response = connection = None
+            self.on_response = _ignore
             return
         await super().run_asgi(app)
         if not self.response_complete and self.transport.is_closing():  # given up
@@ -274,7 +278,7 @@ class HttpLimits(HttpToolsProtocol):
         self._moved_on = False
         self._read_size = len(data)
         if self.parser is None:
-            self._create_parser()
+            self._create_parser()  # type: ignore[unreachable]  # uvicorn always has one
         super().data_received(data)
         if self.transport.is_closing():
             self.linger()
