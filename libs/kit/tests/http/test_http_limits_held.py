@@ -655,6 +655,30 @@ async def test_connections_of_one_address_are_limited() -> None:
         assert port.stats.refused["idle_for_others"] == 1
 
 
+async def test_a_flood_from_few_addresses_does_not_end_idle_connections_of_others() -> None:
+    async with serving(connections_max=9) as port:
+        others = [await port.client(), await port.client()]
+        for number in range(30):
+            await port.client(source=f"127.0.0.{2 + number % 3}")
+        await asyncio.sleep(0.1)
+        for client in others:
+            await client.ok()
+        assert port.stats.connections <= 9
+        assert port.stats.refused["idle_for_others"] == 23
+
+
+async def test_a_client_with_more_than_its_share_replaces_idle_connections_of_others_at_last() -> None:
+    async with serving(connections_max=4) as port:
+        other = await port.client(source="127.0.0.2")
+        await other.ok()
+        for _ in range(3):
+            client = await port.client()
+            client.send(get("/wait"))
+        await asyncio.sleep(0.1)
+        await (await port.client()).ok()
+        assert await other.status() == 0
+
+
 async def test_half_of_the_connections_is_the_default_of_one_address() -> None:
     async with serving(connections_max=4, connections_per_address_max=0) as port:
         for _ in range(2):

@@ -11,9 +11,11 @@
 |                                                        | bytes at `transfer_rate_min`  |                             |
 | seconds that a response is not read                    | the same                      | closed                      |
 | connections: in all, and of one address                | `connections_max`,            | the one that has been idle  |
-|                                                        | `connections_per_address_max` | longest is closed; if none  |
-|                                                        |                               | is idle: 503, except for    |
-|                                                        |                               | `ALWAYS_ANSWERED`           |
+|                                                        | `connections_per_address_max` | longest is closed, first of |
+|                                                        |                               | the same address if it has  |
+|                                                        |                               | more than its share; if     |
+|                                                        |                               | none is idle: 503, except   |
+|                                                        |                               | for `ALWAYS_ANSWERED`       |
 | bytes over all connections: heads, bodies that the     | `heads_size_max`,             | the one that has held bytes |
 | application has not taken completely, and unread       | `bodies_size_max`,            | longest is closed, with 429 |
 | responses                                              | `unread_size_max`             | if nothing was done         |
@@ -582,17 +584,23 @@ class HttpLimits(HttpToolsProtocol):
     def _make_room(self) -> bool:
         """Close the connection that has been idle longest. Return False if none is idle.
 
-        If the address of this connection has too many, one of the same address is closed.
+        If the address of this connection has more than its share of all, one of the same address is closed first, so
+        that a flood from few addresses does not end the idle connections of others, or new ones before their request
+        is read. If it has more than an address may have, only one of the same address is closed.
         """
         shared = self.shared
-        is_group_full = shared.addresses.count(self._group) > shared.per_address_max
-        for other in shared.idle:
-            if not is_group_full or other._group == self._group:
-                del shared.idle[other]
-                shared.stats.count("idle_for_others")
-                other.transport.abort()
-                return True
-        return False
+        count = shared.addresses.count(self._group)
+        other: HttpLimits | None = None
+        if count > shared.per_address_max or count * len(shared.addresses) > shared.connections_max:
+            other = next((one for one in shared.idle if one._group == self._group), None)
+        if other is None and count <= shared.per_address_max:
+            other = next(iter(shared.idle), None)
+        if other is None:
+            return False
+        del shared.idle[other]
+        shared.stats.count("idle_for_others")
+        other.transport.abort()
+        return True
 
     def _refuse_as_extra(self) -> None:
         shared = self.shared
