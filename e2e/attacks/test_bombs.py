@@ -60,14 +60,14 @@ async def test_compressed_entries_neither_kill_nor_block_a_broker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BROKER_LEDGER_CACHE_SIZE_MAX", str(CACHE_SIZE_MAX))
-    async with services(tmp_path, inside="broker") as running:
+    async with services(tmp_path, "broker") as running:
         for name, (entries, _) in BOMBS.items():
             await store_topic(running.zookeeper, name, entries)
             assert sum(map(len, entries)) < ENTRIES * MIB // 4
         await store_topic(running.zookeeper, BATCHES, [compressed_batch(BATCH_COUNT)] * ENTRIES)
-        await running.serve_normally()
+        await running.serve_normally("broker")
         await asyncio.sleep(2)
-        before_size = running.resident_size
+        before_size = running.resident_size("broker")
         print(f"\n    {before_size // MIB} MiB before the attacks")
         await withstand_batches(running)
         for name, (_, status) in BOMBS.items():
@@ -109,7 +109,7 @@ async def withstand(
                 running.check()
                 raise
             running.check()
-            peak_size = max(peak_size, running.resident_size)
+            peak_size = max(peak_size, running.resident_size("broker"))
             assert slowest_s <= HEALTHY_S, f"{topic}: a request of the healthy client took {slowest_s:.1f} s"
             for task in tasks:
                 if task.done():
@@ -128,7 +128,7 @@ async def withstand(
 
 async def memory_returns(running: Services, before_size: int) -> None:
     began = time.monotonic()
-    while (size := running.resident_size) > MEMORY_GROWTH_MAX * before_size:
+    while (size := running.resident_size("broker")) > MEMORY_GROWTH_MAX * before_size:
         assert time.monotonic() < began + RETURN_S, f"{size // MIB} MiB, {before_size // MIB} before the attacks"
         running.check()
         await asyncio.sleep(0.5)
@@ -148,11 +148,13 @@ async def read(running: Services, topic: str, number: int, statuses: Counter[int
     subscription = 0
     while True:
         if number % 2:
-            status = await request(running.port, f"GET {path}/messages?start=earliest&max=100", b"")
+            status = await request(running.ports["broker"], f"GET {path}/messages?start=earliest&max=100", b"")
         else:
             subscription = (subscription + 1) % SUBSCRIPTIONS_EACH
             body = b'{"consumer": "c", "initial": "earliest", "max": 100}'
-            status = await request(running.port, f"POST {path}/subscriptions/{number}-{subscription}/receive", body)
+            status = await request(
+                running.ports["broker"], f"POST {path}/subscriptions/{number}-{subscription}/receive", body
+            )
         statuses[status] += 1
 
 
@@ -163,7 +165,7 @@ async def receive(running: Services, number: int, statuses: Counter[int], served
         for subscription in range(number, SUBSCRIPTIONS, READERS):
             kind = "exclusive" if subscription % 2 else "shared"
             body = f'{{"consumer": "c", "type": "{kind}", "initial": "earliest", "max": 1, "session_ttl_ms": 3600000}}'
-            status = await request(running.port, f"POST {path}/{subscription}/receive", body.encode())
+            status = await request(running.ports["broker"], f"POST {path}/{subscription}/receive", body.encode())
             statuses[status] += 1
             if status == READABLE:
                 served.add(subscription)

@@ -106,13 +106,13 @@ class World:
         for _ in range(20):
             await self.healthy_calls()
         await asyncio.sleep(SETTLE_S)
-        self.size_normal = self.services.resident_size
+        self.size_normal = self.services.resident_size("bookie")
 
     async def until_memory_is_back(self) -> None:
         until = time.monotonic() + RETURN_MAX_S
         most = min(MEMORY_FACTOR_MAX * max(self.size_before, self.size_normal), NORMAL_FACTOR_MAX * self.size_normal)
-        while self.services.resident_size > most:
-            sizes = [size >> 20 for size in (self.services.resident_size, self.size_before, self.size_normal)]
+        while self.services.resident_size("bookie") > most:
+            sizes = [size >> 20 for size in (self.services.resident_size("bookie"), self.size_before, self.size_normal)]
             assert time.monotonic() < until, f"{sizes[0]} MiB after, {sizes[1]} before, {sizes[2]} in normal use"
             await asyncio.sleep(0.2)
 
@@ -122,7 +122,7 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BOOKIE_TLS_CERTIFICATE_FILE", str(certificate("bookie")))
         patch.setenv("BOOKIE_TLS_KEY_FILE", str(key("bookie")))
-        async with services(tmp_path_factory.mktemp("ledger-port"), inside="bookie") as running:
+        async with services(tmp_path_factory.mktemp("ledger-port"), "bookie") as running:
             client = await LedgerClient.connect(running.ports["ledger"])
             await client.store_entries(LEDGER_ID, ENTRIES, ENTRY_SIZE)
             found = World(running, client)
@@ -151,7 +151,7 @@ async def test_healthy_clients_are_served_during_an_attack(
     world: World, attack: str, clients: int, reasons: list[str]
 ) -> None:
     before, calls, size_max = await world.ends(), 0, 0
-    world.slowest_s, world.size_before = 0.0, world.services.resident_size
+    world.slowest_s, world.size_before = 0.0, world.services.resident_size("bookie")
     paused = asyncio.create_task(world.paused_client()) if attack == "unread" else None
     attackers = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "bindery_e2e.attacks.ledger_attacks", attack, "--port", str(world.port)),
@@ -162,7 +162,7 @@ async def test_healthy_clients_are_served_during_an_attack(
         while attackers.returncode is None:
             await world.healthy_calls()
             calls += 1
-            size_max = max(size_max, world.services.resident_size)
+            size_max = max(size_max, world.services.resident_size("bookie"))
             world.services.check()
             await asyncio.sleep(0.05)
     finally:
@@ -184,7 +184,7 @@ async def test_healthy_clients_are_served_during_an_attack(
         attack,
         json.loads(output),
         figures,
-        f"before {world.size_before >> 20} after {world.services.resident_size >> 20}",
+        f"before {world.size_before >> 20} after {world.services.resident_size('bookie') >> 20}",
     )
     assert not reasons or sum(ends[reason] for reason in reasons) > 0, "the reason is not counted"
     assert world.slowest_s <= CALL_MAX_S

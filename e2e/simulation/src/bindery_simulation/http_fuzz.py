@@ -452,7 +452,7 @@ def _chunkings(client: _Client) -> list[bytes]:
 
 def _pipelines(client: _Client) -> list[bytes]:
     random = client.random
-    requests = [client.request() for _ in range(random.choice((2, 5, 10, 20, 40, 63, 64, 65, 300)))]
+    requests = [client.request() for _ in range(random.choice((2, 5, 10, 15, 16, 17, 18, 40, 300)))]
     if random.random() < 0.4:
         requests.insert(random.randrange(len(requests)), random.choice((b"\r\n\r\n", b"\0", b"x" * 100, b"0\r\n\r\n")))
     return requests

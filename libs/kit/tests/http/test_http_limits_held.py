@@ -5,12 +5,20 @@ import contextlib
 import gc
 import json
 import socket
+import weakref
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 from bindery_kit.configuration.http_settings import HttpSettings
-from bindery_kit.http.http_limits import FREE_BODY_SIZE, HEAD_SIZE_MAX, HEADERS_MAX, UNREAD_MARK, HttpLimits
+from bindery_kit.http.http_limits import (
+    FREE_BODY_SIZE,
+    HEAD_SIZE_MAX,
+    HEADERS_MAX,
+    PIPELINED_MAX,
+    UNREAD_MARK,
+    HttpLimits,
+)
 from bindery_kit.http.http_server import HttpServer
 from bindery_kit.http.http_stats import HttpStats
 
@@ -136,6 +144,11 @@ class Port:
             if line.startswith(f'bindery_http_held_bytes{{kind="{kind}"}} '):
                 return int(line.split()[-1])
         raise AssertionError(kind)
+
+    def protocols(self) -> list[HttpLimits]:
+        """Return the server's objects of connections that exist in the process."""
+        protocols = [one for one in gc.get_objects() if isinstance(one, HttpLimits)]
+        return [one for one in protocols if one.shared.stats is self.stats]
 
     async def until(self, kind: str, size: int) -> None:
         """Return when exactly `size` bytes are held."""
@@ -270,6 +283,73 @@ async def test_the_head_of_an_answered_request_is_freed_while_its_connection_is_
         await client.ok()
 
 
+async def test_an_idle_connection_keeps_neither_its_request_nor_a_parser() -> None:
+    """Thousands of idle connections would keep so many small objects that Python could not return their memory."""
+    async with serving() as port:
+        client = await port.client()
+        await asyncio.sleep(0.05)
+        [protocol] = port.protocols()
+        assert protocol.parser is None, "nothing arrived yet"
+        for begin, rest in ((b"", get("/ok")), (post("/body", 4)[:20], post("/body", 4)[20:] + b"1234")):
+            client.send(begin)
+            await asyncio.sleep(0.05)
+            client.send(rest)
+            await client.reader.readuntil(b"\r\n\r\n")
+            await client.reader.readexactly(2 if rest == get("/ok") else 1)
+            await asyncio.sleep(0.05)
+            assert (protocol.parser, protocol.cycle, protocol.scope) == (None, None, None)
+        client.send(get("/ok") + get("/ok")[:10])  # the next head has begun
+        await client.reader.readuntil(b"\r\n\r\nok")
+        await asyncio.sleep(0.05)
+        client.send(get("/ok")[10:])
+        await client.reader.readuntil(b"\r\n\r\nok")
+
+
+async def test_the_rest_of_a_body_is_no_request_if_its_request_was_answered_before() -> None:
+    async with serving() as port:
+        client = await port.client()
+        client.send(post("/ok", 100) + b"x")
+        await client.reader.readuntil(b"\r\n\r\nok")
+        await asyncio.sleep(0.05)
+        client.send(b"\r\n" + get("/wait").ljust(97) + get("/body"))
+        await client.reader.readuntil(b"\r\n\r\n0")
+        assert port.app.running == 0
+
+
+async def test_a_connection_that_ends_leaves_no_cyclic_garbage() -> None:
+    """The next collection may be far away, and each connection may have had large requests."""
+    gc.collect()
+    gc.disable()
+    try:
+        async with serving() as port:
+            waiting = get("/big?3000000") + get("/ok") * 3
+            for request in (b"", get("/ok"), waiting, get("/ok") * (PIPELINED_MAX + 2), get("/ok") + b"garbage"):
+                client = await port.client(small_buffer=True)
+                await asyncio.sleep(0.05)
+                [protocol] = port.protocols()
+                gone = weakref.ref(protocol.flow)
+                del protocol
+                client.send(request)
+                await asyncio.sleep(0.05)
+                client.close()
+                async with asyncio.timeout(5):
+                    while port.stats.connections:
+                        await asyncio.sleep(0.01)
+                await asyncio.sleep(0.05)
+                assert gone() is None, request
+    finally:
+        gc.enable()
+
+
+async def test_a_request_is_not_run_if_its_client_takes_a_refusal_for_the_response() -> None:
+    async with serving() as port:
+        for garbage in (b"garbage\r\n\r\n", get("/ok") * (PIPELINED_MAX + 1), get("/ok", filler=40 * KIB)):
+            client = await port.client()
+            client.send(post("/body", 4) + b"1234" + garbage)
+            assert await client.status() in (400, 431)
+        assert port.app.sizes == []
+
+
 async def test_nothing_of_a_connection_that_was_reset_is_kept() -> None:
     async with serving() as port:
         client = await port.client(small_buffer=True)
@@ -285,8 +365,7 @@ async def test_nothing_of_a_connection_that_was_reset_is_kept() -> None:
         port.app.headers.clear()
         await asyncio.sleep(0.05)
         assert not large_texts()
-        protocols = [one for one in gc.get_objects() if isinstance(one, HttpLimits)]
-        assert [one for one in protocols if one.shared.stats is port.stats] == []
+        assert port.protocols() == []
         assert [port.held(kind) for kind in ("heads", "bodies", "unread")] == [0, 0, 0]
 
 
@@ -574,6 +653,30 @@ async def test_connections_of_one_address_are_limited() -> None:
         assert await others[0].status() == 0, "the one of the same address that was idle longest made room"
         await others[1].ok()
         assert port.stats.refused["idle_for_others"] == 1
+
+
+async def test_a_flood_from_few_addresses_does_not_end_idle_connections_of_others() -> None:
+    async with serving(connections_max=9) as port:
+        others = [await port.client(), await port.client()]
+        for number in range(30):
+            await port.client(source=f"127.0.0.{2 + number % 3}")
+        await asyncio.sleep(0.1)
+        for client in others:
+            await client.ok()
+        assert port.stats.connections <= 9
+        assert port.stats.refused["idle_for_others"] == 23
+
+
+async def test_a_client_with_more_than_its_share_replaces_idle_connections_of_others_at_last() -> None:
+    async with serving(connections_max=4) as port:
+        other = await port.client(source="127.0.0.2")
+        await other.ok()
+        for _ in range(3):
+            client = await port.client()
+            client.send(get("/wait"))
+        await asyncio.sleep(0.1)
+        await (await port.client()).ok()
+        assert await other.status() == 0
 
 
 async def test_half_of_the_connections_is_the_default_of_one_address() -> None:

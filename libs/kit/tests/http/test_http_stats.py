@@ -37,6 +37,20 @@ def test_held_bytes_and_refusals_have_labels() -> None:
     ]
 
 
+def test_the_peak_counts_what_has_gone_since() -> None:
+    stats = HttpStats()
+    held = HeldBytes("bodies", 1000)
+    stats.watch(held)
+    client = Client()
+    for _ in range(3):
+        stats.connected()
+    held.hold(client, 500)
+    stats.connections = 1
+    held.release(client)
+    assert stats.take_peak_size() == 3 * 8192 + 500
+    assert stats.take_peak_size() == stats.needed_size == 8192
+
+
 def test_the_needed_memory_counts_connections_and_held_bytes() -> None:
     stats = HttpStats()
     assert stats.needed_size == 0

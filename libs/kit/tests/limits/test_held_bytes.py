@@ -42,6 +42,19 @@ def test_the_limit_itself_is_allowed_and_one_byte_more_evicts_the_oldest() -> No
     assert (held.used, len(held), held.evicted) == (41, 1, 1)
 
 
+def test_the_peak_is_what_was_held_at_most_since_it_was_taken() -> None:
+    held = HeldBytes("heads", 100)
+    old, young = Client(), Client()
+    held.hold(old, 60)
+    held.hold(young, 70)  # evicts the old one: never more than the limit
+    held.hold(young, 20)
+    assert held.take_peak() == 70
+    held.hold(young, 30)
+    held.release(young)
+    assert held.take_peak() == 30
+    assert held.take_peak() == 0
+
+
 def test_growing_does_not_make_a_holder_younger_and_releasing_does() -> None:
     held = HeldBytes("bodies", 100)
     first, second, third = Client(), Client(), Client()

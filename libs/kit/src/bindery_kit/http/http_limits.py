@@ -11,9 +11,11 @@
 |                                                        | bytes at `transfer_rate_min`  |                             |
 | seconds that a response is not read                    | the same                      | closed                      |
 | connections: in all, and of one address                | `connections_max`,            | the one that has been idle  |
-|                                                        | `connections_per_address_max` | longest is closed; if none  |
-|                                                        |                               | is idle: 503, except for    |
-|                                                        |                               | `ALWAYS_ANSWERED`           |
+|                                                        | `connections_per_address_max` | longest is closed, first of |
+|                                                        |                               | the same address if it has  |
+|                                                        |                               | more than its share; if     |
+|                                                        |                               | none is idle: 503, except   |
+|                                                        |                               | for `ALWAYS_ANSWERED`       |
 | bytes over all connections: heads, bodies that the     | `heads_size_max`,             | the one that has held bytes |
 | application has not taken completely, and unread       | `bodies_size_max`,            | longest is closed, with 429 |
 | responses                                              | `unread_size_max`             | if nothing was done         |
@@ -32,6 +34,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, ClassVar, Final, cast
 
+import httptools
 from uvicorn._types import ASGIReceiveEvent
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -47,7 +50,7 @@ HEAD_SIZE_MAX: Final = 32 * 1024
 """Maximum bytes of request line and headers, or of trailers."""
 HEADERS_MAX: Final = 100
 """Maximum number of headers of a request, and of its trailers."""
-PIPELINED_MAX: Final = 64
+PIPELINED_MAX: Final = 16
 """Maximum number of requests of one connection that wait for the responses to earlier ones."""
 FREE_HEAD_SIZE: Final = 4 * 1024
 """A head of at most this many bytes does not count towards `heads_size_max`, unless it waits for other responses."""
@@ -130,6 +133,10 @@ class _UvicornLog:
             self._log.error("http_application_failed", message=text, exc_info=exc_info)
 
 
+def _ignore() -> None:
+    """Stand for `on_response` of a request that has ended."""
+
+
 class _Request(RequestResponseCycle):
     """A request that tells its connection when the application has taken its body, or given up the response."""
 
@@ -138,6 +145,11 @@ class _Request(RequestResponseCycle):
 
     async def run_asgi(self, app: Any) -> None:
         connection = self.on_response.__self__  # type: ignore[attr-defined]
+        if (
+            self.transport.is_closing()
+        ):  # refused in the same read, with a response that the client takes for this one's
+            self.on_response = _ignore
+            return
         await super().run_asgi(app)
         if not self.response_complete and self.transport.is_closing():  # given up
             connection.linger()
@@ -195,6 +207,7 @@ class HttpLimits(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.logger = self.shared.uvicorn_log  # type: ignore[assignment]
+        self.parser = None  # type: ignore[assignment]  # until bytes arrive
         self._group = ""
         self._unfinished_size = 0
         """Bytes since the last progress of the parser: an incomplete head, chunk header or trailer."""
@@ -242,7 +255,7 @@ class HttpLimits(HttpToolsProtocol):
         shared = self.shared
         self.transport.set_write_buffer_limits(high=UNREAD_MARK)
         self._group = group_of(transport.get_extra_info("peername"))
-        shared.stats.connections += 1
+        shared.stats.connected()
         shared.addresses.add(self._group)
         if self._is_above() and not self._make_room():
             if len(self.connections) > shared.connections_max + RESERVE:
@@ -272,12 +285,15 @@ class HttpLimits(HttpToolsProtocol):
         self.pipeline.clear()
         self._unset_keepalive_if_required()  # uvicorn would keep a connection that was reset until this timer ends
         super().connection_lost(exc)
+        self.cycle = self._running = None  # type: ignore[assignment]  # they refer to this object: no cyclic garbage
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():  # refused: later bytes get no response
             return
         self._moved_on = False
         self._read_size = len(data)
+        if self.parser is None:
+            self._create_parser()  # type: ignore[unreachable]  # uvicorn always has one
         super().data_received(data)
         if self.transport.is_closing():
             self.linger()
@@ -387,7 +403,7 @@ class HttpLimits(HttpToolsProtocol):
         if self.cycle.response_complete:  # otherwise the last waiting request runs now
             self.shared.idle[self] = None
             if not self._in_head:
-                self._forget_head()
+                self._forget_request()
             if self._body_open:  # its bytes are dropped from now on
                 self._answered_s = self.loop.time()
                 self._set_deadline(LINGER_S)
@@ -468,13 +484,26 @@ class HttpLimits(HttpToolsProtocol):
             self._charges = None
         self._hold_heads()
 
-    def _forget_head(self) -> None:
-        """Free the head of the last request, which uvicorn keeps while the connection is idle."""
+    def _create_parser(self) -> None:
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+
+    def _forget_request(self) -> None:
+        """Free the last request, which uvicorn keeps while the connection is idle, and the parser.
+
+        They are small objects. If thousands of idle connections kept them, some memory would remain in use after the
+        connections have ended: Python returns memory of small objects in blocks of 1 MiB, of which no object is in use.
+        """
         self.headers = []
         self.url = b""
         self.scope = None  # type: ignore[assignment]
         self._running = None
-        self.cycle.scope = None  # type: ignore[assignment]
+        if self._body_open:  # uvicorn asks `cycle` whether to drop the rest of the body
+            self.cycle.scope = None  # type: ignore[assignment]
+            return
+        self.cycle = None  # type: ignore[assignment]
+        if not self._unfinished_size:
+            self.parser = None  # type: ignore[assignment]
 
     def _hold_bodies(self) -> None:
         if self._is_lost or self._is_refused:
@@ -571,17 +600,23 @@ class HttpLimits(HttpToolsProtocol):
     def _make_room(self) -> bool:
         """Close the connection that has been idle longest. Return False if none is idle.
 
-        If the address of this connection has too many, one of the same address is closed.
+        If the address of this connection has more than its share of all, one of the same address is closed first, so
+        that a flood from few addresses does not end the idle connections of others, or new ones before their request
+        is read. If it has more than an address may have, only one of the same address is closed.
         """
         shared = self.shared
-        is_group_full = shared.addresses.count(self._group) > shared.per_address_max
-        for other in shared.idle:
-            if not is_group_full or other._group == self._group:
-                del shared.idle[other]
-                shared.stats.count("idle_for_others")
-                other.transport.abort()
-                return True
-        return False
+        count = shared.addresses.count(self._group)
+        other: HttpLimits | None = None
+        if count > shared.per_address_max or count * len(shared.addresses) > shared.connections_max:
+            other = next((one for one in shared.idle if one._group == self._group), None)
+        if other is None and count <= shared.per_address_max:
+            other = next(iter(shared.idle), None)
+        if other is None:
+            return False
+        del shared.idle[other]
+        shared.stats.count("idle_for_others")
+        other.transport.abort()
+        return True
 
     def _refuse_as_extra(self) -> None:
         shared = self.shared

@@ -172,7 +172,7 @@ class HttpServer:
     async def _release_memory(self) -> None:
         memory = MemoryRelease()
         while True:
-            memory.check(self._stats.needed_size, now_s=_now_s())
+            memory.check(self._stats.needed_size, peak_size=self._stats.take_peak_size(), now_s=_now_s())
             await asyncio.sleep(MEMORY_CHECK_S)
 
     async def __aenter__(self) -> "HttpServer":

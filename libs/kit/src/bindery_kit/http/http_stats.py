@@ -23,6 +23,8 @@ class HttpStats:
 
     def __init__(self) -> None:
         self.connections = 0
+        self._connections_peak = 0
+        """The most connections since the last `take_peak_size`."""
         self.refused: Counter[str] = Counter()
         self._held: tuple[HeldBytes, ...] = ()
 
@@ -33,6 +35,17 @@ class HttpStats:
     def needed_size(self) -> int:
         """Approximate bytes of memory that the clients need now."""
         return CONNECTION_SIZE * self.connections + sum(held.used for held in self._held)
+
+    def connected(self) -> None:
+        """Count one more connection."""
+        self.connections += 1
+        if self.connections > self._connections_peak:
+            self._connections_peak = self.connections
+
+    def take_peak_size(self) -> int:
+        """Return the most that `needed_size` can have been since the last call."""
+        peak, self._connections_peak = self._connections_peak, self.connections
+        return CONNECTION_SIZE * peak + sum(held.take_peak() for held in self._held)
 
     def count(self, reason: str) -> None:
         self.refused[reason] += 1

@@ -37,6 +37,8 @@ class HeldBytes:
         self.room = limit
         """What is left of the limit, in bytes."""
         self.used = 0
+        self.peak = 0
+        """Highest `used` since the last `take_peak`."""
         self.evicted = 0
         """Number of evictions until now."""
         self._holders: dict[Holder, int] = {}
@@ -74,12 +76,19 @@ class HeldBytes:
         if self.used <= self.room:
             return True
         self._evict()
+        if self.used > self.peak:
+            self.peak = self.used
         return holder in self._holders
 
     def release(self, holder: Holder) -> None:
         """Give back all bytes of `holder`. Idempotent."""
         if holder in self._holders:
             self.used -= self._holders.pop(holder)
+
+    def take_peak(self) -> int:
+        """Return the highest `used` since the last call."""
+        peak, self.peak = self.peak, self.used
+        return peak
 
     def restrict(self, room: int) -> None:
         """Set what holders may hold until the next call: `room`, at least 0, or the limit if that is less."""

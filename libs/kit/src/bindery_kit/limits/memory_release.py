@@ -12,7 +12,7 @@ from typing import Final
 
 DROP_SIZE: Final = 1024 * 1024
 """Bytes by which the need must have fallen since its peak."""
-INTERVAL_S: Final = 10.0
+INTERVAL_S: Final = 5.0
 """Minimum seconds between two releases. Each takes tens of milliseconds of the event loop, by the number of objects."""
 
 
@@ -35,8 +35,8 @@ def _malloc_trim() -> Callable[[int], int] | None:
 
 
 class MemoryRelease:
-    """`release` is called once the need has fallen by DROP_SIZE since its highest value at a check, and `repeats` times
-    more, INTERVAL_S apart, when the requests of the last clients have ended, too."""
+    """`release` is called once the need has fallen by DROP_SIZE since its peak, and `repeats` times more, INTERVAL_S
+    apart, when the requests of the last clients have ended, too."""
 
     def __init__(self, release: Callable[[], None] = release_memory, *, repeats: int = 1) -> None:
         self._release = release
@@ -46,9 +46,11 @@ class MemoryRelease:
         self._due = 0
         """Number of releases that are due."""
 
-    def check(self, size: int, *, now_s: float) -> bool:
-        """Return whether memory was released. `size`: the bytes that clients need now; `now_s`: monotonic."""
-        self._peak_size = max(self._peak_size, size)
+    def check(self, size: int, *, peak_size: int = 0, now_s: float) -> bool:
+        """Return whether memory was released. `size`: the bytes that clients need now; `peak_size`: the most that they
+        needed since the last check, because a flood of short connections needs none at most checks; `now_s`: monotonic.
+        """
+        self._peak_size = max(self._peak_size, size, peak_size)
         has_fallen = self._peak_size - size >= DROP_SIZE
         if not (has_fallen or self._due) or now_s < self._next_s:
             return False
