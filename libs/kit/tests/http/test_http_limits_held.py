@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from bindery_kit.configuration.http_settings import HttpSettings
+from bindery_kit.http import http_limits
 from bindery_kit.http.http_limits import (
     FREE_BODY_SIZE,
     HEAD_SIZE_MAX,
@@ -283,8 +284,9 @@ async def test_the_head_of_an_answered_request_is_freed_while_its_connection_is_
         await client.ok()
 
 
-async def test_an_idle_connection_keeps_neither_its_request_nor_a_parser() -> None:
+async def test_an_idle_connection_keeps_neither_its_request_nor_a_parser(monkeypatch: pytest.MonkeyPatch) -> None:
     """Thousands of idle connections would keep so many small objects that Python could not return their memory."""
+    monkeypatch.setattr(http_limits, "PARSERS_KEPT", 0)
     async with serving() as port:
         client = await port.client()
         await asyncio.sleep(0.05)

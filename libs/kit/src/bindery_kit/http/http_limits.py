@@ -52,6 +52,8 @@ HEADERS_MAX: Final = 100
 """Maximum number of headers of a request, and of its trailers."""
 PIPELINED_MAX: Final = 16
 """Maximum number of requests of one connection that wait for the responses to earlier ones."""
+PARSERS_KEPT: Final = 256
+"""Number of connections up to which idle ones keep their parsers: a new one takes about a microsecond per request."""
 FREE_HEAD_SIZE: Final = 4 * 1024
 """A head of at most this many bytes does not count towards `heads_size_max`, unless it waits for other responses."""
 HEADER_OVERHEAD: Final = 200
@@ -489,7 +491,7 @@ class HttpLimits(HttpToolsProtocol):
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
 
     def _forget_request(self) -> None:
-        """Free the last request, which uvicorn keeps while the connection is idle, and the parser.
+        """Free the last request, which uvicorn keeps while the connection is idle, and of many connections the parser.
 
         They are small objects. If thousands of idle connections kept them, some memory would remain in use after the
         connections have ended: Python returns memory of small objects in blocks of 1 MiB, of which no object is in use.
@@ -502,7 +504,7 @@ class HttpLimits(HttpToolsProtocol):
             self.cycle.scope = None  # type: ignore[assignment]
             return
         self.cycle = None  # type: ignore[assignment]
-        if not self._unfinished_size:
+        if not self._unfinished_size and self.shared.stats.connections > PARSERS_KEPT:
             self.parser = None  # type: ignore[assignment]
 
     def _hold_bodies(self) -> None:

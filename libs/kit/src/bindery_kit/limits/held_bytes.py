@@ -73,9 +73,8 @@ class HeldBytes:
             return True
         self._holders[holder] = size
         self.used += size - before
-        if self.used <= self.room:
-            return True
-        self._evict()
+        if self.used > self.room:
+            self._evict()
         if self.used > self.peak:
             self.peak = self.used
         return holder in self._holders
