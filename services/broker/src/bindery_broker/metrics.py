@@ -4,13 +4,15 @@ Topics are listed up to TOPICS_SHOWN_MAX; totals count all of them. Counters of 
 again, as Prometheus expects of a restart.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
+from itertools import accumulate
 from typing import Final
 
 from bindery_kit.observability.metrics import LATENCY_BUCKETS_S, SIZE_BUCKETS, Metrics
-from prometheus_client import Counter, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from bindery_broker.ownership.ownership import Ownership
 from bindery_broker.topics.topic import Topic
@@ -24,12 +26,7 @@ TOPICS_SHOWN_MAX: Final = 1_000
 
 class BrokerMetrics:
     def __init__(self, metrics: Metrics, topics: Topics, ownership: Ownership) -> None:
-        self.requests = metrics.counter(
-            "http_requests_total", "Requests answered, by operation and status.", ("operation", "status")
-        )
-        self.request_seconds = metrics.histogram(
-            "http_request_seconds", "Time to answer a request.", ("operation",), buckets=LATENCY_BUCKETS_S
-        )
+        self._requests = _RequestCollector()
         self.produce_bytes = metrics.histogram(
             "produce_request_bytes", "Bytes of produce requests.", buckets=SIZE_BUCKETS
         )
@@ -43,17 +40,64 @@ class BrokerMetrics:
         )
         self.read_ahead_bytes.set_function(lambda: topics.read_ahead.used)
         self.proxied = metrics.counter("http_proxied_total", "Requests passed on to a topic's owner.")
-        self._by_outcome: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
+        metrics.registry.register(self._requests)
         metrics.registry.register(_TopicCollector(topics, ownership))
 
     def answered(self, operation: str, status: int, seconds: float) -> None:
         """Count a finished request. `status`: HTTP status of the answer; `seconds`: duration."""
-        found = self._by_outcome.get((operation, status))
-        if found is None:  # operations and statuses are few
-            found = (self.requests.labels(operation, str(status)), self.request_seconds.labels(operation))
-            self._by_outcome[operation, status] = found
-        found[0].inc()
-        found[1].observe(seconds)
+        self._requests.add(operation, status, seconds)
+
+
+class _Durations:
+    """Numbers of requests by bucket, and the sum of their seconds."""
+
+    __slots__ = ("counts", "sum_s")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(LATENCY_BUCKETS_S) + 1)
+        self.sum_s = 0.0
+
+
+class _RequestCollector(Collector):
+    """Counts finished requests without the locks of prometheus_client, which take longer than the counting: only the
+    event loop counts."""
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[str, int], int] = {}
+        """By operation and status, which are few."""
+        self._durations: dict[str, _Durations] = {}
+        """By operation."""
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+    def add(self, operation: str, status: int, seconds: float) -> None:
+        outcome = (operation, status)
+        count = self._counts.get(outcome, 0)
+        self._counts[outcome] = count + 1
+        if not count:
+            self._durations.setdefault(operation, _Durations())
+        durations = self._durations[operation]
+        durations.counts[bisect_left(LATENCY_BUCKETS_S, seconds)] += 1
+        durations.sum_s += seconds
+
+    def collect(self) -> Iterator[Metric]:
+        requests = CounterMetricFamily(
+            "bindery_broker_http_requests",
+            "Requests answered, by operation and status.",
+            labels=["operation", "status"],
+        )
+        for (operation, status), count in self._counts.items():
+            requests.add_metric([operation, str(status)], count)
+        yield requests
+        seconds = HistogramMetricFamily(
+            "bindery_broker_http_request_seconds", "Time to answer a request.", labels=["operation"]
+        )
+        names = [*map(floatToGoString, LATENCY_BUCKETS_S), "+Inf"]
+        for operation, durations in self._durations.items():
+            buckets = zip(names, accumulate(durations.counts), strict=True)
+            seconds.add_metric([operation], buckets=list(buckets), sum_value=durations.sum_s)
+        yield seconds
 
 
 class _TopicCollector(Collector):

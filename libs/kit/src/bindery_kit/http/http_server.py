@@ -109,6 +109,7 @@ class HttpServer:
         options: dict[str, Any] = {
             "http": with_limits(http, shared),
             "ws": "none",
+            "interface": "asgi3",
             "lifespan": "auto",
             "log_config": None,
             "access_log": False,

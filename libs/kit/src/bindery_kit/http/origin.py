@@ -29,7 +29,7 @@ import functools
 import ipaddress
 import re
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from typing import Final
 
 from bindery_core.errors import BadRequest, BinderyError
@@ -191,14 +191,13 @@ class OriginGuard:
         self._policy = policy
         self._stats = stats
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] == "http":
             error = self._policy.refusal(scope)
             if error is not None:
                 self._stats.count(error.code)
-                await problem_of(error)(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+                return problem_of(error)(scope, receive, send)
+        return self._app(scope, receive, send)
 
 
 def origin_policy(

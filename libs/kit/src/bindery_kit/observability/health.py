@@ -160,15 +160,15 @@ class OpsApp:
         """Number of pages rendered in the current second."""
         self._second_ends_s = 0.0
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] == "http":
             answer = self._answer(scope["path"])
             if answer is not None:
-                await self._respond(scope, send, *answer)
-                return
-        if self._app is not None:
-            await self._app(scope, receive, send)
-        elif scope["type"] == "lifespan":
+                return self._respond(scope, send, *answer)
+        return (self._app or self._nothing_else)(scope, receive, send)
+
+    async def _nothing_else(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
             await answer_lifespan(receive, send)
         elif scope["type"] == "http":
             body = {

@@ -1,5 +1,6 @@
 """The broker's application: the FastAPI app of all APIs, behind the gate."""
 
+from collections.abc import Awaitable
 from typing import Any
 
 from bindery_kit.http.problem_fastapi import install_refusals
@@ -55,11 +56,10 @@ class BrokerApp(FastAPI):
             self.openapi_schema = openapi.complete(super().openapi(), v1.STRUCTS)
         return self.openapi_schema
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:  # type: ignore[override]
         if scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008})
-            return
-        await self._gate(scope, receive, send)
+            return send({"type": "websocket.close", "code": 1008})
+        return self._gate(scope, receive, send)
 
     async def close(self) -> None:
         await self._proxy.close()

@@ -307,7 +307,7 @@ class Exchange(Request):
 
     # -- answer ---------------------------------------------------------------------------------------------------
 
-    async def answer(self, message: Message) -> None:
+    def answer(self, message: Message) -> Awaitable[None]:
         """Send an ASGI message. Adds the request id to the headers, and removes the body in answers to HEAD."""
         if message["type"] == "http.response.start":
             assert not self.status, "answered twice"
@@ -315,7 +315,7 @@ class Exchange(Request):
             message["headers"] = [*message["headers"], (b"x-request-id", self.request_id.encode("latin-1"))]
         elif self.asked_method == "HEAD":
             message["body"] = b""
-        await self._send(message)
+        return self._send(message)
 
     async def start_stream(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         await self.answer({"type": "http.response.start", "status": status, "headers": headers})

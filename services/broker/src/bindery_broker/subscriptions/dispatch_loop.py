@@ -127,12 +127,17 @@ class DispatchLoop:
             self.tick()
             if call.client is not None and call.client.is_gone:
                 return []
+            must_read = self._dispatcher.replayable() or self._dispatcher.ready_count < request.count_max
+            if not must_read and self._sessions.get(request.consumer) is call.session:  # most calls
+                taken, _ = self._lease(call)
+                if taken:
+                    return taken
             least = 0  # bytes that must fit into the responses before anything can be read or delivered
             waiter = self._begin_wait(call)
             try:
                 failure: BinderyError | None = None
                 has_read = False
-                if self._dispatcher.replayable() or self._dispatcher.ready_count < request.count_max:
+                if must_read:
                     try:
                         has_read = await self._fill(call)
                     except BinderyError as error:
@@ -141,21 +146,10 @@ class DispatchLoop:
                         least = no_room.size
                 if self._sessions.get(request.consumer) is not call.session:  # the consumer left during the read
                     return []
-                next_size = self._dispatcher.next_size()
-                room = charge.take(least=next_size, most=max(next_size, request.bytes_max)) if next_size else 0
-                if room:
-                    taken = self._dispatcher.take(
-                        request.consumer,
-                        count_max=request.count_max,
-                        bytes_max=min(room, request.bytes_max),
-                        ack_timeout_s=request.ack_timeout_s,
-                        now=self._now(),
-                    )
-                    if taken:
-                        charge.keep(sum(delivery.message.size + MESSAGE_OVERHEAD for delivery in taken))
-                        return taken
-                elif next_size:
-                    least = next_size
+                taken, missing_size = self._lease(call)
+                if taken:
+                    return taken
+                least = missing_size or least
                 charge.release()
                 if failure is not None:
                     raise failure
@@ -177,6 +171,26 @@ class DispatchLoop:
                     return []
             finally:
                 self._end_wait(waiter)
+
+    def _lease(self, call: ReceiveCall) -> tuple[list[Delivery[Message]], int]:
+        """Lease ready messages, whose bytes the call's charge then holds. Return them, or the bytes that do not fit."""
+        request, charge = call.request, call.charge
+        next_size = self._dispatcher.next_size()
+        if not next_size:
+            return [], 0
+        room = charge.room(least=next_size, most=max(next_size, request.bytes_max))
+        if not room:
+            return [], next_size
+        taken = self._dispatcher.take(
+            request.consumer,
+            count_max=request.count_max,
+            bytes_max=min(room, request.bytes_max),
+            ack_timeout_s=request.ack_timeout_s,
+            now=self._now(),
+        )
+        if taken:
+            charge.keep(sum([delivery.message.size + MESSAGE_OVERHEAD for delivery in taken]))
+        return taken, 0
 
     def _holds_all_it_may(self, call: ReceiveCall) -> bool:
         held = self._dispatcher.leases.count_of(call.request.consumer)

@@ -49,6 +49,10 @@ class Charge:
         """Hold `least` to `most` bytes, as many as fit. Returns the bytes held; 0: not even `least` fit."""
         return self._budget.resize(self, least=least, most=most)
 
+    def room(self, *, least: int, most: int) -> int:
+        """Return the bytes that `take` would hold. They are free until the next await."""
+        return self._budget.room(self, least=least, most=most)
+
     def wait(self, *, least: int, most: int) -> "asyncio.Future[None]":
         """Return a future that is done when the charge holds `least` to `most` bytes. Cancel it to stop waiting."""
         self.release()
@@ -129,6 +133,13 @@ class ResponseBudget:
 
     def resize(self, charge: Charge, *, least: int, most: int) -> int:
         """See `Charge.take`."""
+        room = self.room(charge, least=least, most=most)
+        if room:
+            charge.keep(room)
+        return room
+
+    def room(self, charge: Charge, *, least: int, most: int) -> int:
+        """See `Charge.room`."""
         room = self.total - self.used + charge.size
         least = min(least, self.total)
         if charge.size < least and (room < least or self._queues):
@@ -136,8 +147,7 @@ class ResponseBudget:
             room = self.total - self.used + charge.size
             if room < least or self._queues:
                 return 0
-        charge.keep(max(least, min(most, room)))
-        return charge.size
+        return max(least, min(most, room))
 
     def enqueue(self, charge: Charge, *, least: int, most: int) -> "asyncio.Future[None]":
         """See `Charge.wait`."""
