@@ -20,6 +20,19 @@ def test_only_messages_of_idle_subscriptions_change_the_need() -> None:
     assert not memory.check(stats.needed_size, now_s=2.0 + 2 * INTERVAL_S)
 
 
+def test_messages_that_were_put_down_cause_one_release_and_its_repetition() -> None:
+    stats, ahead = BrokerHttpStats(), ReadAhead(64 * DROP_SIZE)
+    stats.watch_read_ahead(ahead)
+    memory = MemoryRelease(lambda: None)
+
+    def check(now_s: float) -> bool:  # as the server does
+        return memory.check(stats.needed_size, peak_size=stats.take_peak_size(), now_s=now_s)
+
+    assert not check(0.0)
+    ahead.idle_size += 3 * DROP_SIZE
+    assert [check(number * INTERVAL_S) for number in range(1, 6)] == [True, True, False, False, False]
+
+
 def test_connections_count_as_on_other_ports() -> None:
     stats = BrokerHttpStats()
     stats.connections = 3

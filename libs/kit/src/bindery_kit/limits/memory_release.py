@@ -46,11 +46,11 @@ class MemoryRelease:
         self._due = 0
         """Number of releases that are due."""
 
-    def check(self, size: int, *, peak_size: int = 0, now_s: float) -> bool:
+    def check(self, size: int, *, peak_size: int | None = None, now_s: float) -> bool:
         """Return whether memory was released. `size`: the bytes that clients need now; `peak_size`: the most that they
         needed since the last check, because a flood of short connections needs none at most checks; `now_s`: monotonic.
         """
-        self._peak_size = max(self._peak_size, size, peak_size)
+        self._peak_size = max(self._peak_size, size, size if peak_size is None else peak_size)
         has_fallen = self._peak_size - size >= DROP_SIZE
         if not (has_fallen or self._due) or now_s < self._next_s:
             return False

@@ -22,4 +22,11 @@ class BrokerHttpStats(HttpStats):
     @property
     def needed_size(self) -> int:
         """Bytes relative to those at the start; only their changes have a meaning."""
-        return super().needed_size - (self._read_ahead.idle_size if self._read_ahead is not None else 0)
+        return super().needed_size - self._idle_size
+
+    def take_peak_size(self) -> int:
+        return super().take_peak_size() - self._idle_size
+
+    @property
+    def _idle_size(self) -> int:
+        return self._read_ahead.idle_size if self._read_ahead is not None else 0
