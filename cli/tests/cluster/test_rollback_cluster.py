@@ -303,7 +303,8 @@ async def test_bookies_that_run_during_the_rollback_notice_it_before_they_regist
         for name in NAMES:
             while not cluster.bookies[name].state.registered or (await cluster.state(name))["state"] != SUSPECTED:
                 await asyncio.sleep(0.1)
-    reports = (await known.read())[0].reports
+        while set(reports := (await known.read())[0].reports) < set(NAMES):  # one suffices for the state of all
+            await asyncio.sleep(0.1)
     assert {name: report.unknown for name, report in reports.items()} == dict.fromkeys(NAMES, len(new))
     await store.close()
     [newer] = await cluster.write(await cluster.client(), 1)
