@@ -139,7 +139,7 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
     ("attack", "clients", "reasons"),
     [
         ("silent", CLIENTS, ["for_others"]),
-        ("unfinished", CLIENTS, ["unfinished"]),
+        ("unfinished", CLIENTS, ["unfinished", "paused"]),
         ("slow", CLIENTS, ["for_others"]),
         ("unread", CLIENTS, ["blocks_others", "unread"]),
         ("readers", CLIENTS, []),
