@@ -37,7 +37,6 @@ from google.protobuf.message import DecodeError
 from bindery_pulsar.entry_size import ENTRY_SIZE_MAX
 from bindery_pulsar.pulsar_messages_pb2 import (
     LZ4,
-    NONE,
     SNAPPY,
     ZLIB,
     ZSTD,
@@ -281,11 +280,13 @@ class PackedEntry:
 
         Raises CorruptMessage, or UnreadableMessage if the metadata is larger.
         """
+        metadata, payload, _ = _split(entry, verify=True, metadata_size_max=metadata_size_max)
+        is_batch = metadata.HasField("num_messages_in_batch")
         self._metadata_size_max = metadata_size_max
-        self._metadata, self._payload, _ = _split(entry, verify=True, metadata_size_max=metadata_size_max)
-        self._metadata_size = len(entry) - len(self._payload)
-        self.is_batch: Final = self._metadata.HasField("num_messages_in_batch")
-        self.count: Final[int] = self._metadata.num_messages_in_batch if self.is_batch else 1
+        self._metadata, self._payload = metadata, payload
+        self._metadata_size = len(entry) - len(payload)
+        self.is_batch: Final = is_batch
+        self.count: Final[int] = metadata.num_messages_in_batch if is_batch else 1
         """Number of messages in the batch as its metadata claims it; 1: the entry is not a batch."""
 
     @property
@@ -326,16 +327,17 @@ class PackedEntry:
             raise UnreadableMessage("the message is encrypted", producer=metadata.producer_name)
         if metadata.num_chunks_from_msg > 1:
             raise UnreadableMessage("the entry is a part of a chunked message", uuid=metadata.uuid)
-        if metadata.compression not in (NONE, ZLIB):
-            name = _CODEC_NAMES.get(metadata.compression, str(metadata.compression))
+        compression = metadata.compression
+        if compression and compression != ZLIB:
+            name = _CODEC_NAMES.get(compression, str(compression))
             raise UnreadableMessage("unsupported compression of the message", compression=name)
         plain: bytes | None = None
-        if self.is_batch or metadata.compression:
+        if self.is_batch or compression:
             part = self._part(first, count_max)
             size = self._limited_size(len(part))
             if size > size_max:  # before it is decompressed
                 raise UnreadableMessage("the entry is too large once decoded", size=size, size_max=size_max)
-            if metadata.compression:
+            if compression:
                 plain = _decompress(payload, metadata.uncompressed_size)
         if self.is_batch:
             return _decode_batch(
@@ -465,12 +467,14 @@ def _split(
     offset = 0
     broker_time_ms = 0
     try:
-        if _MAGIC.unpack_from(entry)[0] == _MAGIC_BROKER_METADATA:
+        (magic,) = _MAGIC.unpack_from(entry)
+        if magic == _MAGIC_BROKER_METADATA:
             _, size = _MAGIC_AND_U32.unpack_from(entry)
             offset = _MAGIC_AND_U32.size + size
             broker = BrokerEntryMetadata.FromString(_slice(view, _MAGIC_AND_U32.size, size))
             broker_time_ms = broker.broker_timestamp
-        if _MAGIC.unpack_from(entry, offset)[0] == _MAGIC_CHECKSUM:
+            (magic,) = _MAGIC.unpack_from(entry, offset)
+        if magic == _MAGIC_CHECKSUM:
             _, checksum = _MAGIC_AND_U32.unpack_from(entry, offset)
             offset += _MAGIC_AND_U32.size
             if verify and crc32c.crc32c(view[offset:]) != checksum:
@@ -479,12 +483,16 @@ def _split(
         offset += _SIZE.size
         if metadata_size_max < size <= len(entry) - offset:
             raise UnreadableMessage("the metadata of the message is too large", size=size, size_max=metadata_size_max)
-        metadata = MessageMetadata.FromString(_slice(view, offset, size))
+        end = offset + size
+        part = entry[offset:end]
+        if len(part) != size:
+            raise CorruptMessage("entry is cut short", size=len(entry), wanted=end)
+        metadata = MessageMetadata.FromString(part)
     except struct.error as error:
         raise CorruptMessage("entry is cut short", size=len(entry)) from error
     except DecodeError as error:
         raise CorruptMessage("entry metadata cannot be read", size=len(entry)) from error
-    return metadata, view[offset + size :], broker_time_ms
+    return metadata, view[end:], broker_time_ms
 
 
 def _slice(view: memoryview, offset: int, size: int) -> bytes:
@@ -531,7 +539,8 @@ def _decode_batch(
             continue
         body = _slice(payload, offset, payload_size)
         offset += payload_size
-        properties_size = PROPERTY_SIZE * len(single.properties)
+        properties = single.properties
+        properties_size = PROPERTY_SIZE * len(properties)
         room -= properties_size
         if room < 0:
             raise UnreadableMessage("the properties of a batch are too many", index=index, size_max=properties_size_max)
@@ -547,7 +556,7 @@ def _decode_batch(
                 publish_time_ms=batch_time_ms,
                 key=_key_of(single) if single.HasField("partition_key") else None,
                 ordering_key=single.ordering_key if single.HasField("ordering_key") else None,
-                properties={p.key: p.value for p in single.properties},
+                properties={p.key: p.value for p in properties} if properties_size else {},
                 event_time_ms=single.event_time,
                 deliver_at_ms=deliver_at_ms,
                 null_value=single.null_value,
