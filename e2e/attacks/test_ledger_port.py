@@ -30,7 +30,6 @@ CLIENTS: Final = 2000
 ATTACK_S: Final = 4.0
 RETURN_MAX_S: Final = 60.0
 MEMORY_FACTOR_MAX: Final = 1.2
-NORMAL_FACTOR_MAX: Final = 1.5
 ENTRY_SIZE: Final = 2**20
 USUAL_LEDGER_ID: Final = 9
 """Ledger of normal use."""
@@ -53,7 +52,8 @@ class World:
         """Connected before the first attack."""
         self.size_normal = self.size_before = 0
         """Resident memory in normal use, and before the attack, in bytes."""
-        self.slowest_s = 0.0
+        self.slowest_s, self.slowest = 0.0, ""
+        """Seconds of the slowest request or connection of a healthy client, and what it was."""
         self._tls = ssl.create_default_context(cafile=str(CA))
 
     @property
@@ -71,16 +71,19 @@ class World:
 
     async def healthy_calls(self) -> None:
         """Use the bookie as well-behaved clients do. Fails if one of them is disconnected or waits too long."""
-        seconds = [await self.services.healthy_call("broker")]
+        seconds = {"broker": await self.services.healthy_call("broker")}
         async with asyncio.timeout(3 * CALL_MAX_S):
-            seconds.append(await self.client.call())
-        for connect in (self._connect, self._connect_securely):
+            seconds["connected client"] = await self.client.call()
+        for name, connect in (("connect", self._connect), ("connect with TLS", self._connect_securely)):
             began = time.monotonic()
             async with asyncio.timeout(3 * CALL_MAX_S):
                 fresh = await connect()
-                seconds += [time.monotonic() - began, await fresh.call()]
+                seconds[name] = time.monotonic() - began
+                seconds[f"{name}, call"] = await fresh.call()
             fresh.close()
-        self.slowest_s = max(self.slowest_s, *seconds)
+        for name, taken_s in seconds.items():
+            if taken_s > self.slowest_s:
+                self.slowest_s, self.slowest = taken_s, name
 
     async def _connect(self) -> LedgerClient:
         return await LedgerClient.connect(self.port)
@@ -114,7 +117,7 @@ class World:
 
     async def until_memory_is_back(self) -> None:
         until = time.monotonic() + RETURN_MAX_S
-        most = min(MEMORY_FACTOR_MAX * max(self.size_before, self.size_normal), NORMAL_FACTOR_MAX * self.size_normal)
+        most = MEMORY_FACTOR_MAX * self.size_normal
         while self.services.resident_size("bookie") > most:
             sizes = [size >> 20 for size in (self.services.resident_size("bookie"), self.size_before, self.size_normal)]
             assert time.monotonic() < until, f"{sizes[0]} MiB after, {sizes[1]} before, {sizes[2]} in normal use"
@@ -155,7 +158,7 @@ async def test_healthy_clients_are_served_during_an_attack(
     world: World, attack: str, clients: int, reasons: list[str]
 ) -> None:
     before, calls, size_max = await world.ends(), 0, 0
-    world.slowest_s, world.size_before = 0.0, world.services.resident_size("bookie")
+    world.slowest_s, world.slowest, world.size_before = 0.0, "", world.services.resident_size("bookie")
     paused = asyncio.create_task(world.paused_client()) if attack == "unread" else None
     attackers = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "bindery_e2e.attacks.ledger_attacks", attack, "--port", str(world.port)),
@@ -180,6 +183,7 @@ async def test_healthy_clients_are_served_during_an_attack(
     ends = await world.ends() - before
     figures = {
         "slowest_s": round(world.slowest_s, 3),
+        "slowest": world.slowest,
         "calls": calls,
         "size_max_mib": size_max >> 20,
         "ends": dict(ends),
@@ -191,5 +195,5 @@ async def test_healthy_clients_are_served_during_an_attack(
         f"before {world.size_before >> 20} after {world.services.resident_size('bookie') >> 20}",
     )
     assert not reasons or sum(ends[reason] for reason in reasons) > 0, "the reason is not counted"
-    assert world.slowest_s <= CALL_MAX_S
+    assert world.slowest_s <= CALL_MAX_S, f"{world.slowest} took {world.slowest_s:.1f} s"
     assert calls >= 1

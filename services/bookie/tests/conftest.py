@@ -93,6 +93,9 @@ class MemoryEntryStore:
         self._held = []
         self._fence_gate.clear()
 
+    def hold_forces(self) -> None:
+        self._fence_gate.clear()
+
     def release(self) -> None:
         held, self._held = self._held or [], None
         self._fence_gate.set()

@@ -109,9 +109,10 @@ class ServerSettings(Settings):
     """Maximum number of concurrent operations other than adds and plain reads (fences, forces, LACs) on one connection.
     At the limit, the bookie stops reading from the connection."""
 
-    operations_total_max: Annotated[int, Ge(1), Le(1_000_000)] = 4000
+    operations_total_max: Annotated[int, Ge(1), Le(1_000_000)] = 2000
     """The same over all connections, without long polls. At the limit, the bookie stops reading from connections that
-    send more; beyond twice that, it answers with TOO_MANY_REQUESTS. Each takes about 4 KiB."""
+    send more; beyond twice that, it answers with TOO_MANY_REQUESTS. A connection that has only two in progress is
+    served in any case. Each takes about 2 KiB."""
 
     long_polls_max: Annotated[int, Ge(0), Le(1_000_000)] = 5000
     """Maximum number of waiting long-poll reads, over all connections. At the limit, the one that has waited longest is

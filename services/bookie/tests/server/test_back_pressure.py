@@ -156,7 +156,7 @@ def test_one_may_wait_behind_others_although_the_budget_is_not_used_up() -> None
 
 
 def test_a_group_with_nothing_in_progress_need_not_wait_for_others() -> None:
-    budget = BackPressureBudget(100)
+    budget = BackPressureBudget(100, serves_idle_groups=True)
     budget.take(120, group="a")
     assert (budget.is_free_for("a"), budget.is_free_for("b")) == (False, True)
     budget.take(20, group="b")
@@ -169,7 +169,7 @@ def test_a_group_with_nothing_in_progress_need_not_wait_for_others() -> None:
 
 
 def test_a_waiter_is_called_once_its_group_has_nothing_in_progress() -> None:
-    budget = BackPressureBudget(100)
+    budget = BackPressureBudget(100, serves_idle_groups=True)
     calls: list[str] = []
 
     def next_one() -> None:
@@ -196,3 +196,31 @@ def test_a_group_cannot_give_what_another_took() -> None:
     budget.take(10, group="a")
     with pytest.raises(AssertionError):
         budget.give(10, group="b")
+
+
+def test_a_group_with_nothing_in_progress_goes_on_once_others_exceed_the_limit_by_less_than_half() -> None:
+    budget = BackPressureBudget(100, serves_idle_groups=True)
+    calls: list[str] = []
+    budget.take(200, group="a")
+    budget.when_low(partial(calls.append, "a"), group="a")
+    budget.when_low(partial(calls.append, "b1"), group="b")
+    budget.when_low(partial(calls.append, "b2"), group="b")
+    budget.give(50, group="a")
+    assert calls == []
+    budget.give(1, group="a")
+    assert calls == ["b1", "b2"]
+    budget.give(99, group="a")
+    assert calls == ["b1", "b2", "a"]
+    assert budget.waiting == 0
+
+
+def test_groups_with_nothing_in_progress_wait_unless_the_budget_serves_them() -> None:
+    budget = BackPressureBudget(100)
+    calls: list[str] = []
+    budget.take(110, group="a")
+    assert not budget.is_free_for("b")
+    budget.when_low(partial(calls.append, "b"), group="b")
+    budget.give(59, group="a")
+    assert calls == []
+    budget.give(1, group="a")
+    assert calls == ["b"]

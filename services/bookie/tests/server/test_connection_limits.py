@@ -149,12 +149,12 @@ def adds_and_part(data: bytes) -> bytes:
 
 async def test_frames_whose_rest_the_bookie_does_not_read_are_not_outlasted(start_bookie: Any) -> None:
     """A client that waits for others is not ended because of those that send incomplete frames."""
-    bookie = await start_bookie(**FRAME, operations_total_max=2)
+    bookie = await start_bookie(**FRAME, operations_total_max=3)
     limits = bookie.server.limits
     paused, slow, newer = [await bookie.connect() for _ in range(3)]
     bookie.store.hold()
     data = v3.encode_request(add(90, 90, 50_000))
-    paused.writer.write(v3.encode_requests([m.ForceLedgerRequest(n, 1) for n in range(2)]) + data[:20_000])
+    paused.writer.write(v3.encode_requests([m.ForceLedgerRequest(n, 1) for n in range(3)]) + data[:20_000])
     await eventually(lambda: limits.paused.used)
     assert limits.unfinished.used == 0
     await send_part(bookie, slow, 40_000)
@@ -164,7 +164,7 @@ async def test_frames_whose_rest_the_bookie_does_not_read_are_not_outlasted(star
     bookie.store.release()
     await eventually(lambda: limits.paused.used == 0)
     paused.writer.write(data[20_000:])
-    assert {answer.status for answer in (await paused.receive_all(3)).values()} == {0}
+    assert {answer.status for answer in (await paused.receive_all(4)).values()} == {0}
     assert limits.ends == {"unfinished": 1}
 
 
@@ -231,7 +231,7 @@ async def test_a_frame_of_a_client_that_is_gone_does_not_count_again(start_booki
     if what == "adds":
         client.writer.write(adds_and_part(data))
     else:
-        client.writer.write(v3.encode_requests([m.ForceLedgerRequest(n, 1) for n in range(2)]) + data[:20_000])
+        client.writer.write(v3.encode_requests([m.ForceLedgerRequest(n, 1) for n in range(3)]) + data[:20_000])
     await eventually(lambda: limits.paused.used + limits.unfinished.used)
     assert budget.waiting == (what == "adds")
     (connection,) = limits.room.connections
@@ -432,6 +432,40 @@ async def test_a_connection_may_have_two_operations_whatever_others_have(start_b
     assert {answer.status for answer in (await other.receive_all(2)).values()} == {0}
 
 
+async def test_a_connection_with_two_operations_is_read_whatever_others_have(start_bookie: Any) -> None:
+    """Otherwise the adds of a broker would wait behind its single LAC while others have thousands of operations."""
+    bookie = await start_bookie(operations_total_max=5)
+    greedy, other = await bookie.connect(), await bookie.connect()
+    assert (await other.ask(add(0, 0))).status == 0
+    bookie.store.hold_forces()
+    greedy.send(*[m.ForceLedgerRequest(n, 1) for n in range(10)])
+    await eventually(lambda: bookie.server.operations.operations_budget.is_over)
+    other.send(*[m.ForceLedgerRequest(n, 1) for n in range(2)])
+    other.send(add(3, 1))
+    assert (await other.receive()).txn_id == 3
+    bookie.store.release()
+    assert len(await other.receive_all(2)) == 2
+
+
+async def test_lookups_end_with_their_connection(start_bookie: Any) -> None:
+    """Entries are not read and encoded for clients that have gone."""
+    bookie = await start_bookie()
+    client, quick = await bookie.connect(receive_buffer_size=4096), await bookie.connect()
+    assert (await quick.ask(add(0, 0, 1_000_000))).status == 0
+    client.reader._limit = 1024
+    client.send(
+        *[m.ReadLacRequest(n, 1) for n in range(500)], m.ListEntriesRequest(500, 1), m.ForceLedgerRequest(501, 1)
+    )
+    budget = bookie.server.operations.operations_budget
+    await eventually(lambda: budget.used >= 400)
+    client.writer.transport.abort()
+    await eventually(lambda: budget.used == 0)
+    counts = bookie.metrics.operations
+    assert counts["READ_LAC"].success.count < 100
+    assert counts["GET_LIST_OF_ENTRIES_OF_LEDGER"].success.count == 0
+    assert counts["FORCE_LEDGER"].success.count == 1
+
+
 async def test_small_requests_for_large_entries_are_answered_as_the_client_reads(start_bookie: Any) -> None:
     """A thousand reads of the LAC of one large entry would otherwise be answered with a gigabyte at once."""
     bookie = await start_bookie()
@@ -454,10 +488,10 @@ async def test_a_client_that_does_not_read_does_not_keep_the_operations_of_other
     stuck, quick = await bookie.connect(receive_buffer_size=4096), await bookie.connect()
     assert (await quick.ask(add(0, 0, 1_000_000))).status == 0
     stuck.reader._limit = 1024
-    stuck.send(*[m.ReadLacRequest(n, 1) for n in range(18)])
+    stuck.send(*[m.ReadLacRequest(n, 1) for n in range(16)])
     await eventually(lambda: bookie.server.operations.operations_budget.is_over)
-    quick.send(m.ReadLacRequest(1, 1), m.ReadLacRequest(2, 1))
-    assert {answer.status for answer in (await quick.receive_all(2)).values()} == {0}
+    quick.send(*[m.ReadLacRequest(n, 1) for n in range(3)])
+    assert {answer.status for answer in (await quick.receive_all(3)).values()} == {0}
     assert (await quick.ask(add(3, 1))).status == 0
     assert bookie.server.limits.ends == {"blocks_others": 1}
 

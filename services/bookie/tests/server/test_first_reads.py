@@ -32,4 +32,4 @@ async def test_a_connection_that_ends_before_its_turn_is_forgotten() -> None:
     await asyncio.sleep(0)
     assert calls == ["there"]
     reads.forget(there, group="a")
-    assert reads._waiting == {}
+    assert len(reads) == 0

@@ -49,7 +49,9 @@ class MemoryPeer:
     def start_tls(self, request: m.StartTlsRequest) -> None:
         self.tls.append(request)
 
-    def spawn(self, work: Coroutine[Any, Any, None], *, until_gone: bool = False) -> asyncio.Task[None]:
+    def spawn(
+        self, work: Coroutine[Any, Any, None], *, until_gone: bool = False, is_long_poll: bool = False
+    ) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self.tasks.append((task, until_gone))
         return task

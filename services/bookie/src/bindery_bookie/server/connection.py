@@ -13,7 +13,7 @@ While one of these reasons holds, nothing is read from the socket, and TCP passe
 | reads      | PENDING_READS_MAX reads wait for the budget               | half of them wait                    |
 | operations | `operations_max` other operations are in progress         | half of them are in progress         |
 | all        | it started an operation while `operations_total_max`      | half of them are in progress         |
-| operations | were in progress                                          |                                      |
+| operations | were in progress, and has more than OPERATIONS_FREE_COUNT |                                      |
 | securing   | START_TLS was answered                                    | the handshake is over                |
 
 Both protocols are served on one port (`bindery_core.wire.detection`); a response has the protocol of its request. Until
@@ -62,6 +62,7 @@ from bindery_bookie.access.tls_upgrade import TlsState, TlsUpgrade
 from bindery_bookie.server.operations import Operations
 from bindery_bookie.server.port_limits import KERNEL_UNREAD_SIZE, UNREAD_MARK, PortLimits
 from bindery_bookie.server.room import BUSY, IDLE, POLLING, WAITING
+from bindery_bookie.server.single_operations import OPERATIONS_FREE_COUNT
 from bindery_bookie.settings import ServerSettings
 
 READ_BATCH_SIZE: Final = 1024 * 1024
@@ -120,7 +121,67 @@ class ConnectionOwner(Protocol):
 
 class BookieConnection(asyncio.Protocol):
     """Invariants: `_reasons` is empty exactly while the socket is read; after `connection_lost` nothing is written and
-    every byte charged to a budget was given back."""
+    every byte charged to a budget was given back.
+
+    Thousands of clients may connect at once, and a dict of so many fields takes a multiple of slots.
+    """
+
+    __slots__ = (
+        "_decoder",
+        "_entry_size",
+        "_first_data",
+        "_first_timer",
+        "_frame_began_s",
+        "_frame_seen_s",
+        "_frame_seen_size",
+        "_frame_timer",
+        "_gate",
+        "_has_room",
+        "_has_waited",
+        "_held_size",
+        "_is_charging",
+        "_is_ended",
+        "_is_first",
+        "_is_issuing",
+        "_is_known",
+        "_is_lost",
+        "_is_queued",
+        "_is_unread",
+        "_limits",
+        "_long_poll_count",
+        "_operation_count",
+        "_operations",
+        "_owner",
+        "_pending_reads",
+        "_pending_v3",
+        "_read_batches",
+        "_reasons",
+        "_requests",
+        "_room_timer",
+        "_room_waits",
+        "_settings",
+        "_tls",
+        "_transport",
+        "_unfinished_size",
+        "_unread_began_s",
+        "_unread_seen",
+        "_unread_timer",
+        "_unread_written",
+        "_unsent",
+        "_unsent_read",
+        "_unsent_since_s",
+        "_unsent_timer",
+        "_until_gone",
+        "_until_read",
+        "_upgrade_size",
+        "_upgrading",
+        "_waiting_for_room",
+        "_waits_for_operations",
+        "adds_in_progress",
+        "group",
+        "last_request_s",
+        "peer_name",
+    )
 
     def __init__(self, owner: ConnectionOwner) -> None:
         self._owner = owner
@@ -177,8 +238,8 @@ class BookieConnection(asyncio.Protocol):
         pauses."""
         self._until_read: list[asyncio.Future[None]] = []
         """Completed when there are no unsent responses any longer."""
-        self._unsent_before = 0
-        """Bytes that were unsent when the client had last read enough of them."""
+        self._unsent_read = 0
+        """Of the bytes in `_unread_written`, those that the client had read when it had last read enough of them."""
         self._unsent_since_s = 0.0
         """When that was, at a check."""
         self._is_unread = False
@@ -207,7 +268,9 @@ class BookieConnection(asyncio.Protocol):
         self._entry_size = float(_FIRST_ENTRY_SIZE_GUESS)
         self._operation_count = 0
         self._waits_for_operations = False
-        self._cancelled_when_gone: set[asyncio.Task[None]] = set()
+        self._long_poll_count = 0
+        self._until_gone: dict[asyncio.Task[None], bool] = {}
+        """Operations that end with the connection, and whether each is a long poll."""
 
     # --- asyncio.Protocol -----------------------------------------------------------------------------------------
 
@@ -308,7 +371,7 @@ class BookieConnection(asyncio.Protocol):
         """
         if size > self._settings.unsent_size_max and not self._unsent:
             self._unsent = True
-            self._unsent_before = size
+            self._unsent_read = self._unread_written - size
             self._unsent_since_s = asyncio.get_running_loop().time()
             if self._unsent_timer is None:
                 self._watch_unsent()
@@ -370,7 +433,7 @@ class BookieConnection(asyncio.Protocol):
         for timer in timers:
             if timer is not None:
                 timer.cancel()
-        for task in self._cancelled_when_gone:
+        for task in self._until_gone:
             task.cancel()
         self._owner.closed(self, error)
 
@@ -388,7 +451,7 @@ class BookieConnection(asyncio.Protocol):
 
     @property
     def operation_count(self) -> int:
-        return self._operation_count - len(self._cancelled_when_gone)
+        return self._operation_count - self._long_poll_count
 
     @property
     def pending_read_count(self) -> int:
@@ -411,21 +474,24 @@ class BookieConnection(asyncio.Protocol):
             self._unread_written += len(data)
             self._count_unread(transport.get_write_buffer_size())
 
-    def spawn(self, work: Coroutine[Any, Any, None], *, until_gone: bool = False) -> asyncio.Task[None]:
+    def spawn(
+        self, work: Coroutine[Any, Any, None], *, until_gone: bool = False, is_long_poll: bool = False
+    ) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._owner.keep(task)
         self._operation_count += 1
         task.add_done_callback(self._operation_done)
         if until_gone:
-            self._cancelled_when_gone.add(task)
-            task.add_done_callback(self._cancelled_when_gone.discard)
+            self._until_gone[task] = is_long_poll
+        if is_long_poll:
+            self._long_poll_count += 1
         else:
-            self._operations.operations_budget.take(1)
-            task.add_done_callback(self._give_operation)
-            if self._operations.operations_budget.is_over and not self._waits_for_operations:
+            budget = self._operations.operations_budget
+            budget.take(1)
+            if budget.is_over and self.operation_count > OPERATIONS_FREE_COUNT and not self._waits_for_operations:
                 self._waits_for_operations = True
                 self._pause("all operations")
-                self._operations.operations_budget.when_low(self._operations_are_low, group=self.group)
+                budget.when_low(self._operations_are_low, group=self.group)
         if self._operation_count >= self._settings.operations_max:
             self._pause("operations")
         return task
@@ -460,7 +526,7 @@ class BookieConnection(asyncio.Protocol):
             return BUSY
         if self._unfinished_size:
             return WAITING
-        return POLLING if self._cancelled_when_gone else IDLE
+        return POLLING if self._long_poll_count else IDLE
 
     def give_way(self, reason: str) -> None:
         self._end(reason)
@@ -475,8 +541,9 @@ class BookieConnection(asyncio.Protocol):
         if self._tls.is_in_progress:
             self.abort()  # no request has arrived over TLS yet
         self._pause("stopping")
-        for task in self._cancelled_when_gone:
-            task.cancel()
+        for task, is_long_poll in self._until_gone.items():
+            if is_long_poll:
+                task.cancel()
 
     def close(self) -> None:
         """Send the responses that were written, then close."""
@@ -849,9 +916,9 @@ class BookieConnection(asyncio.Protocol):
         if not self._unsent or self._transport is None:
             return
         now_s, size = asyncio.get_running_loop().time(), self._transport.get_write_buffer_size()
-        # If more is unsent than before, responses in progress were added. They are few, because no requests are read.
-        if not 0 <= self._unsent_before - size < self._settings.unsent_size_max // 2:
-            self._unsent_before, self._unsent_since_s = size, now_s
+        read = self._unread_written - size
+        if read - self._unsent_read >= self._settings.unsent_size_max // 2:
+            self._unsent_read, self._unsent_since_s = read, now_s
         operations, seconds = self._operations, self._settings.unsent_time_max_s
         is_waited_for = (self._held_size and operations.reads_budget.waiting > self._waiting_for_room) or (
             self.operation_count and operations.operations_budget.waiting > self._waits_for_operations
@@ -869,15 +936,16 @@ class BookieConnection(asyncio.Protocol):
             self._has_waited = True
         self._resume("adds")
 
-    def _give_operation(self, _: asyncio.Task[None]) -> None:
-        self._operations.operations_budget.give(1)
-
     def _operations_are_low(self) -> None:
         self._waits_for_operations = False
         self._resume("all operations")
 
-    def _operation_done(self, _: asyncio.Task[None]) -> None:
+    def _operation_done(self, task: asyncio.Task[None]) -> None:
         self._operation_count -= 1
+        if self._until_gone.pop(task, False):
+            self._long_poll_count -= 1
+        else:
+            self._operations.operations_budget.give(1)
         if self._operation_count <= self._settings.operations_max // 2:
             self._resume("operations")
 

@@ -10,8 +10,9 @@ Invariants: at most ENTRY_TURNS_MAX turns at a time; nobody waits while there ar
 """
 
 import asyncio
-from collections import deque
 from typing import Final
+
+from bindery_kit.limits.turns import Turns
 
 from bindery_bookie.server.peer import Peer
 
@@ -25,8 +26,7 @@ class EntryTurns:
     def __init__(self) -> None:
         self.count = 0
         """Number of turns now."""
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-        """By address, the one whose turn is next first; of an address in the order of arrival."""
+        self._waiting: Turns[asyncio.Future[None]] = Turns()
 
     def turn(self, peer: Peer) -> "EntryTurn":
         return EntryTurn(self, peer)
@@ -37,22 +37,20 @@ class EntryTurns:
             self.count += 1
             return
         future = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(group, deque()).append(future)
+        self._waiting.add(future, group=group)
         try:
             await future
         except asyncio.CancelledError:
-            if not future.cancelled():
+            if future.cancelled():
+                self._waiting.discard(future, group=group)
+            else:
                 self.release()  # the turn was passed on to it in the same turn of the loop
             raise
 
     def release(self) -> None:
         """End a turn: pass it on to the next address that waits."""
         while self._waiting:
-            group = next(iter(self._waiting))
-            futures = self._waiting.pop(group)
-            future = futures.popleft()
-            if futures:
-                self._waiting[group] = futures
+            future = self._waiting.next()
             if not future.done():  # otherwise it was cancelled
                 future.set_result(None)
                 return

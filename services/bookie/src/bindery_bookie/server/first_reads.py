@@ -11,6 +11,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
+from bindery_kit.limits.turns import Turns
+
 FIRST_READS_MAX: Final = 4
 """Maximum number of connections whose first bytes are handled in one turn of the event loop."""
 
@@ -19,24 +21,20 @@ class FirstReads:
     """Shared by all connections of a bookie."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, dict[Callable[[], None], None]] = {}
-        """By address, the one whose turn is next first; of an address in the order of arrival."""
+        self._waiting: Turns[Callable[[], None]] = Turns()
         self._is_scheduled = False
 
     def __len__(self) -> int:
-        return sum(map(len, self._waiting.values()))
+        return len(self._waiting)
 
     def queue(self, begin: Callable[[], None], *, group: str) -> None:
         """Call `begin` in a later turn of the event loop."""
-        self._waiting.setdefault(group, {})[begin] = None
+        self._waiting.add(begin, group=group)
         self._schedule()
 
     def forget(self, begin: Callable[[], None], *, group: str) -> None:
         """Do not call `begin`. Idempotent."""
-        waiting = self._waiting.get(group, {})
-        waiting.pop(begin, None)
-        if not waiting:
-            self._waiting.pop(group, None)
+        self._waiting.discard(begin, group=group)
 
     def _schedule(self) -> None:
         if not self._is_scheduled:
@@ -45,15 +43,8 @@ class FirstReads:
 
     def _turn(self) -> None:
         self._is_scheduled = False
-        for _ in range(FIRST_READS_MAX):
-            if not self._waiting:
-                return
-            group = next(iter(self._waiting))
-            waiting = self._waiting.pop(group)
-            begin = next(iter(waiting))
-            del waiting[begin]
-            if waiting:
-                self._waiting[group] = waiting
-            begin()
+        for _ in range(min(FIRST_READS_MAX, len(self._waiting))):
+            if self._waiting:  # a call may forget another one
+                self._waiting.next()()
         if self._waiting:
             self._schedule()

@@ -78,7 +78,7 @@ class Operations:
         self._clock = clock
         self._log = QuietLog(__name__, clock=clock)
         self.adds_budget = BackPressureBudget(settings.adds_size_max)
-        self.reads_budget = BackPressureBudget(settings.reads_size_max)
+        self.reads_budget = BackPressureBudget(settings.reads_size_max, serves_idle_groups=True)
         self.operations_budget = BackPressureBudget(settings.operations_total_max)
         """Counts operations other than adds and plain reads, without long polls."""
         self.read_turns = ReadTurns()

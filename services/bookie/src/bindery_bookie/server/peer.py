@@ -44,9 +44,11 @@ class Peer(Protocol):
     def start_tls(self, request: StartTlsRequest) -> None:
         """Answer, and secure the connection if TLS is offered."""
 
-    def spawn(self, work: Coroutine[Any, Any, None], *, until_gone: bool = False) -> asyncio.Task[None]:
+    def spawn(
+        self, work: Coroutine[Any, Any, None], *, until_gone: bool = False, is_long_poll: bool = False
+    ) -> asyncio.Task[None]:
         """Run `work` in a task, to which the server holds a reference. `until_gone`: cancel it when the connection
-        closes."""
+        closes. `is_long_poll`: it does not count as an operation, and is cancelled when the server stops, too."""
         ...
 
     def wait_for_adds(self) -> None:

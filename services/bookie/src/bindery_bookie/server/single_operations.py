@@ -83,13 +83,13 @@ class SingleOperations:
             case m.WriteLacRequest():
                 self._spawn(peer, "WRITE_LAC", self._write_lac, request)
             case m.ReadLacRequest():
-                self._spawn(peer, "READ_LAC", self._read_lac, request)
+                self._spawn(peer, "READ_LAC", self._read_lac, request, until_gone=True)
             case m.ForceLedgerRequest():
                 self._spawn(peer, "FORCE_LEDGER", self._force, request)
             case m.ListEntriesRequest():
-                self._spawn(peer, "GET_LIST_OF_ENTRIES_OF_LEDGER", self._list_entries, request)
+                self._spawn(peer, "GET_LIST_OF_ENTRIES_OF_LEDGER", self._list_entries, request, until_gone=True)
             case m.BookieInfoRequest():
-                self._spawn(peer, "GET_BOOKIE_INFO", self._bookie_info, request)
+                self._spawn(peer, "GET_BOOKIE_INFO", self._bookie_info, request, until_gone=True)
             case m.AuthRequest():
                 # Authentication is off, or is complete: BookKeeper's clients take this plugin name as "done".
                 txn_id = request.txn_id if codec.VERSION == v3.VERSION else v2.VERSION
@@ -99,12 +99,23 @@ class SingleOperations:
             case m.OtherRequest():
                 peer.send(codec.encode_response(refuse_other(request, codec)))
 
-    def _spawn(self, peer: Peer, name: str, work: Work[RequestT], request: RequestT, codec: Codec = v3) -> None:
+    def _spawn(
+        self,
+        peer: Peer,
+        name: str,
+        work: Work[RequestT],
+        request: RequestT,
+        codec: Codec = v3,
+        *,
+        until_gone: bool = False,
+    ) -> None:
+        """`until_gone`: the operation changes nothing, so that it ends when its client is gone: an entry that was read
+        and encoded for nobody takes as long as one for a client that waits."""
         is_over = self._budget.used >= 2 * self._budget.limit  # one read of a socket could start ten thousand
         if is_over and peer.operation_count >= OPERATIONS_FREE_COUNT:
             self._refuse(name, request)
         else:
-            peer.spawn(self._answer(peer, name, work, request, codec))
+            peer.spawn(self._answer(peer, name, work, request, codec), until_gone=until_gone)
 
     def send_refused(self, peer: Peer, codec: Codec) -> None:
         """Send the refusals of requests that `start` was called for: there may be thousands, and each write of its own
@@ -157,7 +168,8 @@ class SingleOperations:
             self._refuse("READ_ENTRY_LONG_POLL", request)
         else:
             self.long_polls += 1
-            task = peer.spawn(self._answer(peer, "READ_ENTRY_LONG_POLL", self._long_poll, request, v3), until_gone=True)
+            work = self._answer(peer, "READ_ENTRY_LONG_POLL", self._long_poll, request, v3)
+            task = peer.spawn(work, until_gone=True, is_long_poll=True)
             task.add_done_callback(self._long_poll_ended)  # also when it is cancelled before its first step
 
     def _end_oldest_wait(self) -> bool:
