@@ -447,6 +447,23 @@ async def test_a_connection_with_two_operations_is_read_whatever_others_have(sta
     assert len(await other.receive_all(2)) == 2
 
 
+async def test_long_polls_of_a_connection_count_as_its_operations(start_bookie: Any) -> None:
+    bookie = await start_bookie(operations_max=4)
+    waiting, other = await bookie.connect(), await bookie.connect()
+    assert (await other.ask(add(0, 0))).status == 0
+    polls = [
+        m.ReadRequest(n, 1, -1, flag=m.ReadFlag.ENTRY_PIGGYBACK, previous_lac=-1, timeout_ms=60_000) for n in range(4)
+    ]
+    waiting.send(*polls)
+    await eventually(lambda: bookie.server.operations.long_polls == 4)
+    waiting.send(add(5, 1))
+    await asyncio.sleep(0.05)
+    assert bookie.store.groups == [1], "it is not read while it has as many as it may have"
+    await bookie.store.fence(1, KEY)
+    assert {answer.status for answer in (await waiting.receive_all(4)).values()} == {0}
+    assert (await waiting.receive()).txn_id == 5
+
+
 async def test_lookups_end_with_their_connection(start_bookie: Any) -> None:
     """Entries are not read and encoded for clients that have gone."""
     bookie = await start_bookie()

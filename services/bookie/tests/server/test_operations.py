@@ -271,8 +271,9 @@ async def test_long_polls_are_bounded(start_bookie) -> None:
     bookie = await start_bookie(long_polls_max=2)
     client = await bookie.connect()
     await client.ask(add(1, 1, 0))
-    client.send(poll(2, 1, -1), poll(3, 1, -1), poll(4, 1, -1))
-    assert await client.receive() == m.ReadResponse(4, Status.TOO_MANY_REQUESTS, 1, -1)
+    client.send(*(poll(n, 1, -1) for n in (2, 3, 4, 5)))
+    assert await client.receive() == m.ReadResponse(5, Status.TOO_MANY_REQUESTS, 1, -1)
+    assert await client.receive() == m.ReadResponse(2, 0, 1, -1, None, -1)
 
 
 async def test_a_long_poll_never_waits_longer_than_the_limit(start_bookie) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from bindery_bookie.metrics import BookieMetrics
 from bindery_bookie.server.back_pressure import BackPressureBudget
+from bindery_bookie.server.peer import Wait
 from bindery_bookie.server.single_operations import OPERATIONS_FREE_COUNT, SingleOperations, read_some
 from bindery_bookie.settings import ServerSettings
 from bindery_bookie.state import BookieState
@@ -37,6 +38,9 @@ class MemoryPeer:
         self.tls: list[m.StartTlsRequest] = []
         self.tasks: list[tuple[asyncio.Task[None], bool]] = []
         """Each task, and whether it ends with the connection."""
+        self.polls: list[Wait] = []
+        self.dropped = asyncio.Event()
+        """Whether a long poll has ended since the last one began."""
 
     def send(self, data: bytes) -> None:
         self.sent += FrameDecoder().feed(data)
@@ -56,10 +60,20 @@ class MemoryPeer:
         self.tasks.append((task, until_gone))
         return task
 
+    def hold_poll(self, poll: Wait) -> None:
+        self.polls.append(poll)
+        self.dropped.clear()
+
+    def drop_poll(self, poll: Wait) -> None:
+        self.polls.remove(poll)
+        self.dropped.set()
+
     def wait_for_adds(self) -> None:
         raise AssertionError
 
     def disconnect(self) -> None:
+        for poll in tuple(self.polls):
+            poll.end()
         for task, until_gone in self.tasks:
             if until_gone:
                 task.cancel()
@@ -95,6 +109,8 @@ class World:
 
     async def ask(self, request: Request, codec: Codec = v3) -> Response:
         self.start(request, codec)
+        while self.peer.polls:
+            await self.peer.dropped.wait()
         await asyncio.gather(*(task for task, _ in self.peer.tasks))
         (response,) = self.responses(codec)
         return response
@@ -186,6 +202,7 @@ async def test_a_long_poll_returns_the_next_entry_once_the_lac_exceeds_it(world:
     await asyncio.sleep(10)
     assert world.responses() == []
     assert world.operations.long_polls == 1
+    assert world.peer.tasks == [], "a long poll that waits takes the memory of a task"
     world.put(1, lac=0)
     await asyncio.sleep(0.01)
     assert world.responses() == [ReadResponse(7, 0, 1, 0, body, 0, 1_700_000_000_000)]
@@ -293,10 +310,12 @@ async def test_a_long_poll_of_an_unknown_ledger_is_answered_at_once(world: World
 async def test_long_polls_are_bounded(memory_store: Any) -> None:
     world = World(memory_store, long_polls_max=2)
     world.put(0)
-    for _ in range(3):
-        world.start(poll())
-    assert world.responses() == [ReadResponse(7, Status.TOO_MANY_REQUESTS, 1, -1)]
-    assert world.metrics.reads_rejected == 1
+    for txn_id in range(5):
+        world.start(poll(txn_id=txn_id))
+    assert world.responses() == [ReadResponse(n, Status.TOO_MANY_REQUESTS, 1, -1) for n in (3, 4)]
+    assert world.metrics.reads_rejected == 2
+    await asyncio.sleep(0.01)
+    assert world.responses() == [ReadResponse(0, 0, 1, -1, None, -1)]
     assert world.operations.long_polls == 2
 
 

@@ -60,6 +60,7 @@ from bindery_bookie.access.clear_frames import CLEAR_FRAME_SIZE_MAX, frames_befo
 from bindery_bookie.access.security import Security
 from bindery_bookie.access.tls_upgrade import TlsState, TlsUpgrade
 from bindery_bookie.server.operations import Operations
+from bindery_bookie.server.peer import Wait
 from bindery_bookie.server.port_limits import KERNEL_UNREAD_SIZE, UNREAD_MARK, PortLimits
 from bindery_bookie.server.room import BUSY, IDLE, POLLING, WAITING
 from bindery_bookie.server.single_operations import OPERATIONS_FREE_COUNT
@@ -154,6 +155,7 @@ class BookieConnection(asyncio.Protocol):
         "_owner",
         "_pending_reads",
         "_pending_v3",
+        "_polls",
         "_read_batches",
         "_reasons",
         "_requests",
@@ -268,9 +270,12 @@ class BookieConnection(asyncio.Protocol):
         self._entry_size = float(_FIRST_ENTRY_SIZE_GUESS)
         self._operation_count = 0
         self._waits_for_operations = False
+        self._polls: dict[Wait, None] = {}
+        """Long polls that wait."""
         self._long_poll_count = 0
+        """Number of long polls that are being answered."""
         self._until_gone: dict[asyncio.Task[None], bool] = {}
-        """Operations that end with the connection, and whether each is a long poll."""
+        """Operations that end with the connection, and whether each is the answer to a long poll."""
 
     # --- asyncio.Protocol -----------------------------------------------------------------------------------------
 
@@ -433,6 +438,7 @@ class BookieConnection(asyncio.Protocol):
         for timer in timers:
             if timer is not None:
                 timer.cancel()
+        self._end_polls()
         for task in self._until_gone:
             task.cancel()
         self._owner.closed(self, error)
@@ -492,9 +498,16 @@ class BookieConnection(asyncio.Protocol):
                 self._waits_for_operations = True
                 self._pause("all operations")
                 budget.when_low(self._operations_are_low, group=self.group)
-        if self._operation_count >= self._settings.operations_max:
-            self._pause("operations")
+        self._check_operations()
         return task
+
+    def hold_poll(self, poll: Wait) -> None:
+        self._polls[poll] = None
+        self._check_operations()
+
+    def drop_poll(self, poll: Wait) -> None:
+        del self._polls[poll]
+        self._check_operations()
 
     def wait_for_adds(self) -> None:
         if "adds" not in self._reasons:
@@ -526,7 +539,7 @@ class BookieConnection(asyncio.Protocol):
             return BUSY
         if self._unfinished_size:
             return WAITING
-        return POLLING if self._long_poll_count else IDLE
+        return POLLING if self._polls or self._long_poll_count else IDLE
 
     def give_way(self, reason: str) -> None:
         self._end(reason)
@@ -541,6 +554,7 @@ class BookieConnection(asyncio.Protocol):
         if self._tls.is_in_progress:
             self.abort()  # no request has arrived over TLS yet
         self._pause("stopping")
+        self._end_polls()
         for task, is_long_poll in self._until_gone.items():
             if is_long_poll:
                 task.cancel()
@@ -946,8 +960,18 @@ class BookieConnection(asyncio.Protocol):
             self._long_poll_count -= 1
         else:
             self._operations.operations_budget.give(1)
-        if self._operation_count <= self._settings.operations_max // 2:
+        self._check_operations()
+
+    def _check_operations(self) -> None:
+        count, count_max = self._operation_count + len(self._polls), self._settings.operations_max
+        if count >= count_max:
+            self._pause("operations")
+        elif count <= count_max // 2:
             self._resume("operations")
+
+    def _end_polls(self) -> None:
+        for poll in tuple(self._polls):
+            poll.end()
 
     def _pause(self, reason: str) -> None:
         if not self._reasons and self._transport is not None and not self._transport.is_closing():

@@ -8,6 +8,12 @@ from bindery_core.wire.detection import Codec
 from bindery_core.wire.messages import BatchReadRequest, ReadRequest, StartTlsRequest
 
 
+class Wait(Protocol):
+    """A long poll that waits."""
+
+    def end(self) -> bool: ...
+
+
 class Peer(Protocol):
     """One client's connection."""
 
@@ -50,6 +56,12 @@ class Peer(Protocol):
         """Run `work` in a task, to which the server holds a reference. `until_gone`: cancel it when the connection
         closes. `is_long_poll`: it does not count as an operation, and is cancelled when the server stops, too."""
         ...
+
+    def hold_poll(self, poll: Wait) -> None:
+        """Hold a long poll that waits, and end it when the connection closes or the server stops."""
+
+    def drop_poll(self, poll: Wait) -> None:
+        """Hold it no longer: its wait has ended."""
 
     def wait_for_adds(self) -> None:
         """Stop reading from this connection until the budget of adds is low."""

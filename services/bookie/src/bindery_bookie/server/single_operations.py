@@ -27,6 +27,7 @@ from bindery_kit.observability.quiet_log import QuietLog
 from bindery_bookie.metrics import BookieMetrics
 from bindery_bookie.server.back_pressure import BackPressureBudget
 from bindery_bookie.server.entry_turns import EntryTurn, EntryTurns
+from bindery_bookie.server.long_polls import LongPoll, LongPolls
 from bindery_bookie.server.peer import Peer
 from bindery_bookie.server.refusals import failed, refuse_other
 from bindery_bookie.settings import ServerSettings
@@ -36,6 +37,9 @@ from bindery_bookie.storage.store import EntryStore
 OK: Final = int(Status.OK)
 OPERATIONS_FREE_COUNT: Final = 2
 """Number of operations that a connection may have whatever others have, so that they cannot keep it from fencing."""
+POLL_ANSWERS_DIVISOR: Final = 8
+"""Of the long polls allowed, one in so many may be being answered when another one makes room for a new one: an answer
+takes several times the memory of a wait, and one read of a socket could begin ten thousand."""
 RequestT = TypeVar("RequestT", bound=Request)
 Work = Callable[[RequestT, EntryTurn], Coroutine[Any, Any, Response]]
 """Returns the response to a request; begins its turn before it reads an entry. Raises BinderyError, which determines
@@ -64,13 +68,17 @@ class SingleOperations:
         self._budget = budget
         self._clock = clock
         self._log = log
-        self.long_polls = 0
-        """Number of long polls in progress."""
         self._turns = EntryTurns()
         self._refused: list[Response] = []
         """Refusals of the peer whose requests are being started."""
-        self._waiting: dict[asyncio.Event, None] = {}
-        """Long polls that wait, the oldest first. Each ends its wait when its event is set."""
+        self._polls = LongPolls(store, self._answer_poll, timeout_max_s=settings.long_poll_timeout_max_s)
+        self._polls_answered = 0
+        """Number of long polls that are being answered."""
+
+    @property
+    def long_polls(self) -> int:
+        """Number of long polls in progress."""
+        return len(self._polls) + self._polls_answered
 
     def start(self, peer: Peer, request: Request, codec: Codec) -> None:
         """Start `request`, which is neither an add nor a plain read nor a batch read. Call `send_refused` after the
@@ -128,8 +136,17 @@ class SingleOperations:
         self._refused.append(failed(request, Status.TOO_MANY_REQUESTS))
         self._metrics.operations[name].observe(0.0, ok=False)
 
-    async def _answer(self, peer: Peer, name: str, work: Work[RequestT], request: RequestT, codec: Codec) -> None:
-        started = self._clock()
+    async def _answer(
+        self,
+        peer: Peer,
+        name: str,
+        work: Work[RequestT],
+        request: RequestT,
+        codec: Codec,
+        *,
+        started_s: float | None = None,
+    ) -> None:
+        started = self._clock() if started_s is None else started_s
         turn = self._turns.turn(peer)
         try:
             try:
@@ -163,31 +180,32 @@ class SingleOperations:
     def _start_long_poll(self, peer: Peer, request: ReadRequest) -> None:
         if request.flag == ReadFlag.ENTRY_PIGGYBACK and request.entry_id != -1:
             peer.send(v3.encode_response(failed(request, Status.BAD_REQUEST)))
-        elif self.long_polls >= self._settings.long_polls_max and not self._end_oldest_wait():
+        elif self.long_polls >= self._settings.long_polls_max and not self._make_room():
             self._metrics.reads_rejected += 1
             self._refuse("READ_ENTRY_LONG_POLL", request)
         else:
-            self.long_polls += 1
-            work = self._answer(peer, "READ_ENTRY_LONG_POLL", self._long_poll, request, v3)
-            task = peer.spawn(work, until_gone=True, is_long_poll=True)
-            task.add_done_callback(self._long_poll_ended)  # also when it is cancelled before its first step
+            self._polls.wait(peer, request, started_s=self._clock())
 
-    def _end_oldest_wait(self) -> bool:
-        """Let the long poll that has waited longest be answered now. Return False if none waits."""
-        if not self._waiting:
-            return False
-        oldest = next(iter(self._waiting))
-        del self._waiting[oldest]
-        oldest.set()
-        return True
+    def _make_room(self) -> bool:
+        """Answer the long poll that has waited longest. Return False if none waits, or too many are being answered."""
+        answers_max = max(1, self._settings.long_polls_max // POLL_ANSWERS_DIVISOR)
+        return self._polls_answered < answers_max and self._polls.answer_oldest()
 
-    def _long_poll_ended(self, _: asyncio.Task[None]) -> None:
-        self.long_polls -= 1
+    def _answer_poll(self, poll: LongPoll) -> None:
+        self._polls_answered += 1
+        work = self._answer(
+            poll.peer, "READ_ENTRY_LONG_POLL", self._long_poll, poll.request, v3, started_s=poll.started_s
+        )
+        task = poll.peer.spawn(work, until_gone=True, is_long_poll=True)
+        task.add_done_callback(self._poll_answered)  # also when it is cancelled before its first step
+
+    def _poll_answered(self, _: asyncio.Task[None]) -> None:
+        self._polls_answered -= 1
 
     async def _long_poll(self, request: ReadRequest, turn: EntryTurn) -> Response:
         previous = request.previous_lac
         assert previous is not None
-        lac = await self._wait_for_lac(request.ledger_id, previous, request.timeout_ms)
+        lac = self._store.last_add_confirmed(request.ledger_id)
         ledger_id, entry_id = request.ledger_id, request.entry_id
         if request.flag != ReadFlag.ENTRY_PIGGYBACK:
             result = await self._read_one(ledger_id, entry_id, turn)
@@ -204,30 +222,6 @@ class SingleOperations:
             # In a striped ledger the next entry may be stored on other bookies only.
             return ReadResponse(request.txn_id, OK, ledger_id, entry_id, None, lac, updated_at_ms)
         return failed(request, result)
-
-    async def _wait_for_lac(self, ledger_id: int, previous: int, timeout_ms: int | None) -> int:
-        """Return the LAC when it exceeds `previous`, when the timeout is over, or when the ledger is fenced. Raises
-        NoSuchLedger."""
-        lac = self._store.last_add_confirmed(ledger_id)
-        if lac > previous or not timeout_ms or timeout_ms < 0:
-            return lac
-        woken = asyncio.Event()
-        cancel = self._store.watch_lac(ledger_id, woken.set)
-        self._waiting[woken] = None
-        try:
-            lac = self._store.last_add_confirmed(ledger_id)  # it may have advanced before the watch was set
-            if lac <= previous:
-                timeout_s = min(timeout_ms / 1000, self._settings.long_poll_timeout_max_s)
-                try:
-                    async with asyncio.timeout(timeout_s):
-                        await woken.wait()
-                except TimeoutError:
-                    pass
-                lac = self._store.last_add_confirmed(ledger_id)
-        finally:
-            self._waiting.pop(woken, None)
-            cancel()
-        return lac
 
     async def _write_lac(self, request: m.WriteLacRequest, _: EntryTurn) -> Response:
         if not self._state.accepts_add(priority=0):
