@@ -2,8 +2,7 @@
 
 Each attack comes from other addresses than the healthy clients: one that keeps its connection, two that connect for
 each call, one of them with TLS, and a broker. No connection and no request of them takes longer than CALL_MAX_S. After
-each attack, memory returns to within a fifth of that before, and, whatever was before, to NORMAL_FACTOR_MAX of that in
-normal use: Python keeps pages that contain one object that is in use.
+each attack, and after all of them in a row, memory returns to within a fifth of that in normal use.
 """
 
 import asyncio
