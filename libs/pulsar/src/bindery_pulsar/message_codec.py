@@ -73,11 +73,13 @@ TAG_VALUE: Final = "TAGS"
 _MAGIC_BROKER_METADATA: Final = 0x0E02
 _MAGIC_CHECKSUM: Final = 0x0E01
 _SIZE = struct.Struct(">I")
-_MAGIC = struct.Struct(">H")
 _MAGIC_AND_U32 = struct.Struct(">HI")
+_HEAD = struct.Struct(">HII")
+"""Magic number, checksum, and size of the metadata."""
 _CODEC_NAMES: Final = {LZ4: "LZ4", ZSTD: "ZSTD", SNAPPY: "SNAPPY"}
 
 assert _MAGIC_AND_U32.size == 6
+assert _HEAD.size == 10
 
 
 class CorruptMessage(Corrupt):
@@ -347,10 +349,10 @@ class PackedEntry:
                 properties_size_max=size_max - size,
                 metadata_size_max=self._metadata_size_max,
             )
-        properties = metadata.properties
-        properties_size = PROPERTY_SIZE * len(properties)
-        if properties_size > size_max:
+        found = metadata.properties
+        if PROPERTY_SIZE * self._metadata_size > size_max and PROPERTY_SIZE * len(found) > size_max:
             raise UnreadableMessage("the message has too many properties", size_max=size_max)
+        properties = {p.key: p.value for p in found} if found else {}
         return [
             Message(
                 payload=bytes(payload) if plain is None else plain,
@@ -361,11 +363,11 @@ class PackedEntry:
                 publish_time_ms=metadata.publish_time,
                 key=_key_of(metadata),
                 ordering_key=metadata.ordering_key if metadata.HasField("ordering_key") else None,
-                properties={p.key: p.value for p in properties} if properties_size else {},
+                properties=properties,
                 event_time_ms=metadata.event_time,
-                deliver_at_ms=metadata.deliver_at_time if metadata.HasField("deliver_at_time") else None,
+                deliver_at_ms=metadata.deliver_at_time or None,
                 null_value=metadata.null_value,
-                metadata_size=self._metadata_size + properties_size,
+                metadata_size=self._metadata_size + PROPERTY_SIZE * len(properties),
             )
         ]
 
@@ -434,12 +436,13 @@ def _set_key(target: MessageMetadata | SingleMessageMetadata, message: OutgoingM
 
 
 def _key_of(source: MessageMetadata | SingleMessageMetadata) -> str | bytes | None:
-    if not source.HasField("partition_key"):
+    key = source.partition_key
+    if not key and not source.HasField("partition_key"):  # HasField takes longer than the field
         return None
     if not source.partition_key_b64_encoded:
-        return source.partition_key
+        return key
     try:
-        return b64decode(source.partition_key, validate=True)
+        return b64decode(key, validate=True)
     except (binascii.Error, ValueError) as error:
         raise CorruptMessage("the binary key is not base64") from error
 
@@ -467,20 +470,19 @@ def _split(
     offset = 0
     broker_time_ms = 0
     try:
-        (magic,) = _MAGIC.unpack_from(entry)
+        magic, number, size = _HEAD.unpack_from(entry)  # no entry is shorter: the metadata takes six bytes at least
         if magic == _MAGIC_BROKER_METADATA:
-            _, size = _MAGIC_AND_U32.unpack_from(entry)
-            offset = _MAGIC_AND_U32.size + size
-            broker = BrokerEntryMetadata.FromString(_slice(view, _MAGIC_AND_U32.size, size))
+            offset = _MAGIC_AND_U32.size + number
+            broker = BrokerEntryMetadata.FromString(_slice(view, _MAGIC_AND_U32.size, number))
             broker_time_ms = broker.broker_timestamp
-            (magic,) = _MAGIC.unpack_from(entry, offset)
+            magic, number, size = _HEAD.unpack_from(entry, offset)
         if magic == _MAGIC_CHECKSUM:
-            _, checksum = _MAGIC_AND_U32.unpack_from(entry, offset)
-            offset += _MAGIC_AND_U32.size
-            if verify and crc32c.crc32c(view[offset:]) != checksum:
+            if verify and crc32c.crc32c(view[offset + _MAGIC_AND_U32.size :]) != number:
                 raise CorruptMessage("message checksum mismatch", size=len(entry))
-        (size,) = _SIZE.unpack_from(entry, offset)
-        offset += _SIZE.size
+            offset += _HEAD.size
+        else:
+            (size,) = _SIZE.unpack_from(entry, offset)
+            offset += _SIZE.size
         if metadata_size_max < size <= len(entry) - offset:
             raise UnreadableMessage("the metadata of the message is too large", size=size, size_max=metadata_size_max)
         end = offset + size
