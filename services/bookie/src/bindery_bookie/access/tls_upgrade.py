@@ -71,19 +71,35 @@ class Released:
 class TlsUpgrade:
     """The upgrade of one connection. `is_offered`: this bookie has a certificate. `is_required`: it requires TLS."""
 
+    __slots__ = (
+        "_auth",
+        "_data",
+        "_is_offered",
+        "_is_required",
+        "_responses",
+        "_txn_id",
+        "is_in_progress",
+        "may_begin",
+        "state",
+    )
+
     def __init__(self, *, is_offered: bool, is_required: bool) -> None:
         self._is_offered = is_offered
         self._is_required = is_required
         self.state = TlsState.CLEAR
+        self.is_in_progress = False
+        """True from the answer to START_TLS to the end of the handshake: only AUTH may still arrive in clear."""
+        self.may_begin = is_offered
+        """Whether START_TLS would be accepted. False: `receive` passes all requests, and need not be called."""
         self._txn_id = 0
         self._responses: list[bytes] = []
         self._auth: list[tuple[list[Request], Codec]] = []
         self._data: list[bytes] = []
 
-    @property
-    def is_in_progress(self) -> bool:
-        """True from the answer to START_TLS to the end of the handshake: only AUTH may still arrive in clear."""
-        return self.state is TlsState.DRAINING or self.state is TlsState.HANDSHAKE
+    def _enter(self, state: TlsState) -> None:
+        self.state = state
+        self.is_in_progress = state is TlsState.DRAINING or state is TlsState.HANDSHAKE
+        self.may_begin = self._is_offered and state is TlsState.CLEAR
 
     @property
     def is_begun(self) -> bool:
@@ -97,7 +113,7 @@ class TlsUpgrade:
 
     def receive(self, in_v3: list[Request], in_v2: list[Request], *, has_partial_frame: bool) -> Batch:
         """Decide about requests that were decoded together; those in v3 come first."""
-        if not self._is_offered or self.state is not TlsState.CLEAR:
+        if not self.may_begin:
             return Batch(in_v3, in_v2)
         at = next((at for at, request in enumerate(in_v3) if type(request) is StartTlsRequest), None)
         if at is None or (at == len(in_v3) - 1 and not in_v2 and not has_partial_frame):
@@ -110,9 +126,9 @@ class TlsUpgrade:
 
     def accept(self, txn_id: int) -> bool:
         """Handle START_TLS. Return False: answer BAD_REQUEST. True: call `begin` once its batch was handled."""
-        if not self._is_offered or self.state is not TlsState.CLEAR:
+        if not self.may_begin:
             return False
-        self.state = TlsState.ACCEPTED
+        self._enter(TlsState.ACCEPTED)
         self._txn_id = txn_id
         return True
 
@@ -124,12 +140,12 @@ class TlsUpgrade:
         """
         if self.state is not TlsState.ACCEPTED:
             return None
-        self.state = TlsState.CLEAR
+        self._enter(TlsState.CLEAR)
         if is_closing:
             return None
         if has_unsent:
             return BadRequest("START_TLS while responses are unread")
-        self.state = TlsState.DRAINING if must_authenticate and not self._is_required else TlsState.HANDSHAKE
+        self._enter(TlsState.DRAINING if must_authenticate and not self._is_required else TlsState.HANDSHAKE)
         return self._txn_id
 
     def drain(self, in_v3: list[Request], in_v2: list[Request], *, has_partial_frame: bool) -> BinderyError | None:
@@ -143,7 +159,7 @@ class TlsUpgrade:
     def shake(self) -> None:
         """Record that the handshake begins."""
         assert self.is_in_progress
-        self.state = TlsState.HANDSHAKE
+        self._enter(TlsState.HANDSHAKE)
 
     def hold_response(self, response: bytes) -> bool:
         """Hold a response until the connection is secure. False: write it now."""
@@ -160,7 +176,7 @@ class TlsUpgrade:
     def secured(self) -> Released:
         """Record that the handshake has succeeded, and return what was held."""
         assert self.state is TlsState.HANDSHAKE
-        self.state = TlsState.SECURE
+        self._enter(TlsState.SECURE)
         released = Released(self._responses, self._auth, self._data)
         self._responses, self._auth, self._data = [], [], []
         return released

@@ -32,6 +32,7 @@ class BackPressureBudget:
         "limit",
         "low",
         "used",
+        "waiting",
     )
 
     def __init__(self, limit: int, *, serves_idle_groups: bool = False) -> None:
@@ -43,15 +44,12 @@ class BackPressureBudget:
         self._used_of: dict[str, int] = {}
         """By group; without groups that have nothing in progress."""
         self._waiters: Turns[Callable[[], None]] = Turns()
+        self.waiting = 0
+        """Number of waiters."""
         self._idle: dict[str, None] = {}
         """Groups that wait and have nothing in progress, in the order in which this began."""
         self._is_waking = False
         self._until_empty: list[asyncio.Future[None]] = []
-
-    @property
-    def waiting(self) -> int:
-        """Number of waiters."""
-        return len(self._waiters)
 
     @property
     def is_over(self) -> bool:
@@ -86,15 +84,16 @@ class BackPressureBudget:
                 del self._used_of[group]
                 if self._waiters.waits(group):
                     self._idle[group] = None
-        if self._waiters and not self._is_waking:
+        if self.waiting and not self._is_waking:
             self._is_waking = True
             try:
-                while self._waiters:
+                while self.waiting:
                     if self.used <= self.low:
                         group = self._waiters.next_group
                     elif not self._idle or not self.is_free_for(group := next(iter(self._idle))):
                         break
                     waiter = self._waiters.next_of(group)
+                    self.waiting -= 1
                     if not self._waiters.waits(group):
                         self._idle.pop(group, None)
                     waiter()
@@ -111,6 +110,7 @@ class BackPressureBudget:
         wait."""
         assert self.is_over or self.waiting
         self._waiters.add(waiter, group=group)
+        self.waiting += 1
         if group not in self._used_of:
             self._idle[group] = None
 
@@ -118,6 +118,7 @@ class BackPressureBudget:
         """Remove `waiter`, which was passed to `when_low` with `group` and was not called yet."""
         was_waiting = self._waiters.discard(waiter, group=group)
         assert was_waiting
+        self.waiting -= 1
         if not self._waiters.waits(group):
             self._idle.pop(group, None)
 

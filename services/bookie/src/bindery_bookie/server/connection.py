@@ -313,7 +313,9 @@ class BookieConnection(asyncio.Protocol):
         if self._is_first:
             self._hold_first(data)
             return
-        if self._tls.hold_data(data):
+        tls = self._tls
+        if tls.is_in_progress:
+            tls.hold_data(data)
             return
         try:
             in_v3, in_v2 = self._requests.decode(self._decoder.feed(data))
@@ -325,17 +327,19 @@ class BookieConnection(asyncio.Protocol):
             self._hold_unfinished(unfinished_size, is_new=bool(in_v3 or in_v2))
             if unfinished_size >= ADD_SIZE_MIN and not self._has_waited and not self._is_ended:
                 self._wait_with_frame()
-        batch = self._tls.receive(in_v3, in_v2, has_partial_frame=bool(unfinished_size))
-        if batch.refuse is not None:
-            self._refuse(batch.refuse)
-            return
-        if batch.in_v3:
-            self._handle(batch.in_v3, v3)
-            if self._tls.state is TlsState.ACCEPTED:
+        if tls.may_begin:
+            batch = tls.receive(in_v3, in_v2, has_partial_frame=bool(unfinished_size))
+            if batch.refuse is not None:
+                self._refuse(batch.refuse)
+                return
+            in_v3, in_v2 = batch.in_v3, batch.in_v2
+        if in_v3:
+            self._handle(in_v3, v3)
+            if tls.state is TlsState.ACCEPTED:
                 self._secure()
                 return
-        if batch.in_v2:
-            self._handle(batch.in_v2, v2)
+        if in_v2:
+            self._handle(in_v2, v2)
 
     def _handle(self, requests: Sequence[Request], codec: Codec) -> None:
         self.last_request_s = self._limits.clock()
@@ -467,7 +471,8 @@ class BookieConnection(asyncio.Protocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        if self._tls.hold_response(data):
+        if self._tls.is_in_progress:
+            self._tls.hold_response(data)
             self._upgrade_size += len(data)
             if self._upgrade_size > self._settings.unsent_size_max:  # nothing says whether the client will read them
                 self._end("unread", held_size=self._upgrade_size)
@@ -832,13 +837,14 @@ class BookieConnection(asyncio.Protocol):
         if self._read_batches >= READ_BATCHES_MAX:
             return False
         budget = self._operations.reads_budget
-        must_wait = budget.is_over or (budget.waiting and not self._has_room)  # not before those that wait
-        if must_wait and not budget.is_free_for(self.group):
-            if not self._waiting_for_room:
-                self._waiting_for_room = True
-                budget.when_low(self._room_for_reads, group=self.group)
-            return False
-        return True
+        if budget.used < budget.limit and (not budget.waiting or self._has_room):  # not before those that wait
+            return True
+        if budget.is_free_for(self.group):
+            return True
+        if not self._waiting_for_room:
+            self._waiting_for_room = True
+            budget.when_low(self._room_for_reads, group=self.group)
+        return False
 
     def _issue_batch(self, count_max: int) -> int:
         """Issue one batch and return the number of its reads, at most `count_max`."""
@@ -854,7 +860,7 @@ class BookieConnection(asyncio.Protocol):
             _, size_max = self._operations.batch_limits(head)
             guess = max(size_max, self._settings.frame_size_max)  # of the first entry, whatever `size_max` is
             budget.take(guess, group=self.group)
-            sent = partial(self._batch_sent, guess)
+            sent = partial(self._reads_sent, guess, None, codec)
             self._operations.read_batch(self, head, codec, self._entry_size, sent)
             return 1
         wanted = len(pending)
@@ -874,27 +880,26 @@ class BookieConnection(asyncio.Protocol):
         guess = int(len(batch) * self._entry_size)
         self._taken(len(batch))
         budget.take(guess, group=self.group)
-        self._operations.read(self, batch, codec, partial(self._plain_reads_sent, batch, codec, guess))
+        self._operations.read(self, batch, codec, partial(self._reads_sent, guess, batch, codec))
         return len(batch)
 
     def _taken(self, count: int) -> None:
         self._operations.pending_reads -= count
-        self._pending_v3 = max(0, self._pending_v3 - count)
+        if self._pending_v3:
+            self._pending_v3 = max(0, self._pending_v3 - count)
 
-    def _batch_sent(self, guess: int, size: int, count: int) -> None:
-        self._reads_sent(count, guess, size)
-
-    def _plain_reads_sent(self, batch: list[ReadRequest], codec: Codec, guess: int, size: int, count: int) -> None:
-        """Issue the reads after the first `count` again: their entries are larger than expected."""
-        again = batch[count:]
-        if again and not self._is_lost:
-            self._pending_reads.extendleft(reversed(again))
-            self._operations.pending_reads += len(again)
+    def _again(self, reads: list[ReadRequest], codec: Codec) -> None:
+        """Put reads back in front of those that wait: their entries are larger than expected."""
+        if not self._is_lost:
+            self._pending_reads.extendleft(reversed(reads))
+            self._operations.pending_reads += len(reads)
             if codec.VERSION == v3.VERSION:
-                self._pending_v3 += len(again)
-        self._reads_sent(count, guess, size)
+                self._pending_v3 += len(reads)
 
-    def _reads_sent(self, count: int, guess: int, size: int) -> None:
+    def _reads_sent(self, guess: int, batch: list[ReadRequest] | None, codec: Codec, size: int, count: int) -> None:
+        """`count` entries of `size` bytes were sent, for the first reads of `batch`, or for a batch read if None."""
+        if batch is not None and count < len(batch):
+            self._again(batch[count:], codec)
         self._read_batches -= 1
         seen = size / max(1, count)  # rises at once, falls slowly: a reader of several ledgers alternates between sizes
         self._entry_size = max(64.0, seen, 0.8 * self._entry_size + 0.2 * seen)

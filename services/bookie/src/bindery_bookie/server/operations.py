@@ -126,11 +126,11 @@ class Operations:
                 self._single.start(peer, request, codec)
 
     def _enqueue(self, peer: Peer, reads: list[ReadRequest | BatchReadRequest], codec: Codec) -> None:
-        room = max(
-            self._settings.pending_reads_max - self.pending_reads, PENDING_READS_FREE_COUNT - peer.pending_read_count
-        )
+        room = self._settings.pending_reads_max - self.pending_reads
         if len(reads) > room:
-            refused, reads = reads[max(room, 0) :], reads[: max(room, 0)]
+            room = max(0, room, PENDING_READS_FREE_COUNT - peer.pending_read_count)
+        if len(reads) > room:
+            refused, reads = reads[room:], reads[:room]
             peer.send(codec.encode_responses([failed(read, Status.TOO_MANY_REQUESTS) for read in refused]))
             self._metrics.operations["READ_ENTRY"].observe(0.0, ok=False, count=len(refused))
             self._metrics.reads_rejected += len(refused)
