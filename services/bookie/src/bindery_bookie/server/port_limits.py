@@ -51,7 +51,7 @@ MEMORY_CHECK_S: Final = 1.0
 """Seconds between two checks whether memory can be returned to the system."""
 MEMORY_RELEASE_REPEATS: Final = 2
 """Number of further releases after one. A handshake that was aborted may keep its memory for its whole timeout."""
-CONNECTION_SIZE: Final = 12 * 1024
+CONNECTION_SIZE: Final = 4 * 1024
 """Approximate memory of a connection without requests, in bytes."""
 
 
