@@ -53,7 +53,7 @@ def test_settings_that_are_set_keep_their_value_and_the_others_are_derived(monke
 
 
 def test_the_table_in_the_docstring_matches_the_formula() -> None:
-    rows = re.findall(r"\| (storage|server)\.(\w+) +\| +(\d+) % \| +([\d.]+) \| +(\d+) % \|", memory.__doc__ or "")
+    rows = re.findall(r"\| (storage|server)\.(\w+) +\| +([\d.]+) % \| +([\d.]+) \| +(\d+) % \|", memory.__doc__ or "")
     assert len(rows) == 10
     assert sum(int(whole) for *_, whole in rows) == 100
     rest = 512 * MIB - BASE_SIZE
@@ -63,6 +63,6 @@ def test_the_table_in_the_docstring_matches_the_formula() -> None:
         "secured_connections_max": SECURED_SIZE,
     }
     for group, name, share, times, whole in rows:
-        assert int(share) * float(times) == int(whole)
+        assert float(share) * float(times) == int(whole)
         found = memory.derived(group, 512 * MIB)[name] * units.get(name, 1)
-        assert abs(found - rest * int(share) / 100) < 2 * units.get(name, 1)
+        assert abs(found - rest * float(share) / 100) < 2 * units.get(name, 1)
