@@ -283,8 +283,9 @@ class RawClient:
             await self.writer.wait_closed()
 
 
-async def open_raw(port: int, *, receive_buffer_size: int | None = None) -> RawClient:
+async def open_raw(port: int, *, receive_buffer_size: int | None = None, address: str = "127.0.0.1") -> RawClient:
     sock = socket.socket()
+    sock.bind((address, 0))
     if receive_buffer_size:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_size)
     sock.setblocking(False)
@@ -313,8 +314,8 @@ class BookieUnderTest:
         self.port = sock.getsockname()[1]
         await self.server.start(sock)
 
-    async def connect(self, *, receive_buffer_size: int | None = None) -> RawClient:
-        client = await open_raw(self.port, receive_buffer_size=receive_buffer_size)
+    async def connect(self, *, receive_buffer_size: int | None = None, address: str = "127.0.0.1") -> RawClient:
+        client = await open_raw(self.port, receive_buffer_size=receive_buffer_size, address=address)
         self._clients.append(client)
         return client
 

@@ -513,7 +513,7 @@ def _decode_batch(
     producer_name = metadata.producer_name
     batch_time_ms = metadata.publish_time
     first_sequence_id = metadata.sequence_id
-    deliver_at_ms = metadata.deliver_at_time if metadata.HasField("deliver_at_time") else None
+    deliver_at_ms = metadata.deliver_at_time or None
     messages: list[Message] = []
     offset = 0
     for index in range(part.stop):

@@ -24,7 +24,7 @@ BASE_SIZE covers the interpreter with all imports of a bookie, its threads, its 
 depend on load (the group being written to the journal, the chunk being written to an entry log), and, each with its
 default, connections without requests (8 MiB) and TLS handshakes (20 MiB). Three limits of `server` do not depend on
 the maximum of the process: `unread_size_max` (32 MiB), and the numbers of operations (10 MiB) and of long polls
-(5 MiB). Only hostile clients reach them together; the memory limit of a container is therefore higher.
+(10 MiB). Only hostile clients reach them together; the memory limit of a container is therefore higher.
 """
 
 from collections.abc import Mapping

@@ -116,7 +116,8 @@ class ServerSettings(Settings):
 
     long_polls_max: Annotated[int, Ge(0), Le(1_000_000)] = 5000
     """Maximum number of waiting long-poll reads, over all connections. At the limit, the one that has waited longest is
-    answered early; its client repeats it. Each takes about 1 KiB. 0: all are answered with TOO_MANY_REQUESTS."""
+    answered early; its client repeats it. Each takes about 1 KiB, and 2 KiB while it is answered. 0: all are answered
+    with TOO_MANY_REQUESTS."""
 
     long_poll_timeout_max_s: Annotated[float, Gt(0), Le(86400)] = 300.0
     """Maximum seconds that a long-poll read waits, whatever timeout it requests. A client repeats a read that is

@@ -464,6 +464,41 @@ async def test_long_polls_of_a_connection_count_as_its_operations(start_bookie: 
     assert (await waiting.receive()).txn_id == 5
 
 
+async def test_a_connection_is_read_again_once_it_has_two_operations(start_bookie: Any) -> None:
+    bookie = await start_bookie(operations_total_max=7)
+    greedy, other = await bookie.connect(), await bookie.connect()
+    assert (await other.ask(add(0, 0))).status == 0
+    bookie.store.hold_forces()
+    greedy.send(*[m.ForceLedgerRequest(n, 1) for n in range(8)])
+    await eventually(lambda: bookie.server.operations.operations_budget.is_over)
+    other.send(*[m.ReadLacRequest(n, 1) for n in range(3)])
+    assert {answer.status for answer in (await other.receive_all(3)).values()} == {0}
+    assert (await other.ask(add(1, 1))).status == 0
+    assert bookie.server.operations.operations_budget.waiting <= 1, "only the other one waits"
+    bookie.store.release()
+    assert len(await greedy.receive_all(8)) == 8
+    await eventually(lambda: bookie.server.operations.operations_budget.used == 0)
+
+
+async def test_addresses_that_hold_nothing_go_on_together_while_others_hold_more_than_the_limit(
+    start_bookie: Any,
+) -> None:
+    """Each waits for its turn to issue reads meanwhile, which counts as a byte."""
+    bookie = await start_bookie()
+    writer = await bookie.connect()
+    assert (await writer.ask(add(0, 0))).status == 0
+    budget = bookie.server.operations.reads_budget
+    held = budget.limit + budget.limit // 5
+    budget.take(held, group="others")
+    clients = [await bookie.connect(address=address) for address in ("127.0.0.2", "127.0.0.3")]
+    for client in clients:
+        client.send(*[m.ReadRequest(n, 1, 0) for n in range(900)])
+    for answers in await asyncio.gather(*(client.receive_all(900) for client in clients)):
+        assert {answer.status for answer in answers.values()} == {0}
+    budget.give(held, group="others")
+    assert budget.used == 0
+
+
 async def test_lookups_end_with_their_connection(start_bookie: Any) -> None:
     """Entries are not read and encoded for clients that have gone."""
     bookie = await start_bookie()
@@ -510,7 +545,12 @@ async def test_a_client_that_does_not_read_does_not_keep_the_operations_of_other
     quick.send(*[m.ReadLacRequest(n, 1) for n in range(3)])
     assert {answer.status for answer in (await quick.receive_all(3)).values()} == {0}
     assert (await quick.ask(add(3, 1))).status == 0
-    assert bookie.server.limits.ends == {"blocks_others": 1}
+    assert bookie.server.limits.ends == {}
+    bookie.store.hold_forces()
+    quick.send(*[m.ForceLedgerRequest(n, 1) for n in range(3)])
+    await eventually(lambda: bookie.server.limits.ends == {"blocks_others": 1})
+    bookie.store.release()
+    assert {answer.status for answer in (await quick.receive_all(3)).values()} == {0}
 
 
 # --- TLS

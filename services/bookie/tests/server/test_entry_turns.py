@@ -3,7 +3,8 @@
 import asyncio
 from typing import Any
 
-from bindery_bookie.server.entry_turns import ENTRY_TURNS_MAX, EntryTurn, EntryTurns
+import pytest
+from bindery_bookie.server.entry_turns import ENTRY_TURNS_MAX, ClientGone, EntryTurn, EntryTurns
 
 
 class Reader:
@@ -11,6 +12,7 @@ class Reader:
 
     def __init__(self, group: str = "10.0.0.1") -> None:
         self.group = group
+        self.is_gone = False
         self.is_reading = asyncio.Event()
         self.is_reading.set()
 
@@ -100,3 +102,33 @@ async def test_an_operation_without_an_entry_takes_no_turn() -> None:
     tasks = await begun(turns, Reader(), ENTRY_TURNS_MAX + 1)
     assert [task.done() for _, task in tasks] == [True] * ENTRY_TURNS_MAX + [False]
     tasks[-1][1].cancel()
+
+
+async def test_an_operation_whose_client_has_gone_before_its_turn_ends() -> None:
+    turns, gone = EntryTurns(), Reader()
+    first = await begun(turns, Reader(), ENTRY_TURNS_MAX)
+    waiting = await begun(turns, gone, 1000)
+    ((last, other),) = await begun(turns, Reader(), 1)
+    gone.is_gone = True
+    first[0][0].end()
+    await asyncio.wait_for(other, 30)
+    for _, task in waiting:
+        with pytest.raises(ClientGone):
+            await task
+    for turn in (last, *(turn for turn, _ in first[1:])):
+        turn.end()
+    assert turns.count == 0
+    with pytest.raises(ClientGone):
+        await turns.turn(gone).begin()  # type: ignore[arg-type]
+    assert turns.count == 0
+
+
+async def test_a_turn_whose_client_goes_lasts_until_it_ends() -> None:
+    """The storage reads the entry nevertheless."""
+    turns, gone = EntryTurns(), Reader()
+    first = await begun(turns, gone, ENTRY_TURNS_MAX)
+    gone.is_gone = True
+    ((_, waiting),) = await begun(turns, Reader(), 1)
+    assert not waiting.done()
+    first[0][0].end()
+    await asyncio.wait_for(waiting, 30)

@@ -33,11 +33,10 @@ class MemoryPeer:
     def __init__(self) -> None:
         self.adds_in_progress = self.pending_read_count = self.operation_count = 0
         self.group = "10.0.0.1"
-        self.is_unsent = False
+        self.is_unsent = self.is_gone = False
         self.sent: list[bytes] = []
         self.tls: list[m.StartTlsRequest] = []
-        self.tasks: list[tuple[asyncio.Task[None], bool]] = []
-        """Each task, and whether it ends with the connection."""
+        self.tasks: list[asyncio.Task[None]] = []
         self.polls: list[Wait] = []
         self.dropped = asyncio.Event()
         """Whether a long poll has ended since the last one began."""
@@ -53,11 +52,9 @@ class MemoryPeer:
     def start_tls(self, request: m.StartTlsRequest) -> None:
         self.tls.append(request)
 
-    def spawn(
-        self, work: Coroutine[Any, Any, None], *, until_gone: bool = False, is_long_poll: bool = False
-    ) -> asyncio.Task[None]:
+    def spawn(self, work: Coroutine[Any, Any, None], *, is_long_poll: bool = False) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
-        self.tasks.append((task, until_gone))
+        self.tasks.append(task)
         return task
 
     def hold_poll(self, poll: Wait) -> None:
@@ -74,9 +71,7 @@ class MemoryPeer:
     def disconnect(self) -> None:
         for poll in tuple(self.polls):
             poll.end()
-        for task, until_gone in self.tasks:
-            if until_gone:
-                task.cancel()
+        self.is_gone = True
 
 
 class World:
@@ -111,7 +106,7 @@ class World:
         self.start(request, codec)
         while self.peer.polls:
             await self.peer.dropped.wait()
-        await asyncio.gather(*(task for task, _ in self.peer.tasks))
+        await asyncio.gather(*self.peer.tasks)
         (response,) = self.responses(codec)
         return response
 
@@ -305,6 +300,16 @@ async def test_a_piggyback_long_poll_with_an_entry_id_is_a_bad_request(world: Wo
 
 async def test_a_long_poll_of_an_unknown_ledger_is_answered_at_once(world: World) -> None:
     assert await world.ask(poll()) == ReadResponse(7, Status.NO_LEDGER, 1, -1)
+
+
+async def test_a_long_poll_of_a_ledger_that_cannot_be_read_fails(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It fails one request, not the connection."""
+
+    def broken(ledger_id: int) -> int:
+        raise OSError("index: closed")
+
+    monkeypatch.setattr(world.store, "last_add_confirmed", broken)
+    assert await world.ask(poll()) == ReadResponse(7, Status.IO_ERROR, 1, -1)
 
 
 async def test_long_polls_are_bounded(memory_store: Any) -> None:

@@ -12,8 +12,8 @@ While one of these reasons holds, nothing is read from the socket, and TCP passe
 |            | `unfinished_size_max` was used, or resumes after adds     |                                      |
 | reads      | PENDING_READS_MAX reads wait for the budget               | half of them wait                    |
 | operations | `operations_max` other operations are in progress         | half of them are in progress         |
-| all        | it started an operation while `operations_total_max`      | half of them are in progress         |
-| operations | were in progress, and has more than OPERATIONS_FREE_COUNT |                                      |
+| all        | it started an operation while `operations_total_max`      | half of them are in progress, or     |
+| operations | were in progress, and has more than OPERATIONS_FREE_COUNT | OPERATIONS_FREE_COUNT of its own     |
 | securing   | START_TLS was answered                                    | the handshake is over                |
 
 Both protocols are served on one port (`bindery_core.wire.detection`); a response has the protocol of its request. Until
@@ -173,7 +173,6 @@ class BookieConnection(asyncio.Protocol):
         "_unsent_read",
         "_unsent_since_s",
         "_unsent_timer",
-        "_until_gone",
         "_until_read",
         "_upgrade_size",
         "_upgrading",
@@ -274,8 +273,6 @@ class BookieConnection(asyncio.Protocol):
         """Long polls that wait."""
         self._long_poll_count = 0
         """Number of long polls that are being answered."""
-        self._until_gone: dict[asyncio.Task[None], bool] = {}
-        """Operations that end with the connection, and whether each is the answer to a long poll."""
 
     # --- asyncio.Protocol -----------------------------------------------------------------------------------------
 
@@ -443,11 +440,13 @@ class BookieConnection(asyncio.Protocol):
             if timer is not None:
                 timer.cancel()
         self._end_polls()
-        for task in self._until_gone:
-            task.cancel()
         self._owner.closed(self, error)
 
     # --- operations.Peer ------------------------------------------------------------------------------------------
+
+    @property
+    def is_gone(self) -> bool:
+        return self._is_lost
 
     @property
     def is_unsent(self) -> bool:
@@ -485,18 +484,15 @@ class BookieConnection(asyncio.Protocol):
             self._unread_written += len(data)
             self._count_unread(transport.get_write_buffer_size())
 
-    def spawn(
-        self, work: Coroutine[Any, Any, None], *, until_gone: bool = False, is_long_poll: bool = False
-    ) -> asyncio.Task[None]:
+    def spawn(self, work: Coroutine[Any, Any, None], *, is_long_poll: bool = False) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._owner.keep(task)
         self._operation_count += 1
-        task.add_done_callback(self._operation_done)
-        if until_gone:
-            self._until_gone[task] = is_long_poll
         if is_long_poll:
             self._long_poll_count += 1
+            task.add_done_callback(self._poll_answered)
         else:
+            task.add_done_callback(self._operation_done)
             budget = self._operations.operations_budget
             budget.take(1)
             if budget.is_over and self.operation_count > OPERATIONS_FREE_COUNT and not self._waits_for_operations:
@@ -560,9 +556,6 @@ class BookieConnection(asyncio.Protocol):
             self.abort()  # no request has arrived over TLS yet
         self._pause("stopping")
         self._end_polls()
-        for task, is_long_poll in self._until_gone.items():
-            if is_long_poll:
-                task.cancel()
 
     def close(self) -> None:
         """Send the responses that were written, then close."""
@@ -810,8 +803,8 @@ class BookieConnection(asyncio.Protocol):
 
     def _issue_in_turn(self, share: int) -> None:
         self._is_queued = False
+        self._operations.reads_budget.give(1, group=self.group)  # first, otherwise its address is not an idle one
         self._issue_up_to(share)
-        self._operations.reads_budget.give(1, group=self.group)
 
     def _issue_up_to(self, share: int) -> None:
         turns = self._operations.read_turns
@@ -959,12 +952,18 @@ class BookieConnection(asyncio.Protocol):
         self._waits_for_operations = False
         self._resume("all operations")
 
-    def _operation_done(self, task: asyncio.Task[None]) -> None:
+    def _poll_answered(self, _: asyncio.Task[None]) -> None:
         self._operation_count -= 1
-        if self._until_gone.pop(task, False):
-            self._long_poll_count -= 1
-        else:
-            self._operations.operations_budget.give(1)
+        self._long_poll_count -= 1
+        self._check_operations()
+
+    def _operation_done(self, _: asyncio.Task[None]) -> None:
+        self._operation_count -= 1
+        budget = self._operations.operations_budget
+        budget.give(1)
+        if self._waits_for_operations and self.operation_count <= OPERATIONS_FREE_COUNT:
+            budget.forget(self._operations_are_low, group=self.group)
+            self._operations_are_low()
         self._check_operations()
 
     def _check_operations(self) -> None:

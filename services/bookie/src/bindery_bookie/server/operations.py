@@ -1,8 +1,8 @@
 """Operations: what each request of the ledger protocol does to the store, and how it is answered.
 
 A batch is the requests of one socket read. Its adds go to the store as one group, and its plain reads as another,
-without a task, future or closure per entry. Every other request gets a task of its own: batch reads here, the rest in
-`single_operations`.
+without a task, future or closure per entry. Every other request is answered by a task of its own: batch reads here, the
+rest in `single_operations`.
 
 Order: the adds of a batch are passed to the store before its other requests, so a force or a read that was sent after
 an add finds it. Responses are sent in any order: clients match them by transaction id, in v2 by operation and ids.

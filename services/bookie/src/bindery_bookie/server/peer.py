@@ -38,6 +38,11 @@ class Peer(Protocol):
         """Whether the client leaves more than `unsent_size_max` bytes unread."""
         ...
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether the connection has closed."""
+        ...
+
     async def until_read(self) -> None:
         """Return once the client has read most of its responses, or is gone."""
 
@@ -50,11 +55,9 @@ class Peer(Protocol):
     def start_tls(self, request: StartTlsRequest) -> None:
         """Answer, and secure the connection if TLS is offered."""
 
-    def spawn(
-        self, work: Coroutine[Any, Any, None], *, until_gone: bool = False, is_long_poll: bool = False
-    ) -> asyncio.Task[None]:
-        """Run `work` in a task, to which the server holds a reference. `until_gone`: cancel it when the connection
-        closes. `is_long_poll`: it does not count as an operation, and is cancelled when the server stops, too."""
+    def spawn(self, work: Coroutine[Any, Any, None], *, is_long_poll: bool = False) -> asyncio.Task[None]:
+        """Run `work` in a task, to which the server holds a reference. `is_long_poll`: it is the answer to a long poll,
+        and does not count as an operation."""
         ...
 
     def hold_poll(self, poll: Wait) -> None:

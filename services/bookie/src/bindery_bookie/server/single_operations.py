@@ -1,4 +1,4 @@
-"""SingleOperations: the requests that run in a task of their own, because they are rare or wait.
+"""SingleOperations: the requests that are answered by a task of their own, because they are rare or wait.
 
 These are fencing reads, long polls, LACs, forces, lists of entries and bookie info. Adds and plain reads are handled in
 groups (`operations`).
@@ -26,7 +26,7 @@ from bindery_kit.observability.quiet_log import QuietLog
 
 from bindery_bookie.metrics import BookieMetrics
 from bindery_bookie.server.back_pressure import BackPressureBudget
-from bindery_bookie.server.entry_turns import EntryTurn, EntryTurns
+from bindery_bookie.server.entry_turns import ClientGone, EntryTurn, EntryTurns
 from bindery_bookie.server.long_polls import LongPoll, LongPolls
 from bindery_bookie.server.peer import Peer
 from bindery_bookie.server.refusals import failed, refuse_other
@@ -91,13 +91,13 @@ class SingleOperations:
             case m.WriteLacRequest():
                 self._spawn(peer, "WRITE_LAC", self._write_lac, request)
             case m.ReadLacRequest():
-                self._spawn(peer, "READ_LAC", self._read_lac, request, until_gone=True)
+                self._spawn(peer, "READ_LAC", self._read_lac, request)
             case m.ForceLedgerRequest():
                 self._spawn(peer, "FORCE_LEDGER", self._force, request)
             case m.ListEntriesRequest():
-                self._spawn(peer, "GET_LIST_OF_ENTRIES_OF_LEDGER", self._list_entries, request, until_gone=True)
+                self._spawn(peer, "GET_LIST_OF_ENTRIES_OF_LEDGER", self._list_entries, request)
             case m.BookieInfoRequest():
-                self._spawn(peer, "GET_BOOKIE_INFO", self._bookie_info, request, until_gone=True)
+                self._spawn(peer, "GET_BOOKIE_INFO", self._bookie_info, request)
             case m.AuthRequest():
                 # Authentication is off, or is complete: BookKeeper's clients take this plugin name as "done".
                 txn_id = request.txn_id if codec.VERSION == v3.VERSION else v2.VERSION
@@ -107,23 +107,12 @@ class SingleOperations:
             case m.OtherRequest():
                 peer.send(codec.encode_response(refuse_other(request, codec)))
 
-    def _spawn(
-        self,
-        peer: Peer,
-        name: str,
-        work: Work[RequestT],
-        request: RequestT,
-        codec: Codec = v3,
-        *,
-        until_gone: bool = False,
-    ) -> None:
-        """`until_gone`: the operation changes nothing, so that it ends when its client is gone: an entry that was read
-        and encoded for nobody takes as long as one for a client that waits."""
+    def _spawn(self, peer: Peer, name: str, work: Work[RequestT], request: RequestT, codec: Codec = v3) -> None:
         is_over = self._budget.used >= 2 * self._budget.limit  # one read of a socket could start ten thousand
         if is_over and peer.operation_count >= OPERATIONS_FREE_COUNT:
             self._refuse(name, request)
         else:
-            peer.spawn(self._answer(peer, name, work, request, codec), until_gone=until_gone)
+            peer.spawn(self._answer(peer, name, work, request, codec))
 
     def send_refused(self, peer: Peer, codec: Codec) -> None:
         """Send the refusals of requests that `start` was called for: there may be thousands, and each write of its own
@@ -151,6 +140,8 @@ class SingleOperations:
         try:
             try:
                 response = await work(request, turn)
+            except ClientGone:
+                return
             except BinderyError as error:
                 response = failed(request, of_error(error))
                 if response.status in (Status.IO_ERROR, Status.UNKNOWN_LEDGER_STATE):
@@ -196,7 +187,7 @@ class SingleOperations:
         work = self._answer(
             poll.peer, "READ_ENTRY_LONG_POLL", self._long_poll, poll.request, v3, started_s=poll.started_s
         )
-        task = poll.peer.spawn(work, until_gone=True, is_long_poll=True)
+        task = poll.peer.spawn(work, is_long_poll=True)
         task.add_done_callback(self._poll_answered)  # also when it is cancelled before its first step
 
     def _poll_answered(self, _: asyncio.Task[None]) -> None:
