@@ -7,7 +7,7 @@ import socket
 import pytest
 from bindery_bookie.server import connection as connection_module
 from bindery_bookie.server.operations import PENDING_READS_FREE_COUNT, READ_ANSWER_SIZE_MAX
-from bindery_bookie.server.read_turns import READ_TURN_COUNT_MAX
+from bindery_bookie.server.read_turns import READ_TURN_COUNT_MAX, READ_UNIT_SIZE
 from bindery_bookie.server.server import LISTENERS
 from bindery_core.digest import Digester, master_key
 from bindery_core.entry import pack
@@ -448,6 +448,36 @@ async def test_a_slow_reader_that_still_reads_is_kept_while_others_wait(start_bo
     assert set(await quick.receive_all(1)) == {9}
     await eventually(lambda: budget.used == 0)
     assert 2 <= wire.looks < 20 if is_cut else wire.looks >= 20
+
+
+async def test_large_entries_from_the_cache_yield_to_other_connections(start_bookie) -> None:
+    """Clients that read as fast as the bookie sends would otherwise have a turn of 256 large entries each."""
+    bookie = await start_bookie()
+    writer = await bookie.connect()
+    assert (await writer.ask(add(0, 1, 0, size=500_000))).status == 0
+    turn = 0
+    sent_in: dict[int, int] = {}
+
+    class Quick(Wire):
+        def write(self, data) -> None:
+            sent_in[turn] = sent_in.get(turn, 0) + len(data)
+
+        def set_write_buffer_limits(self, high=None, low=None) -> None: ...
+
+    wires = [Quick(0) for _ in range(4)]
+    for wire in wires:
+        wire.connection = connection_module.BookieConnection(bookie.server)
+        wire.connection.connection_made(wire)
+        bookie.server.operations.handle(wire.connection, [m.ReadRequest(n, 1, 0) for n in range(200)])
+    while sum(sent_in.values()) < 4 * 200 * 500_000:
+        turn += 1
+        await asyncio.sleep(0)
+        assert turn < 1000
+    # A turn that is counted here may span two turns of the event loop; each may be exceeded by one answer.
+    assert max(sent_in.values()) <= 2 * (READ_TURN_COUNT_MAX * READ_UNIT_SIZE + READ_ANSWER_SIZE_MAX)
+    for wire in wires:
+        wire.abort()
+    assert bookie.server.operations.reads_budget.used == 0
 
 
 async def test_reads_of_larger_entries_than_expected_are_answered_in_parts(start_bookie, monkeypatch) -> None:

@@ -62,6 +62,7 @@ from bindery_bookie.access.tls_upgrade import TlsState, TlsUpgrade
 from bindery_bookie.server.operations import Operations
 from bindery_bookie.server.peer import Wait
 from bindery_bookie.server.port_limits import KERNEL_UNREAD_SIZE, UNREAD_MARK, PortLimits
+from bindery_bookie.server.read_turns import READ_UNIT_SIZE
 from bindery_bookie.server.room import BUSY, IDLE, POLLING, WAITING
 from bindery_bookie.server.single_operations import OPERATIONS_FREE_COUNT
 from bindery_bookie.settings import ServerSettings
@@ -840,7 +841,8 @@ class BookieConnection(asyncio.Protocol):
         return False
 
     def _issue_batch(self, count_max: int) -> int:
-        """Issue one batch and return the number of its reads, at most `count_max`."""
+        """Issue one batch of at most `count_max` reads. Return their number, or that of their READ_UNIT_SIZE if it is
+        higher."""
         budget = self._operations.reads_budget
         pending = self._pending_reads
         self._has_room = False
@@ -855,7 +857,7 @@ class BookieConnection(asyncio.Protocol):
             budget.take(guess, group=self.group)
             sent = partial(self._reads_sent, guess, None, codec)
             self._operations.read_batch(self, head, codec, self._entry_size, sent)
-            return 1
+            return max(1, guess // READ_UNIT_SIZE)
         wanted = len(pending)
         if wanted > 1:
             wanted = min(
@@ -874,7 +876,7 @@ class BookieConnection(asyncio.Protocol):
         self._taken(len(batch))
         budget.take(guess, group=self.group)
         self._operations.read(self, batch, codec, partial(self._reads_sent, guess, batch, codec))
-        return len(batch)
+        return max(len(batch), guess // READ_UNIT_SIZE)
 
     def _taken(self, count: int) -> None:
         self._operations.pending_reads -= count

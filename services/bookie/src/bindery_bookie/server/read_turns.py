@@ -1,9 +1,10 @@
-"""ReadTurns: limit the number of reads that connections issue in one turn of the event loop.
+"""ReadTurns: limit the reads that connections issue in one turn of the event loop, by their number and bytes.
 
 Reads served from a cache do not yield. Without a limit, one turn of the event loop could last as long as clients send
 reads, and adds and other connections would be delayed. All connections together issue at most READ_TURN_COUNT_MAX reads
-per turn, and one connection at most READ_SHARE_COUNT_MAX at a time. A connection with more reads joins the end of a
-queue; the next turn begins with the connection that has waited longest.
+per turn, and one connection at most READ_SHARE_COUNT_MAX at a time, where each READ_UNIT_SIZE bytes of their entries
+count as a read: 4 MiB and 1 MiB, or little more. A connection with more reads joins the end of a queue; the next turn
+begins with the connection that has waited longest.
 """
 
 import asyncio
@@ -15,6 +16,8 @@ READ_TURN_COUNT_MAX: Final = 1024
 """Maximum number of reads that all connections together issue in one turn of the event loop."""
 READ_SHARE_COUNT_MAX: Final = 256
 """Maximum number of reads that one connection issues before the next one is served."""
+READ_UNIT_SIZE: Final = 4096
+"""Bytes of entries that count as one read: it takes as long to send them."""
 
 
 class ReadTurns:
