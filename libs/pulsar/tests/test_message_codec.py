@@ -13,6 +13,7 @@ from bindery_pulsar import message_codec
 from bindery_pulsar.entry_size import ENTRY_SIZE_MAX
 from bindery_pulsar.message_codec import (
     MESSAGE_SIZE,
+    NONE_KEY,
     PAYLOAD_SIZE_MAX,
     PROPERTY_SIZE,
     SMALL_COUNT_MAX,
@@ -174,7 +175,9 @@ def test_random_bytes_are_decoded_or_refused(data: bytes, framed: bool) -> None:
 
 def raw(payload: bytes = b"x", *, checksum: bool = True, **fields: object) -> bytes:
     """Return an entry as another producer may write it."""
-    metadata = MessageMetadata(producer_name="q", sequence_id=1, publish_time=5, **fields).SerializeToString()
+    metadata = MessageMetadata(
+        **{"producer_name": "q", "sequence_id": 1, "publish_time": 5} | fields
+    ).SerializeToString()
     body = struct.pack(">I", len(metadata)) + metadata + payload
     return struct.pack(">HI", 0x0E01, crc32c.crc32c(body)) + body if checksum else body
 
@@ -434,3 +437,51 @@ def test_what_exceeds_the_limit_by_its_claims_is_not_decompressed(monkeypatch: p
     with pytest.raises(UnreadableMessage):
         decode_entry(entry, size_max=len(payload) + SMALL_COUNT_MAX * MESSAGE_SIZE)
     assert counting.produced == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "key"),
+    [
+        ({"ordering_key": b"\x00\xff", "partition_key": "k"}, b"\x00\xff"),
+        ({"ordering_key": b"", "partition_key": "k"}, b""),
+        ({"partition_key": "k\u00fc"}, b"k\xc3\xbc"),
+        ({"partition_key": ""}, b""),
+        ({"partition_key": "AAE=", "partition_key_b64_encoded": True}, b"\x00\x01"),
+        ({"partition_key": "AAE", "partition_key_b64_encoded": True}, b"\x00\x01"),
+        ({}, b"q-1"),
+        ({"sequence_id": 2**64 - 1}, b"q--1"),
+    ],
+)
+def test_the_key_for_dispatch_is_that_of_pulsar(fields: dict[str, Any], key: bytes) -> None:
+    """The keys were printed by `Commands.resolveStickyKey` of Pulsar 4.0.7 for the same metadata."""
+    entry = PackedEntry(raw(**fields))
+    assert entry.key_bytes == key
+    assert entry.decode()[0].key_bytes == key
+
+
+def test_a_binary_key_that_is_not_base64_has_no_key_for_dispatch() -> None:
+    for key in ("no base64!", "A", "\u00fc"):
+        assert PackedEntry(raw(partition_key=key, partition_key_b64_encoded=True)).key_bytes == NONE_KEY
+
+
+def test_text_that_is_not_utf_8_is_replaced() -> None:
+    metadata = MessageMetadata(producer_name="q", sequence_id=1, publish_time=5).SerializeToString()
+    metadata += b"\x0a\x01\xff" + b"\x32\x01\xfe"  # producer name and key
+    entry = struct.pack(">I", len(metadata)) + metadata
+    assert PackedEntry(entry).key_bytes == b"\xef\xbf\xbd"
+    assert decode_entry(entry)[0].key == "\ufffd"
+
+
+def test_messages_of_a_batch_have_keys_of_their_own() -> None:
+    payload = singles({"ordering_key": b"o", "partition_key": "a"}, {"partition_key": "b"}, {}, {"sequence_id": 9})
+    entry = PackedEntry(raw(payload, num_messages_in_batch=4, partition_key="a"))
+    assert entry.key_bytes == b"a"
+    assert [message.key_bytes for message in entry.decode()] == [b"o", b"b", b"q-3", b"q-9"]
+
+
+def test_times_are_read_without_decoding() -> None:
+    entry = PackedEntry(raw(b"no batch", num_messages_in_batch=2, deliver_at_time=77))
+    assert (entry.deliver_at_ms, entry.publish_time_ms) == (77, 5)
+    assert PackedEntry(raw()).deliver_at_ms == 0
+    note = BrokerEntryMetadata(broker_timestamp=99).SerializeToString()
+    assert PackedEntry(struct.pack(">HI", 0x0E02, len(note)) + note + raw()).publish_time_ms == 99

@@ -69,6 +69,8 @@ SMALL_COUNT_MAX: Final = 1_000
 """Maximum number of messages of a batch that is decoded in a few milliseconds: the usual size of Pulsar's clients."""
 TAG_VALUE: Final = "TAGS"
 """Value of a property whose name is a tag."""
+NONE_KEY: Final = b"NONE_KEY"
+"""Key by which a message is dispatched whose binary key is not base64, as in Pulsar."""
 
 _MAGIC_BROKER_METADATA: Final = 0x0E02
 _MAGIC_CHECKSUM: Final = 0x0E01
@@ -141,6 +143,19 @@ class Message:
     @property
     def tags(self) -> frozenset[str]:
         return tags_of(self.properties)
+
+    @property
+    def key_bytes(self) -> bytes:
+        """Key by which Key_Shared dispatches this message alone: `PackedEntry.key_bytes` has the rule.
+
+        Pulsar dispatches the messages of a batch together, by the key of the entry.
+        """
+        if self.ordering_key is not None:
+            return self.ordering_key
+        key = self.key
+        if key is None:
+            return _key_of_its_own(self.producer_name, self.sequence_id)
+        return key if isinstance(key, bytes) else key.encode()
 
     @property
     def size(self) -> int:
@@ -275,14 +290,22 @@ def _metadata_size_exact(message: OutgoingMessage) -> int:
 class PackedEntry:
     """An entry whose checksum and metadata were read, and whose messages are not decoded yet."""
 
-    __slots__ = ("_metadata", "_metadata_size", "_metadata_size_max", "_payload", "count", "is_batch")
+    __slots__ = (
+        "_broker_time_ms",
+        "_metadata",
+        "_metadata_size",
+        "_metadata_size_max",
+        "_payload",
+        "count",
+        "is_batch",
+    )
 
     def __init__(self, entry: bytes, *, metadata_size_max: int = UNCOMPRESSED_SIZE_MAX) -> None:
         """`metadata_size_max`: maximum bytes of the metadata of the entry, and of each message of a batch.
 
         Raises CorruptMessage, or UnreadableMessage if the metadata is larger.
         """
-        metadata, payload, _ = _split(entry, verify=True, metadata_size_max=metadata_size_max)
+        metadata, payload, self._broker_time_ms = _split(entry, verify=True, metadata_size_max=metadata_size_max)
         is_batch = metadata.HasField("num_messages_in_batch")
         self._metadata_size_max = metadata_size_max
         self._metadata, self._payload = metadata, payload
@@ -290,6 +313,35 @@ class PackedEntry:
         self.is_batch: Final = is_batch
         self.count: Final[int] = metadata.num_messages_in_batch if is_batch else 1
         """Number of messages in the batch as its metadata claims it; 1: the entry is not a batch."""
+
+    @property
+    def publish_time_ms(self) -> int:
+        """Time at which a broker stored the entry, if recorded, else its publish time. In ms since 1970."""
+        return self._broker_time_ms or int(self._metadata.publish_time)
+
+    @property
+    def deliver_at_ms(self) -> int:
+        """Time before which the entry is not delivered, in ms since 1970; 0 or less: it is not delayed."""
+        return int(self._metadata.deliver_at_time)
+
+    @property
+    def key_bytes(self) -> bytes:
+        """Key by which Key_Shared dispatches the entry: its ordering key, else its key, else one of its own.
+
+        Binary keys are decoded; if one is not base64, the key is NONE_KEY. An empty key counts as a key. If there is
+        none, the key is `<producer name>-<sequence id>`, the id as a signed number. A batch has the key of its first
+        message. Source: Pulsar Commands.resolveStickyKey.
+        """
+        metadata = self._metadata
+        if metadata.HasField("ordering_key"):
+            return metadata.ordering_key
+        try:
+            key = _key_of(metadata)
+        except CorruptMessage:
+            return NONE_KEY
+        if key is None:
+            return _key_of_its_own(_text(metadata.producer_name), metadata.sequence_id)
+        return key if isinstance(key, bytes) else key.encode()
 
     @property
     def is_small(self) -> bool:
@@ -439,12 +491,23 @@ def _key_of(source: MessageMetadata | SingleMessageMetadata) -> str | bytes | No
     key = source.partition_key
     if not key and not source.HasField("partition_key"):  # HasField takes longer than the field
         return None
+    key = _text(key)
     if not source.partition_key_b64_encoded:
         return key
     try:
-        return b64decode(key, validate=True)
+        return b64decode(key + "=" * (-len(key) % 4), validate=True)  # Java's decoder takes keys without padding, too
     except (binascii.Error, ValueError) as error:
         raise CorruptMessage("the binary key is not base64") from error
+
+
+def _text(value: str | bytes) -> str:
+    """Return a protobuf string, of which protobuf returns the bytes if they are not UTF-8."""
+    return value if isinstance(value, str) else value.decode(errors="replace")
+
+
+def _key_of_its_own(producer_name: str, sequence_id: int) -> bytes:
+    signed = sequence_id - 2**64 if sequence_id >= 2**63 else sequence_id
+    return f"{producer_name}-{signed}".encode()
 
 
 def _frame(metadata: MessageMetadata, payload: list[bytes]) -> bytes:
