@@ -53,7 +53,7 @@ class Listening:
         """Return the number of calls in progress by consumer."""
         (topic,) = self.harness.broker.topics
         topic.subscription("s").tick()
-        return {session.consumer: session.calls_open for session in topic.subscription("s").sessions}
+        return {session.consumer.name: session.calls_open for session in topic.subscription("s").sessions}
 
 
 @pytest.fixture

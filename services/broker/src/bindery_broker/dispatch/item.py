@@ -1,42 +1,161 @@
-"""The messages that dispatchers handle: a key and an opaque body.
+"""What dispatchers handle: entries, or parts of them, with an opaque body.
 
-A message's key is (ledger id, entry id, batch index). The index is -1 if the message is an entry of its own. The order
-of the keys is the order of the topic.
+An entry holds one message or a batch. Its messages are the bits of an integer: bit i stands for the message with batch
+index i. An entry that is not a batch has bit 0 only. WHOLE stands for all messages of an entry, however many it has. The
+order of positions, and of the bits in an entry, is the order of the topic.
 """
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
-from bindery_pulsar.message_id import MessageId
+from bindery_pulsar.message_id import MessageId, Position
 
-M = TypeVar("M")
+B = TypeVar("B")
 
-MessageKey = tuple[int, int, int]
-NOT_IN_BATCH = -1
+SINGLE: Final = 1
+"""Bits of an entry that is not a batch."""
+WHOLE: Final = -1
+"""Bits of an entry with an unknown number of messages."""
+NOT_IN_BATCH: Final = -1
 """Batch index of a message that is an entry of its own."""
 
 
-def key_of(message_id: MessageId) -> MessageKey:
-    return (message_id.ledger_id, message_id.entry_id, message_id.batch_index)
+class MessageRef(NamedTuple):
+    """Messages of one entry, by their bits."""
+
+    position: Position
+    bits: int
 
 
-class Item(NamedTuple, Generic[M]):
-    """One readable message; `size` counts against the byte limits."""
+def refs_of(ids: Iterable[MessageId], known_bits: Callable[[Position], int]) -> list[MessageRef]:
+    """Return the messages that `ids` name, one reference for each entry. An id without a batch index names all.
 
-    key: MessageKey
-    size: int
-    message: M
+    `known_bits`: the messages of an entry that may be named. Others are left out: a client may send any index, and an
+    integer with such a bit would be large.
+    """
+    found: dict[Position, int] = {}
+    for message_id in ids:
+        position, index = message_id.position, message_id.batch_index
+        if index == NOT_IN_BATCH:
+            found[position] = WHOLE
+        elif known_bits(position) >> index & 1:
+            found[position] = found.get(position, 0) | 1 << index
+    return [MessageRef(position, bits) for position, bits in found.items()]
 
 
-class Delivery(NamedTuple, Generic[M]):
-    """One message delivered to a consumer."""
+def indexes_of(bits: int) -> Iterator[int]:
+    """Yield the numbers of the bits that are set, ascending. `bits` must not be negative."""
+    assert bits >= 0
+    base = 0
+    while bits:
+        skipped = (bits & -bits).bit_length() - 1
+        bits >>= skipped + 1
+        base += skipped
+        yield base
+        base += 1
 
-    key: MessageKey
-    message: M
+
+def lowest(bits: int) -> int:
+    """Return the number of the lowest bit that is set. `bits` must not be 0."""
+    return (bits & -bits).bit_length() - 1
+
+
+def bits_of(indexes: Sequence[int]) -> int:
+    """Return the bits with these numbers, at least one; the first is the lowest."""
+    first = indexes[0]
+    bits = 0
+    for index in indexes:
+        bits |= 1 << index - first
+    return bits << first
+
+
+def count_of(bits: int) -> int:
+    """Return the number of messages; 1 for WHOLE and what remains of it."""
+    return bits.bit_count() if bits >= 0 else 1
+
+
+class Item(Generic[B]):
+    """One entry that was read, or a part of it. A part can be cut off; both share the body then."""
+
+    __slots__ = ("bits", "body", "deliver_at_ms", "key_hash", "position", "size", "sizes")
+
+    def __init__(
+        self,
+        position: Position,
+        *,
+        size: int,
+        body: B,
+        bits: int = SINGLE,
+        sizes: Sequence[int] | None = None,
+        key_hash: int = 0,
+        deliver_at_ms: int = 0,
+    ) -> None:
+        """`size`: bytes that count against the limits. `sizes`: those of each message in a batch, in order."""
+        self.position = position
+        self.bits = bits
+        self.size = size
+        self.sizes = sizes
+        self.body = body
+        self.key_hash = key_hash
+        self.deliver_at_ms = deliver_at_ms
+
+    def cut(self, bits: int) -> "Item[B]":
+        """Remove the messages of `bits`, a part of this item's, and return them as an item of their own."""
+        bits &= self.bits
+        assert 0 < bits < self.bits
+        assert self.sizes is not None
+        chosen: list[int] = []
+        kept: list[int] = []
+        first = lowest(self.bits)
+        relative = bits >> first  # the bits of a part of a large batch may be many zeros
+        for index, size in zip(indexes_of(self.bits >> first), self.sizes, strict=True):
+            (chosen if relative >> index & 1 else kept).append(size)
+        taken = Item(
+            self.position,
+            size=sum(chosen),
+            body=self.body,
+            bits=bits,
+            sizes=chosen,
+            key_hash=self.key_hash,
+            deliver_at_ms=self.deliver_at_ms,
+        )
+        self.bits &= ~bits
+        self.sizes = kept
+        self.size -= taken.size
+        return taken
+
+    @property
+    def first_size(self) -> int:
+        """Bytes of the first message."""
+        return self.sizes[0] if self.sizes else self.size
+
+    def first_bits(self, *, count_max: int, size_max: int) -> int:
+        """Return the bits of the first messages: at most `count_max`, and `size_max` bytes except for the first."""
+        assert count_max >= 1
+        if self.sizes is None or (self.size <= size_max and self.bits.bit_count() <= count_max):
+            return self.bits
+        first = lowest(self.bits)
+        bits = size = 0
+        for index, one in zip(indexes_of(self.bits >> first), self.sizes, strict=True):
+            size += one
+            if bits and (size > size_max or count_max <= 0):
+                break
+            bits |= 1 << index
+            count_max -= 1
+        return bits << first
+
+
+class Delivery(NamedTuple, Generic[B]):
+    """Messages of one entry that were delivered to a consumer."""
+
+    position: Position
+    bits: int
+    body: B
     lease: str
     """Id of the delivery, not of the message: a redelivery has another lease."""
     redelivery_count: int
-    """Number of earlier negative acknowledgements and timeouts. Kept in memory: 0 after the topic is loaded again."""
+    """Number of earlier negative acknowledgements and timeouts of these messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,146 +1,147 @@
-"""Track which consumer holds which message, and until when.
+"""Track which consumer holds which messages, and until when.
 
-Invariants: a message is held at most once; a grant's messages all belong to one consumer and end at one time; counts
+Invariants: a portion is held at most once; a grant's portions all belong to one consumer and end at one time; counts
 and bytes are those of the messages held now.
 
-One `take` makes one grant for all its messages, so that the cost per message is one dict entry, and expiry checks one
-deadline per grant. Times are monotonic seconds, passed by the caller.
+One `take` makes one grant for all its portions, so that expiry checks one deadline per grant. Times are monotonic
+seconds, passed by the caller. A lease without an end (`math.inf`) lasts until the consumer leaves.
 """
 
 import heapq
+import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from typing import Any, Final
 
-from bindery_broker.dispatch.item import MessageKey
+from bindery_broker.dispatch.consumers import Consumer
+from bindery_broker.dispatch.item import B, Delivery, Item
+from bindery_broker.dispatch.portions import Portion, State
 
-_HEAP_SLACK = 64
+_HEAP_SLACK: Final = 64
+
+AnyPortion = Portion[Any]
 
 
-@dataclass(slots=True, eq=False)
 class Grant:
-    """The messages of one delivery that are still held."""
+    """The portions of one delivery that are still held."""
 
-    serial: int
-    consumer: str
-    granted_at: float
-    deadline: float
-    sizes: dict[MessageKey, int] = field(default_factory=dict)
+    __slots__ = ("consumer", "deadline", "granted_at", "portions", "serial")
+
+    def __init__(self, serial: int, consumer: Consumer, *, granted_at: float, deadline: float) -> None:
+        self.serial = serial
+        self.consumer = consumer
+        self.granted_at = granted_at
+        self.deadline = deadline
+        self.portions: dict[AnyPortion, None] = {}
 
 
 class LeaseTable:
-    """The leases of one subscription, by message and by consumer."""
+    """The leases of one subscription."""
 
     def __init__(self) -> None:
-        self._by_key: dict[MessageKey, Grant] = {}
-        self._by_consumer: dict[str, dict[int, Grant]] = {}
-        self._counts: dict[str, int] = {}
+        self._grants: dict[Grant, None] = {}
         self._heap: list[tuple[float, int, Grant]] = []
-        self._grant_count = 0
         self._serial = 0
         self.bytes_held = 0
+        self.messages_held = 0
 
     def __len__(self) -> int:
-        return len(self._by_key)
+        """Return the number of messages that are held."""
+        return self.messages_held
 
-    def __contains__(self, key: object) -> bool:
-        return key in self._by_key
+    def __iter__(self) -> Iterator[AnyPortion]:
+        """Iterate over the portions that are held, oldest grant first."""
+        for grant in self._grants:
+            yield from grant.portions
 
-    def __iter__(self) -> Iterator[MessageKey]:
-        """Iterate over the keys that are held, oldest grant first."""
-        return iter(self._by_key)
-
-    def holder(self, key: MessageKey) -> str | None:
-        grant = self._by_key.get(key)
-        return None if grant is None else grant.consumer
-
-    def grant_of(self, key: MessageKey) -> Grant | None:
-        return self._by_key.get(key)
-
-    def count_of(self, consumer: str) -> int:
-        return self._counts.get(consumer, 0)
-
-    def grants_of(self, consumer: str) -> list[Grant]:
-        """Return the consumer's grants that hold a message, oldest first."""
-        return list(self._by_consumer.get(consumer, {}).values())
-
-    def last_deadline_of(self, consumer: str) -> float | None:
+    def last_deadline_of(self, consumer: Consumer) -> float | None:
         """Return when the consumer's last lease ends; None: it holds nothing."""
-        grants = self._by_consumer.get(consumer)
-        return max(grant.deadline for grant in grants.values()) if grants else None
+        return max(grant.deadline for grant in consumer.grants.values()) if consumer.grants else None
 
-    def grant(self, consumer: str, held: Sequence[tuple[MessageKey, int]], *, deadline: float, now: float) -> Grant:
-        """Lease `held` (key, size) to `consumer`. None of the keys may be held."""
-        assert held
+    def grant(self, consumer: Consumer, portions: Sequence[AnyPortion], *, deadline: float, now: float) -> Grant:
+        """Lease `portions` to `consumer`. None of them may be held."""
+        assert portions
         self._serial += 1
-        grant = Grant(serial=self._serial, consumer=consumer, granted_at=now, deadline=deadline, sizes=dict(held))
-        by_key = self._by_key
-        for key, size in held:
-            assert key not in by_key, key
-            by_key[key] = grant
-            self.bytes_held += size
-        self._by_consumer.setdefault(consumer, {})[grant.serial] = grant
-        self._counts[consumer] = self._counts.get(consumer, 0) + len(held)
-        self._grant_count += 1
-        heapq.heappush(self._heap, (deadline, grant.serial, grant))
-        if len(self._heap) > 2 * self._grant_count + _HEAP_SLACK:  # many were returned long before their deadlines
-            self._heap = [row for row in self._heap if row[2].sizes]
-            heapq.heapify(self._heap)
+        grant = Grant(self._serial, consumer, granted_at=now, deadline=deadline)
+        held = grant.portions
+        count = 0
+        for portion in portions:
+            assert portion.grant is None
+            portion.state = State.LEASED
+            portion.grant = grant
+            held[portion] = None
+            count += portion.count
+            self.bytes_held += portion.size
+        self.messages_held += count
+        consumer.held += count
+        consumer.grants[grant.serial] = grant
+        self._grants[grant] = None
+        if deadline < math.inf:
+            heapq.heappush(self._heap, (deadline, grant.serial, grant))
+            if len(self._heap) > 2 * len(self._grants) + _HEAP_SLACK:  # many were returned long before their deadlines
+                self._heap = [row for row in self._heap if row[2].portions]
+                heapq.heapify(self._heap)
         return grant
 
-    def drop(self, keys: Iterable[MessageKey]) -> list[MessageKey]:
-        """End the leases of `keys`. Returns those that were held."""
-        dropped = []
-        for key in keys:
-            grant = self._by_key.pop(key, None)
+    def drop(self, portions: Iterable[AnyPortion]) -> None:
+        """End the leases of `portions`; those that are not held are ignored. The caller sets their next state."""
+        for portion in portions:
+            grant = portion.grant
             if grant is None:
                 continue
-            dropped.append(key)
-            self.bytes_held -= grant.sizes.pop(key)
-            self._counts[grant.consumer] -= 1
-            if not grant.sizes:
-                self._forget(grant)
-        return dropped
+            portion.grant = None
+            del grant.portions[portion]
+            count = portion.count
+            self.bytes_held -= portion.size
+            self.messages_held -= count
+            grant.consumer.held -= count
+            if not grant.portions:
+                del self._grants[grant]
+                del grant.consumer.grants[grant.serial]
+
+    def deliver(
+        self, consumer: Consumer, taken: Sequence[tuple[Portion[B], Item[B]]], *, lease_s: float, now: float
+    ) -> list[Delivery[B]]:
+        """Lease what was taken, and return it."""
+        if not taken:
+            return []
+        grant = self.grant(consumer, [portion for portion, _ in taken], deadline=now + lease_s, now=now)
+        lease = str(grant.serial)
+        return [
+            Delivery(portion.position, portion.bits, item.body, lease, portion.redelivery_count)
+            for portion, item in taken
+        ]
 
     def renew(
-        self, consumer: str, keys: Iterable[MessageKey], *, deadline: float, now: float
-    ) -> tuple[Grant | None, list[MessageKey]]:
-        """Return a new grant of those `keys` that `consumer` still holds, and these keys; None if it holds none."""
-        held = [
-            (key, grant.sizes[key])
-            for key in keys
-            if (grant := self.grant_of(key)) is not None and grant.consumer == consumer
-        ]
-        if not held:
-            return None, []
-        kept = self.drop([key for key, _ in held])
-        return self.grant(consumer, held, deadline=deadline, now=now), kept
+        self, consumer: Consumer, portions: Iterable[Portion[B]], *, lease_s: float, now: float
+    ) -> tuple[str, list[Portion[B]]]:
+        """Restart the leases of those `portions` that `consumer` still holds. Returns the lease and these portions."""
+        kept = [portion for portion in portions if portion.grant is not None and portion.grant.consumer is consumer]
+        if not kept:
+            return "", []
+        self.drop(kept)
+        return str(self.grant(consumer, kept, deadline=now + lease_s, now=now).serial), kept
 
-    def release(self, consumer: str) -> list[MessageKey]:
-        """End all leases of `consumer`. Returns the keys in the order of delivery."""
-        return self.drop([key for grant in self.grants_of(consumer) for key in grant.sizes])
+    def release(self, consumer: Consumer) -> list[AnyPortion]:
+        """End all leases of `consumer`. Returns the portions in the order of delivery."""
+        portions = [portion for grant in consumer.grants.values() for portion in grant.portions]
+        self.drop(portions)
+        return portions
 
-    def expire(self, *, now: float) -> list[MessageKey]:
-        """End the leases whose deadline is reached (deadline <= now). Returns their keys."""
-        expired: list[MessageKey] = []
+    def expire(self, *, now: float) -> list[AnyPortion]:
+        """End the leases whose deadline is reached (deadline <= now). Returns their portions."""
+        expired: list[AnyPortion] = []
         heap = self._heap
-        while heap and (heap[0][0] <= now or not heap[0][2].sizes):
-            grant = heapq.heappop(heap)[2]
-            expired.extend(self.drop(list(grant.sizes)))
+        while heap and (heap[0][0] <= now or not heap[0][2].portions):
+            portions = list(heapq.heappop(heap)[2].portions)
+            self.drop(portions)
+            expired.extend(portions)
         return expired
 
     def next_deadline(self) -> float | None:
         heap = self._heap
-        while heap and not heap[0][2].sizes:
+        while heap and not heap[0][2].portions:
             heapq.heappop(heap)
         return heap[0][0] if heap else None
 
     def clear(self) -> None:
-        self.drop(list(self._by_key))
-
-    def _forget(self, grant: Grant) -> None:
-        self._grant_count -= 1
-        grants = self._by_consumer[grant.consumer]
-        del grants[grant.serial]
-        if not grants:
-            del self._by_consumer[grant.consumer]
-            del self._counts[grant.consumer]
+        self.drop(list(self))

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 from bindery_core.errors import TooManyRequests
 
-from bindery_broker.dispatch.item import MessageKey
+from bindery_broker.dispatch.consumers import Consumer
+from bindery_broker.dispatch.item import MessageRef
 
 REQUESTS_REMEMBERED_MAX = 8
 """Maximum number of answers that one session can repeat. A client has one call in progress, or a few."""
@@ -20,19 +21,19 @@ REQUESTS_REMEMBERED_MAX = 8
 
 @dataclass(slots=True, eq=False)
 class Session:
-    consumer: str
+    consumer: Consumer
     joined_at: float
     ttl_s: float
     last_call_at: float
     calls_open: int = 0
     call_count: int = 0
     message_count: int = 0
-    remembered: dict[str, tuple[MessageKey, ...]] = field(default_factory=dict)
+    remembered: dict[str, tuple[MessageRef, ...]] = field(default_factory=dict)
     """Messages of an answer by request id, oldest answer first."""
 
-    def remember(self, request_id: str, keys: tuple[MessageKey, ...]) -> None:
+    def remember(self, request_id: str, refs: tuple[MessageRef, ...]) -> None:
         self.remembered.pop(request_id, None)
-        self.remembered[request_id] = keys
+        self.remembered[request_id] = refs
         while len(self.remembered) > REQUESTS_REMEMBERED_MAX:
             del self.remembered[next(iter(self.remembered))]
 
@@ -57,7 +58,7 @@ class Sessions:
         if session is None:
             if len(self._sessions) >= self._sessions_max:
                 raise TooManyRequests("too many consumers", consumers=len(self._sessions), limit=self._sessions_max)
-            session = Session(consumer=consumer, joined_at=now, ttl_s=ttl_s, last_call_at=now)
+            session = Session(consumer=Consumer(consumer), joined_at=now, ttl_s=ttl_s, last_call_at=now)
             self._sessions[consumer] = session
         session.ttl_s = ttl_s
         session.last_call_at = now
@@ -79,16 +80,16 @@ class Sessions:
     def remove(self, consumer: str) -> Session | None:
         return self._sessions.pop(consumer, None)
 
-    def expire(self, *, now: float, leases_end_at: Callable[[str], float | None]) -> list[str]:
-        """Remove and return the consumers whose session is over. `leases_end_at`: a consumer's last lease deadline."""
+    def expire(self, *, now: float, leases_end_at: Callable[[Consumer], float | None]) -> list[Session]:
+        """Remove and return the sessions that are over. `leases_end_at`: the deadline of a consumer's last lease."""
         over = []
         for session in self._sessions.values():
             if session.calls_open == 0 and session.last_call_at + session.ttl_s <= now:
                 leases_end = leases_end_at(session.consumer)
                 if leases_end is None or leases_end <= now:
-                    over.append(session.consumer)
-        for consumer in over:
-            del self._sessions[consumer]
+                    over.append(session)
+        for session in over:
+            del self._sessions[session.consumer.name]
         return over
 
     def ends_at(self, session: Session, *, leases_end: float | None) -> float | None:

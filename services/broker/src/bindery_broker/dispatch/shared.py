@@ -1,85 +1,120 @@
-"""The dispatcher of shared subscriptions: any consumer may get any message; returned messages are delivered first.
+"""The dispatcher of shared subscriptions: every consumer gets other messages, in no guaranteed order.
 
-Every message that was read and is not acknowledged is known by its key and is in exactly one state:
+The states of messages are those of `portions`:
 
-    READY    read, in memory, waiting for a consumer
-    LEASED   held by a consumer until its lease ends
-    ACKING   acknowledged by a consumer, the durable write is in progress: must not be delivered again
-    DELAYED  negatively acknowledged, waiting for the end of its delay
-    REPLAY   returned; must be read again
-    LOADING  being read again
+    offer: -> READY            take: READY -> LEASED          nack, release: LEASED -> REPLAY | DELAYED
+    replay: REPLAY -> LOADING  offer_again: LOADING -> READY  tick: LEASED (timeout), DELAYED (due) -> REPLAY
+    begin_ack: any -> ACKING   finish_ack: ACKING -> gone     fail_ack: ACKING -> REPLAY
 
-    offer: new -> READY        take: READY -> LEASED           nack: LEASED -> REPLAY | DELAYED
-    replay: REPLAY -> LOADING  offer_again: LOADING -> READY   tick: LEASED (timeout), DELAYED (due) -> REPLAY
-    begin_ack: any -> ACKING   finish_ack: ACKING -> gone      fail_ack: ACKING -> REPLAY
-
-The queues may hold stale rows, such as a READY message that was acknowledged; the state decides, so no message is
+The queues may hold stale rows, such as a READY portion that was acknowledged; the state decides, so no message is
 delivered twice. A delivery drops the body: a redelivery reads the entry again, usually from the cache.
 
 Invariants: at most one lease holds a message; each known message stays known until it is acknowledged or the
 dispatcher forgets it (`put_down`, `reset`); `redelivery_count` counts negative acknowledgements and timeouts, not
 consumers that left.
-Source: Pulsar's shared dispatcher (replay set first, then normal reads).
+Source: Pulsar's shared dispatcher (replay set first, then normal reads; consumers of the lowest priority number first).
 """
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Sequence
-from enum import IntEnum
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Generic
 
-from bindery_broker.dispatch.item import NOT_IN_BATCH, Delivery, DispatchLimits, Item, M, MessageKey
+from bindery_pulsar.message_id import Position
+
+from bindery_broker.dispatch.consumers import Consumer
+from bindery_broker.dispatch.dispatcher import CountsOf, Redelivered, no_counts
+from bindery_broker.dispatch.item import B, Delivery, DispatchLimits, Item, MessageRef
 from bindery_broker.dispatch.leases import LeaseTable
+from bindery_broker.dispatch.portions import Portion, PortionTable, State
 from bindery_broker.dispatch.read_ahead import ReadAhead
 
-
-class State(IntEnum):
-    READY = 1
-    LEASED = 2
-    ACKING = 3
-    DELAYED = 4
-    REPLAY = 5
-    LOADING = 6
+_ANY_BUT_ACKING = frozenset(State) - {State.ACKING, State.GONE}
+_LEASED = frozenset({State.LEASED})
+_LOADING = frozenset({State.LOADING})
 
 
-class SharedDispatcher(Generic[M]):
+class SharedDispatcher(Generic[B]):
     """A `Dispatcher` that redelivers single messages."""
 
     in_order = False
+    hash_of: Callable[[bytes], int] | None = None
     rewind_wanted = False
     paused_until: float | None = None
 
-    def __init__(self, *, limits: DispatchLimits | None = None, read_ahead: ReadAhead | None = None) -> None:
-        """`read_ahead`: shared by the subscriptions of the broker."""
+    def __init__(
+        self,
+        *,
+        limits: DispatchLimits | None = None,
+        read_ahead: ReadAhead | None = None,
+        counts_of: CountsOf = no_counts,
+    ) -> None:
+        """`read_ahead`: shared by the subscriptions of the broker. `counts_of`: the redelivery counts stored before."""
         self.limits = limits or DispatchLimits()
         self._read_ahead = read_ahead or ReadAhead(self.limits.ready_bytes_max)
+        self._counts_of = counts_of
         self.leases = LeaseTable()
         self.generation = 0
         """Incremented by each `reset`: messages that were read before it are dropped."""
-        self._states: dict[MessageKey, State] = {}
-        self._fresh: deque[Item[M]] = deque()
-        self._again: list[tuple[MessageKey, int, Item[M]]] = []
-        self._again_serial = 0
-        self._replay: list[MessageKey] = []
-        self._delayed: list[tuple[float, MessageKey]] = []
-        self._due: dict[MessageKey, float] = {}
-        self._counts: Counter[MessageKey] = Counter()
+        self.redelivered: list[Redelivered] = []
+        self._table: PortionTable[B] = PortionTable()
+        self._replay: list[tuple[Position, int, Portion[B]]] = []
+        self._delayed: list[tuple[float, int, Portion[B]]] = []
+        self._serial = 0
         self._ready_count = 0
         self._ready_bytes = 0
         self._counted = (0, 0)
         """The bytes and the number of ready messages that are counted in `read_ahead`."""
+        self._fresh: deque[Portion[B]] = deque()
+        self._again: list[tuple[Position, int, Portion[B]]] = []
+
+    # -- consumers -----------------------------------------------------------------------------------------------
+
+    def join(self, consumer: Consumer) -> None:
+        """A consumer has connected."""
+
+    def leave(self, consumer: Consumer) -> int:
+        """The consumer has left: see `release`."""
+        return self.release(consumer)
+
+    def taker(self, waiting: Collection[Consumer], *, now: float) -> Consumer | None:
+        """Return the consumer to serve next: the first of those with the lowest priority number that may hold more.
+
+        None: nothing is ready, or nobody may take it.
+        """
+        if self._head() is None:
+            return None
+        held_max = self.limits.unacked_per_consumer_max
+        best: Consumer | None = None
+        for consumer in waiting:
+            if consumer.held < held_max and (best is None or consumer.priority < best.priority):
+                best = consumer
+                if not consumer.priority:
+                    break
+        return best
+
+    def reads_for(self, waiting: Collection[Consumer]) -> Consumer | None:
+        """Return a consumer in `waiting` for which messages should be read; None: none of them may hold more."""
+        held_max = self.limits.unacked_per_consumer_max
+        return next((consumer for consumer in waiting if consumer.held < held_max), None)
+
+    def prepare(self, waiting: Collection[Consumer]) -> None:
+        """Nothing to do: each consumer can get each message."""
 
     # -- reading ------------------------------------------------------------------------------------------------
 
     @property
     def ready_count(self) -> int:
-        """Number of ready messages; an upper bound, since stale rows count until they reach the head of a queue."""
-        self._peek()
+        """Number of ready messages."""
         return self._ready_count
 
     @property
     def known_count(self) -> int:
-        return len(self._states)
+        return self._table.messages
+
+    def known_bits(self, position: Position) -> int:
+        """Return the messages of an entry that are known, as bits."""
+        return self._table.bits_of(position)
 
     def room(self, *, asked: int | None = None) -> int:
         """Return how many new messages may be read now; 0 while a limit is reached.
@@ -87,203 +122,245 @@ class SharedDispatcher(Generic[M]):
         `asked`: number of messages that a consumer requested while there is no room to read ahead. At most this number
         may be read, and none while a message is ready.
         """
-        at_hand = self.ready_count
-        if self._ready_bytes >= self.limits.ready_bytes_max or (asked is not None and at_hand):
+        if self._ready_bytes >= self.limits.ready_bytes_max or (asked is not None and self._ready_count):
             return 0
-        room = max(0, min(self.limits.ready_max - at_hand, self.limits.unacked_max - len(self._states)))
+        room = max(
+            0, min(self.limits.ready_max - self._ready_count, self.limits.unacked_max - self._table.messages)
+        )
         return room if asked is None else min(room, asked)
 
-    def replay(self, count_max: int, *, entries_max: int | None = None) -> list[MessageKey]:
-        """Return keys to read again, lowest first. The owner passes each to `offer_again` or `give_back`.
+    def replayable(self) -> bool:
+        """Return whether `replay` may have messages; they may all be stale."""
+        return bool(self._replay)
 
-        Returns no keys while the limit of ready messages is reached. `entries_max`: maximum number of entries to which
-        the keys belong, set if there is no room to read ahead; then no key is returned while a message is ready.
+    def replay(self, count_max: int, *, entries_max: int | None = None) -> list[MessageRef]:
+        """Return messages to read again, lowest first. The owner passes each to `offer_again` or `give_back`.
+
+        Returns none while the limit of ready messages is reached. `entries_max`: maximum number of entries to which
+        they belong, set if there is no room to read ahead; then none is returned while a message is ready.
         """
-        at_hand = self.ready_count
-        if at_hand and (entries_max is not None or self._is_full()):
+        if self._ready_count and (entries_max is not None or self._is_full()):
             return []
-        keys: list[MessageKey] = []
+        refs: list[MessageRef] = []
         entries = 0
-        while self._replay and len(keys) < count_max:
-            key = self._replay[0]
-            if self._states.get(key) is State.REPLAY:
-                entries += not keys or key[:2] != keys[-1][:2]
+        while self._replay and len(refs) < count_max:
+            portion = self._replay[0][2]
+            if portion.state is State.REPLAY:
+                entries += not refs or portion.position != refs[-1].position
                 if entries_max is not None and entries > entries_max:
                     break
-                self._states[key] = State.LOADING
-                keys.append(key)
+                portion.state = State.LOADING
+                refs.append(portion.ref)
             heapq.heappop(self._replay)
-        return keys
+        return refs
 
     def _is_full(self) -> bool:
         return self._ready_count >= self.limits.ready_max or self._ready_bytes >= self.limits.ready_bytes_max
 
-    def give_back(self, keys: Iterable[MessageKey]) -> None:
-        """The read failed: `replay` returns `keys` again."""
-        for key in keys:
-            if self._states.get(key) is State.LOADING:
-                self._to_replay(key)
+    def give_back(self, refs: Iterable[MessageRef]) -> None:
+        """The read failed, or ended before these: `replay` returns them again."""
+        for portion in self._table.select(refs, _LOADING):
+            self._to_replay(portion)
 
-    def offer(self, items: Sequence[Item[M]], *, generation: int) -> None:
+    def offer(self, items: Sequence[Item[B]], *, generation: int) -> None:
         """Add messages that were read for the first time. Known ones are ignored."""
         if generation != self.generation:
             return
-        states = self._states
+        table = self._table
         for item in items:
-            if item.key not in states:
-                states[item.key] = State.READY
-                self._fresh.append(item)
-                self._ready_count += 1
-                self._ready_bytes += item.size
+            if item.position in table:
+                fresh = item.bits & ~table.bits_of(item.position)
+                if not fresh:
+                    continue
+                if fresh != item.bits:
+                    item = item.cut(fresh)
+            for part, count in self._by_count(item):
+                portion = table.add(part.position, part.bits, State.READY)
+                portion.redelivery_count = count
+                self._make_ready(portion, part)
+                self._enqueue_fresh(portion)
         self._count()
 
-    def offer_again(self, items: Sequence[Item[M]], *, generation: int) -> None:
+    def _by_count(self, item: Item[B]) -> list[tuple[Item[B], int]]:
+        """Split an item into the parts that have the same redelivery count."""
+        parts: list[tuple[Item[B], int]] = []
+        for count, bits in self._counts_of(item.position):
+            common = bits & item.bits
+            if common == item.bits:
+                return [*parts, (item, count)]
+            if common:
+                parts.append((item.cut(common), count))
+        parts.append((item, 0))
+        return parts
+
+    def offer_again(self, items: Sequence[Item[B]], *, generation: int) -> None:
         """Add messages that `replay` returned. Those acknowledged meanwhile are ignored."""
         if generation != self.generation:
             return
         for item in items:
-            if self._states.get(item.key) is State.LOADING:
-                self._states[item.key] = State.READY
-                self._again_serial += 1
-                heapq.heappush(self._again, (item.key, self._again_serial, item))
-                self._ready_count += 1
-                self._ready_bytes += item.size
+            rest: Item[B] | None = item
+            for portion in self._table.select([MessageRef(item.position, item.bits)], _LOADING):
+                assert rest is not None
+                part = rest
+                if portion.bits != rest.bits:
+                    part = rest.cut(portion.bits)
+                else:
+                    rest = None
+                self._make_ready(portion, part)
+                self._enqueue_again(portion)
         self._count()
 
     # -- delivering ----------------------------------------------------------------------------------------------
 
-    def next_size(self) -> int:
-        """Return the size of the next ready message; 0: there is none."""
-        item = self._peek()
-        return 0 if item is None else item.size
+    def next_size(self, consumer: Consumer) -> int:
+        """Return the bytes of the next message for `consumer`; 0: there is none."""
+        portion = self._peek(consumer)
+        if portion is None:
+            return 0
+        assert portion.item is not None
+        return portion.item.first_size
 
     def take(
-        self, consumer: str, *, count_max: int, bytes_max: int, ack_timeout_s: float, now: float
-    ) -> list[Delivery[M]]:
+        self, consumer: Consumer, *, count_max: int, bytes_max: int, lease_s: float, now: float
+    ) -> list[Delivery[B]]:
         """Lease ready messages to `consumer`: returned ones first, lowest first, then new ones in order.
 
-        At most `count_max` and `bytes_max`, but at least one message, whatever its size.
+        At most `count_max` messages and `bytes_max` bytes, but at least one message, whatever its size.
         """
-        count_max = min(count_max, self.limits.unacked_per_consumer_max - self.leases.count_of(consumer))
-        taken: list[Item[M]] = []
-        taken_bytes = 0
-        while len(taken) < count_max:
-            item = self._peek()
-            if item is None or (taken and taken_bytes + item.size > bytes_max):
+        count_max = min(count_max, self.limits.unacked_per_consumer_max - consumer.held)
+        taken: list[tuple[Portion[B], Item[B]]] = []
+        while count_max > 0:
+            portion = self._peek(consumer)
+            if portion is None:
                 break
-            self._pop()
-            self._states[item.key] = State.LEASED
-            taken_bytes += item.size
-            taken.append(item)
+            item = portion.item
+            assert item is not None
+            if taken and item.first_size > bytes_max:
+                break
+            bits = item.first_bits(count_max=count_max, size_max=bytes_max)
+            if bits != portion.bits:
+                portion = self._table.split(portion, bits)
+                item = portion.item
+                assert item is not None
+            self._leave_ready(portion)
+            self._assign(portion, consumer)
+            taken.append((portion, item))
+            count_max -= portion.count
+            bytes_max -= item.size
         self._count()
-        if not taken:
-            return []
-        grant = self.leases.grant(
-            consumer, [(item.key, item.size) for item in taken], deadline=now + ack_timeout_s, now=now
-        )
-        lease = str(grant.serial)
-        counts = self._counts
-        return [Delivery(item.key, item.message, lease, counts.get(item.key, 0)) for item in taken]
+        return self.leases.deliver(consumer, taken, lease_s=lease_s, now=now)
+
+    def held(self, consumer: Consumer, refs: Iterable[MessageRef]) -> list[Portion[B]]:
+        """Return those messages that `consumer` holds."""
+        return [
+            portion
+            for portion in self._table.select(refs, _LEASED)
+            if portion.grant is not None and portion.grant.consumer is consumer
+        ]
 
     def renew(
-        self, consumer: str, keys: Iterable[MessageKey], *, ack_timeout_s: float, now: float
-    ) -> tuple[str, list[MessageKey]]:
-        """Restart the leases of those `keys` that `consumer` still holds. Returns the lease and these keys."""
-        grant, kept = self.leases.renew(consumer, keys, deadline=now + ack_timeout_s, now=now)
-        return "" if grant is None else str(grant.serial), kept
-
-    def redelivery_count(self, key: MessageKey) -> int:
-        return self._counts.get(key, 0)
+        self, consumer: Consumer, refs: Iterable[MessageRef], *, lease_s: float, now: float
+    ) -> tuple[str, list[Portion[B]]]:
+        """Restart the leases of those messages that `consumer` still holds. Returns the lease and these messages."""
+        return self.leases.renew(consumer, self.held(consumer, refs), lease_s=lease_s, now=now)
 
     # -- returning -----------------------------------------------------------------------------------------------
 
-    def begin_ack(self, keys: Iterable[MessageKey]) -> list[MessageKey]:
-        """Mark `keys` as acknowledged, not yet durably. Pass the result to `finish_ack` or `fail_ack`.
+    def begin_ack(self, refs: Iterable[MessageRef]) -> list[Portion[B]]:
+        """Mark messages as acknowledged, not yet durably. Pass the result to `finish_ack` or `fail_ack`.
 
-        Returns the known keys. A key with index -1 that is not known itself means every known message of its entry.
+        Returns those that are known.
         """
-        known = [key for key in self._expand(keys) if self._states.get(key, State.ACKING) is not State.ACKING]
-        self.leases.drop(known)
-        for key in known:
-            self._states[key] = State.ACKING
+        known = self._table.select(refs, _ANY_BUT_ACKING)
+        for portion in known:
+            self._withdraw(portion)
+            portion.state = State.ACKING
+        self._count()
         return known
 
-    def begin_cumulative_ack(self, last: MessageKey) -> list[MessageKey]:
+    def begin_cumulative_ack(self, last: MessageRef) -> list[Portion[B]]:
         raise AssertionError("a shared subscription has no cumulative acknowledgement")
 
     def rewound(self) -> None:
         raise AssertionError("no rewind was requested")
 
-    def finish_ack(self, keys: Iterable[MessageKey]) -> None:
-        for key in keys:
-            if self._states.get(key) is State.ACKING:
-                self._forget(key)
+    def finish_ack(self, portions: Iterable[Portion[B]]) -> None:
+        for portion in portions:
+            if portion.state is State.ACKING:
+                self._forget(portion)
 
-    def fail_ack(self, keys: Iterable[MessageKey]) -> None:
+    def fail_ack(self, portions: Iterable[Portion[B]]) -> None:
         """The durable write failed: deliver the messages again."""
-        for key in keys:
-            if self._states.get(key) is State.ACKING:
-                self._to_replay(key)
+        for portion in portions:
+            if portion.state is State.ACKING:
+                self._to_replay(portion)
 
     def nack(
-        self, keys: Iterable[MessageKey], *, delay_s: float, now: float, consumer: str | None = None
-    ) -> list[MessageKey]:
+        self, refs: Iterable[MessageRef], *, delay_s: float, now: float, consumer: Consumer | None = None
+    ) -> list[MessageRef]:
         """Return held messages, for delivery after `delay_s`. Returns those held (by `consumer`, if given)."""
-        returned = [
-            key
-            for key in self._expand(keys)
-            if (holder := self.leases.holder(key)) is not None and consumer in (None, holder)
-        ]
-        for key in self.leases.drop(returned):
-            self._counts[key] += 1
+        returned = self._table.select(refs, _LEASED) if consumer is None else self.held(consumer, refs)
+        for portion in returned:
+            self._withdraw(portion)
+            self._count_redelivery(portion)
             if delay_s > 0:
-                self._states[key] = State.DELAYED
-                self._due[key] = now + delay_s
-                heapq.heappush(self._delayed, (now + delay_s, key))
+                portion.state = State.DELAYED
+                portion.due = now + delay_s
+                self._serial += 1
+                heapq.heappush(self._delayed, (now + delay_s, self._serial, portion))
             else:
-                self._to_replay(key)
-        return returned
+                self._to_replay(portion)
+        return [portion.ref for portion in returned]
 
-    def release(self, consumer: str) -> int:
-        """The consumer left: deliver what it held again, without counting a redelivery."""
-        keys = self.leases.release(consumer)
-        for key in keys:
-            self._to_replay(key)
-        return len(keys)
+    def hand_back(self, consumer: Consumer, refs: Iterable[MessageRef]) -> None:
+        """Return messages that `consumer` was given but has not got, without counting a redelivery."""
+        for portion in self.held(consumer, refs):
+            self._withdraw(portion)
+            self._to_replay(portion)
 
-    def put_down(self) -> MessageKey | None:
+    def release(self, consumer: Consumer) -> int:
+        """Deliver what the consumer holds again, without counting a redelivery. Returns the number of messages."""
+        count = consumer.held
+        held = [portion for grant in consumer.grants.values() for portion in grant.portions]
+        for portion in held:
+            self._withdraw(portion)
+            self._to_replay(portion)
+        return count
+
+    def put_down(self) -> MessageRef | None:
         """Drop the bodies of ready messages. No read may be in progress.
 
         New messages are forgotten; returns the lowest of them, from which the owner must read on. Returned messages are
         kept for replay.
         """
-        for key, _, _ in self._again:
-            if self._states.get(key) is State.READY:
-                self._to_replay(key)
-        first: MessageKey | None = None
-        for item in self._fresh:
-            if self._states.get(item.key) is State.READY:
-                first = item.key if first is None else min(first, item.key)
-                self._forget(item.key)
-        self._again.clear()
-        self._fresh.clear()
-        self._ready_count = self._ready_bytes = 0
+        first: MessageRef | None = None
+        for portion in list(self._table):
+            if portion.state is not State.READY:
+                continue
+            self._withdraw(portion)
+            if portion.is_returned:
+                self._to_replay(portion)
+            else:
+                lowest = MessageRef(portion.position, portion.bits & -portion.bits)
+                first = lowest if first is None else min(first, lowest)
+                self._forget(portion)
+        self._clear_ready()
         self._count()
         return first
 
     def tick(self, *, now: float) -> int:
         """Move messages whose lease or delay has ended by `now` to REPLAY. Returns their number."""
-        expired = self.leases.expire(now=now)
-        for key in expired:
-            self._counts[key] += 1
-            self._to_replay(key)
-        count = len(expired)
+        count = 0
+        for portion in self._expire(now):
+            self._count_redelivery(portion)
+            self._to_replay(portion)
+            count += portion.count
         while self._delayed and self._delayed[0][0] <= now:
-            due, key = heapq.heappop(self._delayed)
-            if self._states.get(key) is State.DELAYED and self._due.get(key) == due:
-                del self._due[key]
-                self._to_replay(key)
-                count += 1
+            due, _, portion = heapq.heappop(self._delayed)
+            if portion.state is State.DELAYED and portion.due == due:
+                portion.due = None
+                self._to_replay(portion)
+                count += portion.count
         return count
 
     def next_deadline(self) -> float | None:
@@ -297,71 +374,95 @@ class SharedDispatcher(Generic[M]):
     def reset(self) -> None:
         """Forget everything: the cursor was moved, or is read again from its first unacknowledged message."""
         self.generation += 1
-        self._states.clear()
-        self._fresh.clear()
-        self._again.clear()
+        self.leases.clear()
+        self._table.clear()
+        self._clear_ready()
         self._replay.clear()
         self._delayed.clear()
-        self._due.clear()
-        self._counts.clear()
+        self.redelivered.clear()
         self._ready_count = self._ready_bytes = 0
         self._count()
-        self.leases.clear()
 
     def state_counts(self) -> dict[str, int]:
         """Return the number of messages by state, for `explain`. Takes O(n) for n known messages."""
-        return {state.name.lower(): count for state, count in sorted(Counter(self._states.values()).items())}
+        counts: Counter[State] = Counter()
+        for portion in self._table:
+            counts[portion.state] += portion.count
+        return {state.name.lower(): count for state, count in sorted(counts.items())}
 
-    def replayable(self) -> bool:
-        """Return whether `replay` may have keys; they may all be stale."""
-        return bool(self._replay)
+    # -- the queues of ready messages ----------------------------------------------------------------------------
+
+    def _enqueue_fresh(self, portion: Portion[B]) -> None:
+        self._fresh.append(portion)
+
+    def _enqueue_again(self, portion: Portion[B]) -> None:
+        self._serial += 1
+        heapq.heappush(self._again, (portion.position, self._serial, portion))
+
+    def _peek(self, consumer: Consumer) -> Portion[B] | None:
+        """Return the portion to deliver next to `consumer`."""
+        return self._head()
+
+    def _head(self) -> Portion[B] | None:
+        while self._again:
+            if self._again[0][2].state is State.READY:
+                return self._again[0][2]
+            heapq.heappop(self._again)
+        while self._fresh:
+            if self._fresh[0].state is State.READY:
+                return self._fresh[0]
+            self._fresh.popleft()
+        return None
+
+    def _assign(self, portion: Portion[B], consumer: Consumer) -> None:
+        """`portion`, which was ready, goes to `consumer`."""
+        portion.state = State.LEASED
+
+    def _clear_ready(self) -> None:
+        self._again.clear()
+        self._fresh.clear()
 
     # -- helpers -------------------------------------------------------------------------------------------------
 
-    def _peek(self) -> Item[M] | None:
-        while self._again:
-            if self._states.get(self._again[0][0]) is State.READY:
-                return self._again[0][2]
-            self._pop_again()
-        while self._fresh:
-            if self._states.get(self._fresh[0].key) is State.READY:
-                return self._fresh[0]
-            self._pop_fresh()
-        return None
+    def _make_ready(self, portion: Portion[B], item: Item[B]) -> None:
+        portion.state = State.READY
+        portion.item = item
+        portion.size = item.size
+        portion.key_hash = item.key_hash
+        self._ready_count += portion.count
+        self._ready_bytes += item.size
 
-    def _pop(self) -> None:
-        if self._again:
-            self._pop_again()
-        else:
-            self._pop_fresh()
+    def _leave_ready(self, portion: Portion[B]) -> None:
+        self._ready_count -= portion.count
+        self._ready_bytes -= portion.size
+        portion.item = None
 
-    def _pop_again(self) -> None:
-        self._count_out(heapq.heappop(self._again)[2])
+    def _withdraw(self, portion: Portion[B]) -> None:
+        """Take a portion out of its present state; the caller sets the next one."""
+        if portion.state is State.READY:
+            self._leave_ready(portion)
+        elif portion.state is State.LEASED:
+            self.leases.drop((portion,))
+        portion.due = None
 
-    def _pop_fresh(self) -> None:
-        self._count_out(self._fresh.popleft())
+    def _expire(self, now: float) -> list[Portion[B]]:
+        """Return the portions whose lease has ended."""
+        return self.leases.expire(now=now)
 
-    def _count_out(self, item: Item[M]) -> None:
-        self._ready_count -= 1
-        self._ready_bytes -= item.size
+    def _count_redelivery(self, portion: Portion[B]) -> None:
+        portion.redelivery_count += 1
+        self.redelivered.append(Redelivered(portion.position, portion.bits, portion.redelivery_count))
 
     def _count(self) -> None:
         size, count = self._counted
         self._counted = self._ready_bytes, self._ready_count
         self._read_ahead.change(self._ready_bytes - size, messages=self._ready_count - count)
 
-    def _to_replay(self, key: MessageKey) -> None:
-        self._states[key] = State.REPLAY
-        heapq.heappush(self._replay, key)
+    def _to_replay(self, portion: Portion[B]) -> None:
+        portion.state = State.REPLAY
+        portion.is_returned = True
+        self._serial += 1
+        heapq.heappush(self._replay, (portion.position, self._serial, portion))
 
-    def _forget(self, key: MessageKey) -> None:
-        del self._states[key]
-        self._counts.pop(key, None)
-        self._due.pop(key, None)
-
-    def _expand(self, keys: Iterable[MessageKey]) -> Collection[MessageKey]:
-        keys = dict.fromkeys(keys)
-        entries = {key[:2] for key in keys if key[2] == NOT_IN_BATCH and key not in self._states}
-        if entries:
-            keys.update(dict.fromkeys(key for key in self._states if key[:2] in entries))
-        return keys
+    def _forget(self, portion: Portion[B]) -> None:
+        self._table.remove(portion)

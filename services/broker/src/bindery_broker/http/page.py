@@ -71,6 +71,8 @@ def _type_html(schema: Mapping[str, Any]) -> str:
     if "$ref" in schema:
         name = _text(schema["$ref"].rpartition("/")[2])
         return f'<a href="#{name}">{name}</a>'
+    if "prefixItems" in schema:
+        return f"[{', '.join(_type_html(part) for part in schema['prefixItems'])}]"
     if schema.get("type") == "array":
         return f"list of {_type_html(schema.get('items', {}))}"
     if "anyOf" in schema:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from bindery_core.errors import BadRequest
 from bindery_pulsar.message_id import MessageId, Position
 
-from bindery_broker.dispatch.item import NOT_IN_BATCH, key_of
+from bindery_broker.dispatch.item import NOT_IN_BATCH, WHOLE, MessageRef, bits_of
 from bindery_broker.errors import UnknownMessages
 from bindery_broker.managed_ledger import BatchAck, ManagedCursor, ManagedLedger
 from bindery_broker.subscriptions.dispatch_loop import DispatchLoop
@@ -37,21 +37,24 @@ class Acknowledger:
         self._batch_sizes = batch_sizes
         self._partition = partition
 
-    async def ack(self, positions: Sequence[Position], batches: Sequence[BatchAck], ids: Sequence[MessageId]) -> None:
-        """Acknowledge `positions` and `batches`, the result of `resolve(ids)`; durable on return."""
+    async def ack(self, positions: Sequence[Position], batches: Sequence[BatchAck]) -> None:
+        """Acknowledge `positions` and `batches`, a result of `resolve`; durable on return."""
         dispatcher = self._loop.dispatcher
         generation = dispatcher.generation
-        keys = dispatcher.begin_ack([key_of(message_id) for message_id in ids])
+        refs = [MessageRef(position, WHOLE) for position in positions]
+        refs += [MessageRef(batch.position, bits_of(batch.indexes)) for batch in batches]
+        portions = dispatcher.begin_ack(refs)
         try:
             finished = await self._cursor.ack_many(positions, batches=batches)
         except BaseException:
-            self._loop.dispatcher.fail_ack(keys)
+            if dispatcher is self._loop.dispatcher:
+                dispatcher.fail_ack(portions)
             self._loop.wake()
             raise
+        dispatcher.finish_ack(portions)
         present = self._loop.dispatcher
-        present.finish_ack(keys)
         if dispatcher is not present or generation != dispatcher.generation:  # the messages may have been read again
-            present.finish_ack(present.begin_ack([key_of(message_id) for message_id in ids]))
+            present.finish_ack(present.begin_ack(refs))
         self._batch_sizes.forget(finished)
         # A repeated acknowledgement finishes no entry, but `resolve` looked up the size of its batch again.
         self._batch_sizes.forget(batch.position for batch in batches if self._cursor.is_acked(batch.position))
@@ -65,17 +68,19 @@ class Acknowledger:
         self.check_in_order()
         dispatcher = self._loop.dispatcher
         generation = dispatcher.generation
-        keys = dispatcher.begin_cumulative_ack(key_of(last))
+        bits = WHOLE if last.batch_index == NOT_IN_BATCH or not batches else (1 << last.batch_index + 1) - 1
+        ref = MessageRef(last.position, bits)
+        portions = dispatcher.begin_cumulative_ack(ref)
         batch = batches[0]._replace(indexes=range(last.batch_index + 1)) if batches else None
         try:
             await self._cursor.ack_cumulative(positions[0] if positions else last.position, batch=batch)
         except BaseException:
-            dispatcher.fail_ack(keys)
+            dispatcher.fail_ack(portions)
             self._loop.wake()
             raise
-        dispatcher.finish_ack(keys)
+        dispatcher.finish_ack(portions)
         if dispatcher is self._loop.dispatcher and generation != dispatcher.generation:  # they may have been read again
-            dispatcher.finish_ack(dispatcher.begin_cumulative_ack(key_of(last)))
+            dispatcher.finish_ack(dispatcher.begin_cumulative_ack(ref))
         self._batch_sizes.forget_acked()
         self._loop.wake_blocked()
 

@@ -1,17 +1,17 @@
 """One call of a consumer (its limits and when it ends), and the filter of its subscription."""
 
-import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from bindery_pulsar.message_codec import Message
 
-from bindery_broker.dispatch.item import Item
+from bindery_broker.dispatch.key_ranges import KeyRange
+from bindery_broker.dispatch.key_shared import KeySharedMode
 from bindery_broker.dispatch.sessions import Session
 from bindery_broker.subscriptions.response_budget import Charge
 
-SubscriptionType = Literal["shared", "exclusive"]
+SubscriptionType = Literal["shared", "exclusive", "failover", "key_shared"]
 
 TAG_VERSION = "1"
 """Value of the subscription properties whose keys are tags (the convention of TDMQ's clients)."""
@@ -29,22 +29,27 @@ class ReceiveRequest:
     session_ttl_s: float
     request_id: str | None = None
     redeliver: bool = False
+    priority: int = 0
+    """Priority of the consumer; 0 is served first."""
+    key_shared: KeySharedMode = KeySharedMode()
+    key_ranges: tuple[KeyRange, ...] = ()
+    """Ranges of key hashes that the consumer declares, if the mode is sticky."""
 
 
 class ClientWatch:
-    """Whether the client of calls has disconnected. A call that waits is woken at once, and no other one."""
+    """Whether the client of calls has disconnected. A call that waits is ended at once, and no other one."""
 
-    __slots__ = ("is_gone", "waiter")
+    __slots__ = ("is_gone", "on_gone")
 
     def __init__(self) -> None:
         self.is_gone = False
-        self.waiter: asyncio.Future[None] | None = None
-        """What the call in progress waits for."""
+        self.on_gone: Callable[[], None] | None = None
+        """Ends the call in progress."""
 
     def set_gone(self) -> None:
         self.is_gone = True
-        if self.waiter is not None and not self.waiter.done():
-            self.waiter.set_result(None)
+        if self.on_gone is not None:
+            self.on_gone()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +79,9 @@ class TagFilter:
         """Whether some messages may not match."""
         return bool(self._required)
 
-    def matching(self, items: list[Item[Message]]) -> list[Item[Message]]:
-        """Return the items that match. A message without tags always matches."""
+    def matching(self, messages: list[Message]) -> list[Message]:
+        """Return the messages that match. A message without tags always matches."""
         required = self._required
         if not required:
-            return items
-        return [item for item in items if not (tags := item.message.tags) or not tags.isdisjoint(required)]
+            return messages
+        return [message for message in messages if not (tags := message.tags) or not tags.isdisjoint(required)]

@@ -1,44 +1,60 @@
-"""Run the dispatcher of a subscription: read for it, hand its messages to waiting calls, pass the time to it.
+"""Run the dispatcher of a subscription: read for it, push its messages to calls that wait, pass the time to it.
 
-A call takes ready messages. If there are too few, it reads first (returned messages, then the next entries). If there
-is nothing to read, it waits until an entry arrives, a message is returned, or its time is over. No task runs in the
-background: each call first passes the current time to the dispatcher and the sessions, and a waiting call wakes itself
-for the next deadline. Only a timer puts the ready messages down when no call has been in progress for IDLE_S: a
-consumer that has gone without leaving must not take the room of others until its session ends. At the end of a call,
-they are put down if all subscriptions together hold too many. They are read again when a call needs them.
+A call that finds enough ready messages takes them at once. Otherwise it becomes a demand, which waits until messages
+are pushed to it, its client has gone, or its time is over. One task reads for all demands (returned messages first,
+then the next entries) as long as there is something to read for them; it starts again when an entry arrives or a
+message is returned. Which demand gets the next message is the dispatcher's decision (`taker`); a message that arrives
+wakes only the call that gets it. Each call first passes the present time to the dispatcher and the sessions; while
+demands wait, a timer does so at the next deadline. Another timer puts the ready messages down when no call has been in
+progress for IDLE_S: a consumer that has gone without leaving must not take the room of others until its session ends.
+At the end of a call, they are put down if all subscriptions together hold too many. They are read again when a call
+needs them.
 
-Invariants: at most one read is in progress; a call joins the queue before it reads, so that it misses no wake-up; the
-dispatcher that is replaced is reset, so that reads and acknowledgements in progress recognize it by its generation.
+Invariants: at most one read is in progress; a demand is served, fails, or ends exactly once; the dispatcher that is
+replaced is reset, so that reads and acknowledgements in progress recognize it by its generation; a consumer that the
+dispatcher knows has a session.
 """
 
 import asyncio
+import functools
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
+import structlog
 from bindery_core.errors import BinderyError
 from bindery_core.sources import MonotonicClock
 from bindery_pulsar.entry_size import ENTRY_SIZE_MAX
-from bindery_pulsar.message_codec import Message
 
-from bindery_broker.dispatch.dispatcher import Dispatcher
-from bindery_broker.dispatch.exclusive import ExclusiveDispatcher
-from bindery_broker.dispatch.item import Delivery, DispatchLimits
+from bindery_broker.dispatch.consumers import Consumer
+from bindery_broker.dispatch.dispatcher import CountsOf, Dispatcher, Redelivered
+from bindery_broker.dispatch.item import Delivery, DispatchLimits, MessageRef
+from bindery_broker.dispatch.key_shared import KeySharedDispatcher, KeySharedMode
 from bindery_broker.dispatch.read_ahead import ReadAhead
 from bindery_broker.dispatch.sessions import Sessions
 from bindery_broker.dispatch.shared import SharedDispatcher
+from bindery_broker.dispatch.single_active import PickActive, SingleActiveDispatcher, first_of
 from bindery_broker.errors import RESPONSES_FULL, ResponsesFull
 from bindery_broker.subscriptions.consumer import ReceiveCall, ReceiveRequest, SubscriptionType
 from bindery_broker.subscriptions.decoding import RoomNeeded
 from bindery_broker.subscriptions.reading import (
-    MESSAGE_OVERHEAD,
     READ_BYTES_MAX,
     READ_ENTRIES_MAX,
     READ_MESSAGES_MAX,
     MessageReader,
+    Messages,
 )
 
 IDLE_S: Final = 10.0
 """Seconds without a call after which the messages that were read ahead are put down. Reading them again costs less than
 it takes to process as many."""
+KEYS_KEPT_S: Final = 1.0
+"""Seconds during which a consumer that shares keys keeps its share without a call and without messages. Then the keys
+belong to others until its next call, so that a client that has died does not hold them until its session ends."""
+
+log = structlog.get_logger()
+
+Deliveries = list[Delivery[Messages]]
+Record = Callable[[Sequence[Redelivered]], Awaitable[None]]
 
 
 class _NoRoom(Exception):
@@ -49,8 +65,24 @@ class _NoRoom(Exception):
         self.size = size
 
 
+class _Demand:
+    """A call that waits for messages."""
+
+    __slots__ = ("call", "granted", "result")
+
+    def __init__(self, call: ReceiveCall) -> None:
+        self.call = call
+        self.result: asyncio.Future[Deliveries] = asyncio.get_running_loop().create_future()
+        self.granted: asyncio.Future[None] | None = None
+        """Completed when there is room for the messages in the responses; None: the demand does not wait for room."""
+
+    @property
+    def consumer(self) -> Consumer:
+        return self.call.session.consumer
+
+
 class DispatchLoop:
-    """Owns the dispatcher and the queue of waiting calls."""
+    """Owns the dispatcher, the demands, and the task that reads for them."""
 
     def __init__(
         self,
@@ -60,9 +92,14 @@ class DispatchLoop:
         limits: DispatchLimits,
         read_ahead: ReadAhead,
         now: MonotonicClock,
+        counts_of: CountsOf,
+        record: Record,
+        pick_active: PickActive = first_of,
     ) -> None:
+        """`record`: stores redelivery counts, which `counts_of` then returns. `pick_active`: for failover."""
         self.type: SubscriptionType | None = None
         """Type of the subscription; None: no consumer has connected since the topic was loaded."""
+        self.key_shared = KeySharedMode()
         self.read_lock = asyncio.Lock()
         """Held during a read, and while the cursor is moved."""
         self._reader = reader
@@ -70,11 +107,26 @@ class DispatchLoop:
         self._limits = limits
         self._read_ahead = read_ahead
         self._now = now
-        self._dispatcher: Dispatcher[Message] = SharedDispatcher[Message](limits=limits, read_ahead=read_ahead)
-        self._waiters: dict[asyncio.Future[None], None] = {}
-        """In the order in which the calls began to wait."""
+        self._counts_of = counts_of
+        self._record = record
+        self._pick_active = pick_active
+        self._dispatcher: Dispatcher[Messages] = SharedDispatcher(
+            limits=limits, read_ahead=read_ahead, counts_of=counts_of
+        )
+        self._members: set[Consumer] = set()
+        """Consumers that the dispatcher knows."""
+        self._demands: dict[Consumer, dict[_Demand, None]] = {}
+        """Demands that can be served, by consumer; consumers and demands in the order in which they are served."""
+        self._parked: dict[_Demand, None] = {}
+        """Demands that wait for room in the responses."""
+        self._reading: asyncio.Task[None] | None = None
+        self._must_look_again = False
+        """Whether something may have become readable since the task that reads looked last."""
         self._is_blocked_by_limit = False
-        """Whether a call waits because a limit of unacknowledged messages is reached."""
+        """Whether a demand waits because a limit of unacknowledged messages is reached."""
+        self._deadline: asyncio.TimerHandle | None = None
+        self._keys_checked_at = 0.0
+        """When idle consumers are looked for again; monotonic seconds."""
         self._calls_open = 0
         self._last_call_at = 0.0
         """When the last call ended; monotonic seconds."""
@@ -83,18 +135,32 @@ class DispatchLoop:
         self._is_draining = False
 
     @property
-    def dispatcher(self) -> Dispatcher[Message]:
+    def dispatcher(self) -> Dispatcher[Messages]:
         return self._dispatcher
 
-    def change_type(self, kind: SubscriptionType) -> None:
-        """Replace the dispatcher. No consumer may be connected."""
+    @property
+    def demands_count(self) -> int:
+        """Number of calls that wait."""
+        return sum(map(len, self._demands.values())) + len(self._parked)
+
+    def change_type(self, kind: SubscriptionType, *, key_shared: KeySharedMode = KeySharedMode()) -> None:
+        """Replace the dispatcher. No other consumer may be connected."""
         self._dispatcher.reset()
+        self._members.clear()
         self.type = kind
-        self._dispatcher = (
-            SharedDispatcher[Message](limits=self._limits, read_ahead=self._read_ahead)
-            if kind == "shared"
-            else ExclusiveDispatcher[Message](limits=self._limits, read_ahead=self._read_ahead)
-        )
+        self.key_shared = key_shared
+        limits, read_ahead, counts_of = self._limits, self._read_ahead, self._counts_of
+        if kind == "shared":
+            self._dispatcher = SharedDispatcher(limits=limits, read_ahead=read_ahead, counts_of=counts_of)
+        elif kind == "key_shared":
+            self._dispatcher = KeySharedDispatcher(
+                limits=limits, read_ahead=read_ahead, counts_of=counts_of, mode=key_shared
+            )
+        else:
+            pick_active = self._pick_active if kind == "failover" else first_of
+            self._dispatcher = SingleActiveDispatcher(
+                limits=limits, read_ahead=read_ahead, counts_of=counts_of, pick_active=pick_active
+            )
         self._reader.batch_sizes.clear()
         self._reader.rewind()
 
@@ -106,9 +172,34 @@ class DispatchLoop:
         self._reader.rewind()
         self.wake()
 
-    # -- waiting calls -------------------------------------------------------------------------------------------
+    # -- consumers -----------------------------------------------------------------------------------------------
 
-    async def take(self, call: ReceiveCall) -> list[Delivery[Message]]:
+    def admit(self, consumer: Consumer) -> None:
+        """Let the dispatcher know a consumer. Raises the errors of `join` of its dispatcher."""
+        if consumer not in self._members:
+            self._dispatcher.join(consumer)
+            self._members.add(consumer)
+
+    def knows(self, consumer: Consumer) -> bool:
+        return consumer in self._members
+
+    def dismiss(self, consumer: Consumer) -> int:
+        """The consumer has left: return what it holds, and end its calls. Returns the number of messages it held."""
+        for demand in [*self._demands.get(consumer, ()), *(one for one in self._parked if one.consumer is consumer)]:
+            self._settle(demand, [])
+        return self._remove_member(consumer)
+
+    def _remove_member(self, consumer: Consumer) -> int:
+        if consumer not in self._members:
+            return 0
+        self._members.remove(consumer)
+        count = self._dispatcher.leave(consumer)
+        self.wake()
+        return count
+
+    # -- calls ---------------------------------------------------------------------------------------------------
+
+    async def take(self, call: ReceiveCall) -> Deliveries:
         """Return messages, leased to the consumer; none if there are none before the deadline."""
         self._calls_open += 1
         try:
@@ -119,125 +210,282 @@ class DispatchLoop:
             self._put_down_if_over()
             self._check_idle_later(IDLE_S)
 
-    async def _take(self, call: ReceiveCall) -> list[Delivery[Message]]:
-        request = call.request
-        charge = call.charge
-        while True:
-            self.check_open()
-            self.tick()
-            if call.client is not None and call.client.is_gone:
-                return []
-            must_read = self._dispatcher.replayable() or self._dispatcher.ready_count < request.count_max
-            if not must_read and self._sessions.get(request.consumer) is call.session:  # most calls
-                taken, _ = self._lease(call)
-                if taken:
-                    return taken
-            least = 0  # bytes that must fit into the responses before anything can be read or delivered
-            waiter = self._begin_wait(call)
-            try:
-                failure: BinderyError | None = None
-                has_read = False
-                if must_read:
-                    try:
-                        has_read = await self._fill(call)
-                    except BinderyError as error:
-                        failure = error
-                    except _NoRoom as no_room:
-                        least = no_room.size
-                if self._sessions.get(request.consumer) is not call.session:  # the consumer left during the read
-                    return []
-                taken, missing_size = self._lease(call)
-                if taken:
-                    return taken
-                least = missing_size or least
-                charge.release()
-                if failure is not None:
-                    raise failure
-                if has_read and not least:
-                    continue
-                if self._is_draining:
-                    return []
-                if least:
-                    self._put_down_if_over()
-                    await self.wait_for_room(call, least=least)
-                    continue
-                if self._dispatcher.room() == 0 or self._holds_all_it_may(call):
-                    self._is_blocked_by_limit = True
-                until = min(call.deadline, self._dispatcher.next_deadline() or call.deadline)
-                timeout = until - self._now()
-                if timeout > 0:
-                    await asyncio.wait({waiter}, timeout=timeout)
-                elif until >= call.deadline:
-                    return []
-            finally:
-                self._end_wait(waiter)
+    async def _take(self, call: ReceiveCall) -> Deliveries:
+        self.check_open()
+        self.tick()
+        consumer = call.session.consumer
+        if (call.client is not None and call.client.is_gone) or self._has_left(call):
+            return []
+        self.admit(consumer)
+        dispatcher = self._dispatcher
+        if (
+            not self._demands
+            and not dispatcher.replayable()
+            and dispatcher.ready_count >= call.request.count_max
+            and dispatcher.taker((consumer,), now=self._now()) is consumer
+        ):  # most calls
+            taken, _ = self._lease(call)
+            if taken:
+                return taken
+        demand = _Demand(call)
+        self._demands.setdefault(consumer, {})[demand] = None
+        try:
+            self._read_soon()
+            taken = await self._wait(demand)
+        except asyncio.CancelledError:
+            if demand.result.done() and not demand.result.cancelled() and demand.result.exception() is None:
+                self._hand_back(consumer, demand.result.result())
+            raise
+        finally:
+            self._remove(demand)
+        if call.client is not None and call.client.is_gone:
+            self._hand_back(consumer, taken)
+            return []
+        if not taken:
+            call.charge.release()
+        return taken
 
-    def _lease(self, call: ReceiveCall) -> tuple[list[Delivery[Message]], int]:
+    async def _wait(self, demand: _Demand) -> Deliveries:
+        """Return when the demand is served or has ended. Raises the error with which it fails."""
+        call = demand.call
+        if call.client is not None:
+            call.client.on_gone = functools.partial(self._settle, demand, [])
+        left_s = call.deadline - self._now()
+        timer = asyncio.get_running_loop().call_later(left_s, self._expire, demand) if left_s > 0 else None
+        try:
+            return await demand.result
+        finally:
+            if call.client is not None:
+                call.client.on_gone = None
+            if timer is not None:
+                timer.cancel()
+
+    def _has_left(self, call: ReceiveCall) -> bool:
+        return self._sessions.get(call.request.consumer) is not call.session
+
+    def _expire(self, demand: _Demand) -> None:
+        """The time of a call is over. If a read is in progress, its end decides."""
+        if demand in self._parked:
+            self._fail(demand, ResponsesFull(RESPONSES_FULL))
+        elif self._reading is None:
+            self._settle(demand, [])
+
+    def _settle(self, demand: _Demand, taken: Deliveries) -> None:
+        if not demand.result.done():
+            demand.result.set_result(taken)
+        self._remove(demand)
+
+    def _fail(self, demand: _Demand, error: BaseException) -> None:
+        if not demand.result.done():
+            demand.result.set_exception(error)
+        self._remove(demand)
+
+    def _remove(self, demand: _Demand) -> None:
+        """The demand no longer waits. The consumer's next one waits after those of others."""
+        consumer = demand.consumer
+        demands = self._demands.get(consumer)
+        if demands is not None and demand in demands:
+            del self._demands[consumer]
+            del demands[demand]
+            if demands:
+                self._demands[consumer] = demands
+        self._parked.pop(demand, None)
+        if demand.granted is not None:
+            demand.granted.cancel()
+            demand.granted = None
+
+    def _hand_back(self, consumer: Consumer, taken: Deliveries) -> None:
+        """Return messages whose client has gone before it got them."""
+        if taken and consumer in self._members:
+            self._dispatcher.hand_back(consumer, [MessageRef(one.position, one.bits) for one in taken])
+            self.wake()
+
+    def _lease(self, call: ReceiveCall) -> tuple[Deliveries, int]:
         """Lease ready messages, whose bytes the call's charge then holds. Return them, or the bytes that do not fit."""
         request, charge = call.request, call.charge
-        next_size = self._dispatcher.next_size()
+        consumer = call.session.consumer
+        next_size = self._dispatcher.next_size(consumer)
         if not next_size:
             return [], 0
         room = charge.room(least=next_size, most=max(next_size, request.bytes_max))
         if not room:
             return [], next_size
+        before = self._dispatcher.leases.bytes_held
         taken = self._dispatcher.take(
-            request.consumer,
+            consumer,
             count_max=request.count_max,
             bytes_max=min(room, request.bytes_max),
-            ack_timeout_s=request.ack_timeout_s,
+            lease_s=request.ack_timeout_s,
             now=self._now(),
         )
         if taken:
-            charge.keep(sum([delivery.message.size + MESSAGE_OVERHEAD for delivery in taken]))
+            charge.keep(self._dispatcher.leases.bytes_held - before)
         return taken, 0
 
-    def _holds_all_it_may(self, call: ReceiveCall) -> bool:
-        held = self._dispatcher.leases.count_of(call.request.consumer)
-        return held >= self._limits.unacked_per_consumer_max
-
-    def _begin_wait(self, call: ReceiveCall) -> asyncio.Future[None]:
-        """Return what `wake`, or the end of the client's connection, completes."""
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters[waiter] = None
-        if call.client is not None:
-            call.client.waiter = waiter
-        return waiter
-
-    def _end_wait(self, waiter: asyncio.Future[None]) -> None:
-        waiter.cancel()
-        self._waiters.pop(waiter, None)
-
     def wake(self) -> None:
-        """Let each waiting call check again for messages and for the state of the subscription."""
-        waiters, self._waiters = self._waiters, {}
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        """Look again for messages of those that wait: an entry has arrived, or messages were returned."""
+        if self._demands:
+            self._read_soon()
 
     def wake_blocked(self) -> None:
-        """Wake the waiting calls if a limit of unacknowledged messages blocked one of them."""
-        if self._is_blocked_by_limit:
-            self._is_blocked_by_limit = False
-            self.wake()
+        """Messages were acknowledged: look again if that may let somebody get messages."""
+        if self._demands and (self._is_blocked_by_limit or self._dispatcher.hash_of is not None):
+            self._read_soon()
+
+    # -- demands -------------------------------------------------------------------------------------------------
+
+    def _push(self, reader: _Demand | None) -> bool:
+        """Serve the demands whose turn it is. Returns whether any was served, or waits for room now.
+
+        `reader`: the demand for which the last read was made; others are served only if enough messages are ready,
+        because more can be read for them. None: nothing more can be read.
+        """
+        pushed = False
+        while self._demands:
+            consumer = self._dispatcher.taker(self._demands, now=self._now())
+            if consumer is None:
+                break
+            demand = next(iter(self._demands[consumer]))
+            count_max = demand.call.request.count_max
+            if reader is not None and demand is not reader and self._dispatcher.ready_count < count_max:
+                break
+            taken, missing_size = self._lease(demand.call)
+            if taken:
+                self._settle(demand, taken)
+            elif missing_size:
+                self._park(demand, missing_size)
+            else:
+                break
+            pushed = True
+        return pushed
+
+    def _park(self, demand: _Demand, least: int) -> None:
+        """Let the demand wait until the responses have room for `least` bytes. It fails at its deadline."""
+        call = demand.call
+        self._remove(demand)
+        call.charge.release()
+        if self._is_draining:
+            self._settle(demand, [])
+            return
+        if call.deadline <= self._now():
+            self._fail(demand, ResponsesFull(RESPONSES_FULL))
+            return
+        self._put_down_if_over()
+        self._parked[demand] = None
+        demand.granted = call.charge.wait(least=least, most=max(least, call.request.bytes_max))
+        demand.granted.add_done_callback(functools.partial(self._unpark, demand))
+
+    def _unpark(self, demand: _Demand, granted: "asyncio.Future[None]") -> None:
+        if granted.cancelled() or demand not in self._parked:
+            return
+        del self._parked[demand]
+        demand.granted = None
+        consumers = self._demands.pop(demand.consumer, {})
+        self._demands = {demand.consumer: {demand: None, **consumers}, **self._demands}
+        self._read_soon()
 
     async def wait_for_room(self, call: ReceiveCall, *, least: int) -> None:
-        """Return when `call.charge` holds `least` bytes, or when the call should check again for its end.
+        """Return when `call.charge` holds `least` bytes, or when the client of the call has gone.
 
-        Raises ResponsesFull at the deadline of the call. The charge must hold nothing.
+        Raises ResponsesFull at the deadline of the call, or if the broker stops. The charge must hold nothing.
         """
-        timeout = call.deadline - self._now()
-        if timeout <= 0:
+        if self._is_draining or call.deadline <= self._now():
             raise ResponsesFull(RESPONSES_FULL)
-        granted = call.charge.wait(least=least, most=max(least, call.request.bytes_max))
-        waiter = self._begin_wait(call)
+        demand = _Demand(call)
+        self._parked[demand] = None
+        demand.granted = call.charge.wait(least=least, most=max(least, call.request.bytes_max))
+        demand.granted.add_done_callback(lambda granted: None if granted.cancelled() else self._settle(demand, []))
         try:
-            await asyncio.wait({granted, waiter}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            await self._wait(demand)
         finally:
-            granted.cancel()
-            self._end_wait(waiter)
+            self._remove(demand)
 
     # -- reading -------------------------------------------------------------------------------------------------
+
+    def _read_soon(self) -> None:
+        """Have the task that reads look for messages for those who wait."""
+        self._must_look_again = True
+        if self._reading is None and self._closed is None:
+            self._reading = asyncio.get_running_loop().create_task(self._read())
+
+    async def _read(self) -> None:
+        try:
+            while self._must_look_again and self._demands and self._closed is None:
+                self._must_look_again = False
+                self.tick()
+                await self._read_for_demands()
+                self._push(None)
+                self._end_pass()
+        except Exception as error:
+            log.exception("dispatch_failed", cursor=self._reader.cursor_name)
+            self._fail_all(error)
+        finally:
+            self._reading = None
+
+    async def _read_for_demands(self) -> None:
+        """Read, and serve demands, as long as there is something to read for one of them."""
+        while self._demands and self._closed is None:
+            self._dispatcher.prepare(self._demands)
+            consumer = self._dispatcher.reads_for(self._demands)
+            if consumer is None:
+                return
+            demand = next(iter(self._demands[consumer]))
+            has_read = False
+            try:
+                if self._must_read(demand):
+                    has_read = await self._fill(demand.call)
+            except BinderyError as error:
+                self._push(demand)
+                self._fail_all(error)
+                return
+            except _NoRoom as no_room:
+                self._push(demand)
+                if not demand.result.done() and demand not in self._parked:
+                    self._park(demand, no_room.size)
+                continue
+            pushed = self._push(demand)
+            if not demand.result.done() and demand not in self._parked:
+                demand.call.charge.release()
+            if not has_read and not pushed:
+                return
+
+    def _must_read(self, demand: _Demand) -> bool:
+        dispatcher = self._dispatcher
+        return (
+            dispatcher.replayable()
+            or dispatcher.ready_count < demand.call.request.count_max
+            or dispatcher.taker((demand.consumer,), now=self._now()) is None
+        )
+
+    def _end_pass(self) -> None:
+        """Nothing more can be read now: end the demands that do not wait, and see when the others look again."""
+        now = self._now()
+        for demand in [demand for demands in self._demands.values() for demand in demands]:
+            demand.call.charge.release()
+            if not self._must_look_again and (self._is_draining or demand.call.deadline <= now):
+                self._settle(demand, [])
+        if not self._demands:
+            return
+        dispatcher = self._dispatcher
+        held_max = self._limits.unacked_per_consumer_max
+        self._is_blocked_by_limit = not dispatcher.room() or any(one.held >= held_max for one in self._demands)
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        until = dispatcher.next_deadline()
+        if dispatcher.hash_of is not None:
+            until = min(until or now + KEYS_KEPT_S, now + KEYS_KEPT_S / 2)
+        if until is not None:
+            self._deadline = asyncio.get_running_loop().call_later(max(0.0, until - now), self._look_again)
+
+    def _look_again(self) -> None:
+        self._deadline = None
+        if self._demands:
+            self._read_soon()
+
+    def _fail_all(self, error: Exception) -> None:
+        for demand in [demand for demands in self._demands.values() for demand in demands]:
+            self._fail(demand, _copy(error))
 
     @staticmethod
     def _read_size(request: ReceiveRequest) -> int:
@@ -245,22 +493,20 @@ class DispatchLoop:
         return max(ENTRY_SIZE_MAX, min(READ_BYTES_MAX, request.bytes_max))
 
     async def _fill(self, call: ReceiveCall) -> bool:
-        """Read the messages to deliver next. Returns True if the caller should check again for ready messages.
+        """Read the messages to deliver next. Returns whether more may be readable, or ready, than before.
 
         If there is no room to read ahead, the bytes count as those of the response. Raises _NoRoom if they do not fit.
         """
         dispatcher = self._dispatcher
-        ready_before = dispatcher.ready_count
         async with self.read_lock:
             self.check_open()
-            if dispatcher is not self._dispatcher or dispatcher.ready_count > ready_before:  # another call read
+            if dispatcher is not self._dispatcher:
                 return True
+            await self._record_counts(dispatcher)
             size = READ_BYTES_MAX
             while True:
                 reserved = self._read_ahead.reserve(size, messages=READ_MESSAGES_MAX)
                 if not reserved:
-                    if self._holds_all_it_may(call):  # it could take nothing of what is read
-                        return False
                     if not (dispatcher.replayable() or dispatcher.rewind_wanted or self._reader.has_next):
                         return False
                     size = max(size, self._read_size(call.request))
@@ -274,18 +520,30 @@ class DispatchLoop:
                     if reserved:
                         self._read_ahead.release(reserved, messages=READ_MESSAGES_MAX)
 
+    async def _record_counts(self, dispatcher: Dispatcher[Messages]) -> None:
+        """Store the redelivery counts of returned messages, before they are delivered again."""
+        if not dispatcher.redelivered:
+            return
+        generation, counts = dispatcher.generation, list(dispatcher.redelivered)
+        dispatcher.redelivered.clear()
+        try:
+            await self._record(counts)
+        except BaseException:
+            if generation == dispatcher.generation or dispatcher.in_order:
+                dispatcher.redelivered[:0] = counts
+            raise
+
     async def _read_next(
-        self, dispatcher: Dispatcher[Message], request: ReceiveRequest, *, ahead: bool, decoded_max: int
+        self, dispatcher: Dispatcher[Messages], request: ReceiveRequest, *, ahead: bool, decoded_max: int
     ) -> bool:
         """Read the messages to deliver next. `ahead`: more than `request` requires may be read.
 
-        Returns True if the caller should check again for ready messages. Raises RoomNeeded if an entry takes more than
-        `decoded_max` bytes.
+        Returns whether anything was read. Raises RoomNeeded if an entry takes more than `decoded_max` bytes.
         """
         size_max = READ_BYTES_MAX if ahead else min(READ_BYTES_MAX, request.bytes_max)
-        keys = dispatcher.replay(READ_ENTRIES_MAX, entries_max=None if ahead else 1)
-        if keys:
-            await self._reader.read_again(dispatcher, keys, size_max=size_max, decoded_max=decoded_max)
+        refs = dispatcher.replay(READ_ENTRIES_MAX, entries_max=None if ahead else 1)
+        if refs:
+            await self._reader.read_again(dispatcher, refs, size_max=size_max, decoded_max=decoded_max)
             return True
         if dispatcher.rewind_wanted:
             self._reader.rewind()
@@ -308,10 +566,22 @@ class DispatchLoop:
         now = self._now()
         dispatcher = self._dispatcher
         returned = dispatcher.tick(now=now)
-        self._sessions.expire(now=now, leases_end_at=dispatcher.leases.last_deadline_of)
+        for session in self._sessions.expire(now=now, leases_end_at=dispatcher.leases.last_deadline_of):
+            self._remove_member(session.consumer)
+        if dispatcher.hash_of is not None and not self.key_shared.sticky and now >= self._keys_checked_at:
+            self._free_keys(now)
         if returned:
             self.wake()
         self.put_down_if_idle()
+
+    def _free_keys(self, now: float) -> None:
+        """Give the keys of consumers that hold nothing, and have not called for KEYS_KEPT_S, to others."""
+        self._keys_checked_at = now + KEYS_KEPT_S / 4
+        for session in self._sessions:
+            consumer = session.consumer
+            is_idle = not session.calls_open and not consumer.held and session.last_call_at + KEYS_KEPT_S <= now
+            if is_idle and consumer in self._members:
+                self._remove_member(consumer)
 
     def put_down_if_idle(self) -> None:
         """If no consumer is connected, drop the message bodies in memory. They are read again for the next consumer."""
@@ -346,15 +616,20 @@ class DispatchLoop:
     def drain(self) -> None:
         """End every wait, because the broker stops."""
         self._is_draining = True
+        for demand in list(self._parked):
+            self._settle(demand, [])
         self.wake()
 
     def close(self, reason: BinderyError) -> None:
         """Fail all calls, also the waiting ones, with `reason`."""
         self._closed = reason
-        if self._idle_check is not None:
-            self._idle_check.cancel()
-            self._idle_check = None
-        self.wake()
+        for timer in (self._idle_check, self._deadline):
+            if timer is not None:
+                timer.cancel()
+        self._idle_check = self._deadline = None
+        for demand in list(self._parked):
+            self._fail(demand, _copy(reason))
+        self._fail_all(reason)
 
     @property
     def is_closed(self) -> bool:
@@ -362,4 +637,9 @@ class DispatchLoop:
 
     def check_open(self) -> None:
         if self._closed is not None:
-            raise type(self._closed)(self._closed.message, **self._closed.facts)
+            raise _copy(self._closed)
+
+
+def _copy(error: Exception) -> Exception:
+    """Return the error for one call: a shared one would collect the tracebacks of all calls."""
+    return type(error)(error.message, **error.facts) if isinstance(error, BinderyError) else error

@@ -13,7 +13,7 @@ from bindery_pulsar.message_codec import BATCH_COUNT_MAX, CorruptMessage, Messag
 from bindery_pulsar.message_id import MessageId, Position
 
 from bindery_broker.dispatch.dispatcher import Dispatcher
-from bindery_broker.dispatch.item import NOT_IN_BATCH, Item, MessageKey
+from bindery_broker.dispatch.item import NOT_IN_BATCH, SINGLE, Delivery, Item, MessageRef, bits_of, indexes_of, lowest
 from bindery_broker.managed_ledger import BatchAck, ManagedCursor, ManagedLedger
 from bindery_broker.subscriptions.consumer import TagFilter
 from bindery_broker.subscriptions.decoding import EntryDecoder, RoomNeeded
@@ -30,6 +30,8 @@ READ_MESSAGES_MAX = 2_000
 each, its messages up to that part are skipped, which takes a microsecond each."""
 
 
+Messages = Sequence[Message]
+"""Decoded messages of one entry: the body of an item."""
 ONE: Final = range(1)
 """The part of an entry that is not a batch."""
 
@@ -44,6 +46,9 @@ class BatchSizes:
 
     def __len__(self) -> int:
         return len(self._sizes)
+
+    def __contains__(self, position: object) -> bool:
+        return position in self._sizes
 
     def __getitem__(self, position: Position) -> int:
         return self._sizes[position]
@@ -101,6 +106,10 @@ class MessageReader:
         self.rewind()
 
     @property
+    def cursor_name(self) -> str:
+        return self._cursor.name
+
+    @property
     def position(self) -> Position:
         """The next entry to read, or of which a part was not read yet."""
         return self._position
@@ -114,13 +123,18 @@ class MessageReader:
         """Continue with the entry after the cursor's mark-delete position."""
         self._position, self._index = self._ledger.next_position(self._cursor.mark_delete), 0
 
-    def step_back(self, key: MessageKey) -> None:
-        """Continue with the message `key` at the latest. No read may be in progress."""
-        to = (Position(key[0], key[1]), max(key[2], 0))
+    def step_back(self, first: MessageRef) -> None:
+        """Continue with the lowest message of `first` at the latest. No read may be in progress."""
+        to = (first.position, lowest(first.bits))
         self._position, self._index = min((self._position, self._index), to)
 
+    def ids_of(self, ref: MessageRef) -> list[MessageId]:
+        """Return the ids of messages that were delivered."""
+        indexes = indexes_of(ref.bits) if ref.position in self.batch_sizes else (NOT_IN_BATCH,)
+        return [MessageId.of(ref.position, batch_index=index, partition=self._partition) for index in indexes]
+
     async def read_on(
-        self, dispatcher: Dispatcher[Message], room: int, *, size_max: int, decoded_max: int, messages_max: int
+        self, dispatcher: Dispatcher[Messages], room: int, *, size_max: int, decoded_max: int, messages_max: int
     ) -> bool:
         """Offer the next messages. Returns whether anything was read.
 
@@ -158,29 +172,29 @@ class MessageReader:
                     continue
             part = range(first, min(first + messages_max, entry.count)) if entry.count > 1 else ONE
             if entry.is_small:
-                items = self._decode_small(position, entry, part, stop=number > 0)
+                messages = self._decode_small(position, entry, part, stop=number > 0)
             else:
-                items = await self._decode(position, entry, part, stop=number > 0, room=decoded_max - decoded_size)
+                messages = await self._decode(position, entry, part, stop=number > 0, room=decoded_max - decoded_size)
                 has_waited = True
                 if generation != dispatcher.generation:
                     return True
-            if items is None:
+            if messages is None:
                 end = (position, first)
                 break
             messages_max -= len(part)
-            for item in items:
-                decoded_size += item.size
+            for message in messages:
+                decoded_size += message.size + MESSAGE_OVERHEAD
             if not (has_waited and self._cursor.is_acked(position)):  # meanwhile
-                matching = self.filter.matching(items)
+                matching = self.filter.matching(messages)
                 if matching:
-                    dispatcher.offer(matching, generation=generation)
+                    dispatcher.offer([_item(dispatcher, position, entry, matching)], generation=generation)
                 if not matching and len(part) == entry.count:  # completely filtered, or a marker without messages
                     consumed.append(position)
                 elif not matching:
                     parts.append(BatchAck(position, entry.count, part))
-                elif len(matching) < len(items):
-                    offered = {item.key for item in matching}
-                    indexes = [item.key[2] for item in items if item.key not in offered]
+                elif len(matching) < len(messages):
+                    offered = {message.batch_index for message in matching}
+                    indexes = [message.batch_index for message in messages if message.batch_index not in offered]
                     parts.append(BatchAck(position, entry.count, indexes))
             if part.stop < entry.count:
                 end = (position, part.stop)
@@ -200,48 +214,58 @@ class MessageReader:
 
     async def read_again(
         self,
-        dispatcher: Dispatcher[Message],
-        keys: Sequence[MessageKey],
+        dispatcher: Dispatcher[Messages],
+        refs: Sequence[MessageRef],
         *,
         size_max: int,
         decoded_max: int,
     ) -> None:
-        """Offer the messages that the dispatcher's `replay` returned, at least one and about `size_max` bytes.
+        """Offer the messages that the dispatcher's `replay` returned: those of one entry, and about `size_max` bytes.
 
         The others are given back to the dispatcher; all of them if an error is raised. `decoded_max`: as in `load`.
         """
         generation = dispatcher.generation
         try:
-            items, rest = await self.load(keys, size_max=size_max, decoded_max=decoded_max)
+            found, rest = await self.load(refs, size_max=size_max, decoded_max=decoded_max)
         except BaseException:
-            dispatcher.give_back(keys)
+            dispatcher.give_back(refs)
             raise
-        dispatcher.offer_again(items, generation=generation)
-        if rest and generation == dispatcher.generation:
-            dispatcher.give_back(rest)
-        missing = set(keys).difference(rest, (item.key for item in items))
-        if missing and generation == dispatcher.generation:  # acknowledged or trimmed since
+        if generation != dispatcher.generation:
+            return
+        dispatcher.offer_again(
+            [_item(dispatcher, position, entry, messages) for position, entry, messages in found], generation=generation
+        )
+        dispatcher.give_back(rest)
+        left: dict[Position, int] = {}
+        for position, bits in rest:
+            left[position] = left.get(position, 0) | bits
+        for position, _, messages in found:
+            left[position] = left.get(position, 0) | _bits(messages)
+        missing = [MessageRef(position, bits & ~left.get(position, 0)) for position, bits in refs]
+        missing = [ref for ref in missing if ref.bits]  # acknowledged or trimmed since
+        if missing:
             dispatcher.finish_ack(dispatcher.begin_ack(missing))
 
     async def load(
-        self, keys: Iterable[MessageKey], *, size_max: int, decoded_max: int
-    ) -> tuple[list[Item[Message]], list[MessageKey]]:
-        """Return the messages of those `keys` that still exist and are not acknowledged, in order.
+        self, refs: Iterable[MessageRef], *, size_max: int, decoded_max: int
+    ) -> tuple[list[tuple[Position, PackedEntry, Messages]], list[MessageRef]]:
+        """Return the messages of those `refs` that still exist and are not acknowledged, in order, by entry.
 
-        Reads at least one entry, and no further one once the result has `size_max` bytes; the keys of entries that were
-        not read are the second part of the result. Raises RoomNeeded if an entry takes more than `decoded_max` bytes.
+        Reads at least one entry, and no further one once the result has `size_max` bytes; of an entry at most
+        READ_MESSAGES_MAX messages, counted from the first. The messages that were not read are the second part of the
+        result. Raises RoomNeeded if an entry takes more than `decoded_max` bytes.
         """
-        indexes_of: dict[Position, set[int]] = {}
-        for ledger_id, entry_id, batch_index in sorted(keys):
-            indexes_of.setdefault(Position(ledger_id, entry_id), set()).add(batch_index)
-        items: list[Item[Message]] = []
+        wanted: dict[Position, int] = {}
+        for position, bits in sorted(refs):
+            wanted[position] = wanted.get(position, 0) | bits
+        found: list[tuple[Position, PackedEntry, Messages]] = []
+        rest: list[MessageRef] = []
         room = size_max
-        for first, count in _runs(list(indexes_of)):
+        for first, count in _runs(list(wanted)):
             position, end = first, Position(first.ledger_id, first.entry_id + count)
             while position < end:
                 if room <= 0:
-                    rest = [(*at, index) for at, indexes in indexes_of.items() if at >= position for index in indexes]
-                    return items, rest
+                    return found, rest + [MessageRef(at, bits) for at, bits in wanted.items() if at >= position]
                 entries = await self._ledger.read(position, entries_max=end.entry_id - position.entry_id, size_max=room)
                 entries = [entry for entry in entries if position <= entry[0] < end]
                 if not entries:  # trimmed
@@ -254,12 +278,16 @@ class MessageReader:
                         continue
                     entry = self._open(at, payload, stop=False)
                     assert entry is not None
-                    part = range(max(min(indexes_of[at]), 0), max(max(indexes_of[at]), 0) + 1)
+                    part, bits, later = _part(wanted[at], entry.count)
+                    if later:
+                        rest.append(MessageRef(at, later))
                     decoded = await self._decode(at, entry, part, stop=False, room=decoded_max)
-                    wanted = [item for item in decoded or () if item.key[2] in indexes_of[at]]
-                    room -= sum(item.size for item in wanted)
-                    items += wanted
-        return items, []
+                    indexes = set(indexes_of(bits))
+                    messages = [one for one in decoded or () if max(one.batch_index, 0) in indexes]
+                    if messages:
+                        room -= sum(message.size + MESSAGE_OVERHEAD for message in messages)
+                        found.append((at, entry, messages))
+        return found, rest
 
     def _open(self, position: Position, payload: bytes, *, stop: bool) -> PackedEntry | None:
         """Return an entry for `_decode`. If it cannot be read: None if `stop`, else raise."""
@@ -273,7 +301,7 @@ class MessageReader:
 
     def _decode_small(
         self, position: Position, entry: PackedEntry, part: range, *, stop: bool
-    ) -> list[Item[Message]] | None:
+    ) -> list[Message] | None:
         """Return what `_decode` returns for a small entry."""
         try:
             messages = self._decoder.decode_small(entry, first=part.start, count_max=len(part))
@@ -282,11 +310,11 @@ class MessageReader:
                 self._explain(position, error)
                 raise
             return None
-        return self._items(position, messages)
+        return self._unacked(position, messages)
 
     async def _decode(
         self, position: Position, entry: PackedEntry, part: range, *, stop: bool, room: int
-    ) -> list[Item[Message]] | None:
+    ) -> list[Message] | None:
         """Return the unacknowledged messages of a part of an entry. Other tasks run meanwhile only if it is large.
 
         If it cannot be decoded, or not in `room` bytes: None if `stop`, else raise.
@@ -302,7 +330,7 @@ class MessageReader:
                 self._explain(position, error)
                 raise
             return None
-        return self._items(position, messages)
+        return self._unacked(position, messages)
 
     def _explain(self, position: Position, error: BinderyError) -> None:
         """Record why the subscription does not continue, and tell the client how to go on."""
@@ -311,19 +339,62 @@ class MessageReader:
         error.facts.setdefault("message_id", str(message_id))
         error.facts.setdefault("hint", "acknowledge this message id to go past it")
 
-    def _items(self, position: Position, messages: list[Message]) -> list[Item[Message]]:
+    def _unacked(self, position: Position, messages: list[Message]) -> list[Message]:
         """Return the messages that are not acknowledged now."""
         self.stuck = None
-        ledger_id, entry_id = position
         if (
             self.batch_sizes.remember(position, messages)
             and (remaining := self._cursor.remaining(position)) is not None
         ):
-            messages = [message for message in messages if remaining >> message.batch_index & 1]
-        return [
-            Item((ledger_id, entry_id, message.batch_index), message.size + MESSAGE_OVERHEAD, message)
-            for message in messages
-        ]
+            return [message for message in messages if remaining >> message.batch_index & 1]
+        return messages
+
+
+def _item(
+    dispatcher: Dispatcher[Messages], position: Position, entry: PackedEntry, messages: Messages
+) -> Item[Messages]:
+    """Return an item of at least one message."""
+    sizes = [message.size + MESSAGE_OVERHEAD for message in messages]
+    is_batch = messages[0].batch_index != NOT_IN_BATCH
+    hash_of = dispatcher.hash_of
+    return Item(
+        position,
+        size=sum(sizes),
+        body=messages,
+        bits=_bits(messages),
+        sizes=sizes if is_batch else None,
+        key_hash=0 if hash_of is None else hash_of(entry.key_bytes),
+        deliver_at_ms=entry.deliver_at_ms,
+    )
+
+
+def messages_of(delivery: Delivery[Messages]) -> Messages:
+    """Return the messages that were delivered: an item of which a part is delivered shares its body with the rest."""
+    body = delivery.body
+    if len(body) == delivery.bits.bit_count():
+        return body
+    indexes = set(indexes_of(delivery.bits))
+    return [message for message in body if message.batch_index in indexes]
+
+
+def _bits(messages: Messages) -> int:
+    first = messages[0].batch_index
+    return SINGLE if first == NOT_IN_BATCH else bits_of([message.batch_index for message in messages])
+
+
+def _part(bits: int, count: int) -> tuple[range, int, int]:
+    """Return the part of an entry to read for `bits`, the bits in this part, and the bits after it.
+
+    `count`: number of messages in the entry. The part has at most READ_MESSAGES_MAX messages.
+    """
+    if bits < 0:
+        bits &= (1 << min(count, BATCH_COUNT_MAX)) - 1
+    if not bits:
+        return range(0), 0, 0
+    first = lowest(bits)
+    stop = min(bits.bit_length(), first + READ_MESSAGES_MAX)
+    later = bits >> stop << stop
+    return range(first, stop), bits ^ later, later
 
 
 def _runs(positions: Sequence[Position]) -> list[tuple[Position, int]]:

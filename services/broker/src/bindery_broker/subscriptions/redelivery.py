@@ -8,14 +8,34 @@ from collections.abc import Sequence
 
 from bindery_core.sources import MonotonicClock
 from bindery_pulsar.entry_size import ENTRY_SIZE_MAX
-from bindery_pulsar.message_codec import Message
-from bindery_pulsar.message_id import MessageId
+from bindery_pulsar.message_id import MessageId, Position
 
-from bindery_broker.dispatch.item import Delivery, MessageKey, key_of
+from bindery_broker.dispatch.consumers import Consumer
+from bindery_broker.dispatch.dispatcher import Redelivered
+from bindery_broker.dispatch.item import Delivery, MessageRef, refs_of
+from bindery_broker.managed_ledger import ManagedCursor
 from bindery_broker.subscriptions.consumer import ReceiveCall
 from bindery_broker.subscriptions.decoding import RoomNeeded
-from bindery_broker.subscriptions.dispatch_loop import DispatchLoop
+from bindery_broker.subscriptions.dispatch_loop import Deliveries, DispatchLoop
 from bindery_broker.subscriptions.reading import MessageReader
+
+
+class CountsInMemory:
+    """The redelivery counts of one subscription. They are lost when the topic is unloaded."""
+
+    def __init__(self, cursor: ManagedCursor) -> None:
+        self._cursor = cursor
+        self._counts: dict[Position, list[tuple[int, int]]] = {}
+
+    def of(self, position: Position, /) -> Sequence[tuple[int, int]]:
+        return self._counts.get(position, ())
+
+    async def record(self, changes: Sequence[Redelivered]) -> None:
+        for position, bits, count in changes:
+            kept = [(other, rest) for other, old in self._counts.get(position, ()) if (rest := old & ~bits)]
+            self._counts[position] = [*kept, (count, bits)]
+        for position in [position for position in self._counts if self._cursor.is_acked(position)]:
+            del self._counts[position]
 
 
 class Redelivery:
@@ -27,7 +47,7 @@ class Redelivery:
         self._now = now
         self._in_progress: dict[tuple[str, str], asyncio.Future[None]] = {}
 
-    async def take(self, call: ReceiveCall, request_id: str) -> list[Delivery[Message]]:
+    async def take(self, call: ReceiveCall, request_id: str) -> Deliveries:
         """Return the messages of an earlier answer to `request_id` that the consumer still holds, else new messages.
 
         Waits for an earlier call with the same id that is still in progress.
@@ -48,19 +68,20 @@ class Redelivery:
         try:
             deliveries = await self._loop.take(call)
             if deliveries:
-                call.session.remember(request_id, tuple(delivery.key for delivery in deliveries))
+                call.session.remember(request_id, tuple(MessageRef(one.position, one.bits) for one in deliveries))
             return deliveries
         finally:
             del self._in_progress[key]
             done.set_result(None)
 
-    async def _repeat(self, call: ReceiveCall, keys: Sequence[MessageKey]) -> list[Delivery[Message]]:
-        """Return the messages of those `keys` that the consumer still holds, and restart their leases."""
-        request = call.request
-        leases = self._loop.dispatcher.leases
-        size = sum(grant.sizes[key] for key in keys if (grant := leases.grant_of(key)) is not None)
+    async def _repeat(self, call: ReceiveCall, refs: Sequence[MessageRef]) -> Deliveries:
+        """Return those messages of `refs` that the consumer still holds, and restart their leases."""
+        request, consumer = call.request, call.session.consumer
+        held = self._loop.dispatcher.held(consumer, refs)
+        size = sum(portion.size for portion in held)
         if not size:
             return []
+        wanted = [portion.ref for portion in held]
         decoded_max = max(size, ENTRY_SIZE_MAX)
         while True:
             while not call.charge.take(least=decoded_max, most=decoded_max):
@@ -69,30 +90,33 @@ class Redelivery:
                 if call.client is not None and call.client.is_gone:
                     return []
             try:
-                found, _ = await self._reader.load(keys, size_max=size, decoded_max=decoded_max)
+                found, _ = await self._reader.load(wanted, size_max=size, decoded_max=decoded_max)
                 break
             except RoomNeeded as needed:
                 decoded_max = needed.size
-        call.charge.keep(sum(item.size for item in found))
-        items = {item.key: item for item in found}
-        dispatcher = self._loop.dispatcher
-        lease, held = dispatcher.renew(
-            request.consumer,
-            [key for key in keys if key in items],
-            ack_timeout_s=request.ack_timeout_s,
+        bodies = {position: messages for position, _, messages in found}
+        lease, kept = self._loop.dispatcher.renew(
+            consumer,
+            [ref for ref in wanted if ref.position in bodies],
+            lease_s=request.ack_timeout_s,
             now=self._now(),
         )
-        return [Delivery(key, items[key].message, lease, dispatcher.redelivery_count(key)) for key in held]
+        call.charge.keep(sum(portion.size for portion in kept))
+        return [
+            Delivery(portion.position, portion.bits, bodies[portion.position], lease, portion.redelivery_count)
+            for portion in kept
+        ]
 
-    def nack(self, ids: Sequence[MessageId], *, delay_s: float, consumer: str | None) -> list[MessageKey]:
+    def nack(self, ids: Sequence[MessageId], *, delay_s: float, consumer: Consumer | None) -> list[MessageId]:
         """Return held messages for delivery after `delay_s`. Returns those that were held (by `consumer`, if given)."""
-        keys = [key_of(message_id) for message_id in ids]
-        returned = self._loop.dispatcher.nack(keys, delay_s=delay_s, now=self._now(), consumer=consumer)
+        dispatcher = self._loop.dispatcher
+        refs = refs_of(ids, dispatcher.known_bits)
+        returned = dispatcher.nack(refs, delay_s=delay_s, now=self._now(), consumer=consumer)
         if returned:
             self._loop.wake()
-        return returned
+        return [message_id for ref in returned for message_id in self._reader.ids_of(ref)]
 
-    def release(self, consumer: str) -> bool:
+    def release(self, consumer: Consumer) -> bool:
         """Return everything that the consumer holds. Returns whether it held anything."""
         if not self._loop.dispatcher.release(consumer):
             return False

@@ -4,15 +4,18 @@ Invariants: a message in delivery is unacknowledged in the cursor as far as this
 while no other consumer is connected. An acknowledgement is durable in the cursor before the dispatcher forgets it.
 """
 
+import functools
 from collections.abc import Sequence
 
-from bindery_core.errors import BinderyError
+from bindery_core.errors import BinderyError, Conflict
 from bindery_core.sources import MonotonicClock
-from bindery_pulsar.message_codec import Message, publish_time_ms
+from bindery_pulsar.message_codec import publish_time_ms
 from bindery_pulsar.message_id import MessageId, Position
 
 from bindery_broker.dispatch.dispatcher import Dispatcher
-from bindery_broker.dispatch.item import Delivery, DispatchLimits, MessageKey
+from bindery_broker.dispatch.failover import pick_active
+from bindery_broker.dispatch.item import DispatchLimits
+from bindery_broker.dispatch.key_shared import KeySharedMode
 from bindery_broker.dispatch.read_ahead import ReadAhead
 from bindery_broker.dispatch.sessions import Session, Sessions
 from bindery_broker.errors import ConsumerBusy, SubscriptionTypeConflict
@@ -20,9 +23,9 @@ from bindery_broker.managed_ledger import BatchAck, ManagedCursor, ManagedLedger
 from bindery_broker.subscriptions.acknowledging import Acknowledger
 from bindery_broker.subscriptions.consumer import ClientWatch, ReceiveCall, ReceiveRequest, SubscriptionType
 from bindery_broker.subscriptions.decoding import EntryDecoder
-from bindery_broker.subscriptions.dispatch_loop import DispatchLoop
-from bindery_broker.subscriptions.reading import MessageReader
-from bindery_broker.subscriptions.redelivery import Redelivery
+from bindery_broker.subscriptions.dispatch_loop import Deliveries, DispatchLoop
+from bindery_broker.subscriptions.reading import MessageReader, Messages, messages_of
+from bindery_broker.subscriptions.redelivery import CountsInMemory, Redelivery
 from bindery_broker.subscriptions.response_budget import Charge
 
 
@@ -34,6 +37,7 @@ class Subscription:
         cursor: ManagedCursor,
         ledger: ManagedLedger,
         *,
+        topic: str,
         partition: int,
         now: MonotonicClock,
         limits: DispatchLimits,
@@ -41,7 +45,7 @@ class Subscription:
         decoder: EntryDecoder,
         sessions_max: int,
     ) -> None:
-        """`read_ahead` and `decoder`: shared by the broker's subscriptions."""
+        """`read_ahead` and `decoder`: shared by the broker's subscriptions. `topic`: full name of the topic."""
         self.name = cursor.name
         self.cursor = cursor
         self.sessions = Sessions(sessions_max=sessions_max)
@@ -50,6 +54,7 @@ class Subscription:
         self.redeliveries = 0
         self._ledger = ledger
         self._now = now
+        self._counts = CountsInMemory(cursor)
         self._reader = MessageReader(cursor, ledger, partition=partition, decoder=decoder)
         self._loop = DispatchLoop(
             self._reader,
@@ -57,6 +62,9 @@ class Subscription:
             limits=limits,
             read_ahead=read_ahead,
             now=now,
+            counts_of=self._counts.of,
+            record=self._counts.record,
+            pick_active=functools.partial(pick_active, partition=partition, topic=topic),
         )
         self._redelivery = Redelivery(self._loop, self._reader, now=now)
         self._acknowledger = Acknowledger(cursor, ledger, self._loop, self._reader.batch_sizes, partition=partition)
@@ -70,7 +78,7 @@ class Subscription:
         return self._loop.type
 
     @property
-    def dispatcher(self) -> Dispatcher[Message]:
+    def dispatcher(self) -> Dispatcher[Messages]:
         return self._loop.dispatcher
 
     @property
@@ -88,22 +96,23 @@ class Subscription:
 
     # -- consuming -----------------------------------------------------------------------------------------------
 
-    def join(self, consumer: str, kind: SubscriptionType) -> None:
+    def join(self, consumer: str, kind: SubscriptionType, *, key_shared: KeySharedMode = KeySharedMode()) -> None:
         """Check that `consumer` may consume as `kind`, and change the type if no other consumer is connected.
 
         Raises ConsumerBusy with the name of the connected consumer, or SubscriptionTypeConflict.
         """
         self._loop.tick()
-        others = [session.consumer for session in self.sessions if session.consumer != consumer]
-        if kind != self.type:
+        others = [session.consumer.name for session in self.sessions if session.consumer.name != consumer]
+        if kind != self.type or (kind == "key_shared" and key_shared != self._loop.key_shared):
             if others:
+                how = f"as {self.type}" if kind != self.type else "in another mode of key_shared"
                 raise SubscriptionTypeConflict(
-                    f"the subscription is consumed as {self.type}",
+                    f"the subscription is consumed {how}",
                     subscription=self.name,
                     type=self.type,
                     consumers=len(others),
                 )
-            self._loop.change_type(kind)
+            self._loop.change_type(kind, key_shared=key_shared)
         elif kind == "exclusive" and others:
             raise ConsumerBusy("another consumer holds the subscription", subscription=self.name, consumer=others[0])
 
@@ -114,7 +123,7 @@ class Subscription:
         kind: SubscriptionType,
         charge: Charge,
         client: ClientWatch | None = None,
-    ) -> tuple[list[Delivery[Message]], Session]:
+    ) -> tuple[Deliveries, Session]:
         """Return messages, leased to the consumer; none if none arrive in time.
 
         `charge` has the bytes of the messages on return; the caller releases it once they are sent. `client`:
@@ -122,36 +131,61 @@ class Subscription:
         leased, if there is no room for the messages in time.
         """
         self._loop.check_open()
-        self.join(request.consumer, kind)
-        if request.redeliver:
-            self._redelivery.release(request.consumer)
+        self.join(request.consumer, kind, key_shared=request.key_shared)
         session = self.sessions.begin_call(request.consumer, ttl_s=request.session_ttl_s, now=self._now())
         call = ReceiveCall(
             request=request, session=session, deadline=self._now() + request.wait_s, client=client, charge=charge
         )
         try:
+            self._connect(session, request)
+            if request.redeliver:
+                self._redelivery.release(session.consumer)
             if request.request_id is None:
                 deliveries = await self._loop.take(call)
             else:
                 deliveries = await self._redelivery.take(call, request.request_id)
         finally:
             self.sessions.end_call(session, now=self._now())
-        session.message_count += len(deliveries)
-        self.messages_out += len(deliveries)
         for delivery in deliveries:
-            self.bytes_out += len(delivery.message.payload)
-            self.redeliveries += delivery.redelivery_count > 0
+            count = delivery.bits.bit_count()
+            session.message_count += count
+            self.messages_out += count
+            if delivery.redelivery_count:
+                self.redeliveries += count
+            self.bytes_out += sum(len(message.payload) for message in messages_of(delivery))
         return deliveries, session
+
+    def _connect(self, session: Session, request: ReceiveRequest) -> None:
+        """Let the dispatcher know the consumer with what its request says of it.
+
+        Raises Conflict if its key ranges are held by another consumer, or differ from those of its earlier calls.
+        """
+        consumer = session.consumer
+        consumer.priority = request.priority
+        if consumer.key_ranges != request.key_ranges:
+            if session.call_count > 1 and self._loop.knows(consumer):
+                raise Conflict(
+                    "the consumer has declared other key ranges; end its session first (DELETE .../consumers/NAME)",
+                    consumer=consumer.name,
+                    key_ranges=consumer.key_ranges,
+                )
+            consumer.key_ranges = request.key_ranges
+        try:
+            self._loop.admit(consumer)
+        except BinderyError:
+            if session.call_count == 1:
+                self.sessions.remove(consumer.name)
+            raise
 
     def leave(self, consumer: str) -> bool:
         """End a consumer's session, so that its messages are delivered again. Returns False if there was no session."""
         self._loop.check_open()
         self._loop.tick()
-        is_known = self.sessions.remove(consumer) is not None
-        if not self._redelivery.release(consumer) and is_known:
-            self._loop.wake()
+        session = self.sessions.remove(consumer)
+        if session is not None:
+            self._loop.dismiss(session.consumer)
         self._loop.put_down_if_idle()
-        return is_known
+        return session is not None
 
     # -- acknowledging and moving --------------------------------------------------------------------------------
 
@@ -160,7 +194,7 @@ class Subscription:
         self._loop.check_open()
         positions, batches = await self._acknowledger.resolve(ids)
         self._touch(consumer)
-        await self._acknowledger.ack(positions, batches, ids)
+        await self._acknowledger.ack(positions, batches)
 
     async def ack_cumulative(self, last: MessageId, *, consumer: str | None = None) -> None:
         """Acknowledge everything up to and including `last`, durably. Exclusive subscriptions only."""
@@ -171,12 +205,15 @@ class Subscription:
         self._touch(consumer)
         await self._acknowledger.ack_cumulative(positions, batches, last)
 
-    def nack(self, ids: Sequence[MessageId], *, delay_s: float, consumer: str | None = None) -> list[MessageKey]:
+    def nack(self, ids: Sequence[MessageId], *, delay_s: float, consumer: str | None = None) -> list[MessageId]:
         """Return held messages for delivery after `delay_s`. Returns those that were held (by `consumer`, if given)."""
         self._loop.check_open()
         self._loop.tick()
         self._touch(consumer)
-        return self._redelivery.nack(ids, delay_s=delay_s, consumer=consumer)
+        if consumer is None:
+            return self._redelivery.nack(ids, delay_s=delay_s, consumer=None)
+        session = self.sessions.get(consumer)
+        return [] if session is None else self._redelivery.nack(ids, delay_s=delay_s, consumer=session.consumer)
 
     async def seek(self, target: MessageId | Position | int) -> Position:
         """Move to a message, to EARLIEST or LATEST, or to the first entry published at a time (ms since 1970) or later.

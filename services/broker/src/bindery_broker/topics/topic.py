@@ -479,6 +479,7 @@ class Topic:
         subscription = Subscription(
             self.ledger.cursors[name],
             self.ledger,
+            topic=self.name.full,
             partition=self._partition,
             now=self._now,
             limits=self._limits,

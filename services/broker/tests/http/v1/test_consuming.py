@@ -115,13 +115,6 @@ async def test_messages_are_sent_as_ndjson_on_request(broker):
     assert [json.loads(line)["payload"] for line in answer.text.splitlines()] == ["a", "b"]
 
 
-@pytest.mark.parametrize("kind", ["failover", "key_shared"])
-async def test_an_unsupported_type_is_refused_by_name(broker, kind):
-    answer = await broker.receive_raw(type=kind)
-    assert kind in problem(answer, status=400, code="not_supported")["detail"]
-    assert (await broker.client.get("/v1/topics")).json() == {"topics": []}
-
-
 @pytest.mark.parametrize("path", ["ack", "nack", "seek"])
 async def test_unknown_topics_and_subscriptions_are_refused(broker, path):
     body = {"message_id": "0:0"} if path == "seek" else {"message_ids": ["0:0"]}

@@ -1,19 +1,19 @@
 """Consuming: receive, stream, ack and nack."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 
 from bindery_core.errors import BadRequest, BinderyError
 from bindery_kit.http.problem import problem_of
-from bindery_pulsar.message_codec import Message
 from bindery_pulsar.message_id import EARLIEST, LATEST, MessageId
 from fastapi import APIRouter
 from msgspec import UNSET
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from bindery_broker.dispatch.item import Delivery
-from bindery_broker.errors import NotSupported, ResponsesFull
+from bindery_broker.dispatch.key_ranges import KeyRange, checked_ranges
+from bindery_broker.dispatch.key_shared import KeySharedMode
+from bindery_broker.errors import ResponsesFull
 from bindery_broker.http import openapi
 from bindery_broker.http.exchange import Exchange, json_reply
 from bindery_broker.http.route import JsonLine, OwnedRoute, hot
@@ -25,6 +25,7 @@ from bindery_broker.http.v1.schemas import (
     AckBody,
     Acknowledged,
     NackBody,
+    KeyShared,
     ReceiveBody,
     Received,
     Returned,
@@ -32,6 +33,8 @@ from bindery_broker.http.v1.schemas import (
     StreamQuery,
 )
 from bindery_broker.subscriptions.consumer import ClientWatch, ReceiveRequest, SubscriptionType
+from bindery_broker.subscriptions.dispatch_loop import Deliveries
+from bindery_broker.subscriptions.reading import messages_of
 from bindery_broker.subscriptions.subscription import Subscription
 from bindery_broker.topics.topic import Topic
 
@@ -79,14 +82,14 @@ class EventStream(Response):
             wait_s=STREAM_PING_S,
             ack_timeout_s=query.ack_timeout_ms / 1000,
             session_ttl_s=query.session_ttl_ms / 1000,
+            priority=query.priority,
         )
-        kind = _supported(query.type)
         try:
             await push(b": connected\n\n")
             while not (exchange.gone or exchange.broker.draining):
                 try:
                     deliveries, _ = await subscription.receive(
-                        request, kind=kind, charge=exchange.charge, client=client
+                        request, kind=query.type, charge=exchange.charge, client=client
                     )
                 except ResponsesFull:
                     deliveries = []
@@ -99,7 +102,7 @@ class EventStream(Response):
         if not exchange.gone:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _push(self, push: Callable[[bytes], Awaitable[None]], deliveries: list[Delivery[Message]]) -> None:
+    async def _push(self, push: Callable[[bytes], Awaitable[None]], deliveries: Deliveries) -> None:
         """Send the messages, or a comment if there are none."""
         if not deliveries:
             await push(b": waiting\n\n")
@@ -127,7 +130,7 @@ async def receive(exchange: Exchange) -> Response:
     broker = exchange.broker
     exchange.query(RoutingQuery)
     body = await exchange.json_body(ReceiveBody)
-    kind = _supported(body.type)
+    key_shared, key_ranges = _key_shared(body)
     tags = split_tags(body.tags) if isinstance(body.tags, str) else []
     topic = await broker.topic(exchange.topic, create=True)
     properties = body.subscription_properties if isinstance(body.subscription_properties, dict) else {}
@@ -146,8 +149,11 @@ async def receive(exchange: Exchange) -> Response:
         session_ttl_s=body.session_ttl_ms / 1000,
         request_id=body.request_id if isinstance(body.request_id, str) else None,
         redeliver=body.redeliver,
+        priority=body.priority,
+        key_shared=key_shared,
+        key_ranges=key_ranges,
     )
-    deliveries = await _wait_for(subscription, request, kind, exchange)
+    deliveries = await _wait_for(subscription, request, body.type, exchange)
     return messages_reply(exchange, _sources(topic, deliveries), lines=exchange.accepts(NDJSON.encode()))
 
 
@@ -170,11 +176,10 @@ async def stream(exchange: Exchange) -> Response:
     A missing topic or subscription is not created: `PUT .../subscriptions/{subscription}` and `POST .../receive` do.
     """
     query = exchange.query(StreamQuery)
-    kind = _supported(query.type)
     tags = split_tags(query.tags) if isinstance(query.tags, str) else []
     topic = await exchange.broker.topic(exchange.topic)
     subscription = topic.subscription(exchange.path_params["subscription"], tags=tags)
-    subscription.join(query.consumer, kind)
+    subscription.join(query.consumer, query.type)
     await exchange.read_body(size_max=0)
     return EventStream(exchange, topic, subscription, query)
 
@@ -229,7 +234,7 @@ async def nack(exchange: Exchange) -> Response:
     subscription = topic.subscription(exchange.path_params["subscription"])
     consumer = body.consumer if isinstance(body.consumer, str) else None
     returned = subscription.nack(ids, delay_s=body.delay_ms / 1000, consumer=consumer)
-    return json_reply(Returned(returned=[str(MessageId(*key, topic.partition)) for key in returned]))
+    return json_reply(Returned(returned=[str(message_id) for message_id in returned]))
 
 
 async def _subscription(exchange: Exchange) -> Subscription:
@@ -239,7 +244,7 @@ async def _subscription(exchange: Exchange) -> Subscription:
 
 async def _wait_for(
     subscription: Subscription, request: ReceiveRequest, kind: SubscriptionType, exchange: Exchange
-) -> list[Delivery[Message]]:
+) -> Deliveries:
     """Receive; stop when the client disconnects, so that nothing is leased to a client that is gone."""
     if request.wait_s == 0:
         return (await subscription.receive(request, kind=kind, charge=exchange.charge))[0]
@@ -251,22 +256,29 @@ async def _wait_for(
         watcher.cancel()
 
 
-def _supported(kind: str) -> SubscriptionType:
-    if kind == "shared":
-        return "shared"
-    if kind == "exclusive":
-        return "exclusive"
-    raise NotSupported(f"{kind} subscriptions are not supported yet: use shared or exclusive", type=kind)
+def _key_shared(body: ReceiveBody) -> tuple[KeySharedMode, tuple[KeyRange, ...]]:
+    """Return the mode, and the ranges of the consumer. Raises BadRequest for fields that contradict each other."""
+    wanted = body.key_shared
+    if not isinstance(wanted, KeyShared):
+        return KeySharedMode(), ()
+    if body.type != "key_shared":
+        raise BadRequest("the field key_shared needs the type key_shared", type=body.type)
+    sticky = wanted.mode == "sticky"
+    if wanted.ranges and not sticky:
+        raise BadRequest("ranges need the mode sticky", mode=wanted.mode)
+    ranges = tuple(checked_ranges(wanted.ranges)) if sticky else ()
+    return KeySharedMode(sticky=sticky, allow_out_of_order=wanted.allow_out_of_order), ranges
 
 
-def _sources(topic: Topic, deliveries: Sequence[Delivery[Message]]) -> list[MessageSource]:
+def _sources(topic: Topic, deliveries: Deliveries) -> list[MessageSource]:
     partition = topic.partition
     return [
         MessageSource(
-            delivery.message,
-            f"{delivery.key[0]}:{delivery.key[1]}:{partition}:{delivery.key[2]}",
+            message,
+            f"{delivery.position.ledger_id}:{delivery.position.entry_id}:{partition}:{message.batch_index}",
             delivery.lease,
             delivery.redelivery_count,
         )
         for delivery in deliveries
+        for message in messages_of(delivery)
     ]

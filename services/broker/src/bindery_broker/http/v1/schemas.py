@@ -41,6 +41,11 @@ NAME_SIZE_MAX: Final = 256
 
 Time = Annotated[int, Meta(ge=0, le=MS_MAX)]
 MessageIdText = Annotated[str, Meta(max_length=64, pattern=ID_PATTERN, examples=["5:0:-1:0"])]
+SubscriptionTypeName = Literal["shared", "exclusive", "failover", "key_shared"]
+PRIORITY_MAX: Final = 1_000
+KEY_RANGES_MAX: Final = 1_000
+"""Maximum number of ranges that a consumer declares."""
+KeyHash = Annotated[int, Meta(ge=0, le=65_535)]
 ConsumerName = Annotated[str, Meta(min_length=1, max_length=NAME_SIZE_MAX, pattern=NO_CONTROLS)]
 ProducerName = Annotated[str, Meta(min_length=1, max_length=NAME_SIZE_MAX, pattern=NO_CONTROLS)]
 Key = Annotated[str, Meta(max_length=TEXT_MAX)]
@@ -178,11 +183,25 @@ class OneMessage(Answer, kw_only=True):
 # -- subscriptions
 
 
+class KeyShared(Request, kw_only=True):
+    mode: Literal["auto_split", "sticky"] = "auto_split"
+    """`auto_split`: the broker shares all keys among the consumers. `sticky`: each consumer names its own `ranges`."""
+    ranges: Annotated[list[tuple[KeyHash, KeyHash]], Meta(max_length=KEY_RANGES_MAX)] = []
+    """Ranges of key hashes, first and last included, of a consumer in the mode `sticky`."""
+    allow_out_of_order: bool = False
+    """Deliver messages of a key even while another consumer holds earlier ones."""
+
+
 class ReceiveBody(Request, kw_only=True):
     consumer: ConsumerName
     """Name of the consumer, unique in the subscription. It identifies the consumer over several calls."""
-    type: Literal["shared", "exclusive", "failover", "key_shared"] = "shared"
-    """`failover` and `key_shared` are not supported yet."""
+    type: SubscriptionTypeName = "shared"
+    """`shared`: every consumer gets other messages. `key_shared`: the same, and the messages of a key in order to one
+    consumer. `failover`: all messages in order to one of the consumers. `exclusive`: there is one consumer."""
+    priority: Annotated[int, Meta(ge=0, le=PRIORITY_MAX)] = 0
+    """Consumers with a lower number are preferred (shared and failover)."""
+    key_shared: KeyShared | UnsetType = UNSET
+    """How consumers share the keys, if `type` is `key_shared`. All consumers of a subscription say the same."""
     initial: Literal["earliest", "latest"] = "earliest"
     """First message of the subscription, if this call creates it."""
     max: Annotated[int, Meta(ge=1, le=MESSAGES_PER_RECEIVE_MAX)] = 100
@@ -206,8 +225,9 @@ class ReceiveBody(Request, kw_only=True):
 
 class StreamQuery(RoutingQuery, kw_only=True):
     consumer: ConsumerName
-    type: Literal["shared", "exclusive", "failover", "key_shared"] = "shared"
-    """`failover` and `key_shared` are not supported yet."""
+    type: SubscriptionTypeName = "shared"
+    priority: Annotated[int, Meta(ge=0, le=PRIORITY_MAX)] = 0
+    """Consumers with a lower number are preferred (shared and failover)."""
     ack_timeout_ms: Annotated[int, Meta(ge=100, le=ACK_TIMEOUT_MS_MAX)] = 30_000
     session_ttl_ms: Annotated[int, Meta(ge=1_000, le=SESSION_TTL_MS_MAX)] = 60_000
     tags: Tags | UnsetType = UNSET
@@ -215,7 +235,7 @@ class StreamQuery(RoutingQuery, kw_only=True):
 
 
 class AckBody(Request, kw_only=True):
-    """Either single messages, or everything up to one (exclusive subscriptions only)."""
+    """Either single messages, or everything up to one (exclusive and failover subscriptions only)."""
 
     message_ids: Annotated[list[MessageIdText], Meta(min_length=1, max_length=ACKS_PER_REQUEST_MAX)] | UnsetType = UNSET
     cumulative: MessageIdText | UnsetType = UNSET

@@ -34,7 +34,7 @@ def size_of(subscription: Subscription) -> int:
     for name, value in subscription.cursor.properties.items():
         size += len(name) + len(value)
     for session in subscription.sessions:
-        size += CONSUMER_SIZE + len(session.consumer)
+        size += CONSUMER_SIZE + len(session.consumer.name)
     return size
 
 
@@ -94,11 +94,11 @@ def _summary(about: SubscriptionInfo, blocked_by: list[str]) -> str:
 
 
 def _consumer(subscription: Subscription, session: Session, *, now: float) -> ConsumerInfo:
-    leases = subscription.dispatcher.leases
-    grants = leases.grants_of(session.consumer)
+    leases, consumer = subscription.dispatcher.leases, session.consumer
+    grants = consumer.grants.values()
     answer = ConsumerInfo(
-        consumer=session.consumer,
-        unacked=leases.count_of(session.consumer),
+        consumer=consumer.name,
+        unacked=consumer.held,
         calls_open=session.calls_open,
         calls=session.call_count,
         messages=session.message_count,
@@ -106,7 +106,7 @@ def _consumer(subscription: Subscription, session: Session, *, now: float) -> Co
     if grants:
         answer.oldest_lease_age_ms = _ms(now - min(grant.granted_at for grant in grants))
         answer.next_timeout_in_ms = _ms(min(grant.deadline for grant in grants) - now)
-    ends_at = subscription.sessions.ends_at(session, leases_end=leases.last_deadline_of(session.consumer))
+    ends_at = subscription.sessions.ends_at(session, leases_end=leases.last_deadline_of(consumer))
     if ends_at is not None:
         answer.session_ends_in_ms = _ms(ends_at - now)
     return answer
