@@ -1,0 +1,108 @@
+"""A bucket: order of delivery, search by position, and removal."""
+
+from bindery_broker.dispatch.delays.bucket import Bucket
+from bindery_broker.dispatch.delays.bucket_codec import build, weight
+from bindery_pulsar.message_id import LATEST, Position
+
+ROWS = {
+    2: ([10, 11, 14], [1_000, 250, 1_000]),
+    3: ([0, 1], [901, 5_000]),
+}
+"""With a tick of 100 ms: slots 10, 3, 10 and 10, 50."""
+
+
+def bucket(*, tick_ms: int = 100) -> Bucket:
+    return Bucket(build(ROWS, covered_upto=Position(3, 1)), tick_ms=tick_ms)
+
+
+def drain(found: Bucket, **limits: int) -> list[tuple[int, int]]:
+    slot_max, count_max = limits.get("slot_max", 10**9), limits.get("count_max", 10**9)
+    taken = found.take(slot_max=slot_max, before=None, count_max=count_max)
+    found.check()
+    return [tuple(position) for position in taken]
+
+
+def test_messages_are_taken_by_slot_and_then_by_position():
+    assert drain(bucket()) == [(2, 11), (2, 10), (2, 14), (3, 0), (3, 1)]
+    assert drain(bucket(tick_ms=1)) == [(2, 11), (3, 0), (2, 10), (2, 14), (3, 1)]
+
+
+def test_a_slot_begins_after_the_delivery_times_in_it():
+    found = bucket()
+    assert found.head() == (3, Position(2, 11)), "250 ms is due at 300 ms"
+    assert drain(found, slot_max=2) == []
+    assert drain(found, slot_max=3) == [(2, 11)]
+    assert found.head() == (10, Position(2, 10))
+
+
+def test_take_stops_at_its_limits():
+    found = bucket()
+    assert drain(found, count_max=2) == [(2, 11), (2, 10)]
+    taken = found.take(slot_max=10, before=(10, Position(2, 20)), count_max=10)
+    assert taken == [Position(2, 14)], "3:0 of the same slot comes after 2:20"
+    assert (found.live, len(found)) == (2, 5)
+
+
+def test_removed_messages_are_not_taken():
+    found = bucket()
+    row = found.find(Position(2, 11))
+    assert row is not None
+    assert found.deliver_at(row) == 250
+    found.remove(row)
+    assert not found.is_live(row)
+    assert found.head() == (10, Position(2, 10))
+    assert drain(found) == [(2, 10), (2, 14), (3, 0), (3, 1)]
+    assert found.head() is None
+
+
+def test_find_names_only_positions_of_the_bucket():
+    found = bucket()
+    present = [
+        (ledger, entry) for ledger in range(5) for entry in range(20) if found.find(Position(ledger, entry)) is not None
+    ]
+    assert present == [(2, 10), (2, 11), (2, 14), (3, 0), (3, 1)]
+    assert (found.first, found.last) == (Position(2, 10), Position(3, 1))
+
+
+def test_remove_upto_counts_live_rows_once():
+    found = bucket()
+    assert found.remove_upto(Position(1, 99)) == 0
+    assert found.remove_upto(Position(2, 9)) == 0
+    row = found.find(Position(2, 10))
+    assert row is not None
+    found.remove(row)
+    assert found.remove_upto(Position(2, 13)) == 1
+    assert found.remove_upto(Position(2, 13)) == 0
+    found.check()
+    assert found.remove_upto(Position(2, 99)) == 1
+    assert found.remove_upto(LATEST) == 2
+    assert found.live == 0
+    found.check()
+
+
+def test_acknowledged_messages_are_removed():
+    found = bucket()
+    assert found.remove_acked(lambda position: position in {(2, 14), (3, 1), (9, 9)}) == 2
+    assert found.remove_acked(lambda position: position in {(2, 14), (3, 1), (9, 9)}) == 0
+    found.check()
+    assert drain(found) == [(2, 11), (2, 10), (3, 0)]
+
+
+def test_live_entries_and_rows_leave_out_what_is_gone():
+    found = bucket()
+    assert found.live_entries(2, 11, 14) == [11, 14]
+    assert found.live_entries(2, 12, 13) == []
+    assert found.live_entries(4, 0, 9) == []
+    assert found.live_entries(0, 0, 9) == []
+    found.remove_upto(Position(2, 11))
+    assert found.live_entries(2, 0, 99) == [14]
+    assert list(found.live_rows()) == [(2, [14], [1_000]), (3, [0, 1], [901, 5_000])]
+    found.remove_upto(Position(2, 14))
+    assert list(found.live_rows()) == [(3, [0, 1], [901, 5_000])]
+
+
+def test_the_weight_counts_live_rows_and_no_more_ledgers_than_rows():
+    found = bucket()
+    assert found.weight == weight(5, 2)
+    found.remove_upto(Position(3, 0))
+    assert found.weight == weight(1, 1)
