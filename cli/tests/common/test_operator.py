@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from bindery.common import operator
-from bindery_core.errors import MetadataUnreachable
+from bindery_core.errors import BadRequest, MetadataUnreachable
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,25 @@ def test_a_slow_connection_is_reported_after_a_while(
     with pytest.raises(MetadataUnreachable):
         asyncio.run(connect())
     assert capsys.readouterr().err == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"),
+    [
+        ("1970-01-01T00:00:00Z", 0),
+        ("2026-12-01T08:00:00Z", 1_796_112_000_000),
+        ("2026-12-01T09:00:00+01:00", 1_796_112_000_000),
+        ("2026-12-01 08:00:00.0019Z", 1_796_112_000_001),
+        ("9999-12-31T23:59:59.999Z", 253_402_300_799_999),
+    ],
+)
+def test_a_time_is_parsed_to_milliseconds(text: str, ms: int) -> None:
+    assert operator.parse_time(text) == ms
+
+
+@pytest.mark.parametrize(
+    "text", ["", "tomorrow", "2026-12-01T08:00:00", "2026-12-01", "08:00Z", "1969-12-31T23:59:59Z"]
+)
+def test_a_time_without_its_zone_or_before_1970_is_refused(text: str) -> None:
+    with pytest.raises(BadRequest, match="the format is 2026-12-01T08:00:00Z"):
+        operator.parse_time(text)

@@ -159,6 +159,54 @@ def test_key_tags_and_properties_apply_to_message_objects(monkeypatch: pytest.Mo
     assert "lower-case letters" in str(refused)
 
 
+@pytest.mark.parametrize(
+    ("option", "field"),
+    [
+        (("--deliver-after", "1m30s"), {"deliver_after_ms": 90_000}),
+        (("--deliver-at", "2026-12-01T08:00:00Z"), {"deliver_at": 1_796_112_000_000}),
+    ],
+)
+def test_a_delay_applies_to_files_lines_and_message_objects(
+    option: tuple[str, str], field: dict[str, int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    requests = Requests(monkeypatch)
+    file, lines = tmp_path / "payload", tmp_path / "lines"
+    file.write_text("x")
+    lines.write_text('{"payload": "x"}\n')
+    assert run(str(file), *option).exit_code == 0
+    assert run(str(lines), "--ndjson", *option).exit_code == 0
+    assert [options["params"] for options in requests.options] == [field, field]
+    assert run(str(file), "--property", "A=b", *option).exit_code == 0
+    assert field.items() <= json.loads(requests.bodies[2]).items(), "the property needs a message object"
+    line = json.loads(_message_line(b"x\n", produce._delivery_time(**_options(option))))
+    assert line == {"payload": "x", **field}
+
+
+def _options(option: tuple[str, str]) -> dict[str, Any]:
+    name, value = option
+    return {"after": value, "at": None} if name == "--deliver-after" else {"after": None, "at": value}
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--deliver-after", "1s", "--deliver-at", "2026-12-01T08:00:00Z"], "exclude each other"),
+        (["--deliver-after", "soon"], "not a duration"),
+        (["--deliver-at", "2026-12-01T08:00:00"], "not a time with its zone"),
+    ],
+)
+def test_a_wrong_delay_is_refused_before_anything_is_sent(
+    options: list[str], reason: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    requests = Requests(monkeypatch)
+    file = tmp_path / "payload"
+    file.write_text("x")
+    refused = run(str(file), *options).exception
+    assert isinstance(refused, BadRequest)
+    assert reason in str(refused)
+    assert requests.bodies == []
+
+
 def test_an_array_is_refused_with_the_conversion(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     requests = Requests(monkeypatch)
     file = tmp_path / "messages.json"

@@ -9,6 +9,7 @@ ERRORS: list[tuple[type[BinderyError], str, int, type[BinderyError]]] = [
     (errors.ConsumerBusy, "consumer_busy", 409, Conflict),
     (errors.SubscriptionTypeConflict, "subscription_type_conflict", 409, Conflict),
     (errors.UnknownMessages, "unknown_messages", 400, BadRequest),
+    (errors.DelayTooLong, "delay_too_long", 400, BadRequest),
     (errors.TopicInUse, "topic_in_use", 409, Conflict),
     (errors.NotOwner, "not_owner", 503, TryAgain),
     (errors.NoSuchMessage, "no_such_message", 404, NotThere),

@@ -38,6 +38,7 @@ def test_the_defaults() -> None:
         "consumers_per_subscription_max": 1_000,
         "unacked_max": 50_000,
         "unacked_per_consumer_max": 10_000,
+        "delayed_delivery_max_delay_s": 0,
         "maintenance_interval_s": 60,
         "stop_timeout_s": 10,
     }
@@ -73,6 +74,7 @@ def test_variables_set_the_fields_and_those_of_the_groups(monkeypatch: pytest.Mo
         {"consumers_per_subscription_max": 0},
         {"unacked_max": 0},
         {"unacked_per_consumer_max": 0},
+        {"delayed_delivery_max_delay_s": -1},
         {"maintenance_interval_s": 0},
         {"stop_timeout_s": 0},
     ],

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -27,6 +28,7 @@ WAITING_AFTER_S: Final = 2.0
 """Seconds after which a command reports that it still waits for ZooKeeper."""
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _DURATION: Final = re.compile(r"(?:\d+[dhms])+|\d+")
 
 
@@ -121,6 +123,20 @@ def parse_duration(text: str) -> float:
     if text.isdecimal():
         return float(text)
     return float(sum(int(number) * _UNITS[unit] for number, unit in re.findall(r"(\d+)([dhms])", text)))
+
+
+def parse_time(text: str) -> int:
+    """Return the milliseconds since 1970 that a time with its zone means: `2026-12-01T08:00:00Z` or `...+01:00`.
+
+    Raises BadRequest, also for a time before 1970.
+    """
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        found = None
+    if found is None or found.tzinfo is None or found < _EPOCH:
+        raise BadRequest("not a time with its zone; the format is 2026-12-01T08:00:00Z", given=text)
+    return (found - _EPOCH) // timedelta(milliseconds=1)
 
 
 def duration_text(seconds: float) -> str:

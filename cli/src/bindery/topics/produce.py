@@ -65,6 +65,13 @@ def produce(
         list[str] | None, typer.Option("--property", metavar="NAME=VALUE", help="Property of each message; repeatable.")
     ] = None,
     tags: Annotated[str | None, typer.Option(metavar="TAGS", help="Tags of each message, separated by ||.")] = None,
+    deliver_after: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Deliver messages that have no delivery time later: 30s, 10m, 1h30m or 2d."),
+    ] = None,
+    deliver_at: Annotated[
+        str | None, typer.Option(metavar="TIME", help="The same with a time of day: 2026-12-01T08:00:00Z.")
+    ] = None,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
@@ -73,6 +80,9 @@ def produce(
     A line is sent at most 100 ms after it was read. If a line is refused, the command reports its number, how many
     messages were sent before it, and how to continue.
 
+    Shared subscriptions deliver a delayed message at its time. Exclusive subscriptions keep the order and deliver it at
+    once.
+
     Examples:
 
       echo hello | bindery produce greetings --key world
@@ -80,6 +90,8 @@ def produce(
       bindery produce photos *.jpg
 
       bindery produce orders --ndjson < orders.ndjson
+
+      echo "call back" | bindery produce reminders --deliver-after 2h
 
     Exit codes: 0 all messages are stored, 1 some are not, 2 wrong usage.
     """
@@ -90,6 +102,7 @@ def produce(
         fields["key"] = key
     if tags is not None:
         fields["tags"] = tags
+    fields |= _delivery_time(deliver_after, deliver_at)
     path = topic_path(topic) + "/messages"
     total = _Total(as_json=as_json)
     try:
@@ -158,6 +171,17 @@ def _properties(given: list[str]) -> dict[str, str]:
         if not name or not equals:
             raise BadRequest("a property has the form NAME=VALUE", given=name)
     return {name: value for name, _, value in pairs}
+
+
+def _delivery_time(after: str | None, at: str | None) -> dict[str, int]:
+    """Return the field of the delay. The broker adds `deliver_after_ms` to its own clock."""
+    from bindery.common.operator import parse_duration, parse_time
+
+    if after is not None and at is not None:
+        raise BadRequest("--deliver-after and --deliver-at exclude each other")
+    if after is not None:
+        return {"deliver_after_ms": round(parse_duration(after) * 1_000)}
+    return {} if at is None else {"deliver_at": parse_time(at)}
 
 
 def _headers(properties: dict[str, str]) -> dict[str, str]:

@@ -6,6 +6,7 @@
 | ConsumerBusy             | consumer_busy              |    409 | another consumer holds the exclusive subscription |
 | SubscriptionTypeConflict | subscription_type_conflict |    409 | consumers use the subscription as another type    |
 | UnknownMessages          | unknown_messages           |    400 | an id in the request names no message of a topic  |
+| DelayTooLong             | delay_too_long             |    400 | a message is delayed longer than a setting allows |
 | TopicInUse               | topic_in_use               |    409 | a topic is deleted while consumers are connected  |
 | NotOwner                 | not_owner                  |    503 | the topic's owner is changing; retry              |
 | NoSuchMessage            | no_such_message            |    404 | no such entry, or no such index in its batch      |
@@ -45,6 +46,12 @@ class UnknownMessages(BadRequest):
     """Ids in a request name no message of the topic. The request changed nothing."""
 
     code = "unknown_messages"
+
+
+class DelayTooLong(BadRequest):
+    """A message would be delivered later than `delayed_delivery_max_delay_s` allows. It was not stored."""
+
+    code = "delay_too_long"
 
 
 class ResponsesFull(TooManyRequests):

@@ -124,6 +124,10 @@ class BrokerSettings(Settings):
     unacked_per_consumer_max: Annotated[int, Ge(1)] = 10_000
     """Maximum number of unacknowledged messages of one consumer."""
 
+    delayed_delivery_max_delay_s: Annotated[int, Ge(0)] = 0
+    """Maximum seconds from the publishing of a message to its delivery time; a message with a longer delay is refused.
+    0: no limit. Source: Pulsar's delayedDeliveryMaxDelayInMillis."""
+
     maintenance_interval_s: Annotated[float, Gt(0)] = 60
     """Seconds between rounds of maintenance, which delete unneeded ledgers and close idle topics. Pulsar's is 120."""
 

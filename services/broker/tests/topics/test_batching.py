@@ -29,13 +29,21 @@ def test_equal_messages_share_an_entry_and_a_single_one_is_not_a_batch() -> None
         {"key": "k"},
         {"key": b"k"},
         {"ordering_key": b"o"},
-        {"deliver_at_ms": 5},
         {"properties": {"a": "TAGS"}},
     ],
 )
-def test_a_change_of_key_delay_or_tags_ends_an_entry(fields: dict[str, object]) -> None:
+def test_a_change_of_key_or_tags_ends_an_entry(fields: dict[str, object]) -> None:
     plain, other = message(), message(**fields)
     assert shape(plan_entries([plain, plain, other, other, plain])) == [(0, 1), (2, 3), (4,)]
+
+
+def test_a_delayed_message_is_never_in_a_batch() -> None:
+    plain, delayed = message(), message(deliver_at_ms=5)
+    plan = plan_entries([plain, plain, delayed, delayed, plain, plain, delayed])
+    assert shape(plan) == [(0, 1), (2,), (3,), (4, 5), (6,)]
+    entries = encode_entries([plain, plain, delayed], plan[:2], producer_name="p", publish_time_ms=1, sequence_id=0)
+    heads = [read_head(entry) for entry in entries]
+    assert [(head.is_batch, head.deliver_at_ms) for head in heads] == [(True, None), (False, 5)]
 
 
 def test_other_differences_do_not_end_an_entry() -> None:

@@ -1,7 +1,8 @@
 """Group the messages of a request into entries, and encode the entries.
 
-Consecutive messages share an entry if they have the same key, ordering key, delivery time and tags. Dispatch by key,
-delay or tag can then treat an entry as a whole. A message that is alone in its entry is not stored as a batch.
+Consecutive messages share an entry if they have the same key, ordering key and tags. Dispatch by key or tag can then
+treat an entry as a whole. A message that is alone in its entry is not stored as a batch. A delayed message always is,
+because a delivery time belongs to an entry: Pulsar's clients never put delayed messages into batches.
 """
 
 from collections.abc import Hashable, Iterator, Sequence
@@ -111,16 +112,18 @@ def message_ids(plan: Sequence[EntryPlan], positions: Sequence[Position], *, par
 
 def _dispatch_key(message: OutgoingMessage) -> Hashable:
     """Return the attributes that all messages of one entry have in common."""
-    return message.key, message.ordering_key, message.deliver_at_ms, message.tags if message.properties else frozenset()
+    return message.key, message.ordering_key, message.tags if message.properties else frozenset()
 
 
 def _runs(messages: Sequence[OutgoingMessage]) -> Iterator[list[int]]:
-    """Yield the indexes of consecutive messages with the same dispatch key."""
+    """Yield the indexes of consecutive messages with the same dispatch key; a delayed message is alone."""
     run: list[int] = []
     last: Hashable = None
+    is_delayed = False
     for index, message in enumerate(messages):
         key = _dispatch_key(message)
-        if run and key != last:
+        was_delayed, is_delayed = is_delayed, message.deliver_at_ms is not None
+        if run and (is_delayed or was_delayed or key != last):
             yield run
             run = []
         last = key

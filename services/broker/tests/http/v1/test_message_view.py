@@ -57,6 +57,11 @@ def test_an_event_time_is_shown_if_it_is_set() -> None:
     assert "event_time" not in shown(message(event_time_ms=0))
 
 
+def test_a_delivery_time_is_shown_if_it_is_set() -> None:
+    assert shown(message(deliver_at_ms=5))["deliver_at"] == 5
+    assert "deliver_at" not in shown(message())
+
+
 def test_tags_are_sorted_and_apart_from_the_other_properties() -> None:
     found = message(properties={"b": "TAGS", "x": "1", "a": "TAGS"})
     fields = shown(found)

@@ -195,8 +195,9 @@ async def test_a_wrong_query_is_refused(broker, query):
 
 
 @pytest.mark.parametrize("where", ["query", "query of lines", "query of an array", "line"])
-@pytest.mark.parametrize("field", [{"deliver_after_ms": 1}, {"deliver_at": 1_700_000_000_001}])
-async def test_a_delay_is_refused_and_not_ignored(broker, where, field):
+@pytest.mark.parametrize("field", [{"deliver_after_ms": 1_000}, {"deliver_at": 1_700_000_001_000}])
+async def test_a_delayed_message_is_stored_with_its_delivery_time(broker, where, field):
+    assert broker.clock.wall_ms == 1_700_000_000_000
     if where == "query":
         answer = await broker.client.post(f"{TOPIC}/messages", content=b"x", params=field)
     elif where == "query of lines":
@@ -206,13 +207,56 @@ async def test_a_delay_is_refused_and_not_ignored(broker, where, field):
         answer = await broker.client.post(f"{TOPIC}/messages", json=[{"payload": "x"}], params=field)
     else:
         answer = await broker.client.post(f"{TOPIC}/messages", json=[{"payload": "x", **field}])
-    problem(answer, status=400, code="not_supported")
-    assert await entries(broker) == 0
+    assert answer.status_code == 200
+    (message,) = (await broker.client.get(f"{TOPIC}/messages")).json()["messages"]
+    assert (message["payload"], message["deliver_at"]) == ("x", 1_700_000_001_000)
 
 
 async def test_a_delivery_time_that_is_reached_is_not_a_delay(broker):
-    line = {"payload": "x", "deliver_after_ms": 0, "deliver_at": broker.clock.wall_ms}
-    assert (await broker.client.post(f"{TOPIC}/messages", json=[line])).status_code == 200
+    lines = [{"payload": "x", "deliver_after_ms": 0}, {"payload": "y", "deliver_at": broker.clock.wall_ms}]
+    answer = await broker.client.post(f"{TOPIC}/messages", json=lines)
+    assert [text.split(":")[1] for text in answer.json()["message_ids"]] == ["0", "0"], "one entry"
+    messages = (await broker.client.get(f"{TOPIC}/messages")).json()["messages"]
+    assert ["deliver_at" in message for message in messages] == [False, False]
+
+
+async def test_delayed_messages_are_entries_of_their_own(broker):
+    lines = [{"payload": "a"}, {"payload": "b"}, {"payload": "c", "deliver_after_ms": 5}] + [{"payload": "d"}] * 2
+    answer = await broker.client.post(f"{TOPIC}/messages", json=lines)
+    places = [tuple(map(int, text.split(":")[1::2])) for text in answer.json()["message_ids"]]
+    assert places == [(0, 0), (0, 1), (1, -1), (2, 0), (2, 1)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "detail"),
+    [
+        ({"deliver_after_ms": 1, "deliver_at": 1}, "not both"),
+        ({"deliver_after_ms": -1}, "deliver_after_ms"),
+        ({"deliver_at": -1}, "deliver_at"),
+        ({"deliver_after_ms": 1.5}, "deliver_after_ms"),
+        ({"deliver_at": 253_402_300_800_000}, "deliver_at"),
+        ({"deliver_after_ms": 253_402_300_799_999}, "year 9999"),
+    ],
+)
+async def test_an_impossible_delay_is_refused(broker, fields, detail):
+    answer = await broker.client.post(f"{TOPIC}/messages", json=[{"payload": "x"}, {"payload": "x", **fields}])
+    assert detail in problem(answer, status=400, code="bad_request")["detail"]
+    answer = await broker.client.post(f"{TOPIC}/messages", content=b"x", params=fields)
+    assert detail in problem(answer, status=400, code="bad_request")["detail"]
+    assert await entries(broker) == 0
+
+
+async def test_a_delay_above_the_setting_is_refused_and_not_shortened(tree, ledgers, clock):
+    broker = Harness(tree=tree, ledgers=ledgers, clock=clock, url="http://one", delayed_delivery_max_delay_s=60)
+    lines = [{"payload": "x"}, {"payload": "x", "deliver_after_ms": 60_001}]
+    answer = await broker.client.post(f"{TOPIC}/messages", json=lines)
+    body = problem(answer, status=400, code="delay_too_long")
+    assert "message 1: the delay is longer than delayed_delivery_max_delay_s allows" in body["detail"]
+    assert body["facts"] == {"index": 1, "delay_ms": 60_001, "delayed_delivery_max_delay_s": 60}
+    assert await entries(broker) == 0
+    lines[1]["deliver_after_ms"] = 60_000
+    assert (await broker.client.post(f"{TOPIC}/messages", json=lines)).status_code == 200
+    await broker.close()
 
 
 async def test_a_body_with_a_content_length_over_the_limit_is_refused_without_reading_it(broker):

@@ -30,6 +30,8 @@ def view(message: Message, *, message_id: str, lease: str | None = None, redeliv
         out.key = message.key
     if message.event_time_ms:
         out.event_time = message.event_time_ms
+    if message.deliver_at_ms is not None:
+        out.deliver_at = message.deliver_at_ms
     tags = message.tags if message.properties else None
     if tags:
         out.tags = "||".join(sorted(tags))

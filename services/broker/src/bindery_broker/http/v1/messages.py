@@ -88,7 +88,9 @@ async def produce(exchange: Exchange) -> Response:
         query=query,
         headers=exchange.scope["headers"],
         now_ms=broker.clock(),
-        limits=ProduceLimits(messages_max=settings.messages_per_request_max),
+        limits=ProduceLimits(
+            messages_max=settings.messages_per_request_max, delay_s_max=settings.delayed_delivery_max_delay_s
+        ),
     )
     broker.metrics.produce_bytes.observe(len(body))
     topic = await broker.topic(exchange.topic, create=True)

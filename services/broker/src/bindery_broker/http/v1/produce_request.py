@@ -6,6 +6,9 @@
 | application/json       | one `MessageLine` object, or an array of them                              |
 | anything else, or none | the bytes of one message                                                   |
 
+A message is delayed if its delivery time is later than that of the request: `deliver_at`, or the time of the request
+plus `deliver_after_ms`. If a message object has neither field, those of the query apply.
+
 Errors name the place: `line 3` (NDJSON) counts from 1, `message 0` (array) from 0. Syntax errors have line and column.
 The maximum number of lines, empty ones included, is LINES_PER_MESSAGE_MAX times the maximum number of messages.
 This module does no I/O.
@@ -13,7 +16,7 @@ This module does no I/O.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import unquote
 
 import msgspec
@@ -21,9 +24,16 @@ from bindery_core.errors import BadRequest, TooLarge
 from bindery_pulsar.message_codec import TAG_VALUE, OutgoingMessage
 from msgspec import UNSET, UnsetType
 
-from bindery_broker.errors import NotSupported
 from bindery_broker.http.json_errors import JSON_ERRORS, describe
-from bindery_broker.http.v1.schemas import MESSAGES_PER_REQUEST_MAX, PROPERTIES_MAX, TEXT_MAX, MessageLine, ProduceQuery
+from bindery_broker.http.v1.schemas import (
+    MESSAGES_PER_REQUEST_MAX,
+    MS_MAX,
+    PROPERTIES_MAX,
+    TEXT_MAX,
+    MessageLine,
+    ProduceQuery,
+)
+from bindery_broker.topics.delivery_time import check_delay
 
 NDJSON: Final = "application/x-ndjson"
 JSON: Final = "application/json"
@@ -40,6 +50,18 @@ _raw_array_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 @dataclass(frozen=True, slots=True)
 class ProduceLimits:
     messages_max: int = MESSAGES_PER_REQUEST_MAX
+    delay_s_max: int = 0
+    """Maximum delay of a message in seconds; 0: no limit."""
+
+
+class _Defaults(NamedTuple):
+    """What a request says about all of its messages, and what their delivery times depend on."""
+
+    query: ProduceQuery
+    properties: dict[str, str]
+    deliver_at_ms: int | None
+    now_ms: int
+    delay_s_max: int
 
 
 def parse_produce(
@@ -51,31 +73,37 @@ def parse_produce(
     now_ms: int,
     limits: ProduceLimits = ProduceLimits(),
 ) -> list[OutgoingMessage]:
-    """Return the messages of a request, at least one, in order. Raises BadRequest, TooLarge or NotSupported.
+    """Return the messages of a request, at least one, in order. Raises BadRequest, DelayTooLong or TooLarge.
 
-    `content_type`: without parameters, lower case. `headers`: names in lower case. `now_ms`: the current time; a
-    delivery time up to `now_ms` is not a delay.
+    `content_type`: without parameters, lower case. `headers`: names in lower case. `now_ms`: the current time in
+    milliseconds since 1970.
     """
-    defaults = _defaults(query, headers)
+    defaults = _Defaults(
+        query=query,
+        properties=_properties(query, headers),
+        deliver_at_ms=_delivery_time(
+            query.deliver_after_ms, query.deliver_at, now_ms=now_ms, delay_s_max=limits.delay_s_max
+        ),
+        now_ms=now_ms,
+        delay_s_max=limits.delay_s_max,
+    )
     if content_type == NDJSON:
-        return _parse_lines(body, query=query, defaults=defaults, now_ms=now_ms, limits=limits)
+        return _parse_lines(body, defaults=defaults, limits=limits)
     if content_type == JSON:
-        return _parse_json(body, query=query, defaults=defaults, now_ms=now_ms, limits=limits)
-    _refuse_delay(query.deliver_after_ms, query.deliver_at, now_ms=now_ms)
+        return _parse_json(body, defaults=defaults, limits=limits)
     return [
         OutgoingMessage(
             payload=body,
             key=None if query.key is UNSET else query.key,
-            properties=defaults,
+            properties=defaults.properties,
             event_time_ms=0 if query.event_time is UNSET else query.event_time,
             sequence_id=None if query.sequence_id is UNSET else query.sequence_id,
+            deliver_at_ms=defaults.deliver_at_ms,
         )
     ]
 
 
-def _parse_lines(
-    body: bytes, *, query: ProduceQuery, defaults: dict[str, str], now_ms: int, limits: ProduceLimits
-) -> list[OutgoingMessage]:
+def _parse_lines(body: bytes, *, defaults: _Defaults, limits: ProduceLimits) -> list[OutgoingMessage]:
     lines_max = limits.messages_max * LINES_PER_MESSAGE_MAX
     if body.count(b"\n") > lines_max:
         raise TooLarge("too many lines in one request", lines_max=lines_max)
@@ -88,7 +116,7 @@ def _parse_lines(
             raise TooLarge("too many messages in one request", messages_max=limits.messages_max)
         try:
             line = decode(text)
-            messages.append(_message(line, query=query, defaults=defaults, now_ms=now_ms))
+            messages.append(_message(line, defaults))
         except JSON_ERRORS as error:
             found = describe(error, text)
             if found.line is None:
@@ -105,14 +133,12 @@ def _parse_lines(
     return messages
 
 
-def _parse_json(
-    body: bytes, *, query: ProduceQuery, defaults: dict[str, str], now_ms: int, limits: ProduceLimits
-) -> list[OutgoingMessage]:
+def _parse_json(body: bytes, *, defaults: _Defaults, limits: ProduceLimits) -> list[OutgoingMessage]:
     """Parse one message object, or an array of them."""
     begin = body.lstrip()[:1]
     try:
         if begin == b"{":
-            return [_message(_line_decoder.decode(body), query=query, defaults=defaults, now_ms=now_ms)]
+            return [_message(_line_decoder.decode(body), defaults)]
         if begin != b"[":
             if begin:
                 _raw_decoder.decode(body)
@@ -132,7 +158,7 @@ def _parse_json(
     messages: list[OutgoingMessage] = []
     for index, line in enumerate(lines):
         try:
-            messages.append(_message(line, query=query, defaults=defaults, now_ms=now_ms))
+            messages.append(_message(line, defaults))
         except UnicodeDecodeError as error:
             raise BadRequest(f"message {index}: not UTF-8", index=index) from error
         except BadRequest as error:
@@ -140,7 +166,7 @@ def _parse_json(
     return messages
 
 
-def _message(line: MessageLine, *, query: ProduceQuery, defaults: dict[str, str], now_ms: int) -> OutgoingMessage:
+def _message(line: MessageLine, defaults: _Defaults) -> OutgoingMessage:
     given = (line.payload is not UNSET) + (line.payload_json is not UNSET) + (line.payload_base64 is not UNSET)
     if given != 1:
         raise BadRequest("want exactly one of payload, payload_json and payload_base64", given=given)
@@ -152,19 +178,21 @@ def _message(line: MessageLine, *, query: ProduceQuery, defaults: dict[str, str]
         assert line.payload_json is not UNSET
         payload = bytes(line.payload_json)
         payload.decode()  # the decoder does not check that the strings in raw JSON are UTF-8
-    properties: Mapping[str, str] = defaults
+    properties: Mapping[str, str] = defaults.properties
     if line.properties is not UNSET or line.tags is not UNSET:
-        properties = dict(defaults)
+        properties = dict(defaults.properties)
         if line.tags is not UNSET:
             for tag in [name for name, value in properties.items() if value == TAG_VALUE]:
                 del properties[tag]
             _add_tags(properties, line.tags)
         if line.properties is not UNSET:
             properties.update(line.properties)
-    after = query.deliver_after_ms if line.deliver_after_ms is UNSET else line.deliver_after_ms
-    at = query.deliver_at if line.deliver_at is UNSET else line.deliver_at
-    if after is not UNSET or at is not UNSET:
-        _refuse_delay(after, at, now_ms=now_ms)
+    deliver_at_ms = defaults.deliver_at_ms
+    if line.deliver_after_ms is not UNSET or line.deliver_at is not UNSET:
+        deliver_at_ms = _delivery_time(
+            line.deliver_after_ms, line.deliver_at, now_ms=defaults.now_ms, delay_s_max=defaults.delay_s_max
+        )
+    query = defaults.query
     key = query.key if line.key is UNSET else line.key
     event_time = query.event_time if line.event_time is UNSET else line.event_time
     return OutgoingMessage(
@@ -173,16 +201,25 @@ def _message(line: MessageLine, *, query: ProduceQuery, defaults: dict[str, str]
         properties=properties,
         event_time_ms=0 if event_time is UNSET else event_time,
         sequence_id=None if line.sequence_id is UNSET else line.sequence_id,
+        deliver_at_ms=deliver_at_ms,
     )
 
 
-def _refuse_delay(after: int | UnsetType, at: int | UnsetType, *, now_ms: int) -> None:
-    """Raise NotSupported for a message with a delay. Otherwise it would be delivered too early, without an error."""
-    if (after is not UNSET and after > 0) or (at is not UNSET and at > now_ms):
-        raise NotSupported("delayed delivery is not supported yet: leave out deliver_after_ms and deliver_at")
+def _delivery_time(after: int | UnsetType, at: int | UnsetType, *, now_ms: int, delay_s_max: int) -> int | None:
+    """Return the delivery time in milliseconds since 1970; None: the message is not delayed."""
+    if after is not UNSET and at is not UNSET:
+        raise BadRequest("give deliver_after_ms or deliver_at, not both", deliver_after_ms=after, deliver_at=at)
+    if after is not UNSET:
+        at = now_ms + after
+        if at > MS_MAX:
+            raise BadRequest("deliver_after_ms leads beyond the year 9999", deliver_after_ms=after)
+    if at is UNSET or at <= now_ms:
+        return None
+    check_delay(at, now_ms=now_ms, delay_s_max=delay_s_max)
+    return at
 
 
-def _defaults(query: ProduceQuery, headers: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
+def _properties(query: ProduceQuery, headers: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
     """Return the properties that each message of the request gets: from headers, and from the tags in the query."""
     properties: dict[str, str] = {}
     for name, value in headers:

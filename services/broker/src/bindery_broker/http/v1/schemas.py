@@ -80,9 +80,9 @@ class MessageLine(Request, kw_only=True, gc=False):
     event_time: Time | UnsetType = UNSET
     sequence_id: Annotated[int, Meta(ge=0, le=SEQUENCE_ID_MAX)] | UnsetType = UNSET
     deliver_after_ms: Annotated[int, Meta(ge=0, le=MS_MAX)] | UnsetType = UNSET
-    """Not supported yet: a value above 0 is refused."""
+    """Shared subscriptions deliver the message this time after it was received. Not allowed beside `deliver_at`."""
     deliver_at: Time | UnsetType = UNSET
-    """Not supported yet: a time in the future is refused."""
+    """Shared subscriptions deliver the message at this time; a time in the past is no delay."""
 
 
 class RoutingQuery(Request, kw_only=True):
@@ -99,9 +99,9 @@ class ProduceQuery(RoutingQuery, kw_only=True):
     sequence_id: Annotated[int, Meta(ge=0, le=SEQUENCE_ID_MAX)] | UnsetType = UNSET
     """Sequence id of a raw body."""
     deliver_after_ms: Annotated[int, Meta(ge=0, le=MS_MAX)] | UnsetType = UNSET
-    """Not supported yet: a value above 0 is refused."""
+    """Delay of a raw body, and of messages with neither of the two fields. Not allowed beside `deliver_at`."""
     deliver_at: Time | UnsetType = UNSET
-    """Not supported yet: a time in the future is refused."""
+    """Delivery time of a raw body, and of messages with neither of the two fields."""
     batch: bool = True
     """False: store one entry per message."""
 
@@ -145,6 +145,8 @@ class MessageOut(Answer, kw_only=True):
     tags: str | UnsetType = UNSET
     publish_time: int
     event_time: int | UnsetType = UNSET
+    deliver_at: int | UnsetType = UNSET
+    """Left out if the message was not delayed when it was published."""
     redelivery_count: int
     """Number of earlier negative acknowledgements and timeouts. Kept in memory: 0 after the topic is loaded again."""
     producer: str
