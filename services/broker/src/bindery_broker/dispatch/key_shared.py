@@ -233,7 +233,8 @@ class KeySharedDispatcher(SharedDispatcher[B]):
 
     def _to_replay(self, portion: Portion[B]) -> None:
         super()._to_replay(portion)
-        self._wait(portion)
+        if portion.key_hash:  # it was read before
+            self._wait(portion)
 
     def _forget(self, portion: Portion[B]) -> None:
         super()._forget(portion)

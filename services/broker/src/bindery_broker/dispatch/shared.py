@@ -24,7 +24,7 @@ from bindery_pulsar.message_id import Position
 
 from bindery_broker.dispatch.consumers import Consumer
 from bindery_broker.dispatch.dispatcher import CountsOf, Redelivered, no_counts
-from bindery_broker.dispatch.item import B, Delivery, DispatchLimits, Item, MessageRef
+from bindery_broker.dispatch.item import WHOLE, B, Delivery, DispatchLimits, Item, MessageRef
 from bindery_broker.dispatch.leases import LeaseTable
 from bindery_broker.dispatch.portions import Portion, PortionTable, State
 from bindery_broker.dispatch.read_ahead import ReadAhead
@@ -38,6 +38,7 @@ class SharedDispatcher(Generic[B]):
     """A `Dispatcher` that redelivers single messages."""
 
     in_order = False
+    keeps_delays = True
     hash_of: Callable[[bytes], int] | None = None
     rewind_wanted = False
     paused_until: float | None = None
@@ -156,6 +157,12 @@ class SharedDispatcher(Generic[B]):
 
     def _is_full(self) -> bool:
         return self._ready_count >= self.limits.ready_max or self._ready_bytes >= self.limits.ready_bytes_max
+
+    def replay_due(self, positions: Iterable[Position]) -> None:
+        """Entries whose delay has ended: `replay` returns them. Known ones are ignored."""
+        for position in positions:
+            if position not in self._table:
+                SharedDispatcher._to_replay(self, self._table.add(position, WHOLE, State.REPLAY))
 
     def give_back(self, refs: Iterable[MessageRef]) -> None:
         """The read failed, or ended before these: `replay` returns them again."""

@@ -39,6 +39,7 @@ class SingleActiveDispatcher(Generic[B]):
     """A `Dispatcher` that keeps the order."""
 
     in_order = True
+    keeps_delays = False
     hash_of: Callable[[bytes], int] | None = None
 
     def __init__(
@@ -151,6 +152,9 @@ class SingleActiveDispatcher(Generic[B]):
 
     def replay(self, count_max: int, *, entries_max: int | None = None) -> list[MessageRef]:
         return []
+
+    def replay_due(self, positions: Iterable[Position]) -> None:
+        raise AssertionError("messages are delivered in the order of the topic, without delays")
 
     def give_back(self, refs: Iterable[MessageRef]) -> None:
         raise AssertionError("the messages are read again after a rewind only")

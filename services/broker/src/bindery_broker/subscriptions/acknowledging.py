@@ -13,7 +13,7 @@ from bindery_broker.dispatch.item import NOT_IN_BATCH, WHOLE, MessageRef, bits_o
 from bindery_broker.errors import UnknownMessages
 from bindery_broker.managed_ledger import BatchAck, ManagedCursor, ManagedLedger
 from bindery_broker.subscriptions.dispatch_loop import DispatchLoop
-from bindery_broker.subscriptions.reading import BatchSizes
+from bindery_broker.subscriptions.reading import MessageReader
 
 UNKNOWN_SHOWN_MAX = 20
 """Maximum number of unknown message ids listed in an error."""
@@ -27,14 +27,15 @@ class Acknowledger:
         cursor: ManagedCursor,
         ledger: ManagedLedger,
         loop: DispatchLoop,
-        batch_sizes: BatchSizes,
+        reader: MessageReader,
         *,
         partition: int,
     ) -> None:
         self._cursor = cursor
         self._ledger = ledger
         self._loop = loop
-        self._batch_sizes = batch_sizes
+        self._batch_sizes = reader.batch_sizes
+        self._delays = reader.delays
         self._partition = partition
 
     async def ack(self, positions: Sequence[Position], batches: Sequence[BatchAck]) -> None:
@@ -52,6 +53,8 @@ class Acknowledger:
             self._loop.wake()
             raise
         dispatcher.finish_ack(portions)
+        if len(self._delays):
+            self._delays.forget([*positions, *finished])
         present = self._loop.dispatcher
         if dispatcher is not present or generation != dispatcher.generation:  # the messages may have been read again
             present.finish_ack(present.begin_ack(refs))
@@ -81,6 +84,8 @@ class Acknowledger:
         dispatcher.finish_ack(portions)
         if dispatcher is self._loop.dispatcher and generation != dispatcher.generation:  # they may have been read again
             dispatcher.finish_ack(dispatcher.begin_cumulative_ack(ref))
+        if len(self._delays):
+            self._delays.forget_upto(self._cursor.mark_delete)
         self._batch_sizes.forget_acked()
         self._loop.wake_blocked()
 

@@ -1,6 +1,6 @@
 """One call of a consumer (its limits and when it ends), and the filter of its subscription."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -79,7 +79,7 @@ class TagFilter:
         """Whether some messages may not match."""
         return bool(self._required)
 
-    def matching(self, messages: list[Message]) -> list[Message]:
+    def matching(self, messages: Sequence[Message]) -> Sequence[Message]:
         """Return the messages that match. A message without tags always matches."""
         required = self._required
         if not required:

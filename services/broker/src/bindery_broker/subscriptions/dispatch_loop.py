@@ -34,6 +34,7 @@ from bindery_broker.dispatch.sessions import Sessions
 from bindery_broker.dispatch.shared import SharedDispatcher
 from bindery_broker.dispatch.single_active import PickActive, SingleActiveDispatcher, first_of
 from bindery_broker.errors import RESPONSES_FULL, ResponsesFull
+from bindery_broker.managed_ledger import WallClock
 from bindery_broker.subscriptions.consumer import ReceiveCall, ReceiveRequest, SubscriptionType
 from bindery_broker.subscriptions.decoding import RoomNeeded
 from bindery_broker.subscriptions.reading import (
@@ -47,6 +48,10 @@ from bindery_broker.subscriptions.reading import (
 IDLE_S: Final = 10.0
 """Seconds without a call after which the messages that were read ahead are put down. Reading them again costs less than
 it takes to process as many."""
+DUE_RETRY_S: Final = 0.05
+"""Seconds after which messages that are due, and could not be delivered, are looked for again."""
+DUE_MAX: Final = 1_000
+"""Maximum number of delayed messages that become due at a time."""
 KEYS_KEPT_S: Final = 1.0
 """Seconds during which a consumer that shares keys keeps its share without a call and without messages. Then the keys
 belong to others until its next call, so that a client that has died does not hold them until its session ends."""
@@ -92,6 +97,7 @@ class DispatchLoop:
         limits: DispatchLimits,
         read_ahead: ReadAhead,
         now: MonotonicClock,
+        clock: WallClock,
         counts_of: CountsOf,
         record: Record,
         pick_active: PickActive = first_of,
@@ -107,6 +113,7 @@ class DispatchLoop:
         self._limits = limits
         self._read_ahead = read_ahead
         self._now = now
+        self._clock = clock
         self._counts_of = counts_of
         self._record = record
         self._pick_active = pick_active
@@ -168,6 +175,7 @@ class DispatchLoop:
         """Forget what was delivered and read, and continue after the cursor's position. Call it under `read_lock`."""
         self._dispatcher.reset()
         self._reader.batch_sizes.clear()
+        self._reader.delays.clear()
         self._reader.stuck = None
         self._reader.rewind()
         self.wake()
@@ -426,6 +434,7 @@ class DispatchLoop:
         """Read, and serve demands, as long as there is something to read for one of them."""
         while self._demands and self._closed is None:
             self._dispatcher.prepare(self._demands)
+            self._move_due()
             consumer = self._dispatcher.reads_for(self._demands)
             if consumer is None:
                 return
@@ -448,6 +457,14 @@ class DispatchLoop:
                 demand.call.charge.release()
             if not has_read and not pushed:
                 return
+
+    def _move_due(self) -> None:
+        """Have delayed messages whose time has come read again, unless others are to be read again."""
+        dispatcher, delays = self._dispatcher, self._reader.delays
+        if dispatcher.keeps_delays and len(delays) and not dispatcher.replayable():
+            room = min(DUE_MAX, self._limits.unacked_max - dispatcher.known_count)
+            if room > 0:
+                dispatcher.replay_due(delays.due(self._clock(), room))
 
     def _must_read(self, demand: _Demand) -> bool:
         dispatcher = self._dispatcher
@@ -473,6 +490,10 @@ class DispatchLoop:
             self._deadline.cancel()
             self._deadline = None
         until = dispatcher.next_deadline()
+        if dispatcher.keeps_delays and (due_ms := self._reader.delays.next_due_ms()) is not None:
+            left_ms = due_ms - self._clock()
+            due = now + (left_ms / 1_000 if left_ms > 0 else DUE_RETRY_S)
+            until = due if until is None else min(until, due)
         if dispatcher.hash_of is not None:
             until = min(until or now + KEYS_KEPT_S, now + KEYS_KEPT_S / 2)
         if until is not None:
@@ -556,7 +577,12 @@ class DispatchLoop:
         # With a filter, few of the messages may match: a read for each would take long.
         messages_max = READ_MESSAGES_MAX if ahead or self._reader.filter.is_active else request.count_max
         return await self._reader.read_on(
-            dispatcher, room, size_max=size_max, decoded_max=decoded_max, messages_max=messages_max
+            dispatcher,
+            room,
+            size_max=size_max,
+            decoded_max=decoded_max,
+            messages_max=messages_max,
+            now_ms=self._clock(),
         )
 
     # -- time and end --------------------------------------------------------------------------------------------

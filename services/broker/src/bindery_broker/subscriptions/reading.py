@@ -12,6 +12,7 @@ from bindery_core.errors import BinderyError
 from bindery_pulsar.message_codec import BATCH_COUNT_MAX, CorruptMessage, Message, PackedEntry, read_head
 from bindery_pulsar.message_id import MessageId, Position
 
+from bindery_broker.dispatch.delays import DelayIndex
 from bindery_broker.dispatch.dispatcher import Dispatcher
 from bindery_broker.dispatch.item import NOT_IN_BATCH, SINGLE, Delivery, Item, MessageRef, bits_of, indexes_of, lowest
 from bindery_broker.managed_ledger import BatchAck, ManagedCursor, ManagedLedger
@@ -30,6 +31,8 @@ READ_MESSAGES_MAX = 2_000
 each, its messages up to that part are skipped, which takes a microsecond each."""
 
 
+SKIP_WINDOW: Final = 10_000
+"""Number of entries that are looked up in the index of delayed messages at a time."""
 Messages = Sequence[Message]
 """Decoded messages of one entry: the body of an item."""
 ONE: Final = range(1)
@@ -96,6 +99,8 @@ class MessageReader:
         self.batch_sizes = BatchSizes(cursor, ledger)
         self.stuck: str | None = None
         """Reason why the entry at the read position cannot be decoded; None: it can be decoded."""
+        self.delays = DelayIndex()
+        """Messages that are read and not due."""
         self._cursor = cursor
         self._ledger = ledger
         self._partition = partition
@@ -134,16 +139,26 @@ class MessageReader:
         return [MessageId.of(ref.position, batch_index=index, partition=self._partition) for index in indexes]
 
     async def read_on(
-        self, dispatcher: Dispatcher[Messages], room: int, *, size_max: int, decoded_max: int, messages_max: int
+        self,
+        dispatcher: Dispatcher[Messages],
+        room: int,
+        *,
+        size_max: int,
+        decoded_max: int,
+        messages_max: int,
+        now_ms: int,
     ) -> bool:
         """Offer the next messages. Returns whether anything was read.
 
         `room`: maximum number of entries. `decoded_max`: the bytes for which the caller has room, at least
-        READ_BYTES_MAX. `messages_max`: maximum number of messages to decode. Messages that do not match the filter are
+        READ_BYTES_MAX. `messages_max`: maximum number of messages to decode. `now_ms`: ms since 1970; entries to be
+        delivered later are added to `delays`, if the dispatcher keeps delays. Messages that do not match the filter are
         acknowledged. If the dispatcher is reset meanwhile, the result is dropped. If an entry cannot be decoded, or not
         in the room that is left, the read stops before it; a read that begins with such an entry raises the error, or
         RoomNeeded.
         """
+        if dispatcher.keeps_delays and self._position <= self.delays.covered_upto:
+            room = min(room, self._skip_delayed())
         if not self.has_next:
             return False
         generation = dispatcher.generation
@@ -166,6 +181,12 @@ class MessageReader:
             if entry is None or (number > 0 and entry.count > messages_max):
                 end = (position, first)
                 break
+            is_delayed = dispatcher.keeps_delays and entry.deliver_at_ms > now_ms
+            if is_delayed and not self.filter.is_active:  # its body is not needed before its time
+                if not self.delays.add(position, entry.deliver_at_ms):
+                    end = (position, first)
+                    break
+                continue
             if entry.is_batch:
                 first = self._next_unacked(position, first)
                 if first >= entry.count > 0:
@@ -186,7 +207,11 @@ class MessageReader:
                 decoded_size += message.size + MESSAGE_OVERHEAD
             if not (has_waited and self._cursor.is_acked(position)):  # meanwhile
                 matching = self.filter.matching(messages)
-                if matching:
+                if matching and is_delayed:
+                    if not self.delays.add(position, entry.deliver_at_ms):
+                        end = (position, first)
+                        break
+                elif matching:
                     dispatcher.offer([_item(dispatcher, position, entry, matching)], generation=generation)
                 if not matching and len(part) == entry.count:  # completely filtered, or a marker without messages
                     consumed.append(position)
@@ -196,13 +221,27 @@ class MessageReader:
                     offered = {message.batch_index for message in matching}
                     indexes = [message.batch_index for message in messages if message.batch_index not in offered]
                     parts.append(BatchAck(position, entry.count, indexes))
-            if part.stop < entry.count:
+            if part.stop < entry.count and not is_delayed:
                 end = (position, part.stop)
                 break
         self._position, self._index = end
         if consumed or parts:
             self.batch_sizes.forget(await self._cursor.ack_many(consumed, batches=parts))
-        return bool(read.entries) or start != end
+        return start != end
+
+    def _skip_delayed(self) -> int:
+        """Move the read position over the messages in `delays`. Returns how many entries can be read from there."""
+        while self._position <= self.delays.covered_upto and self.has_next:
+            ledger_id, entry_id = self._position
+            ranges = self.delays.delayed_in(ledger_id, entry_id, entry_id + SKIP_WINDOW - 1)
+            if not ranges:
+                break
+            first, last = ranges[0]
+            if first > entry_id:
+                return first - entry_id
+            following = self._ledger.next_position(Position(ledger_id, last))
+            self._position, self._index = self._cursor.next_unacked(following), 0
+        return READ_ENTRIES_MAX
 
     def _next_unacked(self, position: Position, index: int) -> int:
         """Return the first index from `index` on that is not acknowledged, or one after the last index of the batch."""
@@ -232,19 +271,29 @@ class MessageReader:
             raise
         if generation != dispatcher.generation:
             return
-        dispatcher.offer_again(
-            [_item(dispatcher, position, entry, messages) for position, entry, messages in found], generation=generation
-        )
+        items: list[Item[Messages]] = []
+        others: list[BatchAck] = []
+        for position, entry, messages in found:
+            matching = self.filter.matching(messages)
+            if matching:
+                items.append(_item(dispatcher, position, entry, matching))
+            if len(matching) < len(messages):  # a part of a delayed batch that was not read before
+                offered = {message.batch_index for message in matching}
+                indexes = [message.batch_index for message in messages if message.batch_index not in offered]
+                others.append(BatchAck(position, entry.count, indexes))
+        dispatcher.offer_again(items, generation=generation)
         dispatcher.give_back(rest)
         left: dict[Position, int] = {}
         for position, bits in rest:
             left[position] = left.get(position, 0) | bits
-        for position, _, messages in found:
-            left[position] = left.get(position, 0) | _bits(messages)
+        for item in items:
+            left[item.position] = left.get(item.position, 0) | item.bits
         missing = [MessageRef(position, bits & ~left.get(position, 0)) for position, bits in refs]
         missing = [ref for ref in missing if ref.bits]  # acknowledged or trimmed since
         if missing:
             dispatcher.finish_ack(dispatcher.begin_ack(missing))
+        if others:
+            self.batch_sizes.forget(await self._cursor.ack_many((), batches=others))
 
     async def load(
         self, refs: Iterable[MessageRef], *, size_max: int, decoded_max: int

@@ -19,7 +19,7 @@ from bindery_broker.dispatch.key_shared import KeySharedMode
 from bindery_broker.dispatch.read_ahead import ReadAhead
 from bindery_broker.dispatch.sessions import Session, Sessions
 from bindery_broker.errors import ConsumerBusy, SubscriptionTypeConflict
-from bindery_broker.managed_ledger import BatchAck, ManagedCursor, ManagedLedger
+from bindery_broker.managed_ledger import BatchAck, ManagedCursor, ManagedLedger, WallClock
 from bindery_broker.subscriptions.acknowledging import Acknowledger
 from bindery_broker.subscriptions.consumer import ClientWatch, ReceiveCall, ReceiveRequest, SubscriptionType
 from bindery_broker.subscriptions.decoding import EntryDecoder
@@ -40,6 +40,7 @@ class Subscription:
         topic: str,
         partition: int,
         now: MonotonicClock,
+        clock: WallClock,
         limits: DispatchLimits,
         read_ahead: ReadAhead,
         decoder: EntryDecoder,
@@ -62,12 +63,13 @@ class Subscription:
             limits=limits,
             read_ahead=read_ahead,
             now=now,
+            clock=clock,
             counts_of=self._counts.of,
             record=self._counts.record,
             pick_active=functools.partial(pick_active, partition=partition, topic=topic),
         )
         self._redelivery = Redelivery(self._loop, self._reader, now=now)
-        self._acknowledger = Acknowledger(cursor, ledger, self._loop, self._reader.batch_sizes, partition=partition)
+        self._acknowledger = Acknowledger(cursor, ledger, self._loop, self._reader, partition=partition)
         self._remove_listener = ledger.on_new_entries(self._loop.wake)
 
     # -- state ---------------------------------------------------------------------------------------------------
@@ -88,6 +90,11 @@ class Subscription:
     @property
     def tags(self) -> frozenset[str]:
         return self._reader.filter.tags
+
+    @property
+    def delayed_count(self) -> int:
+        """Number of messages that were read and are not due."""
+        return len(self._reader.delays)
 
     @property
     def stuck(self) -> str | None:

@@ -482,6 +482,7 @@ class Topic:
             topic=self.name.full,
             partition=self._partition,
             now=self._now,
+            clock=self._clock,
             limits=self._limits,
             read_ahead=self._read_ahead,
             decoder=self._decoder,

@@ -120,6 +120,8 @@ class SubscriptionInfo(Answer):
     backlog_entries: int
     unacked: int
     """Number of messages that consumers hold."""
+    delayed: int
+    """Number of messages that were read and wait for their delivery time."""
     consumers: list[ConsumerInfo]
     tags: str | None = None
     properties: dict[str, str]

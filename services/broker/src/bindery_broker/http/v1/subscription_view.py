@@ -20,6 +20,7 @@ def info(subscription: Subscription, *, now: float) -> SubscriptionInfo:
         read_position=str(subscription.read_position),
         backlog_entries=subscription.cursor.backlog_entries,
         unacked=len(subscription.dispatcher.leases),
+        delayed=subscription.delayed_count,
         consumers=[_consumer(subscription, session, now=now) for session in subscription.sessions],
         properties=dict(subscription.cursor.properties),
     )
