@@ -117,6 +117,10 @@ class SharedDispatcher(Generic[B]):
         """Return the messages of an entry that are known, as bits."""
         return self._table.bits_of(position)
 
+    def find(self, ref: MessageRef) -> Portion[B] | None:
+        """Return the portion with a message of `ref`; None: it is not known, or only read."""
+        return next((portion for portion in self._table.of(ref.position) if portion.bits & ref.bits), None)
+
     def room(self, *, asked: int | None = None) -> int:
         """Return how many new messages may be read now; 0 while a limit is reached.
 

@@ -188,6 +188,11 @@ class DispatchLoop:
             self._dispatcher.join(consumer)
             self._members.add(consumer)
 
+    @property
+    def members(self) -> frozenset[Consumer]:
+        """The consumers that the dispatcher knows."""
+        return frozenset(self._members)
+
     def knows(self, consumer: Consumer) -> bool:
         return consumer in self._members
 

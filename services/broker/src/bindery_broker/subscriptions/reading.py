@@ -15,6 +15,7 @@ from bindery_pulsar.message_id import MessageId, Position
 from bindery_broker.dispatch.delays import DelayIndex
 from bindery_broker.dispatch.dispatcher import Dispatcher
 from bindery_broker.dispatch.item import NOT_IN_BATCH, SINGLE, Delivery, Item, MessageRef, bits_of, indexes_of, lowest
+from bindery_broker.errors import NoSuchMessage
 from bindery_broker.managed_ledger import BatchAck, ManagedCursor, ManagedLedger
 from bindery_broker.subscriptions.consumer import TagFilter
 from bindery_broker.subscriptions.decoding import EntryDecoder, RoomNeeded
@@ -294,6 +295,15 @@ class MessageReader:
             dispatcher.finish_ack(dispatcher.begin_ack(missing))
         if others:
             self.batch_sizes.forget(await self._cursor.ack_many((), batches=others))
+
+    async def peek(self, position: Position, index: int) -> tuple[PackedEntry, Message | None]:
+        """Return an entry, and one of its messages unless the entry is large or has no such message."""
+        entries = await self._ledger.read(position, entries_max=1, size_max=1)
+        if not entries or entries[0][0] != position:
+            raise NoSuchMessage("the topic holds no such message", position=str(position))
+        entry = self._decoder.open(entries[0][1])
+        messages = self._decoder.decode_small(entry, first=index, count_max=1) if entry.is_small else []
+        return entry, messages[0] if messages else None
 
     async def load(
         self, refs: Iterable[MessageRef], *, size_max: int, decoded_max: int

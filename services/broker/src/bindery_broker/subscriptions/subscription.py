@@ -24,6 +24,7 @@ from bindery_broker.subscriptions.acknowledging import Acknowledger
 from bindery_broker.subscriptions.consumer import ClientWatch, ReceiveCall, ReceiveRequest, SubscriptionType
 from bindery_broker.subscriptions.decoding import EntryDecoder
 from bindery_broker.subscriptions.dispatch_loop import Deliveries, DispatchLoop
+from bindery_broker.subscriptions.explaining import Explainer, Reason
 from bindery_broker.subscriptions.reading import MessageReader, Messages, messages_of
 from bindery_broker.subscriptions.redelivery import CountsInMemory, Redelivery
 from bindery_broker.subscriptions.response_budget import Charge
@@ -55,6 +56,7 @@ class Subscription:
         self.redeliveries = 0
         self._ledger = ledger
         self._now = now
+        self._clock = clock
         self._counts = CountsInMemory(cursor)
         self._reader = MessageReader(cursor, ledger, partition=partition, decoder=decoder)
         self._loop = DispatchLoop(
@@ -70,6 +72,7 @@ class Subscription:
         )
         self._redelivery = Redelivery(self._loop, self._reader, now=now)
         self._acknowledger = Acknowledger(cursor, ledger, self._loop, self._reader, partition=partition)
+        self._explainer = Explainer(cursor, ledger, self._loop, self._reader, partition=partition)
         self._remove_listener = ledger.on_new_entries(self._loop.wake)
 
     # -- state ---------------------------------------------------------------------------------------------------
@@ -247,6 +250,15 @@ class Subscription:
                 for session in self.sessions:
                     session.remembered.clear()
                 self._loop.restart()
+
+    async def explain(self, message_id: MessageId, *, consumer: str | None = None) -> Reason:
+        """Return why a message is not delivered (to `consumer`, if given). Raises NoSuchMessage."""
+        self._loop.check_open()
+        self._loop.tick()
+        connected = [session.consumer.name for session in self.sessions]
+        return await self._explainer.explain(
+            message_id, consumer=consumer, connected=connected, now=self._now(), now_ms=self._clock()
+        )
 
     # -- life ----------------------------------------------------------------------------------------------------
 

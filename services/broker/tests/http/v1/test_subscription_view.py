@@ -46,6 +46,7 @@ async def test_a_subscription_without_consumers_has_its_positions_and_properties
         "read_position": "0:0",
         "backlog_entries": 2,
         "unacked": 0,
+        "delayed": 0,
         "consumers": [],
         "tags": "x||y",
         "properties": {"p": "v", "x": "1", "y": "1"},
@@ -55,7 +56,8 @@ async def test_a_subscription_without_consumers_has_its_positions_and_properties
 async def test_a_subscription_without_tags_shows_none(broker: Harness, clock: Clock) -> None:
     await broker.receive()
     assert info(subscription_of(broker), now=clock.now()).model_dump(exclude_unset=True).keys() == {
-        "subscription", "type", "mark_delete", "read_position", "backlog_entries", "unacked", "consumers", "properties",
+        "subscription", "type", "mark_delete", "read_position", "backlog_entries", "unacked", "delayed", "consumers",
+        "properties",
     }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from bindery_broker.http.v1.schemas import (
     END,
+    ID_PATTERN,
     MESSAGES_PER_RECEIVE_MAX,
     MS_MAX,
     NO_CONTROLS,
@@ -135,7 +136,27 @@ class SubscriptionList(Answer):
     """Value of `after` for the next call, if there are more subscriptions."""
 
 
+class ExplainQuery(RoutingQuery):
+    message_id: Annotated[str, Field(max_length=64, pattern=ID_PATTERN)] | None = None
+    """Explain why this message is not delivered."""
+    consumer: Annotated[str, Field(min_length=1, max_length=256, pattern=NO_CONTROLS)] | None = None
+    """Explain why the message is not delivered to this consumer; needs `message_id`."""
+
+
+class MessageExplanation(Answer):
+    message_id: str
+    code: str
+    detail: str
+    """Why the message is not delivered, in one sentence."""
+    ends_in_ms: int | None = None
+    """Milliseconds after which the reason ends by itself."""
+    consumer: str | None = None
+    """The consumer that is the reason."""
+
+
 class Explanation(Answer):
+    message: MessageExplanation | None = None
+    """Left out unless the request has `message_id`."""
     subscription: SubscriptionInfo
     states: dict[str, int]
     """Number of messages read and not acknowledged, by state."""

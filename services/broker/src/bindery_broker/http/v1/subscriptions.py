@@ -3,7 +3,7 @@
 from typing import Annotated
 
 from bindery_core.errors import BadRequest
-from bindery_pulsar.message_id import EARLIEST, LATEST
+from bindery_pulsar.message_id import EARLIEST, LATEST, MessageId
 from bindery_pulsar.topic_name import TopicName
 from fastapi import APIRouter, Query
 from fastapi import Response as Status
@@ -16,8 +16,10 @@ from bindery_broker.http.v1.message_view import parse_place
 from bindery_broker.http.v1.models import (
     Created,
     Deleted,
+    ExplainQuery,
     Explanation,
     ForceQuery,
+    MessageExplanation,
     ResetBody,
     RoutingQuery,
     SeekBody,
@@ -164,9 +166,26 @@ async def reset(
     responses=openapi.problems(*_ERRORS),
 )
 async def explain_subscription(
-    exchange: Exchange, name: paths.Topic, subscription: paths.SubscriptionName, _query: Routing
+    exchange: Exchange,
+    name: paths.Topic,
+    subscription: paths.SubscriptionName,
+    query: Annotated[ExplainQuery, Query()],
 ) -> Explanation:
-    return explain(await _find(exchange, name, subscription), now=exchange.broker.now())
+    """With `message_id`, `message` says why that message is not delivered: the codes are `acknowledged`, `leased`,
+    `returned`, `delayed`, `filtered`, `unreadable`, `unacked_max`, `key_held`, `key_of_other`, `not_active`, `behind`,
+    `no_consumer` and `next`."""
+    if query.consumer is not None and query.message_id is None:
+        raise BadRequest("consumer needs message_id")
+    found = await _find(exchange, name, subscription)
+    answer = explain(found, now=exchange.broker.now())
+    if query.message_id is not None:
+        reason = await found.explain(MessageId.parse(query.message_id), consumer=query.consumer)
+        answer.message = MessageExplanation(message_id=query.message_id, code=reason.code, detail=reason.detail)
+        if reason.until_ms is not None:
+            answer.message.ends_in_ms = reason.until_ms
+        if reason.consumer is not None:
+            answer.message.consumer = reason.consumer
+    return answer
 
 
 @router.delete(

@@ -1,0 +1,189 @@
+"""Say in a sentence why a message is not delivered, to anybody or to one consumer.
+
+| code              | the message                                                                        |
+|-------------------|------------------------------------------------------------------------------------|
+| acknowledged      | is acknowledged: it is never delivered again                                       |
+| leased            | is held by a consumer, until when                                                  |
+| returned          | was returned by a consumer and waits for its redelivery, until when                |
+| delayed           | is not due, until when                                                             |
+| filtered          | has tags, none of which the subscription wants                                     |
+| unreadable        | is damaged, or comes after a message that is                                       |
+| unacked_max       | waits until messages are acknowledged: a limit is reached                          |
+| key_held          | has a key of which another consumer than the owner still holds messages            |
+| key_of_other      | has a key that another consumer owns                                               |
+| not_active        | goes to the active consumer, which is another one                                  |
+| behind            | comes after other messages that are delivered first                                |
+| no_consumer       | waits for a consumer                                                               |
+| next              | is delivered to the next call                                                      |
+"""
+
+from typing import NamedTuple
+
+from bindery_core.errors import BinderyError
+from bindery_pulsar.message_id import MessageId, Position
+
+from bindery_broker.dispatch.item import NOT_IN_BATCH, SINGLE, MessageRef
+from bindery_broker.dispatch.key_shared import KeySharedDispatcher
+from bindery_broker.dispatch.portions import Portion, State
+from bindery_broker.dispatch.single_active import SingleActiveDispatcher
+from bindery_broker.errors import NoSuchMessage
+from bindery_broker.managed_ledger import ManagedCursor, ManagedLedger
+from bindery_broker.subscriptions.dispatch_loop import DispatchLoop
+from bindery_broker.subscriptions.reading import MessageReader
+
+
+class Reason(NamedTuple):
+    """Why a message is not delivered."""
+
+    code: str
+    detail: str
+    """One sentence."""
+    until_ms: int | None = None
+    """Milliseconds from now after which the reason ends by itself; None: it does not, or nobody knows when."""
+    consumer: str | None = None
+    """The consumer that is the reason."""
+
+
+class Explainer:
+    """Explains for one subscription. It changes nothing, and reads at most one entry."""
+
+    def __init__(
+        self,
+        cursor: ManagedCursor,
+        ledger: ManagedLedger,
+        loop: DispatchLoop,
+        reader: MessageReader,
+        *,
+        partition: int,
+    ) -> None:
+        self._cursor = cursor
+        self._ledger = ledger
+        self._loop = loop
+        self._reader = reader
+        self._partition = partition
+
+    async def explain(
+        self, message_id: MessageId, *, consumer: str | None, connected: list[str], now: float, now_ms: int
+    ) -> Reason:
+        """Return why the message is not delivered (to `consumer`, if given). `connected`: names of all consumers.
+
+        `now` in monotonic seconds, `now_ms` in ms since 1970. Raises NoSuchMessage.
+        """
+        position, index = message_id.position, message_id.batch_index
+        if message_id.partition not in (-1, self._partition) or not (
+            self._ledger.contains(position) or position < self._ledger.first_position
+        ):
+            raise NoSuchMessage("the topic holds no such message", message_id=str(message_id))
+        if self._is_acked(position, index):
+            return Reason("acknowledged", "the message is acknowledged and is never delivered again")
+        known = self._loop.dispatcher.known_bits(position)
+        ref = MessageRef(position, SINGLE if index <= 0 else known & (1 << index) if known >> index & 1 else 0)
+        portion = self._loop.dispatcher.find(ref) if ref.bits else None
+        if portion is not None and (reason := self._of_state(portion, now=now)) is not None:
+            return reason
+        deliver_at_ms = self._reader.delays.deliver_at(position)
+        key_hash = 0 if portion is None else portion.key_hash
+        if portion is None and deliver_at_ms is None:
+            try:
+                found = await self._look(position, max(index, 0))
+            except BinderyError as error:
+                return Reason("unreadable", f"the message cannot be decoded: {error}")
+            if found.filtered:
+                wanted = " or ".join(sorted(self._reader.filter.tags))
+                return Reason("filtered", f"the message has tags, and the subscription wants only those tagged {wanted}")
+            deliver_at_ms, key_hash = found.deliver_at_ms, found.key_hash
+        if deliver_at_ms is not None and deliver_at_ms > now_ms and self._loop.dispatcher.keeps_delays:
+            left = deliver_at_ms - now_ms
+            return Reason("delayed", f"the message is to be delivered in {left} ms, at {deliver_at_ms}", left)
+        return self._of_limits(consumer) or self._of_consumers(consumer, connected, key_hash) or self._of_order(position)
+
+    def _is_acked(self, position: Position, index: int) -> bool:
+        if self._cursor.is_acked(position) or position < self._ledger.first_position:
+            return True
+        remaining = self._cursor.remaining(position)
+        return index != NOT_IN_BATCH and remaining is not None and not remaining >> index & 1
+
+    def _of_state(self, portion: Portion[object], *, now: float) -> Reason | None:
+        grant = portion.grant
+        if grant is not None:
+            left = max(0, round((grant.deadline - now) * 1_000))
+            name = grant.consumer.name
+            return Reason(
+                "leased", f"consumer {name} holds the message; it is delivered again in {left} ms", left, name
+            )
+        if portion.state is State.DELAYED and portion.due is not None:
+            left = max(0, round((portion.due - now) * 1_000))
+            return Reason("returned", f"a consumer returned the message; it is delivered again in {left} ms", left)
+        if portion.state is State.ACKING:
+            return Reason("acknowledged", "the message is being acknowledged")
+        return None
+
+    def _of_limits(self, consumer: str | None) -> Reason | None:
+        dispatcher, limits = self._loop.dispatcher, self._loop.dispatcher.limits
+        if dispatcher.known_count >= limits.unacked_max:
+            return Reason(
+                "unacked_max",
+                f"{dispatcher.known_count} messages of the subscription are not acknowledged, the limit is "
+                f"{limits.unacked_max}: acknowledge some",
+            )
+        for member in self._loop.members:
+            if member.name == consumer and member.held >= limits.unacked_per_consumer_max:
+                return Reason(
+                    "unacked_max",
+                    f"consumer {consumer} holds {member.held} messages, the limit is "
+                    f"{limits.unacked_per_consumer_max}: acknowledge some",
+                    consumer=consumer,
+                )
+        return None
+
+    def _of_consumers(self, consumer: str | None, connected: list[str], key_hash: int) -> Reason | None:
+        dispatcher = self._loop.dispatcher
+        if not connected:
+            return Reason("no_consumer", "no consumer is connected")
+        if isinstance(dispatcher, SingleActiveDispatcher):
+            active = dispatcher.active
+            if active is not None and consumer not in (None, active.name):
+                return Reason("not_active", f"consumer {active.name} is the active one", consumer=active.name)
+        if isinstance(dispatcher, KeySharedDispatcher) and key_hash:
+            for held in dispatcher.keys_held((key_hash,), count_max=1):
+                heir = "no consumer" if held.owner is None else f"consumer {held.owner.name}"
+                return Reason(
+                    "key_held",
+                    f"the key now belongs to {heir}, but consumer {held.holder.name} still holds messages of it",
+                    consumer=held.holder.name,
+                )
+            owner = dispatcher.ranges.owner(key_hash)
+            if owner is not None and consumer not in (None, owner.name):
+                return Reason("key_of_other", f"consumer {owner.name} owns the key", consumer=owner.name)
+            if owner is None:
+                return Reason("no_consumer", "no consumer that is connected now owns the key")
+        return None
+
+    def _of_order(self, position: Position) -> Reason:
+        dispatcher = self._loop.dispatcher
+        if self._reader.stuck is not None and self._reader.position <= position:
+            return Reason("unreadable", f"an earlier entry holds up the subscription: {self._reader.stuck}")
+        if dispatcher.in_order:
+            following = self._cursor.next_unacked(self._ledger.first_position)
+            before = self._ledger.entries_between(after=following, upto=position)
+            if before > 0:
+                return Reason("behind", f"up to {before} entries before the message are delivered first")
+        elif self._reader.position < position:
+            before = self._ledger.entries_between(after=self._reader.position, upto=position)
+            return Reason("behind", f"up to {before + 1} entries before the message are read first")
+        return Reason("next", "the message is ready, or is read next; it is delivered to a call that waits or comes")
+
+    async def _look(self, position: Position, index: int) -> "_Found":
+        entry, message = await self._reader.peek(position, index)
+        hash_of = self._loop.dispatcher.hash_of
+        return _Found(
+            deliver_at_ms=entry.deliver_at_ms or None,
+            key_hash=0 if hash_of is None else hash_of(entry.key_bytes),
+            filtered=message is not None and not self._reader.filter.matching([message]),
+        )
+
+
+class _Found(NamedTuple):
+    deliver_at_ms: int | None
+    key_hash: int
+    filtered: bool
