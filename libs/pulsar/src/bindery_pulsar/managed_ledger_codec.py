@@ -16,7 +16,7 @@ Source: Pulsar MetaStoreImpl, MLDataFormats.proto.
 
 import struct
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
@@ -24,17 +24,38 @@ from typing import Final
 from bindery_core.errors import Corrupt
 from google.protobuf.message import DecodeError
 
-from bindery_pulsar.ack_ranges import AckRanges
+from bindery_pulsar.cursor_fields import (
+    CursorState,
+    batches_of,
+    put_acked,
+    put_extra,
+    ranges_of,
+    read_acked,
+    read_batches,
+    read_blobs,
+    read_counts,
+)
 from bindery_pulsar.managed_ledger_pb2 import (
-    BatchedEntryDeletionIndexInfo,
-    LongListMap,
     ManagedCursorInfo,
     ManagedLedgerInfo,
     ManagedLedgerInfoMetadata,
-    MessageRange,
     PositionInfo,
 )
 from bindery_pulsar.managed_ledger_records import LedgerRecord, Position
+
+__all__ = [
+    "NO_LEDGER",
+    "UNCOMPRESSED_SIZE_MAX",
+    "CursorInfo",
+    "CursorState",
+    "TopicInfo",
+    "decode_cursor",
+    "decode_position",
+    "decode_topic",
+    "encode_cursor",
+    "encode_position",
+    "encode_topic",
+]
 
 NO_LEDGER: Final = -1
 """`cursorsLedgerId` of a cursor whose znode holds its whole state."""
@@ -43,11 +64,6 @@ UNCOMPRESSED_SIZE_MAX: Final = 64 * 2**20
 _COMPRESSED: Final = struct.Struct(">HI")
 _MAGIC: Final = 0x4778
 _COMPRESSION_NONE, _COMPRESSION_ZLIB = 0, 2
-_RANGE_SIZE: Final = 28
-"""Approximate bytes of one stored range: two positions of about 11 bytes each, with their tags."""
-_WORD_SIZE: Final = 10
-"""Maximum bytes of one stored bit set word."""
-_WORD_BITS: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,18 +74,6 @@ class TopicInfo:
     terminated: Position | None = None
     """Last entry of a topic that accepts no more entries; None: the topic accepts entries."""
     properties: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CursorState:
-    """The consumption state of a cursor."""
-
-    mark_delete: Position
-    acked: AckRanges = field(default_factory=AckRanges)
-    """Acknowledged entries after `mark_delete`."""
-    batches: Mapping[Position, int] = field(default_factory=dict)
-    """Partly acknowledged batches by position. Bit i is set if message i is not acknowledged yet."""
-    properties: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,10 +143,12 @@ def encode_cursor(info: CursorInfo) -> bytes:
     state = info.state
     if state is not None:
         message.markDeleteLedgerId, message.markDeleteEntryId = state.mark_delete
-        message.individualDeletedMessages.extend(_ranges(state.acked))
+        message.individualDeletedMessages.extend(ranges_of(state.acked))
         for name, number in sorted(state.properties.items()):
             message.properties.add(name=name, value=number)
-        message.batchedEntryDeletionIndexInfo.extend(_batches(state.batches))
+        message.batchedEntryDeletionIndexInfo.extend(batches_of(state.batches))
+        if state.redelivery_counts or state.blobs:
+            put_extra(message.extra, state)
     return message.SerializeToString()
 
 
@@ -156,9 +162,11 @@ def decode_cursor(data: bytes) -> CursorInfo:
     if message.HasField("markDeleteLedgerId"):
         state = CursorState(
             mark_delete=Position(message.markDeleteLedgerId, message.markDeleteEntryId),
-            acked=_read_acked(message.individualDeletedMessages, ()),
-            batches=_read_batches(message.batchedEntryDeletionIndexInfo),
+            acked=read_acked(message.individualDeletedMessages),
+            batches=read_batches(message.batchedEntryDeletionIndexInfo),
             properties={item.name: item.value for item in message.properties},
+            redelivery_counts=dict(read_counts(message.extra.redelivery_counts)),
+            blobs=read_blobs(message.extra),
         )
     return CursorInfo(
         ledger_id=message.cursorsLedgerId,
@@ -169,31 +177,28 @@ def decode_cursor(data: bytes) -> CursorInfo:
 
 
 def encode_position(state: CursorState) -> bytes:
-    """Return a record for the cursor ledger. Acknowledged ranges are stored as ranges or bits, whichever is shorter."""
+    """Return a record for the cursor ledger in Pulsar's form, which lacks redelivery counts and blobs."""
     message = PositionInfo(ledgerId=state.mark_delete.ledger_id, entryId=state.mark_delete.entry_id)
-    bits_size = sum((end // _WORD_BITS + 1) * _WORD_SIZE for end in state.acked.last_entries())
-    if state.acked.ranges_count * _RANGE_SIZE <= bits_size:
-        message.individualDeletedMessages.extend(_ranges(state.acked))
-    else:
-        for ledger_id in state.acked.ledger_ids():
-            words = _words(state.acked.bits(ledger_id))
-            message.individualDeletedMessageRanges.append(LongListMap(key=ledger_id, values=words))
+    put_acked(message, state.acked)
     for name, number in sorted(state.properties.items()):
         message.properties.add(name=name, value=number)
-    message.batchedEntryDeletionIndexInfo.extend(_batches(state.batches))
+    message.batchedEntryDeletionIndexInfo.extend(batches_of(state.batches))
     return message.SerializeToString()
 
 
 def decode_position(data: bytes) -> CursorState:
-    """Decode a record of a cursor ledger. Raises Corrupt."""
+    """Decode a record of a cursor ledger as Pulsar does: for a change, what it adds. Raises Corrupt.
+
+    `subscription_log` decodes the complete state.
+    """
     try:
         message = PositionInfo.FromString(data)
     except DecodeError as error:
         raise Corrupt("cursor record cannot be read", size=len(data)) from error
     return CursorState(
         mark_delete=Position(message.ledgerId, message.entryId),
-        acked=_read_acked(message.individualDeletedMessages, message.individualDeletedMessageRanges),
-        batches=_read_batches(message.batchedEntryDeletionIndexInfo),
+        acked=read_acked(message.individualDeletedMessages, message.individualDeletedMessageRanges),
+        batches=read_batches(message.batchedEntryDeletionIndexInfo),
         properties={item.name: item.value for item in message.properties},
     )
 
@@ -225,48 +230,3 @@ def _extension(ledger: ManagedLedgerInfo.LedgerInfo) -> bytes:
     for name in ("ledgerId", "entries", "size", "timestamp"):
         rest.ClearField(name)
     return rest.SerializePartialToString()
-
-
-def _ranges(acked: AckRanges) -> Iterable[MessageRange]:
-    for ledger_id, first, last in acked:
-        message = MessageRange()
-        message.lowerEndpoint.ledgerId, message.lowerEndpoint.entryId = ledger_id, first - 1
-        message.upperEndpoint.ledgerId, message.upperEndpoint.entryId = ledger_id, last
-        yield message
-
-
-def _read_acked(ranges: Iterable[MessageRange], maps: Iterable[LongListMap]) -> AckRanges:
-    """Decode acknowledged ranges and bit sets.
-
-    Pulsar's ranges may begin in one ledger and end in another. Only the part in the last ledger can be decoded here;
-    the messages of the other part are delivered again.
-    """
-    acked = AckRanges()
-    for item in ranges:
-        first = item.lowerEndpoint.entryId + 1 if item.lowerEndpoint.ledgerId == item.upperEndpoint.ledgerId else 0
-        if item.upperEndpoint.entryId >= first >= 0:
-            acked.add_range(item.upperEndpoint.ledgerId, first, item.upperEndpoint.entryId)
-    for words in maps:
-        acked.add_bits(words.key, _from_words(words.values))
-    return acked
-
-
-def _batches(batches: Mapping[Position, int]) -> Iterable[BatchedEntryDeletionIndexInfo]:
-    for position, remaining in sorted(batches.items()):
-        message = BatchedEntryDeletionIndexInfo(deleteSet=_words(remaining))
-        message.position.ledgerId, message.position.entryId = position
-        yield message
-
-
-def _read_batches(items: Iterable[BatchedEntryDeletionIndexInfo]) -> dict[Position, int]:
-    return {Position(item.position.ledgerId, item.position.entryId): _from_words(item.deleteSet) for item in items}
-
-
-def _words(bits: int) -> Sequence[int]:
-    """Return a bit set as signed 64-bit words, least significant first."""
-    count = (bits.bit_length() + _WORD_BITS - 1) // _WORD_BITS
-    return struct.unpack(f"<{count}q", bits.to_bytes(8 * count, "little"))
-
-
-def _from_words(words: Sequence[int]) -> int:
-    return int.from_bytes(struct.pack(f"<{len(words)}q", *words), "little")

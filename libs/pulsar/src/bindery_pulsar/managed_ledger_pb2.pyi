@@ -113,23 +113,79 @@ class LongListMap(_message.Message):
     def __init__(self, key: _Optional[int] = ..., values: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PositionInfo(_message.Message):
-    __slots__ = ("ledgerId", "entryId", "individualDeletedMessages", "properties", "batchedEntryDeletionIndexInfo", "individualDeletedMessageRanges")
+    __slots__ = ("ledgerId", "entryId", "individualDeletedMessages", "properties", "batchedEntryDeletionIndexInfo", "individualDeletedMessageRanges", "log")
     LEDGERID_FIELD_NUMBER: _ClassVar[int]
     ENTRYID_FIELD_NUMBER: _ClassVar[int]
     INDIVIDUALDELETEDMESSAGES_FIELD_NUMBER: _ClassVar[int]
     PROPERTIES_FIELD_NUMBER: _ClassVar[int]
     BATCHEDENTRYDELETIONINDEXINFO_FIELD_NUMBER: _ClassVar[int]
     INDIVIDUALDELETEDMESSAGERANGES_FIELD_NUMBER: _ClassVar[int]
+    LOG_FIELD_NUMBER: _ClassVar[int]
     ledgerId: int
     entryId: int
     individualDeletedMessages: _containers.RepeatedCompositeFieldContainer[MessageRange]
     properties: _containers.RepeatedCompositeFieldContainer[LongProperty]
     batchedEntryDeletionIndexInfo: _containers.RepeatedCompositeFieldContainer[BatchedEntryDeletionIndexInfo]
     individualDeletedMessageRanges: _containers.RepeatedCompositeFieldContainer[LongListMap]
-    def __init__(self, ledgerId: _Optional[int] = ..., entryId: _Optional[int] = ..., individualDeletedMessages: _Optional[_Iterable[_Union[MessageRange, _Mapping]]] = ..., properties: _Optional[_Iterable[_Union[LongProperty, _Mapping]]] = ..., batchedEntryDeletionIndexInfo: _Optional[_Iterable[_Union[BatchedEntryDeletionIndexInfo, _Mapping]]] = ..., individualDeletedMessageRanges: _Optional[_Iterable[_Union[LongListMap, _Mapping]]] = ...) -> None: ...
+    log: LogRecord
+    def __init__(self, ledgerId: _Optional[int] = ..., entryId: _Optional[int] = ..., individualDeletedMessages: _Optional[_Iterable[_Union[MessageRange, _Mapping]]] = ..., properties: _Optional[_Iterable[_Union[LongProperty, _Mapping]]] = ..., batchedEntryDeletionIndexInfo: _Optional[_Iterable[_Union[BatchedEntryDeletionIndexInfo, _Mapping]]] = ..., individualDeletedMessageRanges: _Optional[_Iterable[_Union[LongListMap, _Mapping]]] = ..., log: _Optional[_Union[LogRecord, _Mapping]] = ...) -> None: ...
+
+class LogRecord(_message.Message):
+    __slots__ = ("kind", "snapshot_entry", "sequence", "part", "more", "extra", "removed_blobs")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_ENTRY_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    EXTRA_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_BLOBS_FIELD_NUMBER: _ClassVar[int]
+    kind: int
+    snapshot_entry: int
+    sequence: int
+    part: int
+    more: bool
+    extra: CursorExtra
+    removed_blobs: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, kind: _Optional[int] = ..., snapshot_entry: _Optional[int] = ..., sequence: _Optional[int] = ..., part: _Optional[int] = ..., more: _Optional[bool] = ..., extra: _Optional[_Union[CursorExtra, _Mapping]] = ..., removed_blobs: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class CursorExtra(_message.Message):
+    __slots__ = ("redelivery_counts", "blobs")
+    REDELIVERY_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    BLOBS_FIELD_NUMBER: _ClassVar[int]
+    redelivery_counts: _containers.RepeatedCompositeFieldContainer[RedeliveryCounts]
+    blobs: _containers.RepeatedCompositeFieldContainer[Blob]
+    def __init__(self, redelivery_counts: _Optional[_Iterable[_Union[RedeliveryCounts, _Mapping]]] = ..., blobs: _Optional[_Iterable[_Union[Blob, _Mapping]]] = ...) -> None: ...
+
+class RedeliveryCounts(_message.Message):
+    __slots__ = ("ledger_id", "first_entry", "entries", "levels")
+    LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
+    FIRST_ENTRY_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    LEVELS_FIELD_NUMBER: _ClassVar[int]
+    ledger_id: int
+    first_entry: int
+    entries: int
+    levels: _containers.RepeatedCompositeFieldContainer[RedeliveryLevel]
+    def __init__(self, ledger_id: _Optional[int] = ..., first_entry: _Optional[int] = ..., entries: _Optional[int] = ..., levels: _Optional[_Iterable[_Union[RedeliveryLevel, _Mapping]]] = ...) -> None: ...
+
+class RedeliveryLevel(_message.Message):
+    __slots__ = ("count", "messages")
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    count: int
+    messages: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, count: _Optional[int] = ..., messages: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Blob(_message.Message):
+    __slots__ = ("name", "value")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    value: bytes
+    def __init__(self, name: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
 
 class ManagedCursorInfo(_message.Message):
-    __slots__ = ("cursorsLedgerId", "markDeleteLedgerId", "markDeleteEntryId", "individualDeletedMessages", "properties", "lastActive", "batchedEntryDeletionIndexInfo", "cursorProperties")
+    __slots__ = ("cursorsLedgerId", "markDeleteLedgerId", "markDeleteEntryId", "individualDeletedMessages", "properties", "lastActive", "batchedEntryDeletionIndexInfo", "cursorProperties", "extra")
     CURSORSLEDGERID_FIELD_NUMBER: _ClassVar[int]
     MARKDELETELEDGERID_FIELD_NUMBER: _ClassVar[int]
     MARKDELETEENTRYID_FIELD_NUMBER: _ClassVar[int]
@@ -138,6 +194,7 @@ class ManagedCursorInfo(_message.Message):
     LASTACTIVE_FIELD_NUMBER: _ClassVar[int]
     BATCHEDENTRYDELETIONINDEXINFO_FIELD_NUMBER: _ClassVar[int]
     CURSORPROPERTIES_FIELD_NUMBER: _ClassVar[int]
+    EXTRA_FIELD_NUMBER: _ClassVar[int]
     cursorsLedgerId: int
     markDeleteLedgerId: int
     markDeleteEntryId: int
@@ -146,7 +203,8 @@ class ManagedCursorInfo(_message.Message):
     lastActive: int
     batchedEntryDeletionIndexInfo: _containers.RepeatedCompositeFieldContainer[BatchedEntryDeletionIndexInfo]
     cursorProperties: _containers.RepeatedCompositeFieldContainer[StringProperty]
-    def __init__(self, cursorsLedgerId: _Optional[int] = ..., markDeleteLedgerId: _Optional[int] = ..., markDeleteEntryId: _Optional[int] = ..., individualDeletedMessages: _Optional[_Iterable[_Union[MessageRange, _Mapping]]] = ..., properties: _Optional[_Iterable[_Union[LongProperty, _Mapping]]] = ..., lastActive: _Optional[int] = ..., batchedEntryDeletionIndexInfo: _Optional[_Iterable[_Union[BatchedEntryDeletionIndexInfo, _Mapping]]] = ..., cursorProperties: _Optional[_Iterable[_Union[StringProperty, _Mapping]]] = ...) -> None: ...
+    extra: CursorExtra
+    def __init__(self, cursorsLedgerId: _Optional[int] = ..., markDeleteLedgerId: _Optional[int] = ..., markDeleteEntryId: _Optional[int] = ..., individualDeletedMessages: _Optional[_Iterable[_Union[MessageRange, _Mapping]]] = ..., properties: _Optional[_Iterable[_Union[LongProperty, _Mapping]]] = ..., lastActive: _Optional[int] = ..., batchedEntryDeletionIndexInfo: _Optional[_Iterable[_Union[BatchedEntryDeletionIndexInfo, _Mapping]]] = ..., cursorProperties: _Optional[_Iterable[_Union[StringProperty, _Mapping]]] = ..., extra: _Optional[_Union[CursorExtra, _Mapping]] = ...) -> None: ...
 
 class ManagedLedgerInfoMetadata(_message.Message):
     __slots__ = ("compressionType", "uncompressedSize")

@@ -27,7 +27,9 @@ def test_the_defaults() -> None:
         "retention_unsubscribed_s": 604_800,
         "cursor_entries_max": 50_000,
         "cursor_age_s_max": 14_400,
-        "cursor_record_size_max": 4_194_304,
+        "cursor_size_max": 33_554_432,
+        "cursor_changes_size_max": 1_048_576,
+        "cursor_state_size_max": 268_435_456,
         "cursor_inline_size_max": 32_768,
     }
 
@@ -58,7 +60,9 @@ def test_a_variable_sets_the_field_with_its_name(monkeypatch: pytest.MonkeyPatch
         {"retention_unsubscribed_s": -0.5},
         {"cursor_entries_max": 0},
         {"cursor_age_s_max": 0},
-        {"cursor_record_size_max": 1023},
+        {"cursor_size_max": 0},
+        {"cursor_changes_size_max": 0},
+        {"cursor_state_size_max": 1023},
         {"cursor_inline_size_max": 255},
     ],
 )
@@ -74,7 +78,8 @@ def test_a_value_out_of_bounds_is_refused(changes: dict[str, Any]) -> None:
         {"age_s_max": 0.01, "age_s_min": 0, "pending_size_max": 1, "add_timeout_s": 0.01, "operation_timeout_s": 0.01},
         {"retry_pause_s": 0.01, "retry_pause_s_max": 0.01, "cache_size_max": 0, "read_handles_max": 1},
         {"retention_acked_s": 0, "retention_unsubscribed_s": 0, "cursor_entries_max": 1, "cursor_age_s_max": 0.01},
-        {"cursor_record_size_max": 1024, "cursor_inline_size_max": 256},
+        {"cursor_size_max": 1, "cursor_changes_size_max": 1},
+        {"cursor_state_size_max": 1024, "cursor_inline_size_max": 256},
     ],
 )
 def test_the_smallest_values_are_accepted(changes: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """Topics as series of ledgers, and the cursors that store what each subscription has acknowledged."""
 
-from bindery_broker.managed_ledger.cursors.ack_state import BatchAck
+from bindery_broker.managed_ledger.cursors.ack_state import BatchAck, Redelivered
 from bindery_broker.managed_ledger.cursors.cursor import ManagedCursor, UnackedEntry, UnackedRead
 from bindery_broker.managed_ledger.entry_cache import EntryCache
 from bindery_broker.managed_ledger.ledger import ManagedLedger, WallClock
@@ -12,6 +12,7 @@ __all__ = [
     "ManagedCursor",
     "ManagedLedger",
     "ManagedLedgerSettings",
+    "Redelivered",
     "UnackedEntry",
     "UnackedRead",
     "WallClock",

@@ -71,10 +71,18 @@ class ManagedLedgerSettings(Settings):
     """Age in seconds at which a cursor ledger is replaced by a new one: at the next record, or in the next round of
     maintenance."""
 
-    cursor_record_size_max: Annotated[int, Ge(1024)] = 4 * MIB
-    """Maximum bytes of the stored state of a cursor. Acknowledgements that exceed it (a million scattered ones) are
-    refused with TooManyRequests."""
+    cursor_size_max: Annotated[int, Ge(1)] = 32 * MIB
+    """Bytes of records after which a cursor continues in a new cursor ledger, if they are 8 times those of its last
+    snapshot."""
+
+    cursor_changes_size_max: Annotated[int, Ge(1)] = MIB
+    """Bytes of changes after which the next record of a cursor is a snapshot of its whole state, if they are twice
+    those of its last snapshot. A change counts 64 bytes in addition. The loading of a topic reads the changes."""
+
+    cursor_state_size_max: Annotated[int, Ge(1024)] = 256 * MIB
+    """Maximum bytes of the stored state of a cursor, about. Acknowledgements that exceed it are refused with
+    TooManyRequests. A million acknowledgements with a gap after each take 160 KiB."""
 
     cursor_inline_size_max: Annotated[int, Ge(256)] = 32_768
     """Maximum bytes of the state of a cursor in its znode: after a clean close, and while no cursor ledger can be
-    written. Source: Pulsar limits it to 1000 ranges."""
+    written. Independently of it, the znode has at most 1000 ranges, as in Pulsar."""

@@ -17,6 +17,7 @@ from bindery_core.errors import (
 from bindery_core.ids import EntryId, LedgerId
 from bindery_pulsar.managed_ledger_codec import decode_cursor, decode_position
 from bindery_pulsar.message_id import EARLIEST, Position
+from bindery_pulsar.subscription_log import LogReplay
 from managed_ledger_cluster import SUB, TOPIC, Cluster, at, topic_of
 
 
@@ -34,7 +35,8 @@ async def test_a_cursor_ledger_is_rolled_and_the_old_one_deleted(cluster: Cluste
 
 def old(cursor: ManagedCursor, *, by_s: float) -> None:
     """Make the cursor ledger older."""
-    cursor.store._opened_at -= by_s
+    assert cursor.store._log is not None
+    cursor.store._log.opened_at -= by_s
 
 
 async def test_the_cursor_ledger_of_an_idle_subscription_is_replaced_at_its_maximum_age(cluster: Cluster) -> None:
@@ -179,7 +181,7 @@ async def test_a_switch_of_unknown_outcome_is_resolved_before_the_next_record(cl
 
 async def test_a_state_too_large_to_store_is_refused_until_it_has_fewer_holes(cluster: Cluster) -> None:
     count = 20_000
-    topic, cursor = await topic_of(cluster, entries=count, cursor_record_size_max=1024, cursor_inline_size_max=512)
+    topic, cursor = await topic_of(cluster, entries=count, cursor_state_size_max=1024, cursor_inline_size_max=512)
     await cursor.ack_many(at(1, 3, 5))
     with pytest.raises(TooManyRequests, match="size_max=1024"):
         await cursor.ack_many(at(*range(7, count, 2)))
@@ -235,12 +237,12 @@ async def test_the_znode_that_names_a_cursor_ledger_equals_its_first_record(clus
     cluster.ledgers.release_adds()
     await asyncio.gather(first, second)
     state = decode_cursor((await cluster.tree.connect().get(SUB)).data).state
-    records = cluster.ledgers.ledgers[LedgerId(1)].entries
-    assert state is not None
-    assert [str(decode_position(record.payload).acked) for record in records] == [
-        str(state.acked),
-        "[(0:1..0:2],(0:4..0:5]]",
-    ]
+    snapshot, change = cluster.ledgers.ledgers[LedgerId(1)].entries
+    replay = LogReplay()
+    replay.feed(0, snapshot.payload)
+    assert replay.state() == state
+    replay.feed(1, change.payload)
+    assert str(replay.state().acked) == "[(0:1..0:2],(0:4..0:5]]"
 
 
 async def test_the_cursor_ledger_has_its_purpose_in_its_metadata(cluster: Cluster) -> None:

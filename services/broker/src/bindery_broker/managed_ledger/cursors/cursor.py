@@ -1,29 +1,34 @@
 """The durable position of a subscription in a topic.
 
-An acknowledgement changes the state in memory at once; the call returns when a record with that state is durable.
+An acknowledgement changes the state in memory at once; the call returns when a record with that change is durable.
 Records are written one at a time. Acknowledgements that arrive during a write share the next record (group commit), so
-a single acknowledgement waits for one write, and concurrent ones wait for at most two.
+a single acknowledgement waits for one write, and concurrent ones wait for at most two. So do redelivery counts and
+blobs. A record holds what changed since the last one that was written, so its size does not depend on the state.
 
 Invariants
 - The next owner of the topic finds every acknowledgement that returned.
 - `durable_mark_delete` is never ahead of the stored state: trimming relies on it.
 - A change that could not be stored stays in memory; the next record includes it, and a repeated call waits for that.
-- A failed seek is undone in memory: no later record includes it. Hence other changes wait while a seek is stored.
+- A failed seek is undone in memory: no later record includes it. Hence other changes wait while a seek is stored. The
+  next record is a snapshot, because the last one may or may not contain the seek.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 import structlog
-from bindery_core.errors import BinderyError, NoSuchSubscription, OutcomeUnknown, TopicFenced, TryAgain
+from bindery_core.errors import BadRequest, BinderyError, NoSuchSubscription, OutcomeUnknown, TopicFenced, TryAgain
+from bindery_pulsar.cursor_fields import Counts
 from bindery_pulsar.managed_ledger_codec import CursorState
 from bindery_pulsar.message_id import Position
 
-from bindery_broker.managed_ledger.cursors.ack_state import AckState, BatchAck
-from bindery_broker.managed_ledger.cursors.cursor_store import CursorStore
+from bindery_broker.managed_ledger.cursors.ack_state import AckState, BatchAck, Redelivered
+from bindery_broker.managed_ledger.cursors.changes import Changes
+from bindery_broker.managed_ledger.cursors.cursor_store import CursorStore, Unstored
 from bindery_broker.managed_ledger.ledger_list import LedgerList
 
 log = structlog.get_logger()
@@ -52,7 +57,8 @@ class UnackedRead(NamedTuple):
 
 
 class ManagedCursor:
-    """Acknowledgements of one subscription: the mark-delete position, entries after it, parts of batches.
+    """Acknowledgements of one subscription: the mark-delete position, entries after it, parts of batches; redelivery
+    counts; and blobs, which the subscription stores with them.
 
     Created by `ManagedLedger.open_cursor`.
     """
@@ -77,6 +83,10 @@ class ManagedCursor:
         self._store = store
         self._on_moved = on_moved
         self._on_fenced = on_fenced
+        self._unstored = Changes()
+        """What changed before the last call of `_commit` for it and is not known to be durable."""
+        self._needs_snapshot = False
+        """Whether the difference to the last record is unknown."""
         self._version = 0
         self._durable_version = 0
         self._durable_mark_delete = stored.mark_delete
@@ -131,6 +141,25 @@ class ManagedCursor:
     def next_unacked(self, position: Position) -> Position:
         """Return the first position >= `position` that is not acknowledged, possibly the position of the next add."""
         return self._state.next_unacked(position)
+
+    def redelivery_count(self, position: Position, index: int = 0) -> int:
+        """Return how often the message was delivered before, as far as recorded; 0: never, or it is acknowledged.
+
+        `index`: of the message in its batch; 0 for an entry that is no batch.
+        """
+        return self._state.redelivery_count(position, index)
+
+    def redelivery_counts(self) -> Iterator[tuple[Position, Counts]]:
+        """Iterate over the entries with redelivery counts, in order: pairs (count, bits of the messages) of each.
+
+        The cursor must not be changed before the end of the iteration.
+        """
+        return iter(self._state.counts.items())
+
+    @property
+    def blobs(self) -> Mapping[str, bytes]:
+        """The blobs by name, including those that are not durable yet."""
+        return MappingProxyType(self._state.blobs)
 
     async def read_unacked(self, start: Position, *, entries_max: int, size_max: int) -> UnackedRead:
         """Return up to `entries_max` unacknowledged entries from `start` on; sizes and errors as `ManagedLedger.read`.
@@ -211,9 +240,47 @@ class ManagedCursor:
             changed = self._state.ack((), (batch,))[0] or changed
         await self._make_durable(changed)
 
-    async def seek(self, position: Position, *, passed: BatchAck | None = None) -> Position:
-        """Forget all acknowledgements and continue with `position` (clamped; EARLIEST, LATEST), durably.
+    async def clear_backlog(self) -> None:
+        """Acknowledge all confirmed entries, durably. Errors as `ack_many`."""
+        await self._turn()
+        await self._make_durable(self._state.ack_upto(self._ledgers.last_confirmed))
 
+    async def skip(self, entries: int) -> None:
+        """Acknowledge the first `entries` unacknowledged entries, or all if there are fewer, and everything before.
+
+        Durable when it returns. Errors as `ack_many`; BadRequest if `entries` is not positive.
+        """
+        if entries < 1:
+            raise BadRequest("the number of entries to skip must be positive", entries=entries)
+        await self._turn()
+        await self._make_durable(self._state.ack_upto(self._state.after_unacked(entries)))
+
+    async def record_redeliveries(self, changes: Sequence[Redelivered]) -> None:
+        """Raise the redelivery counts of messages to at least those given. Durable when it returns.
+
+        Acknowledged and trimmed messages are left out. Acknowledging a message forgets its count, and so does `seek`.
+        Raises BadRequest, and changes nothing, if a position, a count or the bits are not valid, TooManyRequests if
+        more than a million entries would have counts; other errors as `ack_many`.
+        """
+        await self._turn()
+        self._state.check_redelivered(changes)
+        await self._make_durable(self._state.record_redeliveries(changes))
+
+    async def put_blobs(self, put: Mapping[str, bytes], remove: Collection[str] = ()) -> None:
+        """Set and remove blobs, all or none of them. Durable when it returns.
+
+        At most 64 blobs of 1 MiB each, with names of 1 to 255 bytes. Removing a missing blob changes nothing. `seek`
+        removes all blobs. A broker of Pulsar that takes the topic over does so, too. Raises BadRequest or TooLarge, and
+        changes nothing, if a name, a size or the number of blobs is not valid; other errors as `ack_many`.
+        """
+        await self._turn()
+        self._state.check_blobs(put, remove)
+        await self._make_durable(self._state.put_blobs(put, remove))
+
+    async def seek(self, position: Position, *, passed: BatchAck | None = None) -> Position:
+        """Continue with `position` (clamped; EARLIEST, LATEST), durably.
+
+        Forgets all acknowledgements, redelivery counts and blobs.
         `passed`: messages of the batch at `position` that count as acknowledged, if the entry still exists.
         Returns the position that comes next. After an error the cursor keeps its former position in memory. After
         TryAgain the stored position is unchanged too. After other errors the stored position may have moved; the next
@@ -246,6 +313,7 @@ class ManagedCursor:
     def _go_back(self, before: AckState) -> None:
         """Undo a change that was not stored. A record in progress must not count as containing `before`."""
         self._state = before
+        self._needs_snapshot = True
         self._version += 1
         self._waiters = deque((self._version, waiter) for _, waiter in self._waiters)
 
@@ -301,20 +369,25 @@ class ManagedCursor:
         while self._waiters:
             version = self._version
             mark_delete = self._state.mark_delete
+            snapshot = False
 
-            def present() -> CursorState:
-                nonlocal version, mark_delete
+            def present() -> Unstored:
+                nonlocal version, mark_delete, snapshot
                 version, mark_delete = self._version, self._state.mark_delete
-                return self._state.stored()
+                self._unstored = self._unstored.add(self._state.take_changes())
+                snapshot, self._needs_snapshot = snapshot or self._needs_snapshot, False
+                return Unstored(self._state, None if snapshot else self._unstored)
 
             try:
                 await self._store.write(present)
             except BinderyError as error:
+                self._needs_snapshot = self._needs_snapshot or snapshot
                 if isinstance(error, TopicFenced):
                     self._on_fenced(error)
                 self._answer(self._version if isinstance(error, TopicFenced) else version, error)
                 continue
             self.commits += 1
+            self._unstored = Changes()
             self._durable_version = version
             following, before = self._ledgers.next(mark_delete), self._ledgers.next(self._durable_mark_delete)
             moved = following.ledger_id != before.ledger_id
@@ -372,7 +445,7 @@ class ManagedCursor:
             await self._make_durable(False)
             self.end(error)
             await self.quiesce()
-            await self._store.close(self._state.stored())
+            await self._store.close(self._state)
         except BinderyError as failure:
             log.warning("cursor_not_closed", cursor=self.name, error=str(failure))
             self.end(error)

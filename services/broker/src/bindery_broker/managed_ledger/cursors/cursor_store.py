@@ -3,13 +3,20 @@
 | when                            | znode                                  | cursor ledger                        |
 |---------------------------------|----------------------------------------|--------------------------------------|
 | created                         | no ledger, the state                   | none                                 |
-| after the first acknowledgement | its id, the state at that time         | one record per commit, last one wins |
+| after the first acknowledgement | its id, the state at that time         | a snapshot, then a change per commit |
 | no ledger can be written        | no ledger, the state (if short enough) | the old one is deleted               |
-| closed cleanly                  | no ledger, the state (if short enough) | deleted                              |
+| closed cleanly, short state     | no ledger, the state                   | deleted                              |
+| closed cleanly, long state      | its id                                 | ends with a snapshot                 |
 
-A new cursor ledger gets its first record before the znode names it, and the old one is deleted after that: at every
+A commit adds a change, whose size does not depend on the state (`bindery_pulsar.subscription_log`). Once the changes
+are larger than the last snapshot, a commit adds a snapshot instead, so that loading takes little longer than reading
+the state. A new ledger replaces one that has reached its maximum number of records, bytes or age.
+
+A new cursor ledger gets its snapshot before the znode names it, and the old one is deleted after that: at every
 moment the znode leads to the newest durable state. Fencing the cursor ledger at the next open keeps a stale owner from
 adding to it; the transaction in `TopicMetadata` keeps it from pointing the znode elsewhere.
+
+After a failed add the ledger gets no more records, because the outcome is unknown: a new one starts with a snapshot.
 
 If recovery fences or closes a cursor ledger while the topic is owned by this broker, the ledger is treated as failed:
 the present state, which includes everything that was in flight, goes into a new one.
@@ -22,32 +29,27 @@ the znode is then the newest one, and Pulsar continues from it too (`recoverFrom
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
-from bindery_client.ledger.api import LedgerClient, WriteHandle
+from bindery_client.ledger.api import LedgerClient
 from bindery_core.errors import (
     BinderyError,
     Corrupt,
     LostOwnership,
-    NoSuchEntry,
     NoSuchLedger,
     OutcomeUnknown,
     TooManyRequests,
     TopicFenced,
     TryAgain,
 )
-from bindery_core.ids import EntryId, LedgerId
-from bindery_pulsar.managed_ledger_codec import (
-    NO_LEDGER,
-    CursorInfo,
-    CursorState,
-    decode_cursor,
-    decode_position,
-    encode_cursor,
-    encode_position,
-)
+from bindery_core.ids import LedgerId
+from bindery_pulsar.managed_ledger_codec import NO_LEDGER, CursorInfo, CursorState, decode_cursor, encode_cursor
 
+from bindery_broker.managed_ledger.cursors.ack_state import AckState
+from bindery_broker.managed_ledger.cursors.changes import Changes
+from bindery_broker.managed_ledger.cursors.cursor_log import read_log
+from bindery_broker.managed_ledger.cursors.log_writer import LogWriter
 from bindery_broker.managed_ledger.ownership_proof import OwnershipProof
 from bindery_broker.managed_ledger.settings import ManagedLedgerSettings
 from bindery_broker.managed_ledger.topic_metadata import OwnedNode, TopicMetadata, limited
@@ -55,7 +57,19 @@ from bindery_broker.managed_ledger.topic_metadata import OwnedNode, TopicMetadat
 LEDGER_RETRY_S: Final = 5.0
 """Seconds before another cursor ledger is tried; meanwhile the state is stored in the znode."""
 
+INLINE_ITEMS_MAX: Final = 1_000
+"""Maximum number of ranges, batches and entries with redelivery counts, each, in the znode. Source: Pulsar's
+managedLedgerMaxUnackedRangesToPersistInMetadataStore."""
+
 log = structlog.get_logger()
+
+
+class Unstored(NamedTuple):
+    """What a record must contain."""
+
+    state: AckState
+    changes: Changes | None
+    """The difference to the last record; None: unknown, so a snapshot is needed."""
 
 
 class CursorStore:
@@ -79,9 +93,10 @@ class CursorStore:
         self._settings = settings
         self._clock = clock
         self._ownership = ownership
-        self._handle: WriteHandle | None = None
-        self._records = 0
-        self._opened_at = 0.0
+        self._log: LogWriter | None = None
+        """The writer of the cursor ledger; None: the next record needs a new one."""
+        self._found_snapshot = False
+        """Whether the ledger that was loaded ends with a snapshot, and is still the one that the znode names."""
         self._named_ledger_id = NO_LEDGER
         """The cursor ledger that the znode names; it may be an old one without a writer."""
         self._orphans: list[int] = []
@@ -102,12 +117,13 @@ class CursorStore:
 
     @property
     def last_record(self) -> int:
-        return self._records - 1
+        """Entry id of the last record; -1: this broker wrote none."""
+        return self._log.records - 1 if self._log is not None else -1
 
     @property
     def is_too_old(self) -> bool:
         """Whether the cursor ledger has reached its maximum age."""
-        return self._handle is not None and self._age_s() >= self._settings.cursor_age_s_max
+        return self._log is not None and self._log.is_too_old
 
     async def create(self, state: CursorState, cursor_properties: Mapping[str, str]) -> None:
         """Create the cursor, durably. Raises TopicFenced, TryAgain, OutcomeUnknown."""
@@ -131,50 +147,48 @@ class CursorStore:
         self._named_ledger_id = info.ledger_id
         if info.ledger_id < 0:
             return info.state
+        facts = {"cursor": self._name, "ledger_id": info.ledger_id}
         try:
-            async with limited(self._settings.operation_timeout_s, "read a cursor ledger"):
+            async with limited(self._settings.operation_timeout_s, "open a cursor ledger"):
                 reader = await self._client.open(LedgerId(info.ledger_id), recover=True)
-                last = EntryId(reader.last_add_confirmed)
-                records = await reader.read(last, last) if last >= 0 else []
-                await reader.release()
         except NoSuchLedger as error:
-            log.error("cursor_ledger_missing", cursor=self._name, ledger_id=info.ledger_id)
-            raise Corrupt("the cursor ledger is missing", cursor=self._name, ledger_id=info.ledger_id) from error
-        except NoSuchEntry as error:
-            log.error("cursor_ledger_missing", cursor=self._name, ledger_id=info.ledger_id, error=str(error))
-            raise Corrupt(
-                "the cursor ledger lost its last record", cursor=self._name, ledger_id=info.ledger_id
-            ) from error
-        if not records:
-            log.warning("cursor_ledger_empty", cursor=self._name, ledger_id=info.ledger_id)
-            return info.state
+            log.error("cursor_ledger_missing", **facts)
+            raise Corrupt("the cursor ledger is missing", **facts) from error
         try:
-            return decode_position(records[-1].payload)
+            loaded = await read_log(reader, timeout_s=self._settings.operation_timeout_s)
         except Corrupt as error:
-            raise Corrupt(error.message, cursor=self._name, ledger_id=info.ledger_id, entry_id=last) from error
+            log.error("cursor_ledger_damaged", **facts, error=str(error))
+            raise Corrupt(error.message, **{**facts, **error.facts}) from error
+        finally:
+            await reader.release()
+        if loaded is None:
+            log.warning("cursor_ledger_empty", **facts)
+            return info.state
+        self._found_snapshot = loaded.is_snapshot
+        return loaded.state
 
-    async def write(self, state: Callable[[], CursorState]) -> None:
+    async def write(self, unstored: Callable[[], Unstored]) -> None:
         """Make the present state durable.
 
-        `state` is called again before each attempt, so that a later state may be stored instead. Raises TooManyRequests
-        if the state is too large, TopicFenced, or TryAgain/OutcomeUnknown if it can be stored neither in a cursor
-        ledger nor in the znode: `may_be_stored` is then True if the next open may find it nevertheless.
+        `unstored` is called again before each attempt, so that a later state may be stored instead. Raises
+        TooManyRequests if the state is too large, TopicFenced, or TryAgain/OutcomeUnknown if it can be stored neither
+        in a cursor ledger nor in the znode: `may_be_stored` is then True if the next open may find it nevertheless.
         """
         self.may_be_stored = False
-        record = encode_position(state())
-        if len(record) > self._settings.cursor_record_size_max:
+        present = unstored()
+        if (size := present.state.size) > self._settings.cursor_state_size_max:
             raise TooManyRequests(
-                "the subscription has too many scattered acknowledgements to store",
+                "the subscription has too many scattered acknowledgements to store; acknowledge its oldest messages",
                 cursor=self._name,
-                size=len(record),
-                size_max=self._settings.cursor_record_size_max,
+                size=size,
+                size_max=self._settings.cursor_state_size_max,
             )
-        if self._handle is not None and not self._roll_due() and await self._append(self._handle, record):
+        if self._log is not None and not self._log.is_roll_due and await self._append(self._log, present):
             return
         error: BinderyError | None = None
         if asyncio.get_running_loop().time() >= self._retry_at:
             try:
-                await self._start_ledger(state)
+                await self._start_ledger(unstored)
             except (TryAgain, OutcomeUnknown) as caught:
                 error = caught
                 self.may_be_stored = self.may_be_stored or isinstance(caught, OutcomeUnknown)
@@ -182,27 +196,31 @@ class CursorStore:
                 log.warning("cursor_ledger_not_started", cursor=self._name, error=str(caught))
             else:
                 return
-        if self._handle is not None and await self._append(self._handle, encode_position(state())):
+        if self._log is not None and await self._append(self._log, unstored()):
             return  # the roll failed, but the old cursor ledger works
-        data = encode_cursor(self._info(NO_LEDGER, state()))
-        if len(data) > self._settings.cursor_inline_size_max:
+        data = self._inline(NO_LEDGER, unstored().state.stored())
+        if data is None:
             raise error or TryAgain("no cursor ledger can be written now", cursor=self._name)
         await self._metadata.write_cursor(self._node, data)
         await self._retire_ledger(NO_LEDGER)
 
-    async def close(self, state: CursorState) -> None:
-        """Move the state, which is durable, to the znode if it is short enough, so that the next open is quick."""
-        handle = self._handle
+    async def close(self, state: AckState) -> None:
+        """Leave the state, which is durable, in the form of Pulsar: in the znode, or if it is too long for it, in the
+        last record of the cursor ledger, which is closed."""
         if self._named_ledger_id == NO_LEDGER:
             return
-        data = encode_cursor(self._info(NO_LEDGER, state))
-        if len(data) <= self._settings.cursor_inline_size_max:
+        data = self._inline(NO_LEDGER, state.stored())
+        if data is not None:
             await self._metadata.write_cursor(self._node, data)
             await self._retire_ledger(NO_LEDGER)
-        elif handle is not None:
-            self._handle = None
-            async with limited(self._settings.operation_timeout_s, "close a cursor ledger"):
-                await handle.close()
+            return
+        is_exact = self._log.ends_with_snapshot if self._log is not None else self._found_snapshot
+        whole = Unstored(state, None)
+        if not is_exact and (self._log is None or not await self._append(self._log, whole)):
+            await self._start_ledger(lambda: whole)
+        writer, self._log = self._log, None
+        if writer is not None:
+            await writer.close()
 
     async def delete(self) -> None:
         """Delete the znode, then the ledger. After an error the cursor stays in use.
@@ -221,10 +239,10 @@ class CursorStore:
 
     async def abandon(self) -> None:
         """Release the cursor ledger's writer: the topic is lost or is being deleted."""
-        handle, self._handle = self._handle, None
-        if handle is not None:
+        writer, self._log = self._log, None
+        if writer is not None:
             try:
-                await handle.abandon()
+                await writer.handle.abandon()
             except BinderyError as error:
                 log.warning("cursor_ledger_not_abandoned", cursor=self._name, error=str(error))
 
@@ -232,33 +250,28 @@ class CursorStore:
         """Delete the cursor ledger of a cursor whose znode is deleted."""
         await self._retire_ledger(NO_LEDGER)
 
-    def _roll_due(self) -> bool:
-        return self._records >= self._settings.cursor_entries_max or self.is_too_old
-
-    def _age_s(self) -> float:
-        return asyncio.get_running_loop().time() - self._opened_at
-
-    async def _append(self, handle: WriteHandle, record: bytes) -> bool:
-        """Add a record. Returns False if the cursor ledger failed; the ledger is then abandoned.
+    async def _append(self, writer: LogWriter, present: Unstored) -> bool:
+        """Add a change or a snapshot. Returns False if the cursor ledger failed; the ledger is then abandoned.
 
         If another process has fenced the ledger, raises TopicFenced if this broker no longer owns the topic, TryAgain
         if the owner cannot be determined.
         """
         try:
-            async with limited(self._settings.operation_timeout_s, "write a cursor record"):
-                await handle.add(record)
+            if present.changes is None or writer.is_snapshot_due:
+                await writer.add_snapshot(present.state.frozen())
+            else:
+                await writer.add_change(present.state.change(present.changes))
         except BinderyError as error:
             self.may_be_stored = True
             if isinstance(error, LostOwnership) and not await self._ownership.holds():
                 raise TopicFenced("another broker has taken the topic over", cursor=self._name) from error
-            log.warning("cursor_ledger_failed", cursor=self._name, ledger_id=handle.ledger_id, error=str(error))
+            log.warning("cursor_ledger_failed", cursor=self._name, ledger_id=writer.handle.ledger_id, error=str(error))
             await self.abandon()
             return False
-        self._records += 1
         return True
 
-    async def _start_ledger(self, state: Callable[[], CursorState]) -> None:
-        """Create a ledger, write the first record, name the ledger in the znode, delete the old one."""
+    async def _start_ledger(self, unstored: Callable[[], Unstored]) -> None:
+        """Create a ledger, write a snapshot, name the ledger in the znode, delete the old one."""
         settings = self._settings
         async with limited(settings.operation_timeout_s, "create a cursor ledger"):
             handle = await self._client.create(
@@ -272,15 +285,14 @@ class CursorStore:
                     "pulsar/cursor": self._name.encode(),
                 },
             )
+        writer = LogWriter(handle, settings)
         named = False
         try:
-            present = state()
-            record = encode_position(present)
-            data = encode_cursor(self._info(handle.ledger_id, present))
-            if len(data) > settings.cursor_inline_size_max:  # the position alone suffices
+            present = unstored().state.frozen()
+            data = self._inline(handle.ledger_id, present)
+            if data is None:  # the position alone suffices
                 data = encode_cursor(self._info(handle.ledger_id, CursorState(mark_delete=present.mark_delete)))
-            async with limited(settings.operation_timeout_s, "write a cursor record"):
-                await handle.add(record)
+            await writer.add_snapshot(present)
             named = True
             await self._metadata.write_cursor(self._node, data)
         except BinderyError as error:
@@ -295,13 +307,12 @@ class CursorStore:
                 raise TryAgain("a new cursor ledger was fenced", cursor=self._name) from error
             raise
         await self._retire_ledger(handle.ledger_id)
-        self._handle = handle
-        self._records = 1
-        self._opened_at = asyncio.get_running_loop().time()
+        self._log = writer
 
     async def _retire_ledger(self, successor: int) -> None:
         """The znode names `successor` now: delete the ledger that it named before."""
         old, self._named_ledger_id = self._named_ledger_id, successor
+        self._found_snapshot = False
         await self.abandon()
         if old != NO_LEDGER:
             await self._delete(old)
@@ -315,6 +326,16 @@ class CursorStore:
                 await self._client.delete(LedgerId(ledger_id))
         except BinderyError as error:
             log.warning("cursor_ledger_not_deleted", cursor=self._name, ledger_id=ledger_id, error=str(error))
+
+    def _inline(self, ledger_id: int, state: CursorState) -> bytes | None:
+        """Return the value of the znode with the state; None: it would be too long."""
+        if (
+            max(len(state.batches), len(state.redelivery_counts), state.acked.ranges_count) > INLINE_ITEMS_MAX
+            or sum(map(len, state.blobs.values())) > self._settings.cursor_inline_size_max
+        ):
+            return None
+        data = encode_cursor(self._info(ledger_id, state))
+        return data if len(data) <= self._settings.cursor_inline_size_max else None
 
     def _info(self, ledger_id: int, state: CursorState) -> CursorInfo:
         return CursorInfo(

@@ -1,0 +1,37 @@
+"""What changed in a cursor since its last durable record. Pure."""
+
+from bindery_pulsar.ack_ranges import AckRanges
+from bindery_pulsar.message_id import Position
+
+
+class Changes:
+    """Which parts of a state changed. The values are in the state itself, except for acknowledged entries."""
+
+    __slots__ = ("acked", "batches", "counted", "is_move", "put_blobs", "removed_blobs")
+
+    def __init__(self, *, is_move: bool = False) -> None:
+        self.is_move = is_move
+        """The cursor was moved by a seek, so nothing of the former state is left."""
+        self.acked = AckRanges()
+        """Newly acknowledged entries. Those that the mark-delete position has passed count no more."""
+        self.batches: set[Position] = set()
+        """Entries of which single messages were acknowledged."""
+        self.counted: set[Position] = set()
+        """Entries whose redelivery counts changed."""
+        self.put_blobs: set[str] = set()
+        self.removed_blobs: set[str] = set()
+
+    def add_blobs(self, put: set[str], removed: set[str]) -> None:
+        """Note that blobs were put or removed. `put` and `removed` have no name in common."""
+        self.put_blobs = (self.put_blobs - removed) | put
+        self.removed_blobs = (self.removed_blobs - put) | removed
+
+    def add(self, later: "Changes") -> "Changes":
+        """Return the changes of both. `later` happened after these, which may be changed by the call."""
+        if later.is_move:
+            return later
+        self.acked.update(later.acked)
+        self.batches |= later.batches
+        self.counted |= later.counted
+        self.add_blobs(later.put_blobs, later.removed_blobs)
+        return self
