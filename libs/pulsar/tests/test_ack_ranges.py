@@ -1,6 +1,10 @@
 """AckRanges against a plain set."""
 
-from bindery_pulsar.ack_ranges import AckRanges
+import random
+import sys
+
+import pytest
+from bindery_pulsar.ack_ranges import BLOCK_BITS, AckRanges
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -40,6 +44,88 @@ def test_ranges_equal_a_set_of_entries_and_are_as_few_as_possible(steps: list[tu
         rebuilt.add_bits(ledger, ranges.bits(ledger))
     assert rebuilt == ranges
     assert ranges.copy() == ranges
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_ranges_of_many_blocks_equal_a_set_of_entries(seed: int) -> None:
+    """Ranges that begin, end or touch at the limits of blocks, and full blocks between partly set ones."""
+    chance = random.Random(seed)
+    ranges, naive = AckRanges(), set[tuple[int, int]]()
+    for _ in range(40):
+        ledger, entry = chance.randrange(3), chance.randrange(60_000)
+        to_limit = BLOCK_BITS - entry % BLOCK_BITS
+        kind = chance.random()
+        if kind < 0.7:
+            length = chance.choice([1, 1, 3, 5000, 20_000, to_limit, to_limit + 1, BLOCK_BITS])
+            added = {(ledger, e) for e in range(entry, entry + length)}
+            assert ranges.add_range(ledger, entry, entry + length - 1) == len(added - naive)
+            naive |= added
+        elif kind < 0.8:
+            assert ranges.add(ledger, entry) == ((ledger, entry) not in naive)
+            naive.add((ledger, entry))
+        elif kind < 0.9:
+            upto = chance.choice([entry, entry + to_limit - 1, entry + to_limit])
+            ranges.remove_upto(ledger, upto)
+            naive = {item for item in naive if item > (ledger, upto)}
+        else:
+            other = AckRanges()
+            for _ in range(5):
+                first, length = chance.randrange(60_000), chance.randrange(9000)
+                other.add_range(ledger, first, first + length)
+                naive |= {(ledger, e) for e in range(first, first + length + 1)}
+            ranges.update(other)
+        assert ranges.entries_count == len(naive)
+    found = list(ranges)
+    assert as_set(ranges) == naive
+    assert len(found) == ranges.ranges_count == sum((ledger, e - 1) not in naive for ledger, e in naive)
+    for ledger, first, last in chance.sample(found, min(len(found), 20)):
+        assert {ranges.end_of_range(ledger, e) for e in (first, (first + last) // 2, last)} == {last}
+        assert ranges.end_of_range(ledger, last + 1) is None
+        assert not ranges.contains(ledger, first - 1)
+    rebuilt, joined = AckRanges(), AckRanges()
+    for ledger in ranges.ledger_ids():
+        rebuilt.add_bits(ledger, ranges.bits(ledger))
+    slices = list(ranges.slices(3))
+    for part in slices:
+        assert part.blocks_count <= 3
+        joined.update(part)
+    assert rebuilt == joined == ranges.copy() == ranges
+    assert sum(part.entries_count for part in slices) == len(naive)
+    at = (chance.randrange(3), chance.randrange(60_000))
+    assert ranges.count_upto(*at) == sum(item <= at for item in naive)
+    assert sorted(ranges.last_entries()) == sorted(
+        max(e for each, e in naive if each == ledger) for ledger in ranges.ledger_ids()
+    )
+
+
+def test_a_copy_is_independent() -> None:
+    ranges = AckRanges()
+    ranges.add_range(0, 1, 3 * BLOCK_BITS)
+    twin = ranges.copy()
+    twin.add(0, 0)
+    twin.remove_upto(0, BLOCK_BITS)
+    twin.add(1, 1)
+    assert list(ranges) == [(0, 1, 3 * BLOCK_BITS)]
+    assert ranges != twin
+
+
+def test_a_range_of_any_length_takes_no_memory() -> None:
+    """A damaged record may name any entry id."""
+    ranges = AckRanges()
+    ranges.add_range(0, 5, 2**62)
+    assert ranges.end_of_range(0, 6) == 2**62
+    assert ranges.blocks_count == 3
+    ranges.remove_upto(0, 2**61)
+    assert list(ranges) == [(0, 2**61 + 1, 2**62)]
+    assert ranges.count_upto(0, 2**61 + 10) == 10
+
+
+def test_a_million_entries_with_a_gap_after_each_take_little_memory() -> None:
+    ranges = AckRanges()
+    for entry in range(1, 10**6, 2):
+        ranges.add(7, entry)
+    assert ranges.blocks_count == 245
+    assert sum(map(sys.getsizeof, ranges._ledgers[7].parts.values())) < 200_000
 
 
 def test_memory_depends_on_the_gaps_and_not_on_the_entries() -> None:
