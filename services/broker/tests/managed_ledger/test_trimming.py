@@ -24,12 +24,17 @@ class FixedCursors:
         self.trim_lock = asyncio.Lock()
         self.positions: list[Position] | None = list(positions)
         self.error: BinderyError | None = None
+        self.trimmed_to: list[Position] = []
 
     async def positions_for_trimming(self) -> list[Position] | None:
         assert self.trim_lock.locked()
         if self.error is not None:
             raise self.error
         return self.positions
+
+    def before_trim(self, first: Position) -> None:
+        assert self.trim_lock.locked()
+        self.trimmed_to.append(first)
 
 
 class Trimming:

@@ -2,6 +2,7 @@
 
 from bindery_broker.managed_ledger.cursors.ack_state import BatchAck, Redelivered
 from bindery_broker.managed_ledger.cursors.cursor import ManagedCursor, UnackedEntry, UnackedRead
+from bindery_broker.managed_ledger.cursors.transient_cursor import TransientCursor
 from bindery_broker.managed_ledger.entry_cache import EntryCache
 from bindery_broker.managed_ledger.ledger import ManagedLedger, WallClock
 from bindery_broker.managed_ledger.settings import ManagedLedgerSettings
@@ -13,6 +14,7 @@ __all__ = [
     "ManagedLedger",
     "ManagedLedgerSettings",
     "Redelivered",
+    "TransientCursor",
     "UnackedEntry",
     "UnackedRead",
     "WallClock",

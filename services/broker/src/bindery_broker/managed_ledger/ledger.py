@@ -36,6 +36,7 @@ from bindery_pulsar.message_id import Position
 
 from bindery_broker.managed_ledger.cursors.cursor import ManagedCursor
 from bindery_broker.managed_ledger.cursors.cursor_table import CursorTable
+from bindery_broker.managed_ledger.cursors.transient_cursor import TransientCursor
 from bindery_broker.managed_ledger.entry_cache import EntryCache
 from bindery_broker.managed_ledger.ledger_list import LedgerList, LedgerRecord
 from bindery_broker.managed_ledger.new_entries import Listeners, NewEntries
@@ -401,6 +402,20 @@ class ManagedLedger:
         properties. Raises Corrupt if the cursor exists and its stored state cannot be read.
         """
         return await self._cursors.open(name, start=start, properties=properties or {})
+
+    async def open_transient_cursor(self, name: str, *, start: Position) -> TransientCursor:
+        """Return the cursor `name` that is stored nowhere (Pulsar: non-durable), and create it if it is missing.
+
+        The next entry of a new cursor is `start` (clamped; EARLIEST, LATEST). The cursor does not keep entries from
+        being trimmed. It exists until `TransientCursor.close` or the end of this object. Raises Conflict if there is a
+        durable cursor of this name.
+        """
+        return await self._cursors.open_transient(name, start=start)
+
+    @property
+    def transient_cursors(self) -> Mapping[str, TransientCursor]:
+        """The cursors that are stored nowhere, by name. The caller must not change the mapping."""
+        return self._cursors.transient
 
     def check_cursor(self, name: str) -> None:
         """Raise Corrupt if the cursor exists and its stored state cannot be read."""

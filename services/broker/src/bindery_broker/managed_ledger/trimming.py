@@ -11,6 +11,7 @@ import structlog
 from bindery_client.ledger.api import LedgerClient
 from bindery_core.errors import BinderyError, TopicFenced, TryAgain
 from bindery_core.ids import LedgerId
+from bindery_pulsar.message_id import Position
 
 from bindery_broker.managed_ledger.cursors.cursor_table import CursorTable
 from bindery_broker.managed_ledger.ledger_list import LedgerList, LedgerRecord
@@ -122,6 +123,7 @@ class Trimmer:
         except TopicFenced as error:
             self._on_fenced(error)
             raise
+        self._cursors.before_trim(Position(list(self._ledgers)[count].ledger_id, 0))
         self._ledgers.drop_first(count)
         self.deletable.extend(dropped)
         log.info("topic_trimmed", topic=self._topic, ledgers=dropped)

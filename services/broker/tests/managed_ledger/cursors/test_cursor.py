@@ -6,13 +6,15 @@ import random
 from typing import Any
 
 import pytest
-from bindery_broker.managed_ledger import BatchAck
+from bindery_broker.managed_ledger import BatchAck, Redelivered
 from bindery_core.errors import (
     AddTimeout,
     BadRequest,
     MetadataUnavailable,
     NotEnoughBookies,
     OutcomeUnknown,
+    TooLarge,
+    TooManyRequests,
     TopicFenced,
     TryAgain,
 )
@@ -389,3 +391,175 @@ async def test_the_loss_of_the_topic_answers_acknowledgements_whose_record_is_in
         async with asyncio.timeout(0.001):
             await acknowledging
     cluster.ledgers.release_adds()
+
+
+# --- redelivery counts and blobs
+
+
+@pytest.mark.parametrize("end", ["crash", "close", "two closes", "close without znode"])
+async def test_redelivery_counts_and_blobs_survive_the_end_of_the_broker(cluster: Cluster, end: str) -> None:
+    settings = {"cursor_inline_size_max": 256} if end == "close without znode" else {}
+    topic, cursor = await topic_of(cluster, **settings)
+    await cursor.ack_many(at(0), batches=[BatchAck(Position(0, 4), 3, [0])])
+    await cursor.record_redeliveries([Redelivered(Position(0, 3), 1, 2), Redelivered(Position(0, 4), 0b111, 5)])
+    await cursor.record_redeliveries([Redelivered(Position(0, 4), 0b100, 6), Redelivered(Position(0, 7), 1, 1)])
+    await cursor.put_blobs({"bucket 1": b"1" * 300, "bucket 2": b"2"})
+    await cursor.put_blobs({"bucket 3": b""}, remove=["bucket 2", "no such"])
+    await cursor.ack_many(at(7))
+    for _ in range(2 if end == "two closes" else 1):
+        await (topic.crash() if end == "crash" else topic.close())
+        topic, cursor = await topic_of(cluster)
+    assert list(cursor.redelivery_counts()) == [
+        (Position(0, 3), ((2, 1),)),
+        (Position(0, 4), ((5, 0b010), (6, 0b100))),
+    ]
+    assert [cursor.redelivery_count(Position(0, 4), index) for index in range(4)] == [0, 5, 6, 0]
+    assert cursor.redelivery_count(Position(0, 3)) == 2
+    assert cursor.redelivery_count(Position(0, 9)) == 0
+    assert cursor.blobs == {"bucket 1": b"1" * 300, "bucket 3": b""}
+    assert await unacked(cursor) == [1, 2, 3, 4, 5, 6, 8, 9]
+
+
+async def test_redelivery_counts_never_go_down_and_are_forgotten_with_the_message(cluster: Cluster) -> None:
+    topic, cursor = await topic_of(cluster)
+    await cursor.record_redeliveries([Redelivered(Position(0, entry), 1, 3) for entry in range(5)])
+    commits = cursor.commits
+    await cursor.record_redeliveries([Redelivered(Position(0, 1), 1, 2), Redelivered(Position(0, 1), 1, 3)])
+    assert cursor.commits == commits, "nothing to write"
+    assert cursor.redelivery_count(Position(0, 1)) == 3
+    await cursor.ack_many(at(2))
+    await cursor.ack_cumulative(Position(0, 0))
+    await cursor.record_redeliveries([Redelivered(position, 1, 9) for position in at(0, 2)])
+    assert [position.entry_id for position, _ in cursor.redelivery_counts()] == [1, 3, 4]
+    await cursor.seek(EARLIEST)
+    assert list(cursor.redelivery_counts()) == []
+    await topic.crash()
+    assert list((await topic_of(cluster))[1].redelivery_counts()) == []
+
+
+async def test_counts_acknowledgements_and_blobs_share_a_record(cluster: Cluster) -> None:
+    _, cursor = await topic_of(cluster)
+    await cursor.ack_many(at(0))
+    commits = cursor.commits
+    cluster.ledgers.hold_adds()
+    waiting = [asyncio.ensure_future(cursor.ack_many(at(1)))]
+    await asyncio.sleep(0.01)
+    waiting += [
+        asyncio.ensure_future(cursor.ack_many(at(5))),
+        asyncio.ensure_future(cursor.record_redeliveries([Redelivered(Position(0, 7), 1, 1)])),
+        asyncio.ensure_future(cursor.put_blobs({"a": b"1"})),
+    ]
+    await asyncio.sleep(0.01)
+    assert not any(each.done() for each in waiting)
+    cluster.ledgers.release_adds()
+    await asyncio.gather(*waiting)
+    assert cursor.commits == commits + 2
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Redelivered(Position(0, 1), 0, 1),
+        Redelivered(Position(0, 1), 1 << 2**20, 1),
+        Redelivered(Position(0, 1), 1, 0),
+        Redelivered(Position(0, 1), 1, 2**31),
+        Redelivered(Position(0, 10), 1, 1),
+    ],
+)
+async def test_invalid_redelivery_counts_are_refused_and_change_nothing(cluster: Cluster, wrong: Redelivered) -> None:
+    _, cursor = await topic_of(cluster)
+    with pytest.raises(BadRequest):
+        await cursor.record_redeliveries([Redelivered(Position(0, 2), 1, 1), wrong])
+    assert list(cursor.redelivery_counts()) == []
+    assert cursor.commits == 0
+
+
+async def test_the_number_of_redelivery_counts_is_limited(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bindery_broker.managed_ledger.cursors.ack_state.COUNTED_ENTRIES_MAX", 2)
+    _, cursor = await topic_of(cluster)
+    await cursor.record_redeliveries([Redelivered(position, 1, 1) for position in at(0, 1)])
+    with pytest.raises(TooManyRequests, match="count_max=2"):
+        await cursor.record_redeliveries([Redelivered(Position(0, 2), 1, 1)])
+    await cursor.ack_many(at(0))
+    await cursor.record_redeliveries([Redelivered(Position(0, 2), 1, 1)])
+
+
+async def test_invalid_blobs_are_refused_and_change_nothing(cluster: Cluster) -> None:
+    _, cursor = await topic_of(cluster)
+    await cursor.put_blobs({str(i): b"" for i in range(64)})
+    commits = cursor.commits
+    for put, remove in (({"": b""}, ()), ({"\u20ac" * 86: b""}, ()), ({"1": b""}, ("1",))):
+        with pytest.raises(BadRequest, match="name"):
+            await cursor.put_blobs(put, remove)
+    for put, remove in (({"64": b""}, ()), ({"1": bytes(2**20 + 1)}, ())):
+        with pytest.raises(TooLarge):
+            await cursor.put_blobs(put, remove)
+    assert cursor.commits == commits
+    await cursor.put_blobs({"64": bytes(2**20)}, ["0"])
+    assert len(cursor.blobs) == 64
+    await cursor.seek(EARLIEST)
+    assert not cursor.blobs
+
+
+async def test_a_failed_seek_brings_back_counts_and_blobs(cluster: Cluster) -> None:
+    topic, cursor = await topic_of(cluster)
+    await cursor.record_redeliveries([Redelivered(Position(0, 2), 1, 3)])
+    await cursor.put_blobs({"a": b"1"})
+    cluster.ledgers.fail_next("add", AddTimeout("made up"), count=10)
+    cluster.tree.suspend(cluster.stores[-1])
+    with pytest.raises((TryAgain, OutcomeUnknown)):
+        await cursor.seek(LATEST)
+    cluster.tree.resume(cluster.stores[-1])
+    cluster.ledgers._faults.clear()
+    assert cursor.redelivery_count(Position(0, 2)) == 3
+    assert cursor.blobs == {"a": b"1"}
+    await cursor.ack_many(at(4))
+    await topic.crash()
+    _, cursor = await topic_of(cluster)
+    assert (cursor.redelivery_count(Position(0, 2)), dict(cursor.blobs)) == (3, {"a": b"1"})
+    assert await unacked(cursor) == [0, 1, 2, 3, 5, 6, 7, 8, 9]
+
+
+async def test_a_seek_that_is_cancelled_while_its_record_is_written_is_undone_by_the_next_record(
+    cluster: Cluster,
+) -> None:
+    topic, cursor = await topic_of(cluster)
+    await cursor.ack_many(at(0, 3))
+    cluster.ledgers.hold_adds()
+    seeking = asyncio.ensure_future(cursor.seek(LATEST))
+    await asyncio.sleep(0.01)
+    seeking.cancel()
+    await asyncio.sleep(0.01)
+    acking = asyncio.ensure_future(cursor.ack_many(at(5)))
+    await asyncio.sleep(0.01)
+    cluster.ledgers.release_adds()
+    await acking
+    await topic.crash()
+    _, cursor = await topic_of(cluster)
+    assert await unacked(cursor) == [1, 2, 4, 6, 7, 8, 9]
+
+
+async def test_the_backlog_can_be_skipped_and_cleared(cluster: Cluster) -> None:
+    topic, cursor = await topic_of(cluster)
+    await topic.roll()
+    await topic.add_many([b"10", b"11"])
+    await cursor.ack_many(at(1, 2, 8, 9))
+    await cursor.skip(2)
+    assert await unacked(cursor) == [4, 5, 6, 7, 10, 11]
+    await cursor.skip(4)
+    assert await unacked(cursor) == [10, 11]
+    with pytest.raises(BadRequest):
+        await cursor.skip(0)
+    await topic.crash()
+    topic, cursor = await topic_of(cluster)
+    assert await unacked(cursor) == [10, 11]
+    await cursor.skip(100)
+    assert await unacked(cursor) == []
+    await cursor.skip(1)
+    await topic.add_many([b"12"])
+    await cursor.clear_backlog()
+    await cursor.clear_backlog()
+    await topic.add_many([b"13"])
+    assert await unacked(cursor) == [13]
+    await topic.crash()
+    assert await unacked((await topic_of(cluster))[1]) == [13]

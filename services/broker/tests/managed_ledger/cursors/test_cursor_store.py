@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 import structlog
-from bindery_broker.managed_ledger import ManagedCursor
+from bindery_broker.managed_ledger import BatchAck, ManagedCursor, ManagedLedger, Redelivered
 from bindery_broker.managed_ledger.cursors.cursor_store import LEDGER_RETRY_S
 from bindery_core.errors import (
     AddTimeout,
@@ -15,7 +15,15 @@ from bindery_core.errors import (
     TopicFenced,
 )
 from bindery_core.ids import EntryId, LedgerId
-from bindery_pulsar.managed_ledger_codec import decode_cursor, decode_position
+from bindery_pulsar.managed_ledger_codec import (
+    CursorInfo,
+    CursorState,
+    decode_cursor,
+    decode_position,
+    encode_cursor,
+    encode_position,
+)
+from bindery_pulsar.managed_ledger_pb2 import PositionInfo
 from bindery_pulsar.message_id import EARLIEST, Position
 from bindery_pulsar.subscription_log import LogReplay
 from managed_ledger_cluster import SUB, TOPIC, Cluster, at, topic_of
@@ -272,3 +280,157 @@ async def test_an_empty_cursor_ledger_leaves_the_state_of_the_znode(cluster: Clu
     assert cursor.mark_delete == Position(0, 2)
     assert not topic.damaged_cursors
     assert [row["ledger_id"] for row in logs if row["event"] == "cursor_ledger_empty"] == [znode.ledger_id]
+
+
+# --- snapshots and changes
+
+
+def log_of(cluster: Cluster, ledger_id: int = 1) -> list[PositionInfo]:
+    """The records of a cursor ledger."""
+    return [PositionInfo.FromString(entry.payload) for entry in cluster.ledgers.ledgers[LedgerId(ledger_id)].entries]
+
+
+async def test_a_commit_writes_what_changed_whatever_the_number_of_holes(cluster: Cluster) -> None:
+    count = 44_000
+    topic, cursor = await topic_of(cluster, entries=count)
+    await cursor.ack_many(at(*range(1, count // 2, 2)))
+    for entry in (31, 33):
+        await cursor.ack_many(at(count // 2 + entry), batches=[BatchAck(Position(0, 40_000 + entry), 4, [1])])
+    await cursor.record_redeliveries([Redelivered(Position(0, 0), 1, 1)])
+    records = cluster.ledgers.ledgers[LedgerId(1)].entries
+    assert max(len(record.payload) for record in records[1:]) < 120
+    acked = cursor.individually_acked()
+    await topic.crash()
+    _, cursor = await topic_of(cluster)
+    assert (cursor.individually_acked(), cursor.ranges_count) == (acked, count // 4 + 2)
+    assert cursor.remaining(Position(0, 40_031)) == cursor.remaining(Position(0, 40_033)) == 0b1101
+    assert cursor.redelivery_count(Position(0, 0)) == 1
+
+
+async def test_a_snapshot_follows_changes_of_twice_its_size(cluster: Cluster) -> None:
+    topic, cursor = await topic_of(cluster, entries=100, cursor_changes_size_max=1)
+    for entry in range(1, 100, 2):
+        await cursor.ack_many(at(entry))
+    records = log_of(cluster)
+    starts = [number for number, record in enumerate(records) if record.log.kind == 1]
+    assert starts[0] == 0
+    assert 4 < len(starts) < 40
+    assert [record.log.snapshot_entry for record in records] == [
+        max(start for start in starts if start <= number) for number in range(len(records))
+    ]
+    assert len(cluster.ledgers.ledgers) == 2, "in the same ledger"
+    await topic.crash()
+    _, cursor = await topic_of(cluster, entries=0)
+    assert cursor.ranges_count == 50
+
+
+async def test_a_cursor_ledger_is_rolled_at_its_maximum_size(cluster: Cluster) -> None:
+    topic, cursor = await topic_of(cluster, entries=200, cursor_size_max=1000, cursor_changes_size_max=200)
+    used = set()
+    for entry in range(1, 200, 2):
+        await cursor.ack_many(at(entry))
+        used.add(cursor.store.ledger_id)
+        assert sum(len(record.payload) for record in cluster.ledgers.ledgers[cursor.store.ledger_id].entries) < 5000
+    assert len(used) > 3
+    assert len(cluster.ledgers.ledgers) == 2
+    await topic.crash()
+    _, cursor = await topic_of(cluster, entries=0)
+    assert cursor.ranges_count == 100
+
+
+async def with_a_long_state(cluster: Cluster, count: int = 4100) -> tuple[ManagedLedger, ManagedCursor]:
+    topic, cursor = await topic_of(cluster, entries=count)
+    await cursor.ack_many(at(*range(1, count, 2)))
+    await cursor.ack_many(at(0))
+    await cursor.record_redeliveries([Redelivered(Position(0, 2), 1, 3)])
+    return topic, cursor
+
+
+async def test_after_a_clean_close_pulsar_finds_a_long_state_in_the_last_record(cluster: Cluster) -> None:
+    """That is Pulsar's own form: the cursor ledger remains, and its last entry is the state."""
+    topic, cursor = await with_a_long_state(cluster)
+    ranges = cursor.ranges_count
+    await topic.close()
+    ledger = cluster.ledgers.ledgers[LedgerId(1)]
+    assert ledger.is_closed
+    assert decode_cursor((await cluster.tree.connect().get(SUB)).data).ledger_id == 1
+    pulsars = decode_position(ledger.entries[-1].payload)
+    assert pulsars.mark_delete == Position(0, 1)
+    assert pulsars.acked.ranges_count == ranges == 2049
+    topic, cursor = await topic_of(cluster, entries=0)
+    assert (cursor.ranges_count, cursor.redelivery_count(Position(0, 2))) == (ranges, 3)
+    entries = list(ledger.entries)
+    await topic.close()
+    assert ledger.entries == entries, "nothing to write"
+    assert decode_cursor((await cluster.tree.connect().get(SUB)).data).ledger_id == 1
+
+
+async def test_a_clean_close_after_a_crash_leaves_the_form_of_pulsar(cluster: Cluster) -> None:
+    """The broker that was killed left a change as the last record, of which Pulsar reads a part only."""
+    topic, cursor = await with_a_long_state(cluster)
+    ranges = cursor.ranges_count
+    await topic.crash()
+    topic, cursor = await topic_of(cluster, entries=0)
+    await topic.close()
+    ledger_id = decode_cursor((await cluster.tree.connect().get(SUB)).data).ledger_id
+    assert ledger_id not in (-1, 1)
+    assert LedgerId(1) not in cluster.ledgers.ledgers
+    pulsars = decode_position(cluster.ledgers.ledgers[LedgerId(ledger_id)].entries[-1].payload)
+    assert (pulsars.mark_delete, pulsars.acked.ranges_count) == (Position(0, 1), ranges)
+
+
+async def test_a_killed_broker_leaves_a_record_from_which_pulsar_skips_nothing(cluster: Cluster) -> None:
+    topic, cursor = await with_a_long_state(cluster)
+    acked = cursor.individually_acked()
+    for step in (lambda: cursor.ack_many(at(2)), lambda: cursor.seek(Position(0, 5)), lambda: cursor.ack_many(at(7))):
+        await step()
+        pulsars = decode_position(cluster.ledgers.ledgers[LedgerId(1)].entries[-1].payload)
+        assert pulsars.mark_delete == cursor.mark_delete
+        assert all(cursor.is_acked(Position(ledger, entry)) for ledger, entry, _ in pulsars.acked)
+    assert acked != cursor.individually_acked()
+    await topic.crash()
+
+
+async def test_a_topic_that_pulsar_had_continues_from_its_record(cluster: Cluster) -> None:
+    topic, cursor = await with_a_long_state(cluster)
+    await topic.crash()
+    client, store = cluster.ledgers_client(), cluster.tree.connect()
+    await client.open(LedgerId(1))
+    handle = await client.create(ensemble_size=3, write_quorum=3, ack_quorum=2)
+    for mark_delete in (3, 5):
+        await handle.add(encode_position(CursorState(mark_delete=Position(0, mark_delete))))
+    node = await store.get(SUB)
+    info = decode_cursor(node.data)
+    await store.set(
+        SUB, encode_cursor(CursorInfo(ledger_id=handle.ledger_id, state=info.state)), version=node.stat.version
+    )
+    _, cursor = await topic_of(cluster, entries=0)
+    assert (cursor.mark_delete, cursor.ranges_count) == (Position(0, 5), 0)
+    assert cursor.redelivery_count(Position(0, 2)) == 0
+    assert list(cursor.redelivery_counts()) == []
+
+
+@pytest.mark.parametrize("parts", range(5))
+async def test_a_broker_that_stops_in_a_snapshot_leaves_the_state_before_it(cluster: Cluster, parts: int) -> None:
+    """The fourth record completes the snapshot of four blobs. Until then the changes before it count."""
+    topic, cursor = await topic_of(cluster, cursor_changes_size_max=2**20)
+    blobs = {str(i): bytes([i]) * 2**20 for i in range(3)}
+    await cursor.put_blobs({"first": b""})
+    await cursor.put_blobs(blobs)
+    written = len(log_of(cluster))
+    cluster.ledgers.hold_adds()
+    acking = asyncio.ensure_future(cursor.ack_many(at(2)))
+    await asyncio.sleep(0.01)
+    for _ in range(parts):
+        cluster.ledgers.release_adds()
+        cluster.ledgers.hold_adds()
+        await asyncio.sleep(0.01)
+    assert [record.log.kind for record in log_of(cluster)[written:]] == [1] * parts
+    assert acking.done() == (parts == 4)
+    await topic.crash()
+    acking.cancel()
+    cluster.ledgers.release_adds()
+    _, cursor = await topic_of(cluster, entries=0)
+    found = {name: (len(value), value[:1]) for name, value in cursor.blobs.items()}
+    assert found == {name: (len(value), value[:1]) for name, value in {**blobs, "first": b""}.items()}
+    assert cursor.is_acked(Position(0, 2)) == (parts == 4)

@@ -28,7 +28,7 @@ from bindery_pulsar.message_id import Position
 
 from bindery_broker.managed_ledger.cursors.ack_state import AckState, BatchAck, Redelivered
 from bindery_broker.managed_ledger.cursors.changes import Changes
-from bindery_broker.managed_ledger.cursors.cursor_store import CursorStore, Unstored
+from bindery_broker.managed_ledger.cursors.cursor_store import Unstored
 from bindery_broker.managed_ledger.ledger_list import LedgerList
 
 log = structlog.get_logger()
@@ -41,6 +41,30 @@ class EntrySource(Protocol):
     """The source of a cursor's entries: `ManagedLedger`."""
 
     async def read(self, position: Position, *, entries_max: int, size_max: int) -> list[tuple[Position, bytes]]: ...
+
+
+class StateStore(Protocol):
+    """Where a cursor's state is stored: `CursorStore`."""
+
+    cursor_properties: Mapping[str, str]
+    may_be_stored: bool
+
+    @property
+    def ledger_id(self) -> int: ...
+
+    @property
+    def last_record(self) -> int: ...
+
+    @property
+    def is_too_old(self) -> bool: ...
+
+    async def write(self, unstored: Callable[[], Unstored]) -> None: ...
+
+    async def close(self, state: AckState) -> None: ...
+
+    async def delete(self) -> None: ...
+
+    async def abandon(self) -> None: ...
 
 
 class UnackedEntry(NamedTuple):
@@ -70,7 +94,7 @@ class ManagedCursor:
         source: EntrySource,
         ledgers: LedgerList,
         stored: CursorState,
-        store: CursorStore,
+        store: StateStore,
         on_moved: Callable[[], None],
         on_fenced: Callable[[TopicFenced], None],
     ) -> None:
@@ -127,7 +151,7 @@ class ManagedCursor:
         return self._state.backlog_entries
 
     @property
-    def store(self) -> CursorStore:
+    def store(self) -> StateStore:
         return self._store
 
     def is_acked(self, position: Position) -> bool:

@@ -21,6 +21,7 @@ from bindery_pulsar.message_id import Position
 
 from bindery_broker.managed_ledger.cursors.cursor import EntrySource, ManagedCursor
 from bindery_broker.managed_ledger.cursors.cursor_store import CursorStore
+from bindery_broker.managed_ledger.cursors.transient_cursor import TransientCursor
 from bindery_broker.managed_ledger.ledger_list import LedgerList
 from bindery_broker.managed_ledger.ownership_proof import OwnershipProof
 from bindery_broker.managed_ledger.settings import ManagedLedgerSettings
@@ -35,7 +36,7 @@ log = structlog.get_logger()
 
 
 class CursorTable:
-    """Invariant: a name is in at most one of `cursors`, `damaged` and the unsettled cursors."""
+    """Invariant: a name is in at most one of `cursors`, `transient`, `damaged` and the unsettled cursors."""
 
     def __init__(
         self,
@@ -67,7 +68,10 @@ class CursorTable:
         self._check_open = check_open
         self._on_moved = on_moved
         self._on_fenced = on_fenced
-        self._damaged: dict[str, tuple[CursorStore, Corrupt]] = {}
+        self._transient: dict[str, TransientCursor] = {}
+        self._stores: dict[str, CursorStore] = {}
+        """The stores of `cursors` and of the damaged cursors."""
+        self._damaged: dict[str, Corrupt] = {}
         self._unsettled: dict[str, OwnedNode] = {}
         """The znodes of unsettled cursors."""
         self._unsettled_at = 0.0
@@ -76,17 +80,22 @@ class CursorTable:
     @property
     def damaged(self) -> Mapping[str, Corrupt]:
         """Why the state of a cursor cannot be read, by subscription name."""
-        return {name: error for name, (_, error) in self._damaged.items()}
+        return self._damaged
+
+    @property
+    def transient(self) -> Mapping[str, TransientCursor]:
+        """Cursors that are not stored, by name."""
+        return self._transient
 
     @property
     def nodes(self) -> list[OwnedNode]:
         """The znodes of all cursors, damaged and unsettled ones included."""
-        return [*(store.node for store in self._stores()), *self._unsettled.values()]
+        return [*(store.node for store in self._stores.values()), *self._unsettled.values()]
 
     def check_undamaged(self, name: str) -> None:
         """Raise Corrupt if the state of the cursor cannot be read."""
         if name in self._damaged:
-            error = self._damaged[name][1]
+            error = self._damaged[name]
             raise Corrupt(error.message, **error.facts)
 
     async def load(self) -> None:
@@ -95,7 +104,7 @@ class CursorTable:
         turns = asyncio.Semaphore(CURSORS_LOADED_AT_ONCE)
 
         async def load(name: str, node: OwnedNode, data: bytes) -> None:
-            store = self._make_store(name, node)
+            store = self._stores[name] = self._make_store(name, node)
             try:
                 async with turns:
                     state = await store.load(data)
@@ -106,7 +115,7 @@ class CursorTable:
                     **{"cursor": name, **error.facts},
                 )
                 log.error("cursor_damaged", topic=self._metadata.name, error=str(damage))
-                self._damaged[name] = (store, damage)
+                self._damaged[name] = damage
                 return
             if state is None:
                 state = CursorState(mark_delete=self._ledgers.previous(self._ledgers.first_position))
@@ -124,6 +133,8 @@ class CursorTable:
         async with self.lock, self.trim_lock:
             self._check_open()
             self.check_undamaged(name)
+            if name in self._transient:
+                raise Conflict("a non-durable subscription has this name; close its readers first", subscription=name)
             cursor = self.cursors.get(name)
             if cursor is None:
                 node = self._unsettled.setdefault(name, OwnedNode(self._metadata.cursor_path(name), None))
@@ -140,8 +151,31 @@ class CursorTable:
                         del self._unsettled[name]
                 self._check_open()
                 del self._unsettled[name]
+                self._stores[name] = store
                 cursor = self.cursors[name] = self._make_cursor(name, store, state)
             return cursor
+
+    async def open_transient(self, name: str, *, start: Position) -> TransientCursor:
+        """See `ManagedLedger.open_transient_cursor`."""
+        async with self.lock:
+            self._check_open()
+            if name in self.cursors or name in self._damaged or name in self._unsettled:
+                raise Conflict("a durable subscription has this name; choose another one", subscription=name)
+            cursor = self._transient.get(name)
+            if cursor is None:
+                cursor = self._transient[name] = TransientCursor(
+                    name,
+                    source=self._source,
+                    ledgers=self._ledgers,
+                    start=self._ledgers.clamp(start),
+                    on_closed=lambda: self._transient.__delitem__(name),
+                )
+            return cursor
+
+    def before_trim(self, first: Position) -> None:
+        """The entries before `first` are about to be trimmed: move the cursors that do not prevent it."""
+        for cursor in self._transient.values():
+            cursor.before_trim(first)
 
     async def reset(self, name: str, *, start: Position) -> ManagedCursor:
         """See `ManagedLedger.reset_cursor`."""
@@ -151,7 +185,7 @@ class CursorTable:
                 raise Conflict("the subscription is not damaged; use seek to move it", subscription=name)
             if name not in self._damaged:
                 raise NoSuchSubscription("no such subscription", subscription=name)
-            store, damage = self._damaged[name]
+            store, damage = self._stores[name], self._damaged[name]
             state = CursorState(mark_delete=self._ledgers.previous(self._ledgers.clamp(start)))
             try:
                 await store.replace(state)
@@ -171,10 +205,12 @@ class CursorTable:
             try:
                 if name in self.cursors:
                     await self.cursors[name].delete()
-                    del self.cursors[name]
+                    del self.cursors[name], self._stores[name]
                 elif name in self._damaged:
-                    await self._damaged[name][0].delete()
-                    del self._damaged[name]
+                    await self._stores[name].delete()
+                    del self._damaged[name], self._stores[name]
+                elif name in self._transient:
+                    await self._transient[name].close()
                 elif name in self._unsettled:
                     async with self.trim_lock:
                         if name in self._unsettled:
@@ -203,13 +239,14 @@ class CursorTable:
 
     def end(self, error: BinderyError) -> None:
         """Refuse every later call to a cursor with `error`."""
-        for cursor in self.cursors.values():
+        for cursor in [*self.cursors.values(), *self._transient.values()]:
             cursor.end(error)
 
     async def close(self, error: BinderyError) -> None:
         """Store every cursor, then refuse later calls with `error`."""
         async with self.lock:
-            await asyncio.gather(*(cursor.close(error) for cursor in self.cursors.values()))
+            cursors = [*self.cursors.values(), *self._transient.values()]
+            await asyncio.gather(*(cursor.close(error) for cursor in cursors))
 
     async def quiesce(self) -> None:
         """Return once no cursor writes a record."""
@@ -219,21 +256,18 @@ class CursorTable:
     async def release(self) -> None:
         """Abandon the writers of all cursor ledgers."""
         await self.quiesce()
-        for store in self._stores():
+        for store in self._stores.values():
             await store.abandon()
 
     async def delete_ledgers(self) -> None:
         """Delete all cursor ledgers. The znodes were deleted with the topic."""
-        for store in self._stores():
+        for store in self._stores.values():
             await store.delete_ledger()
 
     async def _delete_unsettled(self, name: str) -> None:
         await self._metadata.delete_cursor(self._unsettled[name])
         log.info("subscription_undone", topic=self._metadata.name, subscription=name)
         del self._unsettled[name]
-
-    def _stores(self) -> list[CursorStore]:
-        return [*(cursor.store for cursor in self.cursors.values()), *(store for store, _ in self._damaged.values())]
 
     def _make_store(self, name: str, node: OwnedNode) -> CursorStore:
         return CursorStore(
