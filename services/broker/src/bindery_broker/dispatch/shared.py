@@ -306,6 +306,14 @@ class SharedDispatcher(Generic[B]):
             if portion.state is State.ACKING:
                 self._to_replay(portion)
 
+    def forget_upto(self, position: Position) -> None:
+        """Everything up to `position` is acknowledged. Messages that consumers hold stay with them until they end."""
+        for portion in list(self._table):
+            if portion.position <= position and portion.state not in (State.LEASED, State.ACKING):
+                self._withdraw(portion)
+                self._forget(portion)
+        self._count()
+
     def nack(
         self, refs: Iterable[MessageRef], *, delay_s: float, now: float, consumer: Consumer | None = None
     ) -> list[MessageRef]:

@@ -286,6 +286,11 @@ class SingleActiveDispatcher(Generic[B]):
         self.finish_ack(portions)
         self.rewind()
 
+    def forget_upto(self, position: Position) -> None:
+        """Everything up to `position` is acknowledged. Messages that the consumer holds stay with it until they end."""
+        kept = deque(item for item in self._ready if item.position > position)
+        self._set_ready(kept)
+
     def nack(
         self, refs: Iterable[MessageRef], *, delay_s: float, now: float, consumer: Consumer | None = None
     ) -> list[MessageRef]:
@@ -394,11 +399,14 @@ class SingleActiveDispatcher(Generic[B]):
                     continue
                 item.cut(bits)
             kept.append(item)
-        self._ready = kept
-        self._ready_count = sum(item.bits.bit_count() for item in kept)
-        self._ready_bytes = sum(item.size for item in kept)
-        self._count()
+        self._set_ready(kept)
         return acking
+
+    def _set_ready(self, items: "deque[Item[B]]") -> None:
+        self._ready = items
+        self._ready_count = sum(item.bits.bit_count() for item in items)
+        self._ready_bytes = sum(item.size for item in items)
+        self._count()
 
     def _count(self) -> None:
         size, count = self._counted

@@ -339,6 +339,10 @@ class ManagedLedger:
         """
         return self._ledgers.clamp(position)
 
+    def position_at(self, index: int) -> Position:
+        """Return the existing entry with this index, from 0; for larger ones, the position of the next add."""
+        return self._ledgers.nth(index) if index < self._ledgers.entries_count else self._ledgers.end
+
     def entries_between(self, *, after: Position, upto: Position) -> int:
         """Return the number of entries in (after, upto]."""
         return self._ledgers.entries_between(after=after, upto=upto)

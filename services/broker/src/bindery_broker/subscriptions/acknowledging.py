@@ -89,6 +89,14 @@ class Acknowledger:
         self._batch_sizes.forget_acked()
         self._loop.wake_blocked()
 
+    def passed(self) -> None:
+        """The cursor has acknowledged everything up to its mark-delete position: forget what is not delivered of it."""
+        mark_delete = self._cursor.mark_delete
+        self._loop.dispatcher.forget_upto(mark_delete)
+        self._delays.forget_upto(mark_delete)
+        self._batch_sizes.forget_acked()
+        self._loop.wake()
+
     def check_in_order(self) -> None:
         """Raise BadRequest unless messages are delivered in the topic's order."""
         if not self._loop.dispatcher.in_order:

@@ -48,6 +48,8 @@ from bindery_broker.subscriptions.reading import (
 IDLE_S: Final = 10.0
 """Seconds without a call after which the messages that were read ahead are put down. Reading them again costs less than
 it takes to process as many."""
+DELAYS_STORED_S: Final = 1.0
+"""Minimum seconds between two writes of the index of delayed messages. What was added since is read again after a crash."""
 DUE_RETRY_S: Final = 0.05
 """Seconds after which messages that are due, and could not be delivered, are looked for again."""
 DUE_MAX: Final = 1_000
@@ -132,6 +134,11 @@ class DispatchLoop:
         self._is_blocked_by_limit = False
         """Whether a demand waits because a limit of unacknowledged messages is reached."""
         self._deadline: asyncio.TimerHandle | None = None
+        self._storing: asyncio.Task[None] | None = None
+        """Stores the index of delayed messages."""
+        self._delays_lock = asyncio.Lock()
+        self._delays_stored_at = 0.0
+        """When the index may be stored again; monotonic seconds."""
         self._keys_checked_at = 0.0
         """When idle consumers are looked for again; monotonic seconds."""
         self._calls_open = 0
@@ -175,7 +182,7 @@ class DispatchLoop:
         """Forget what was delivered and read, and continue after the cursor's position. Call it under `read_lock`."""
         self._dispatcher.reset()
         self._reader.batch_sizes.clear()
-        self._reader.delays.clear()
+        self._reader.clear_delays()
         self._reader.stuck = None
         self._reader.rewind()
         self.wake()
@@ -429,6 +436,7 @@ class DispatchLoop:
                 await self._read_for_demands()
                 self._push(None)
                 self._end_pass()
+                self._store_delays_soon()
         except Exception as error:
             log.exception("dispatch_failed", cursor=self._reader.cursor_name)
             self._fail_all(error)
@@ -470,6 +478,30 @@ class DispatchLoop:
             room = min(DUE_MAX, self._limits.unacked_max - dispatcher.known_count)
             if room > 0:
                 dispatcher.replay_due(delays.due(self._clock(), room))
+
+    def _store_delays_soon(self) -> None:
+        """Store the index of delayed messages if it may have changed, at most once in DELAYS_STORED_S."""
+        if self._storing is not None or self._closed is not None or self._now() < self._delays_stored_at:
+            return
+        if len(self._reader.delays) or self._reader.has_stored_delays:
+            self._delays_stored_at = self._now() + DELAYS_STORED_S
+            self._storing = asyncio.get_running_loop().create_task(self.store_delays())
+
+    async def store_delays(self, *, seal: bool = False) -> None:
+        """Store the index of delayed messages. An error is only logged: what is not stored is read again later.
+
+        `seal`: also the messages that were added last. Otherwise they are stored once they are many.
+        """
+        try:
+            async with self._delays_lock:
+                if seal:
+                    await self._reader.restore_delays()
+                    self._reader.delays.seal()
+                await self._reader.store_delays()
+        except BinderyError as error:
+            log.warning("delayed_index_not_stored", cursor=self._reader.cursor_name, error=str(error))
+        finally:
+            self._storing = None
 
     def _must_read(self, demand: _Demand) -> bool:
         dispatcher = self._dispatcher
@@ -529,6 +561,7 @@ class DispatchLoop:
             if dispatcher is not self._dispatcher:
                 return True
             await self._record_counts(dispatcher)
+            await self._reader.restore_delays()
             size = READ_BYTES_MAX
             while True:
                 reserved = self._read_ahead.reserve(size, messages=READ_MESSAGES_MAX)

@@ -5,9 +5,11 @@ down (`step_back`) gets exactly those again. The sizes of batches are remembered
 until the entry is completely acknowledged.
 """
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+import structlog
 from bindery_core.errors import BinderyError
 from bindery_pulsar.message_codec import BATCH_COUNT_MAX, CorruptMessage, Message, PackedEntry, read_head
 from bindery_pulsar.message_id import MessageId, Position
@@ -19,6 +21,8 @@ from bindery_broker.errors import NoSuchMessage
 from bindery_broker.managed_ledger import BatchAck, ManagedCursor, ManagedLedger
 from bindery_broker.subscriptions.consumer import TagFilter
 from bindery_broker.subscriptions.decoding import EntryDecoder, RoomNeeded
+
+log = structlog.get_logger()
 
 MESSAGE_OVERHEAD = 400
 """Bytes that are counted for each message in addition to its payload and metadata: what its objects take in memory."""
@@ -102,6 +106,7 @@ class MessageReader:
         """Reason why the entry at the read position cannot be decoded; None: it can be decoded."""
         self.delays = DelayIndex()
         """Messages that are read and not due."""
+        self._delays_to_restore = sorted(cursor.blobs)
         self._cursor = cursor
         self._ledger = ledger
         self._partition = partition
@@ -138,6 +143,33 @@ class MessageReader:
         """Return the ids of messages that were delivered."""
         indexes = indexes_of(ref.bits) if ref.position in self.batch_sizes else (NOT_IN_BATCH,)
         return [MessageId.of(ref.position, batch_index=index, partition=self._partition) for index in indexes]
+
+    @property
+    def has_stored_delays(self) -> bool:
+        return bool(self._cursor.blobs)
+
+    async def restore_delays(self) -> None:
+        """Load the index of delayed messages from the cursor, once; other tasks run after each blob (50 ms)."""
+        while self._delays_to_restore:
+            name = self._delays_to_restore.pop()
+            blob = self._cursor.blobs.get(name)
+            if blob is None:
+                continue
+            for damaged, error in self.delays.restore({name: blob}, self._cursor.is_acked).items():
+                log.error("delayed_index_damaged", cursor=self._cursor.name, blob=damaged, error=str(error))
+            await asyncio.sleep(0)
+
+    def clear_delays(self) -> None:
+        """The cursor was moved: forget the index of delayed messages."""
+        self.delays.clear()
+        self._delays_to_restore.clear()
+
+    async def store_delays(self) -> None:
+        """Store what has changed in the index of delayed messages. Errors as `ManagedCursor.put_blobs`."""
+        await self.restore_delays()
+        changes = self.delays.changes(self._cursor.blobs)
+        if changes.put or changes.remove:
+            await self._cursor.put_blobs(changes.put, changes.remove)
 
     async def read_on(
         self,

@@ -8,34 +8,14 @@ from collections.abc import Sequence
 
 from bindery_core.sources import MonotonicClock
 from bindery_pulsar.entry_size import ENTRY_SIZE_MAX
-from bindery_pulsar.message_id import MessageId, Position
+from bindery_pulsar.message_id import MessageId
 
 from bindery_broker.dispatch.consumers import Consumer
-from bindery_broker.dispatch.dispatcher import Redelivered
 from bindery_broker.dispatch.item import Delivery, MessageRef, refs_of
-from bindery_broker.managed_ledger import ManagedCursor
 from bindery_broker.subscriptions.consumer import ReceiveCall
 from bindery_broker.subscriptions.decoding import RoomNeeded
 from bindery_broker.subscriptions.dispatch_loop import Deliveries, DispatchLoop
 from bindery_broker.subscriptions.reading import MessageReader
-
-
-class CountsInMemory:
-    """The redelivery counts of one subscription. They are lost when the topic is unloaded."""
-
-    def __init__(self, cursor: ManagedCursor) -> None:
-        self._cursor = cursor
-        self._counts: dict[Position, list[tuple[int, int]]] = {}
-
-    def of(self, position: Position, /) -> Sequence[tuple[int, int]]:
-        return self._counts.get(position, ())
-
-    async def record(self, changes: Sequence[Redelivered]) -> None:
-        for position, bits, count in changes:
-            kept = [(other, rest) for other, old in self._counts.get(position, ()) if (rest := old & ~bits)]
-            self._counts[position] = [*kept, (count, bits)]
-        for position in [position for position in self._counts if self._cursor.is_acked(position)]:
-            del self._counts[position]
 
 
 class Redelivery:

@@ -5,13 +5,14 @@ while no other consumer is connected. An acknowledgement is durable in the curso
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 
 from bindery_core.errors import BinderyError, Conflict
 from bindery_core.sources import MonotonicClock
 from bindery_pulsar.message_codec import publish_time_ms
 from bindery_pulsar.message_id import MessageId, Position
 
+from bindery_broker.dispatch import dispatcher as dispatching
 from bindery_broker.dispatch.dispatcher import Dispatcher
 from bindery_broker.dispatch.failover import pick_active
 from bindery_broker.dispatch.item import DispatchLimits
@@ -19,14 +20,14 @@ from bindery_broker.dispatch.key_shared import KeySharedMode
 from bindery_broker.dispatch.read_ahead import ReadAhead
 from bindery_broker.dispatch.sessions import Session, Sessions
 from bindery_broker.errors import ConsumerBusy, SubscriptionTypeConflict
-from bindery_broker.managed_ledger import BatchAck, ManagedCursor, ManagedLedger, WallClock
+from bindery_broker.managed_ledger import BatchAck, ManagedCursor, ManagedLedger, Redelivered, TransientCursor, WallClock
 from bindery_broker.subscriptions.acknowledging import Acknowledger
 from bindery_broker.subscriptions.consumer import ClientWatch, ReceiveCall, ReceiveRequest, SubscriptionType
 from bindery_broker.subscriptions.decoding import EntryDecoder
 from bindery_broker.subscriptions.dispatch_loop import Deliveries, DispatchLoop
 from bindery_broker.subscriptions.explaining import Explainer, Reason
 from bindery_broker.subscriptions.reading import MessageReader, Messages, messages_of
-from bindery_broker.subscriptions.redelivery import CountsInMemory, Redelivery
+from bindery_broker.subscriptions.redelivery import Redelivery
 from bindery_broker.subscriptions.response_budget import Charge
 
 
@@ -57,7 +58,6 @@ class Subscription:
         self._ledger = ledger
         self._now = now
         self._clock = clock
-        self._counts = CountsInMemory(cursor)
         self._reader = MessageReader(cursor, ledger, partition=partition, decoder=decoder)
         self._loop = DispatchLoop(
             self._reader,
@@ -66,13 +66,15 @@ class Subscription:
             read_ahead=read_ahead,
             now=now,
             clock=clock,
-            counts_of=self._counts.of,
-            record=self._counts.record,
+            counts_of=cursor.counts_of,
+            record=self._record,
             pick_active=functools.partial(pick_active, partition=partition, topic=topic),
         )
         self._redelivery = Redelivery(self._loop, self._reader, now=now)
         self._acknowledger = Acknowledger(cursor, ledger, self._loop, self._reader, partition=partition)
         self._explainer = Explainer(cursor, ledger, self._loop, self._reader, partition=partition)
+        self.is_durable = not isinstance(cursor, TransientCursor)
+        """Whether the subscription is stored. Otherwise it ends with its last consumer."""
         self._remove_listener = ledger.on_new_entries(self._loop.wake)
 
     # -- state ---------------------------------------------------------------------------------------------------
@@ -234,8 +236,7 @@ class Subscription:
         self._loop.check_open()
         passed: BatchAck | None = None
         if isinstance(target, int):
-            at = target
-            position = await self._ledger.find_first(lambda entry: publish_time_ms(entry) >= at)
+            position = await self._first_since(target)
         elif isinstance(target, MessageId):
             _, batches = await self._acknowledger.resolve([target])
             position = target.position
@@ -250,6 +251,49 @@ class Subscription:
                 for session in self.sessions:
                     session.remembered.clear()
                 self._loop.restart()
+
+    async def seek_percent(self, percent: float) -> Position:
+        """Move to the entry before which `percent` (0 to 100) of the topic's entries are. Otherwise as `seek`."""
+        return await self.seek(self._ledger.position_at(round(self._ledger.entries_count * percent / 100)))
+
+    async def skip(self, entries: int) -> Position:
+        """Acknowledge the next `entries` entries that are not acknowledged. Returns the position that comes next."""
+        return await self._pass(self.cursor.skip(entries))
+
+    async def clear(self) -> Position:
+        """Acknowledge everything that is stored now. Returns the position that comes next."""
+        return await self._pass(self.cursor.clear_backlog())
+
+    async def expire(self, before_ms: int) -> Position:
+        """Acknowledge all entries before the first one published at `before_ms` (ms since 1970) or later.
+
+        Delayed messages that are not due are acknowledged, too. Returns the position that comes next.
+        """
+        self._loop.check_open()
+        first = await self._first_since(before_ms)
+        return await self._pass(self.cursor.ack_upto_entry_before(first))
+
+    async def _pass(self, change: Awaitable[None]) -> Position:
+        """Wait for a change that acknowledges everything up to some entry, then forget what it has acknowledged.
+
+        Messages that consumers hold stay with them, so that no key of theirs goes to others meanwhile; their
+        acknowledgement is accepted later as a repetition.
+        """
+        self._loop.check_open()
+        await change
+        self._acknowledger.passed()
+        return self._ledger.next_position(self.cursor.mark_delete)
+
+    async def _first_since(self, at_ms: int) -> Position:
+        return await self._ledger.find_first(lambda entry: publish_time_ms(entry) >= at_ms)
+
+    async def cancel(self, position: Position) -> bool:
+        """Acknowledge an entry if it is delayed and was not delivered, durably. Returns whether that was so."""
+        self._loop.check_open()
+        if self.cursor.is_acked(position) or self.dispatcher.known_bits(position):
+            return False
+        await self._acknowledger.ack([position], [])
+        return True
 
     async def explain(self, message_id: MessageId, *, consumer: str | None = None) -> Reason:
         """Return why a message is not delivered (to `consumer`, if given). Raises NoSuchMessage."""
@@ -268,6 +312,10 @@ class Subscription:
             self._remove_listener()
             self._loop.close(reason)
 
+    async def store_delays(self) -> None:
+        """Store the index of delayed messages, so that the next broker need not read them: before a close."""
+        await self._loop.store_delays(seal=True)
+
     def drain(self) -> None:
         """End every wait, because the broker stops."""
         self._loop.drain()
@@ -275,6 +323,10 @@ class Subscription:
     def tick(self) -> None:
         """End the leases and sessions whose time is over. For callers that only read the state."""
         self._loop.tick()
+
+    async def _record(self, changes: Sequence[dispatching.Redelivered]) -> None:
+        """Store redelivery counts."""
+        await self.cursor.record_redeliveries([Redelivered(*change) for change in changes])
 
     def _touch(self, consumer: str | None) -> None:
         if consumer is not None:

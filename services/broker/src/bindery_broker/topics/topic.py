@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from bindery_core.errors import (
+    BadRequest,
     BinderyError,
     Conflict,
     NoSuchSubscription,
@@ -28,7 +29,7 @@ from bindery_broker.dispatch.item import DispatchLimits
 from bindery_broker.dispatch.read_ahead import ReadAhead
 from bindery_broker.errors import RESPONSES_FULL, NoSuchMessage, NotOwner, ResponsesFull
 from bindery_broker.keyed_locks import KeyedLocks
-from bindery_broker.managed_ledger import ManagedLedger, WallClock
+from bindery_broker.managed_ledger import ManagedCursor, ManagedLedger, WallClock
 from bindery_broker.subscriptions.consumer import TAG_VERSION
 from bindery_broker.subscriptions.decoding import EntryDecoder, RoomNeeded
 from bindery_broker.subscriptions.response_budget import Charge
@@ -104,8 +105,8 @@ class Topic:
         self.is_abandoned = False
         """Whether the topic was closed without calls to bookies and metadata; its handles are not released yet."""
         self._remove_listener = ledger.on_fenced(self._fenced)
-        for cursor_name in ledger.cursors:
-            self._attach(cursor_name)
+        for cursor in ledger.cursors.values():
+            self._attach(cursor)
 
     @property
     def is_open(self) -> bool:
@@ -315,6 +316,21 @@ class Topic:
             charge.keep(found.message.size)
             return found
 
+    async def cancel(self, message_id: MessageId) -> dict[str, bool]:
+        """Acknowledge a delayed entry in each subscription. Returns for each whether it was not delivered before.
+
+        Raises NoSuchMessage, or Conflict if the message has no delay.
+        """
+        position = message_id.position
+        if message_id.partition not in (-1, self._partition) or not self.ledger.contains(position):
+            raise NoSuchMessage("the topic holds no such message", message_id=str(message_id), topic=self.name.short)
+        ((_, payload),) = await self.ledger.read(position, entries_max=1, size_max=1)
+        if self._open(position, payload).deliver_at_ms <= 0:
+            raise Conflict("only a delayed message can be cancelled", message_id=str(message_id))
+        names = list(self._subscriptions)
+        done = await asyncio.gather(*(self._subscriptions[name].cancel(position) for name in names))
+        return dict(zip(names, done, strict=True))
+
     async def _read_one(self, message_id: MessageId, decoded_max: int) -> ReadMessage:
         """See `read_one`. Raises RoomNeeded."""
         position = message_id.position
@@ -371,10 +387,12 @@ class Topic:
         initial: Position = EARLIEST,
         tags: Sequence[str] = (),
         properties: Mapping[str, str] | None = None,
+        durable: bool = True,
     ) -> tuple[Subscription, bool]:
         """Return the subscription, and whether this call created it (durably).
 
-        Raises Conflict if it exists with other tags, which are fixed at creation.
+        `durable=False`: a subscription that is not stored, keeps no entries, and ends with its last consumer. Raises
+        Conflict if it exists with other tags, which are fixed at creation, or is durable unlike `durable`.
         """
         assert initial in (EARLIEST, LATEST)
         found = self._subscriptions.get(name)
@@ -386,11 +404,27 @@ class Topic:
                     self._check_open()
                     if len(self._subscriptions) >= self._subscriptions_max:
                         raise Conflict("the topic has the maximum number of subscriptions", max=self._subscriptions_max)
+                    if not durable:
+                        if tags or properties:
+                            raise BadRequest("a subscription that is not durable has no tags and no properties")
+                        return self._attach(await self.ledger.open_transient_cursor(name, start=initial)), True
                     all_properties = {**(properties or {}), **dict.fromkeys(tags, TAG_VERSION)}
-                    await self.ledger.open_cursor(name, start=initial, properties=all_properties)
-                    return self._attach(name), True
+                    cursor = await self.ledger.open_cursor(name, start=initial, properties=all_properties)
+                    return self._attach(cursor), True
         _check_tags(found, tags)
+        if found.is_durable != durable:
+            raise Conflict(
+                f"the subscription is {'' if found.is_durable else 'not '}durable; use another name", subscription=name
+            )
         return found, False
+
+    def end_readers(self) -> None:
+        """End the subscriptions that are not durable and have no consumer."""
+        for name, subscription in list(self._subscriptions.items()):
+            if not subscription.is_durable and not len(subscription.sessions):
+                _end(subscription, NoSuchSubscription("the subscription has ended", subscription=name))
+                subscription.cursor.end(NoSuchSubscription("the subscription has ended", subscription=name))
+                del self._subscriptions[name]
 
     async def reset_subscription(self, name: str, *, initial: Position) -> MessageId:
         """Replace the state of a damaged subscription, durably. Returns the position that comes next.
@@ -401,7 +435,7 @@ class Topic:
         async with self._subscribing.hold(name):
             self._check_open()
             cursor = await self.ledger.reset_cursor(name, start=initial)
-            self._attach(name)
+            self._attach(cursor)
         return MessageId.of(self.ledger.next_position(cursor.mark_delete), partition=self._partition)
 
     async def unsubscribe(self, name: str, *, force: bool = False) -> None:
@@ -449,6 +483,8 @@ class Topic:
 
     async def close(self, why: str = "the topic is moving to another broker; retry") -> None:
         """End the consumers' calls, store the cursors, close the ledger. `why`: reason for later calls."""
+        if self.is_open:
+            await asyncio.gather(*(one.store_delays() for one in self._subscriptions.values()))
         self._shut(NotOwner(why, topic=self.name.short))
         await self.ledger.close()
 
@@ -475,9 +511,9 @@ class Topic:
             _end(subscription, reason)
         self._on_closed(self)
 
-    def _attach(self, name: str) -> Subscription:
+    def _attach(self, cursor: ManagedCursor) -> Subscription:
         subscription = Subscription(
-            self.ledger.cursors[name],
+            cursor,
             self.ledger,
             topic=self.name.full,
             partition=self._partition,
@@ -488,7 +524,7 @@ class Topic:
             decoder=self._decoder,
             sessions_max=self._sessions_max,
         )
-        self._subscriptions[name] = subscription
+        self._subscriptions[cursor.name] = subscription
         return subscription
 
     def _check_open(self) -> None:

@@ -192,6 +192,7 @@ class Topics:
                 continue
             for subscription in topic.subscriptions.values():
                 subscription.tick()
+            topic.end_readers()
             try:
                 await topic.ledger.trim()
                 await topic.ledger.renew_cursor_ledgers()

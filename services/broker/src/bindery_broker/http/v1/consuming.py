@@ -139,6 +139,7 @@ async def receive(exchange: Exchange) -> Response:
         initial=EARLIEST if body.initial == "earliest" else LATEST,
         tags=tags,
         properties=properties,
+        durable=body.durable,
     )
     request = ReceiveRequest(
         consumer=body.consumer,

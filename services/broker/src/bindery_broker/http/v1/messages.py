@@ -17,7 +17,7 @@ from bindery_broker.http.route import JsonLine, OwnedRoute, hot
 from bindery_broker.http.v1 import paths
 from bindery_broker.http.v1.message_pieces import MessageSource, messages_reply
 from bindery_broker.http.v1.message_view import parse_place, view
-from bindery_broker.http.v1.models import ReadQuery, RoutingQuery
+from bindery_broker.http.v1.models import Cancelled, ReadQuery, RoutingQuery
 from bindery_broker.http.v1.produce_request import NDJSON, PROPERTY_HEADER, ProduceLimits, parse_produce
 from bindery_broker.http.v1.schemas import (
     MESSAGES_PER_REQUEST_MAX,
@@ -151,6 +151,24 @@ async def read_message(
             ledger=await _ledger_of(exchange.broker, found.id.position),
         )
     )
+
+
+@router.delete(
+    paths.TOPIC + "/messages/{message_id:segment}",
+    operation_id="cancelMessage",
+    summary="Cancel a delayed message in every subscription that has not delivered it",
+    responses=openapi.problems(*openapi.OF_TOPICS, 409),
+)
+async def cancel_message(
+    exchange: Exchange, name: paths.Topic, message_id: paths.MessageIdPath, _query: Annotated[RoutingQuery, Query()]
+) -> Cancelled:
+    """The message is acknowledged durably in each existing subscription. It stays stored, and can be read by its id.
+
+    409: the message was published without a delay.
+    """
+    topic = await exchange.broker.topic(name)
+    done = await topic.cancel(MessageId.parse(message_id))
+    return Cancelled(cancelled={one: "cancelled" if was else "already_delivered" for one, was in done.items()})
 
 
 async def _ledger_of(broker: Broker, position: Position) -> LedgerOfMessage:

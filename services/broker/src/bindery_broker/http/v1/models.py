@@ -20,6 +20,7 @@ from bindery_broker.http.v1.schemas import (
     WAIT_MS_MAX,
 )
 
+ENTRIES_SKIPPED_MAX: Final = 1_000_000_000
 _NAMESPACE: Final = r"^[-=:.A-Za-z0-9_]{1,128}/[-=:.A-Za-z0-9_]{1,128}" + END
 Place = Annotated[str, Field(max_length=64, pattern=PLACE_PATTERN, examples=["earliest"])]
 Text = Annotated[str, Field(max_length=TEXT_MAX)]
@@ -86,12 +87,33 @@ class ResetBody(Body):
 
 
 class SeekBody(Body):
-    """Exactly one of the two fields is required."""
+    """Exactly one of the fields is required."""
 
     message_id: Place | None = None
     """The next message to deliver."""
     timestamp: Annotated[int, Field(ge=0, le=MS_MAX)] | None = None
     """Continue with the first message published at this time or later."""
+    percent: Annotated[float, Field(ge=0, le=100)] | None = None
+    """Continue with the entry before which this share of the topic's entries is: 0 is the first entry, 100 the end."""
+
+
+class SkipBody(Body):
+    entries: Annotated[int, Field(ge=1, le=ENTRIES_SKIPPED_MAX)]
+    """Number of entries to acknowledge, counted from the first that is not acknowledged. A batch is one entry."""
+
+
+class ExpireBody(Body):
+    older_than_ms: Annotated[int, Field(ge=0, le=MS_MAX)]
+    """Acknowledge all messages published longer ago than this."""
+
+
+class ClearBody(Body):
+    """No fields."""
+
+
+class Cancelled(Answer):
+    cancelled: dict[str, Literal["cancelled", "already_delivered"]]
+    """By subscription: whether the message is acknowledged there, or was delivered before."""
 
 
 class Sought(Answer):

@@ -204,6 +204,8 @@ class ReceiveBody(Request, kw_only=True):
     """Consumers with a lower number are preferred (shared and failover)."""
     key_shared: KeyShared | UnsetType = UNSET
     """How consumers share the keys, if `type` is `key_shared`. All consumers of a subscription say the same."""
+    durable: bool = True
+    """Whether the subscription is stored. Otherwise it ends with its last consumer, and keeps no messages for it."""
     initial: Literal["earliest", "latest"] = "earliest"
     """First message of the subscription, if this call creates it."""
     max: Annotated[int, Meta(ge=1, le=MESSAGES_PER_RECEIVE_MAX)] = 100

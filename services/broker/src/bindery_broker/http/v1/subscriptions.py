@@ -14,8 +14,10 @@ from bindery_broker.http.route import JsonLine, OwnedRoute
 from bindery_broker.http.v1 import paths
 from bindery_broker.http.v1.message_view import parse_place
 from bindery_broker.http.v1.models import (
+    ClearBody,
     Created,
     Deleted,
+    ExpireBody,
     ExplainQuery,
     Explanation,
     ForceQuery,
@@ -23,6 +25,7 @@ from bindery_broker.http.v1.models import (
     ResetBody,
     RoutingQuery,
     SeekBody,
+    SkipBody,
     Sought,
     SubscribeBody,
     SubscriptionList,
@@ -120,22 +123,67 @@ async def unsubscribe(
 @router.post(
     paths.SUBSCRIPTION + "/seek",
     operation_id="seek",
-    summary="Move to a message or a time; this discards all acknowledgements",
+    summary="Move to a message, a time or a percentage; this discards all acknowledgements",
     response_description=_DONE,
     responses=openapi.problems(*_ERRORS, *openapi.BODY_ERRORS, 422),
 )
 async def seek(
     exchange: Exchange, name: paths.Topic, subscription: paths.SubscriptionName, _query: Routing, body: SeekBody
 ) -> Sought:
-    if (body.message_id is None) == (body.timestamp is None):
-        raise BadRequest("exactly one of message_id and timestamp is required")
+    if sum(value is not None for value in (body.message_id, body.timestamp, body.percent)) != 1:
+        raise BadRequest("exactly one of message_id, timestamp and percent is required")
     if body.timestamp is not None:
         following = await (await _find(exchange, name, subscription)).seek(body.timestamp)
+    elif body.percent is not None:
+        following = await (await _find(exchange, name, subscription)).seek_percent(body.percent)
     else:
         assert body.message_id is not None
         place = parse_place(body.message_id)
         following = await (await _find(exchange, name, subscription)).seek(place)
     return Sought(next=str(following))
+
+
+@router.post(
+    paths.SUBSCRIPTION + "/skip",
+    operation_id="skip",
+    summary="Acknowledge the next entries without delivering them",
+    response_description=_DONE,
+    responses=openapi.problems(*_ERRORS, *openapi.BODY_ERRORS),
+)
+async def skip(
+    exchange: Exchange, name: paths.Topic, subscription: paths.SubscriptionName, _query: Routing, body: SkipBody
+) -> Sought:
+    """Messages that consumers hold stay with them until they acknowledge or return them."""
+    return Sought(next=str(await (await _find(exchange, name, subscription)).skip(body.entries)))
+
+
+@router.post(
+    paths.SUBSCRIPTION + "/expire",
+    operation_id="expire",
+    summary="Acknowledge messages that were published before a time",
+    response_description=_DONE,
+    responses=openapi.problems(*_ERRORS, *openapi.BODY_ERRORS, 422),
+)
+async def expire(
+    exchange: Exchange, name: paths.Topic, subscription: paths.SubscriptionName, _query: Routing, body: ExpireBody
+) -> Sought:
+    """Messages that consumers hold stay with them until they acknowledge or return them."""
+    before_ms = exchange.broker.clock() - body.older_than_ms
+    return Sought(next=str(await (await _find(exchange, name, subscription)).expire(before_ms)))
+
+
+@router.post(
+    paths.SUBSCRIPTION + "/clear",
+    operation_id="clearBacklog",
+    summary="Acknowledge everything that is stored now",
+    response_description=_DONE,
+    responses=openapi.problems(*_ERRORS, *openapi.BODY_ERRORS),
+)
+async def clear(
+    exchange: Exchange, name: paths.Topic, subscription: paths.SubscriptionName, _query: Routing, _body: ClearBody
+) -> Sought:
+    """Messages that consumers hold stay with them until they acknowledge or return them."""
+    return Sought(next=str(await (await _find(exchange, name, subscription)).clear()))
 
 
 @router.post(
@@ -202,7 +250,9 @@ async def leave(
     consumer: paths.Consumer,
     _query: Routing,
 ) -> Deleted:
-    (await _find(exchange, name, subscription)).leave(consumer)
+    topic = await exchange.broker.topic(name)
+    topic.subscription(subscription).leave(consumer)
+    topic.end_readers()
     return Deleted(deleted=consumer)
 
 

@@ -173,6 +173,10 @@ class ManagedCursor:
         """
         return self._state.redelivery_count(position, index)
 
+    def counts_of(self, position: Position, /) -> Counts:
+        """Return the redelivery counts of an entry's messages: pairs (count, bits), without a message in common."""
+        return self._state.counts.get(position, ())
+
     def redelivery_counts(self) -> Iterator[tuple[Position, Counts]]:
         """Iterate over the entries with redelivery counts, in order: pairs (count, bits of the messages) of each.
 
@@ -268,6 +272,11 @@ class ManagedCursor:
         """Acknowledge all confirmed entries, durably. Errors as `ack_many`."""
         await self._turn()
         await self._make_durable(self._state.ack_upto(self._ledgers.last_confirmed))
+
+    async def ack_upto_entry_before(self, position: Position) -> None:
+        """Acknowledge all entries before `position`, durably. Errors as `ack_many`."""
+        await self._turn()
+        await self._make_durable(self._state.ack_upto(self._ledgers.previous(self._ledgers.clamp(position))))
 
     async def skip(self, entries: int) -> None:
         """Acknowledge the first `entries` unacknowledged entries, or all if there are fewer, and everything before.
