@@ -130,14 +130,20 @@ def producing(topic: str, *, size: int, batch: int) -> Step:
     return step
 
 
-def receiving(topic: str, *, subscription: str, batch: int) -> Step:
+def receiving(topic: str, *, subscription: str, batch: int, in_one_call: bool = False) -> Step:
+    """`in_one_call`: acknowledge the messages of the last call with the next receive call, instead of a call after it."""
     path = f"/v1/topics/{topic}/subscriptions/{subscription}"
+    received: dict[int, list[str]] = {}
 
     async def step(connection: Connection, number: int) -> int:
-        body = json.dumps({"consumer": f"bench-{number}", "max": batch, "wait_ms": 0, "ack_timeout_ms": 600_000})
-        answer = json.loads(await connection.request("POST", f"{path}/receive", body.encode()))
+        fields = {"consumer": f"bench-{number}", "max": batch, "wait_ms": 0, "ack_timeout_ms": 600_000}
+        if before := received.pop(number, None):
+            fields["ack"] = before
+        answer = json.loads(await connection.request("POST", f"{path}/receive", json.dumps(fields).encode()))
         found = [message["message_id"] for message in answer["messages"]]
-        if found:
+        if found and in_one_call:
+            received[number] = found
+        elif found:
             await connection.request("POST", f"{path}/ack", json.dumps({"message_ids": found}).encode())
         return len(found)
 

@@ -96,9 +96,13 @@ async def compare(checkouts: dict[str, Checkout], options: argparse.Namespace) -
                 row = {"connections": connections, "per_request": batch, "size": options.size}
                 pair: dict[str, dict[str, Measured]] = {"produce": {}, "receive+ack": {}}
                 for name, checkout in order:
+                    in_one_call = options.in_one_call and name == "now"
                     for kind, step in (
                         ("produce", broker.producing(topic, size=options.size, batch=batch)),
-                        ("receive+ack", broker.receiving(topic, subscription="compare", batch=batch)),
+                        (
+                            "receive+ack",
+                            broker.receiving(topic, subscription="compare", batch=batch, in_one_call=in_one_call),
+                        ),
                     ):
                         pair[kind][name] = await checkout.measure(step, what=kind, seconds=options.seconds, **row)
                     line = await broker.Connection.open(checkout.url)
@@ -152,6 +156,9 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=1024, help="payload bytes of a message (1024)")
     parser.add_argument("--batch", type=numbers, default=[1, 100], help="messages of a request (1,100)")
     parser.add_argument("--connections", type=numbers, default=[1, 8, 64], help="numbers of connections (1,8,64)")
+    parser.add_argument(
+        "--in-one-call", action="store_true", help="now: receive calls acknowledge the messages of the call before them"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of the table")
     options = parser.parse_args()
     before = options.before.resolve()

@@ -114,6 +114,8 @@ class Subscription:
         Raises ConsumerBusy with the name of the connected consumer, or SubscriptionTypeConflict.
         """
         self._loop.tick()
+        if kind == self.type and kind != "exclusive" and (kind != "key_shared" or key_shared == self._loop.key_shared):
+            return
         others = [session.consumer.name for session in self.sessions if session.consumer.name != consumer]
         if kind != self.type or (kind == "key_shared" and key_shared != self._loop.key_shared):
             if others:
@@ -125,7 +127,7 @@ class Subscription:
                     consumers=len(others),
                 )
             self._loop.change_type(kind, key_shared=key_shared)
-        elif kind == "exclusive" and others:
+        elif others:
             raise ConsumerBusy("another consumer holds the subscription", subscription=self.name, consumer=others[0])
 
     async def receive(

@@ -152,3 +152,18 @@ async def test_an_acknowledgement_with_an_unknown_id_acknowledges_nothing(broker
     assert len(body["facts"]["message_ids"]) == 1
     broker.clock.advance(31)
     assert len(await broker.receive()) == 3
+
+
+async def test_a_call_acknowledges_before_it_receives(broker):
+    first, second = await broker.produce("a", "b")
+    assert payloads(await broker.receive(max=1)) == ["a"]
+    assert payloads(await broker.receive(max=1, ack=[first])) == ["b"]
+    assert await broker.receive("c2", max=1, ack=[second]) == []
+    broker.clock.advance(60)
+    assert await broker.receive("c2") == []
+
+
+async def test_a_call_whose_acknowledgement_fails_delivers_nothing(broker):
+    await broker.produce("a")
+    problem(await broker.receive_raw(ack=["99:0"]), status=400, code="unknown_messages")
+    assert payloads(await broker.receive("c2")) == ["a"]

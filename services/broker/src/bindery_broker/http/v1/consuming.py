@@ -154,6 +154,8 @@ async def receive(exchange: Exchange) -> Response:
         key_shared=key_shared,
         key_ranges=key_ranges,
     )
+    if isinstance(body.ack, list):
+        await subscription.ack(parse_ids(body.ack), consumer=body.consumer)
     deliveries = await _wait_for(subscription, request, body.type, exchange)
     return messages_reply(exchange, _sources(topic, deliveries), lines=exchange.accepts(NDJSON.encode()))
 

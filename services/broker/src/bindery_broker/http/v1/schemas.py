@@ -219,6 +219,9 @@ class ReceiveBody(Request, kw_only=True):
     """Milliseconds after its last call until the consumer leaves the subscription."""
     request_id: Annotated[str, Meta(min_length=1, max_length=256, pattern=NO_CONTROLS)] | UnsetType = UNSET
     """A repeated call with the same id returns the same messages, if this consumer still holds them."""
+    ack: Annotated[list[MessageIdText], Meta(min_length=1, max_length=ACKS_PER_REQUEST_MAX)] | UnsetType = UNSET
+    """Acknowledge these messages first, durably, as POST .../ack does: one call instead of two. If that fails, no
+    message is delivered."""
     redeliver: bool = False
     """Return the messages that this consumer still holds before delivering any: for a consumer that has restarted."""
     tags: Tags | UnsetType = UNSET
