@@ -10,6 +10,7 @@
 | bookie  | one real bookie over its port: adds with fsync on, reads; latency, CPU and memory of the bookie        |
 | client  | the ledger client's own CPU per entry against bookies that only acknowledge; then through real bookies |
 | topic   | the broker's storage part over ledgers in memory: its CPU per message                                  |
+| cursor  | commits and loading of a subscription with a million entries of backlog, over ledgers in memory        |
 | http    | produce and receive over the broker's HTTP API, single messages and batches                            |
 
 Each part is a program of its own with more options: see its `--help`. Results with the machine they were measured on
@@ -31,6 +32,7 @@ PARTS: dict[str, list[list[str]]] = {
     "bookie": [["bookie.py"]],
     "client": [["client.py"], ["client.py", "--real"]],
     "topic": [["topic.py"]],
+    "cursor": [["cursor.py"]],
     "http": [["broker.py", URL]],
 }
 
@@ -46,7 +48,7 @@ def main() -> int:
     args = parser.parse_args()
     for part in args.parts:
         for command in PARTS[part]:
-            extra = [] if args.seconds is None or part == "topic" else ["--seconds", str(args.seconds)]
+            extra = [] if args.seconds is None or part in ("topic", "cursor") else ["--seconds", str(args.seconds)]
             print(f"\n## {' '.join([*command, *extra])}\n", flush=True)
             words = [str(BENCH / command[0]), *command[1:], *extra]
             if URL in command:
