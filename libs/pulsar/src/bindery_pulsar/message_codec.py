@@ -24,7 +24,6 @@ Source: Pulsar Commands, PulsarApi.proto; tags as in TDMQ: a property with the v
 
 import binascii
 import struct
-import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,16 +33,9 @@ import crc32c
 from bindery_core.errors import BinderyError, Corrupt, TooLarge
 from google.protobuf.message import DecodeError
 
+from bindery_pulsar.compression import NAMES, decompress, name_of
 from bindery_pulsar.entry_size import ENTRY_SIZE_MAX
-from bindery_pulsar.pulsar_messages_pb2 import (
-    LZ4,
-    SNAPPY,
-    ZLIB,
-    ZSTD,
-    BrokerEntryMetadata,
-    MessageMetadata,
-    SingleMessageMetadata,
-)
+from bindery_pulsar.pulsar_messages_pb2 import BrokerEntryMetadata, MessageMetadata, SingleMessageMetadata
 
 METADATA_SIZE_MAX: Final = 256 * 2**10
 """Maximum bytes of one message's key and properties together."""
@@ -78,7 +70,6 @@ _SIZE = struct.Struct(">I")
 _MAGIC_AND_U32 = struct.Struct(">HI")
 _HEAD = struct.Struct(">HII")
 """Magic number, checksum, and size of the metadata."""
-_CODEC_NAMES: Final = {LZ4: "LZ4", ZSTD: "ZSTD", SNAPPY: "SNAPPY"}
 
 assert _MAGIC_AND_U32.size == 6
 assert _HEAD.size == 10
@@ -91,7 +82,7 @@ class CorruptMessage(Corrupt):
 
 
 class UnreadableMessage(BinderyError):
-    """A valid entry cannot be decoded here: it is encrypted, chunked, or compressed with an unsupported codec."""
+    """A valid entry cannot be decoded here: it is encrypted, chunked, or its compression is unknown."""
 
     status = 422
     code = "unreadable_message"
@@ -372,7 +363,7 @@ class PackedEntry:
         `first` and `count_max`: index and number of the messages of a batch to return; None: all that follow. What
         follows those is not read. `size_max`: maximum bytes of the decoded entry, MESSAGE_SIZE for each of these
         messages included. No more memory is used, whatever sizes the metadata claims. Raises CorruptMessage, or
-        UnreadableMessage (encrypted, a chunk, an unsupported codec, too large).
+        UnreadableMessage (encrypted, a chunk, an unknown compression, too large).
         """
         metadata, payload = self._metadata, self._payload
         if metadata.HasField("marker_type"):
@@ -382,17 +373,16 @@ class PackedEntry:
         if metadata.num_chunks_from_msg > 1:
             raise UnreadableMessage("the entry is a part of a chunked message", uuid=metadata.uuid)
         compression = metadata.compression
-        if compression and compression != ZLIB:
-            name = _CODEC_NAMES.get(compression, str(compression))
-            raise UnreadableMessage("unsupported compression of the message", compression=name)
-        plain: bytes | None = None
+        if compression not in NAMES:
+            raise UnreadableMessage("unsupported compression of the message", compression=name_of(compression))
+        plain: bytes | bytearray | None = None
         if self.is_batch or compression:
             part = self._part(first, count_max)
             size = self._limited_size(len(part))
             if size > size_max:  # before it is decompressed
                 raise UnreadableMessage("the entry is too large once decoded", size=size, size_max=size_max)
             if compression:
-                plain = _decompress(payload, metadata.uncompressed_size)
+                plain = _decompressed(compression, payload, metadata.uncompressed_size)
         if self.is_batch:
             return _decode_batch(
                 metadata,
@@ -407,7 +397,7 @@ class PackedEntry:
         properties = {p.key: p.value for p in found} if found else {}
         return [
             Message(
-                payload=bytes(payload) if plain is None else plain,
+                payload=bytes(payload if plain is None else plain),
                 batch_index=-1,
                 batch_size=1,
                 producer_name=metadata.producer_name,
@@ -633,13 +623,13 @@ def _decode_batch(
     return messages
 
 
-def _decompress(payload: memoryview, size: int) -> bytes:
-    """Return `size` bytes. Raises CorruptMessage if there are more or less of them."""
-    decompressor = zlib.decompressobj()
-    try:
-        plain = decompressor.decompress(payload, size + 1)
-    except zlib.error as error:
-        raise CorruptMessage("compressed payload cannot be read", compression="ZLIB") from error
-    if len(plain) != size or not decompressor.eof:
-        raise CorruptMessage("the uncompressed size does not match", size=len(plain), wanted=size)
+def _decompressed(compression: int, payload: memoryview, size: int) -> bytes | bytearray:
+    plain = decompress(compression, payload, size)
+    if plain is None:
+        raise CorruptMessage(
+            "the compressed payload does not match its metadata",
+            compression=name_of(compression),
+            size=len(payload),
+            uncompressed_size=size,
+        )
     return plain
