@@ -25,7 +25,7 @@ Source: Pulsar Commands, PulsarApi.proto; tags as in TDMQ: a property with the v
 import binascii
 import struct
 from base64 import b64decode, b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -35,7 +35,8 @@ from google.protobuf.message import DecodeError
 
 from bindery_pulsar.compression import NAMES, decompress, name_of
 from bindery_pulsar.entry_size import ENTRY_SIZE_MAX
-from bindery_pulsar.pulsar_messages_pb2 import BrokerEntryMetadata, MessageMetadata, SingleMessageMetadata
+from bindery_pulsar.message_encoding import Chunk, Encoding, Encryption, EncryptionKey, OpaqueReason
+from bindery_pulsar.pulsar_messages_pb2 import BrokerEntryMetadata, KeyValue, MessageMetadata, SingleMessageMetadata
 
 METADATA_SIZE_MAX: Final = 256 * 2**10
 """Maximum bytes of one message's key and properties together."""
@@ -82,7 +83,7 @@ class CorruptMessage(Corrupt):
 
 
 class UnreadableMessage(BinderyError):
-    """A valid entry cannot be decoded here: it is encrypted, chunked, or its compression is unknown."""
+    """A valid entry cannot be decoded here: its metadata, or its properties, are too large."""
 
     status = 422
     code = "unreadable_message"
@@ -152,6 +153,13 @@ class Message:
     def size(self) -> int:
         """Bytes of payload and metadata."""
         return len(self.payload) + self.metadata_size
+
+
+@dataclass(slots=True, kw_only=True)
+class OpaqueMessage(Message):
+    """An entry that is not decoded. Its payload is as stored; properties, key and times are those of the entry."""
+
+    encoding: Encoding
 
 
 @dataclass(slots=True, kw_only=True)
@@ -289,10 +297,15 @@ class PackedEntry:
         "_payload",
         "count",
         "is_batch",
+        "opaque_reason",
     )
 
-    def __init__(self, entry: bytes, *, metadata_size_max: int = UNCOMPRESSED_SIZE_MAX) -> None:
-        """`metadata_size_max`: maximum bytes of the metadata of the entry, and of each message of a batch.
+    def __init__(
+        self, entry: bytes, *, metadata_size_max: int = UNCOMPRESSED_SIZE_MAX, size_max: int = UNCOMPRESSED_SIZE_MAX
+    ) -> None:
+        """`metadata_size_max`: maximum bytes of the metadata of the entry, and of each message of a batch. `size_max`:
+        maximum bytes of the decoded entry, MESSAGE_SIZE for each message of a large batch included; an entry that
+        exceeds it by its metadata is opaque.
 
         Raises CorruptMessage, or UnreadableMessage if the metadata is larger.
         """
@@ -301,9 +314,44 @@ class PackedEntry:
         self._metadata_size_max = metadata_size_max
         self._metadata, self._payload = metadata, payload
         self._metadata_size = len(entry) - len(payload)
-        self.is_batch: Final = is_batch
-        self.count: Final[int] = metadata.num_messages_in_batch if is_batch else 1
-        """Number of messages in the batch as its metadata claims it; 1: the entry is not a batch."""
+        count = metadata.num_messages_in_batch if is_batch else 1
+        compression = metadata.compression
+        reason: OpaqueReason | None = None
+        if metadata.encryption_keys:
+            reason = OpaqueReason.ENCRYPTED
+        elif metadata.num_chunks_from_msg > 1:
+            reason = OpaqueReason.CHUNK
+        elif compression not in NAMES:
+            reason = OpaqueReason.COMPRESSION
+        elif not 0 < count <= BATCH_COUNT_MAX:
+            raise CorruptMessage("impossible number of messages in a batch", count=count)
+        elif (compression or count > SMALL_COUNT_MAX) and self._limited_size(count, count) > size_max:
+            reason = OpaqueReason.SIZE
+        self.opaque_reason: Final = reason
+        """Reason why the entry is one OpaqueMessage instead of its messages; None: it can be decoded."""
+        self.is_batch: Final = is_batch and reason is None
+        self.count: Final[int] = count if reason is None else 1
+        """Number of messages in the batch as its metadata claims it; 1: the entry is opaque, or not a batch."""
+
+    @property
+    def is_opaque(self) -> bool:
+        """Whether the entry is not decoded, and has one message."""
+        return self.opaque_reason is not None
+
+    @property
+    def messages_count(self) -> int:
+        """Number of messages by the metadata, also of an opaque entry; 1: it is not a batch. It may be any number."""
+        return int(self._metadata.num_messages_in_batch)
+
+    @property
+    def is_marker(self) -> bool:
+        """Whether a broker wrote the entry for brokers; such entries are never delivered."""
+        return self._metadata.HasField("marker_type")
+
+    @property
+    def tags(self) -> frozenset[str]:
+        """Tags of the entry, as in EntryHead."""
+        return _tags_of_entry(self._metadata)
 
     @property
     def publish_time_ms(self) -> int:
@@ -340,7 +388,9 @@ class PackedEntry:
         if self.count > SMALL_COUNT_MAX:
             return False
         metadata = self._metadata
-        return not metadata.compression or max(metadata.uncompressed_size, len(self._payload)) <= SMALL_SIZE_MAX
+        if not metadata.compression or max(metadata.uncompressed_size, len(self._payload)) <= SMALL_SIZE_MAX:
+            return True
+        return self.opaque_reason is not None
 
     def claimed_size(self, count_max: int | None = None) -> int:
         """Return the bytes that the decoded entry takes in memory by its metadata, without PROPERTY_SIZE in batches.
@@ -348,37 +398,31 @@ class PackedEntry:
         `count_max`: number of messages that are decoded; None: all.
         """
         count = self.count if count_max is None else min(self.count, count_max)
+        if self.opaque_reason is not None:
+            return len(self._payload) + MESSAGE_SIZE + self._opaque_metadata_size
         size = self._plain_size + MESSAGE_SIZE * count
         return size if self.is_batch else size + self._metadata_size + PROPERTY_SIZE * len(self._metadata.properties)
-
-    def exceeds(self, size_max: int) -> bool:
-        """Return whether `decode` refuses the whole entry because of `size_max`, if it does so by its metadata."""
-        return self._limited_size(self.count) > size_max
 
     def decode(
         self, *, size_max: int = UNCOMPRESSED_SIZE_MAX, first: int = 0, count_max: int | None = None
     ) -> list[Message]:
         """Return the messages, in order, without those removed by compaction; none for a broker's marker.
 
-        `first` and `count_max`: index and number of the messages of a batch to return; None: all that follow. What
-        follows those is not read. `size_max`: maximum bytes of the decoded entry, MESSAGE_SIZE for each of these
-        messages included. No more memory is used, whatever sizes the metadata claims. Raises CorruptMessage, or
-        UnreadableMessage (encrypted, a chunk, an unknown compression, too large).
+        An opaque entry has one OpaqueMessage. `first` and `count_max`: index and number of the messages of a batch to
+        return; None: all that follow. What follows those is not read. `size_max`: maximum bytes of the decoded entry,
+        MESSAGE_SIZE for each of these messages of a large batch included. No more memory is used, whatever sizes the
+        metadata claims. Raises CorruptMessage, or UnreadableMessage (too large).
         """
         metadata, payload = self._metadata, self._payload
         if metadata.HasField("marker_type"):
             return []
-        if metadata.encryption_keys:
-            raise UnreadableMessage("the message is encrypted", producer=metadata.producer_name)
-        if metadata.num_chunks_from_msg > 1:
-            raise UnreadableMessage("the entry is a part of a chunked message", uuid=metadata.uuid)
+        if self.opaque_reason is not None:
+            return [self._opaque_message(self.opaque_reason, size_max)]
         compression = metadata.compression
-        if compression not in NAMES:
-            raise UnreadableMessage("unsupported compression of the message", compression=name_of(compression))
         plain: bytes | bytearray | None = None
         if self.is_batch or compression:
             part = self._part(first, count_max)
-            size = self._limited_size(len(part))
+            size = self._limited_size(len(part), self.count)
             if size > size_max:  # before it is decompressed
                 raise UnreadableMessage("the entry is too large once decoded", size=size, size_max=size_max)
             if compression:
@@ -394,13 +438,13 @@ class PackedEntry:
         found = metadata.properties
         if PROPERTY_SIZE * self._metadata_size > size_max and PROPERTY_SIZE * len(found) > size_max:
             raise UnreadableMessage("the message has too many properties", size_max=size_max)
-        properties = {p.key: p.value for p in found} if found else {}
+        properties = _properties_of(found) if found else {}
         return [
             Message(
                 payload=bytes(payload if plain is None else plain),
                 batch_index=-1,
                 batch_size=1,
-                producer_name=metadata.producer_name,
+                producer_name=_text(metadata.producer_name),
                 sequence_id=metadata.sequence_id,
                 publish_time_ms=metadata.publish_time,
                 key=_key_of(metadata),
@@ -413,10 +457,38 @@ class PackedEntry:
             )
         ]
 
+    @property
+    def _opaque_metadata_size(self) -> int:
+        metadata = self._metadata
+        count = len(metadata.properties)
+        for key in metadata.encryption_keys:
+            count += 1 + len(key.metadata)
+        return self._metadata_size + PROPERTY_SIZE * count
+
+    def _opaque_message(self, reason: OpaqueReason, size_max: int) -> OpaqueMessage:
+        metadata = self._metadata
+        metadata_size = self._opaque_metadata_size
+        if metadata_size - self._metadata_size > size_max:
+            raise UnreadableMessage("the message has too many properties", size_max=size_max)
+        return OpaqueMessage(
+            payload=bytes(self._payload),
+            batch_index=-1,
+            batch_size=1,
+            producer_name=_text(metadata.producer_name),
+            sequence_id=metadata.sequence_id,
+            publish_time_ms=metadata.publish_time,
+            key=_key_of(metadata),
+            ordering_key=metadata.ordering_key if metadata.HasField("ordering_key") else None,
+            properties=_properties_of(metadata.properties),
+            event_time_ms=metadata.event_time,
+            deliver_at_ms=metadata.deliver_at_time or None,
+            null_value=metadata.null_value,
+            metadata_size=metadata_size,
+            encoding=_encoding_of(metadata, reason),
+        )
+
     def _part(self, first: int, count_max: int | None) -> range:
         count = self.count
-        if not 0 < count <= BATCH_COUNT_MAX:
-            raise CorruptMessage("impossible number of messages in a batch", count=count)
         return range(first, count if count_max is None else min(first + count_max, count))
 
     @property
@@ -424,14 +496,14 @@ class PackedEntry:
         """Bytes of the payload once it is decompressed."""
         return self._metadata.uncompressed_size if self._metadata.compression else len(self._payload)
 
-    def _limited_size(self, count: int) -> int:
+    def _limited_size(self, count: int, of_count: int) -> int:
         """Return the bytes of `count` messages that a limit applies to: MESSAGE_SIZE counts in large batches only."""
-        return self._plain_size + (MESSAGE_SIZE * count if self.count > SMALL_COUNT_MAX else 0)
+        return self._plain_size + (MESSAGE_SIZE * count if of_count > SMALL_COUNT_MAX else 0)
 
 
 def decode_entry(entry: bytes, *, size_max: int = UNCOMPRESSED_SIZE_MAX) -> list[Message]:
     """Decode all messages of an entry: `PackedEntry.decode`."""
-    return PackedEntry(entry).decode(size_max=size_max)
+    return PackedEntry(entry, size_max=size_max).decode(size_max=size_max)
 
 
 def read_head(entry: bytes) -> EntryHead:
@@ -442,13 +514,13 @@ def read_head(entry: bytes) -> EntryHead:
         messages_count=metadata.num_messages_in_batch,
         is_batch=is_batch,
         is_marker=metadata.HasField("marker_type"),
-        producer_name=metadata.producer_name,
+        producer_name=_text(metadata.producer_name),
         sequence_id=metadata.sequence_id,
         publish_time_ms=broker_time_ms or metadata.publish_time,
         key=_key_of(metadata),
         ordering_key=metadata.ordering_key if metadata.HasField("ordering_key") else None,
         deliver_at_ms=metadata.deliver_at_time if metadata.HasField("deliver_at_time") else None,
-        tags=frozenset(p.key for p in metadata.properties if p.value == TAG_VALUE),
+        tags=_tags_of_entry(metadata),
     )
 
 
@@ -493,6 +565,46 @@ def _key_of(source: MessageMetadata | SingleMessageMetadata) -> str | bytes | No
 def _text(value: str | bytes) -> str:
     """Return a protobuf string, of which protobuf returns the bytes if they are not UTF-8."""
     return value if isinstance(value, str) else value.decode(errors="replace")
+
+
+def _properties_of(found: Iterable[KeyValue]) -> dict[str, str]:
+    try:
+        return {p.key + "": p.value + "" for p in found}  # bytes cannot be added: the cheapest check of the types
+    except TypeError:
+        return {_text(p.key): _text(p.value) for p in found}
+
+
+def _tags_of_entry(metadata: MessageMetadata) -> frozenset[str]:
+    return frozenset(_text(p.key) for p in metadata.properties if p.value == TAG_VALUE)
+
+
+def _encoding_of(metadata: MessageMetadata, reason: OpaqueReason) -> Encoding:
+    compression = metadata.compression
+    chunk = encryption = None
+    if metadata.num_chunks_from_msg > 1:
+        chunk = Chunk(
+            uuid=_text(metadata.uuid),
+            index=metadata.chunk_id,
+            count=metadata.num_chunks_from_msg,
+            total_size=metadata.total_chunk_msg_size,
+        )
+    if metadata.encryption_keys:
+        encryption = Encryption(
+            algorithm=_text(metadata.encryption_algo) if metadata.HasField("encryption_algo") else None,
+            param=metadata.encryption_param,
+            keys=tuple(
+                EncryptionKey(name=_text(key.key), value=key.value, metadata=_properties_of(key.metadata))
+                for key in metadata.encryption_keys
+            ),
+        )
+    return Encoding(
+        reason=reason,
+        batch_size=metadata.num_messages_in_batch if metadata.HasField("num_messages_in_batch") else None,
+        compression=name_of(compression) if compression else None,
+        uncompressed_size=metadata.uncompressed_size if compression else None,
+        chunk=chunk,
+        encryption=encryption,
+    )
 
 
 def _key_of_its_own(producer_name: str, sequence_id: int) -> bytes:
@@ -563,7 +675,7 @@ def _decode_batch(
     """Return the messages of a batch whose indexes are in `part`."""
     room = properties_size_max
     count = metadata.num_messages_in_batch
-    producer_name = metadata.producer_name
+    producer_name = _text(metadata.producer_name)
     batch_time_ms = metadata.publish_time
     first_sequence_id = metadata.sequence_id
     deliver_at_ms = metadata.deliver_at_time or None
@@ -611,7 +723,7 @@ def _decode_batch(
                 publish_time_ms=batch_time_ms,
                 key=_key_of(single) if single.HasField("partition_key") else None,
                 ordering_key=single.ordering_key if single.HasField("ordering_key") else None,
-                properties={p.key: p.value for p in properties} if properties_size else {},
+                properties=_properties_of(properties) if properties_size else {},
                 event_time_ms=single.event_time,
                 deliver_at_ms=deliver_at_ms,
                 null_value=single.null_value,

@@ -11,6 +11,7 @@ from bindery_broker.subscriptions.reading import MESSAGE_OVERHEAD
 from bindery_pulsar.message_codec import (
     MESSAGE_SIZE,
     METADATA_READ_SIZE_MAX,
+    OpaqueMessage,
     OutgoingMessage,
     PackedEntry,
     UnreadableMessage,
@@ -21,7 +22,7 @@ from subscription_parts import zipped, zipped_batch
 
 
 def packed(size: int) -> PackedEntry:
-    return EntryDecoder.open(zipped(size))
+    return EntryDecoder().open(zipped(size))
 
 
 async def test_small_entries_are_decoded_without_a_switch_of_tasks() -> None:
@@ -66,11 +67,13 @@ async def test_few_large_entries_are_decoded_at_a_time(monkeypatch: pytest.Monke
     assert most == LARGE_MAX
 
 
-async def test_an_entry_above_the_limit_is_refused() -> None:
+async def test_an_entry_above_the_limit_is_one_message_with_its_payload_as_stored() -> None:
     decoder = EntryDecoder(size_max=1_000_000)
-    assert len((await decoder.decode(packed(1_000_000), room=2_000_000))[0].payload) == 1_000_000
-    with pytest.raises(UnreadableMessage):
-        await decoder.decode(packed(1_000_001), room=2_000_000)
+    (message,) = await decoder.decode(decoder.open(zipped(1_000_000)), room=2_000_000)
+    assert len(message.payload) == 1_000_000
+    (message,) = await decoder.decode(decoder.open(zipped(1_000_001)), room=2_000_000)
+    assert isinstance(message, OpaqueMessage)
+    assert zlib.decompress(message.payload) == bytes(1_000_001)
 
 
 async def test_an_entry_that_does_not_fit_is_not_decompressed_until_there_is_room(
@@ -89,24 +92,25 @@ async def test_an_entry_above_the_limit_is_not_decompressed(monkeypatch: pytest.
     decoder = EntryDecoder(size_max=1_000_000)
     monkeypatch.setattr(zlib, "decompressobj", None)
     for entry in (zipped(1_000_001), zipped_batch(2_000, size=300_000)):
-        with pytest.raises(UnreadableMessage, match="too large once decoded"):
-            await decoder.decode(EntryDecoder.open(entry), room=1_000_000)
+        (message,) = await decoder.decode(decoder.open(entry), room=1)
+        assert isinstance(message, OpaqueMessage)
+        assert message.size < 10_000
 
 
 async def test_the_room_of_an_entry_is_what_its_messages_count_once_they_are_read() -> None:
     """Otherwise a call that made room for an entry could not deliver it."""
     tagged = OutgoingMessage(payload=bytes(100_000), properties={"a": "TAGS", "b": "x"}, key="k")
     single = encode_message(tagged, producer_name="p", publish_time_ms=1, sequence_id=0)
-    for entry in (EntryDecoder.open(single), packed(1_000_000)):
+    for entry in (EntryDecoder().open(single), packed(1_000_000)):
         (message,) = await EntryDecoder().decode(entry, room=2_000_000)
         assert message.size + MESSAGE_OVERHEAD == entry.claimed_size()
-    entry = EntryDecoder.open(zipped_batch(2_000, size=200_000))
+    entry = EntryDecoder().open(zipped_batch(2_000, size=200_000))
     found = await EntryDecoder().decode(entry, room=2_000_000)
     assert sum(message.size + MESSAGE_OVERHEAD for message in found) <= entry.claimed_size()
 
 
 async def test_a_part_of_a_batch_needs_room_for_its_messages_only() -> None:
-    entry = EntryDecoder.open(zipped_batch(10_000))
+    entry = EntryDecoder().open(zipped_batch(10_000))
     decoder = EntryDecoder(size_max=5_000_000)
     room = entry.claimed_size(100)
     assert room == 10_000 * 6 + 100 * MESSAGE_SIZE
@@ -118,11 +122,12 @@ async def test_a_part_of_a_batch_needs_room_for_its_messages_only() -> None:
     assert caught.value.size == room + MESSAGE_SIZE
 
 
-async def test_parts_of_an_entry_above_the_limit_are_refused_too() -> None:
-    """Whether a subscription can continue must not depend on how much it reads at a time."""
-    entry = EntryDecoder.open(zipped_batch(10_000))
-    with pytest.raises(UnreadableMessage):
-        await EntryDecoder(size_max=4_000_000).decode(entry, room=4_000_000, first=0, count_max=1)
+async def test_parts_of_an_entry_above_the_limit_are_not_decoded_either() -> None:
+    """What a subscription delivers must not depend on how much it reads at a time."""
+    decoder = EntryDecoder(size_max=4_000_000)
+    (message,) = await decoder.decode(decoder.open(zipped_batch(10_000)), room=4_000_000, first=0, count_max=1)
+    assert isinstance(message, OpaqueMessage)
+    assert message.batch_index == -1
 
 
 async def test_properties_count_as_what_they_take_in_memory() -> None:
@@ -138,8 +143,8 @@ async def test_properties_count_as_what_they_take_in_memory() -> None:
     entry = len(head).to_bytes(4, "big") + head + zlib.compress(payload)
     decoder = EntryDecoder(size_max=3_000_000)
     with pytest.raises(RoomNeeded):
-        await decoder.decode(EntryDecoder.open(entry), room=2_000_000)
-    assert len(await decoder.decode(EntryDecoder.open(entry), room=3_000_000)) == 20
+        await decoder.decode(decoder.open(entry), room=2_000_000)
+    assert len(await decoder.decode(decoder.open(entry), room=3_000_000)) == 20
 
 
 @pytest.mark.parametrize("in_batch", [False, True])
@@ -157,7 +162,7 @@ async def test_metadata_above_the_limit_is_not_parsed(in_batch: bool) -> None:
         head = metadata.SerializeToString()
         entry = len(head).to_bytes(4, "big") + head + payload
         if is_readable:
-            assert (await decoder.decode(EntryDecoder.open(entry), room=1_000))[0].properties["k"] == "v" * size
+            assert (await decoder.decode(decoder.open(entry), room=1_000))[0].properties["k"] == "v" * size
         else:
             with pytest.raises(UnreadableMessage, match="metadata"):
-                await decoder.decode(EntryDecoder.open(entry), room=1_000)
+                await decoder.decode(decoder.open(entry), room=1_000)

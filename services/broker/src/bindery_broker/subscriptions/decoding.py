@@ -2,7 +2,8 @@
 
 An entry of a few kilobytes can decompress to many megabytes, or to very many messages. LARGE_MAX limits how many of
 these are decoded at a time, and readers tell for how many bytes they have room: an entry that takes more is decoded
-once they have it. Of a batch, readers decode the part that they need.
+once they have it. Of a batch, readers decode the part that they need. An entry that takes more than the limit is not
+decoded, nor are encrypted entries and chunks: each is one message with its payload as stored (`PackedEntry.is_opaque`).
 """
 
 import asyncio
@@ -26,16 +27,15 @@ class RoomNeeded(Exception):
 
 
 class EntryDecoder:
-    """Shared by the topics of a broker. `size_max`: maximum bytes of a decoded entry (`PackedEntry.decode`)."""
+    """Shared by the topics of a broker. `size_max`: maximum bytes of a decoded entry (`PackedEntry`)."""
 
     def __init__(self, *, size_max: int = DECODED_BYTES_MAX) -> None:
         self.size_max = size_max
         self._large = asyncio.Semaphore(LARGE_MAX)
 
-    @staticmethod
-    def open(entry: bytes) -> PackedEntry:
+    def open(self, entry: bytes) -> PackedEntry:
         """Return an entry for `decode`. Raises CorruptMessage, or UnreadableMessage."""
-        return PackedEntry(entry, metadata_size_max=METADATA_READ_SIZE_MAX)
+        return PackedEntry(entry, metadata_size_max=METADATA_READ_SIZE_MAX, size_max=self.size_max)
 
     def decode_small(self, entry: PackedEntry, *, first: int = 0, count_max: int | None = None) -> list[Message]:
         """Return what `decode` returns for a small entry."""
@@ -46,14 +46,11 @@ class EntryDecoder:
     ) -> list[Message]:
         """Return the messages of an entry. Other tasks run meanwhile only if it is large.
 
-        `first` and `count_max`: the part of a batch to return, as in `PackedEntry.decode`; an entry above `size_max` is
-        refused nevertheless. `room`: the bytes that the part may take once it is decoded, unless the entry is small.
-        Raises RoomNeeded if it takes more.
+        `first` and `count_max`: the part of a batch to return, as in `PackedEntry.decode`. `room`: the bytes that the
+        part may take once it is decoded, unless the entry is small. Raises RoomNeeded if it takes more.
         """
         if entry.is_small:
             return self.decode_small(entry, first=first, count_max=count_max)
-        if entry.exceeds(self.size_max):
-            return entry.decode(size_max=self.size_max)  # raises an error, and decompresses nothing
         size = entry.claimed_size(count_max)
         if size > room:
             raise RoomNeeded(size)

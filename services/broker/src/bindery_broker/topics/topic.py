@@ -255,7 +255,7 @@ class Topic:
                         raise
                     return found, MessageId.of(entry_position, partition=self._partition)
                 for message in messages:
-                    if entry_position == start and message.batch_index < first_index:
+                    if entry_position == start and message.batch_index < first_index and not entry.is_opaque:
                         continue
                     message_id = MessageId.of(
                         entry_position, batch_index=message.batch_index, partition=self._partition

@@ -6,7 +6,8 @@ import msgspec
 import pytest
 from bindery_broker.http.v1.message_view import parse_ids, parse_place, view
 from bindery_core.errors import BadRequest
-from bindery_pulsar.message_codec import Message
+from bindery_pulsar.message_codec import Message, OpaqueMessage
+from bindery_pulsar.message_encoding import Chunk, Encoding, Encryption, EncryptionKey, OpaqueReason
 from bindery_pulsar.message_id import EARLIEST, LATEST, MessageId
 
 
@@ -36,6 +37,39 @@ def test_a_plain_message_has_its_payload_and_no_optional_fields() -> None:
 
 def test_a_payload_that_is_not_utf8_is_base64() -> None:
     assert shown(message(b"\xff\x00")) == {"payload_base64": "/wA=", "properties": {}, "redelivery_count": 0}
+
+
+ENCODINGS = {
+    "size": Encoding(reason=OpaqueReason.SIZE, batch_size=3),
+    "chunk": Encoding(
+        reason=OpaqueReason.CHUNK,
+        compression="LZ4",
+        uncompressed_size=5,
+        chunk=Chunk(uuid="u", index=0, count=2, total_size=9),
+    ),
+    "encrypted": Encoding(
+        reason=OpaqueReason.ENCRYPTED,
+        encryption=Encryption(
+            algorithm="AES", param=b"iv", keys=(EncryptionKey(name="k", value=b"v", metadata={"a": "b"}),)
+        ),
+    ),
+    "unnamed": Encoding(reason=OpaqueReason.ENCRYPTED, encryption=Encryption(algorithm=None, param=b"", keys=())),
+    "compression": Encoding(reason=OpaqueReason.COMPRESSION, compression="7", uncompressed_size=0),
+}
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS.values(), ids=ENCODINGS)
+def test_a_payload_that_is_not_decoded_is_base64_with_its_encoding(encoding: Encoding) -> None:
+    plain = message(b"text", key="k", properties={"red": "TAGS"})
+    fields = {name: getattr(plain, name) for name in Message.__slots__}
+    assert shown(OpaqueMessage(**fields, encoding=encoding)) == {
+        "payload_base64": "dGV4dA==",
+        "encoding": encoding.as_json(),
+        "key": "k",
+        "tags": "red",
+        "properties": {},
+        "redelivery_count": 0,
+    }
 
 
 def test_a_delivery_has_its_lease_and_redelivery_count() -> None:

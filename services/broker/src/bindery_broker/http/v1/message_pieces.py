@@ -99,8 +99,8 @@ def message_parts(source: MessageSource) -> Iterator[bytes]:
     if not is_large:
         yield _encode(out)
         return
-    out.payload = msgspec.UNSET
-    if _is_utf8(payload):
+    out.payload = out.payload_base64 = msgspec.UNSET
+    if out.encoding is msgspec.UNSET and _is_utf8(payload):
         yield b'{"payload":"'
         for text in _texts(payload):
             yield _encode(text)[1:-1]

@@ -1,15 +1,19 @@
 """Stored messages as the JSON that consumers get."""
 
+import msgspec
 from bindery_core.errors import BadRequest
-from bindery_pulsar.message_codec import TAG_VALUE, Message
+from bindery_pulsar.message_codec import TAG_VALUE, Message, OpaqueMessage
 from bindery_pulsar.message_id import EARLIEST, LATEST, MessageId, Position
 from msgspec import UNSET
 
-from bindery_broker.http.v1.schemas import MessageOut
+from bindery_broker.http.v1.schemas import EncodingOut, MessageOut
 
 
 def view(message: Message, *, message_id: str, lease: str | None = None, redelivery_count: int = 0) -> MessageOut:
-    """Return `message` as JSON fields: UTF-8 as text, else base64; tags are separated from the other properties."""
+    """Return `message` as JSON fields: UTF-8 as text, else base64; tags are separated from the other properties.
+
+    The payload of an OpaqueMessage is base64 in any case, because it is no text of the producer.
+    """
     out = MessageOut(
         message_id=message_id,
         properties=message.properties,
@@ -18,10 +22,14 @@ def view(message: Message, *, message_id: str, lease: str | None = None, redeliv
         producer=message.producer_name,
         sequence_id=message.sequence_id,
     )
-    try:
-        out.payload = message.payload.decode()
-    except UnicodeDecodeError:
+    if isinstance(message, OpaqueMessage):
         out.payload_base64 = message.payload
+        out.encoding = msgspec.convert(message.encoding.as_json(), EncodingOut)
+    else:
+        try:
+            out.payload = message.payload.decode()
+        except UnicodeDecodeError:
+            out.payload_base64 = message.payload
     if lease is not None:
         out.lease = lease
     if isinstance(message.key, bytes):

@@ -132,13 +132,62 @@ class ProducedPartly(Answer, kw_only=True):
 # -- messages
 
 
+class ChunkOut(Answer, kw_only=True):
+    """Which part of a message the payload is."""
+
+    uuid: str
+    """Id of the message, which all its chunks have."""
+    index: int
+    """From 0 to `count` - 1."""
+    count: int
+    total_size: int
+    """Bytes of all chunks together, before they were encrypted."""
+
+
+class EncryptionKeyOut(Answer, kw_only=True):
+    """The key of the data, itself encrypted with the key that `name` names."""
+
+    name: str
+    value_base64: str
+    metadata: dict[str, str]
+
+
+class EncryptionOut(Answer, kw_only=True):
+    algorithm: str | UnsetType = UNSET
+    """Name of the algorithm, if the producer set it. Pulsar's clients use AES-GCM."""
+    param_base64: str
+    """The initialization vector."""
+    keys: list[EncryptionKeyOut]
+
+
+class EncodingOut(Answer, kw_only=True):
+    """How to decode a payload that the broker did not decode.
+
+    Apply the steps whose field is present, in this order: decrypt (`encryption`), join the chunks (`chunk`), decompress
+    (`compression`), split the batch (`batch_size`).
+    """
+
+    reason: Literal["encrypted", "chunk", "compression", "size"]
+    """Why the broker did not decode it: `compression` is unknown, or `size` is above its limit."""
+    batch_size: int | UnsetType = UNSET
+    """Number of messages in the batch that the entry is. They are acknowledged together."""
+    compression: str | UnsetType = UNSET
+    """`LZ4`, `ZLIB`, `ZSTD`, `SNAPPY`, or the number of an unknown compression in Pulsar's protocol."""
+    uncompressed_size: int | UnsetType = UNSET
+    """Bytes of the whole message, or batch, before it was compressed."""
+    chunk: ChunkOut | UnsetType = UNSET
+    encryption: EncryptionOut | UnsetType = UNSET
+
+
 class MessageOut(Answer, kw_only=True):
     message_id: str
     lease: str | UnsetType = UNSET
     payload: str | UnsetType = UNSET
     """Set if the bytes are valid UTF-8."""
     payload_base64: bytes | UnsetType = UNSET
-    """Set if the bytes are not valid UTF-8."""
+    """Set if the bytes are not valid UTF-8, or if `encoding` is set."""
+    encoding: EncodingOut | UnsetType = UNSET
+    """Set if the broker did not decode the payload: it is encrypted, a chunk, or too large once it is decoded."""
     key: str | UnsetType = UNSET
     key_base64: bytes | UnsetType = UNSET
     properties: dict[str, str]
