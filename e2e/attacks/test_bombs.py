@@ -17,6 +17,7 @@ import httpx
 import pytest
 from bindery_e2e.attacks.foreign_topic import compressed_batch, compressed_message, store_topic
 from bindery_e2e.attacks.services import HOST, Services, services
+from bindery_pulsar.pulsar_messages_pb2 import LZ4, ZSTD
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 ATTACK_S: Final = float(os.environ.get("BINDERY_ATTACK_S", "5"))
@@ -47,10 +48,12 @@ ENDED: Final = 0
 """Instead of a status: the broker ended the connection, because the client read too slowly."""
 
 BOMBS: Final = {
-    "128-MiB": ([compressed_message(128 * MIB - 4096)] * ENTRIES, UNREADABLE),
-    "a-million-messages": ([compressed_batch(1_000_000)] * ENTRIES, UNREADABLE),
+    "128-MiB": ([compressed_message(128 * MIB - 4096)] * ENTRIES, READABLE),  # as stored
+    "a-million-messages": ([compressed_batch(1_000_000)] * ENTRIES, READABLE),
     "properties": ([compressed_batch(100, properties=5_000)] * ENTRIES, UNREADABLE),
     "almost-16-MiB": ([compressed_message(16 * MIB - 4096)] * ENTRIES, READABLE),
+    "almost-16-MiB-zstd": ([compressed_message(16 * MIB - 4096, compression=ZSTD)] * ENTRIES, READABLE),
+    "almost-16-MiB-lz4": ([compressed_message(16 * MIB - 4096, compression=LZ4)] * ENTRIES, READABLE),
 }
 """Entries of a topic, and the status of a request that reads its first. The last ones are readable, so that the broker
 holds messages for consumers that have gone."""

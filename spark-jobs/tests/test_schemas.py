@@ -31,7 +31,7 @@ def inner(kind: object) -> list[bool]:
         ("TOPICS", "problem"),
         ("CURSORS", "mark_delete_ledger mark_delete_entry cursor_ledger_id problem"),
         ("VERIFIED", ""),
-        ("MESSAGES", "publish_time event_time key payload producer sequence_id problem"),
+        ("MESSAGES", "publish_time event_time key payload producer sequence_id problem encoding"),
         ("FINDINGS", "ledger_id segment first_entry last_entry bookie expected found action"),
     ],
 )

@@ -1,5 +1,7 @@
 """Entries of topics as JSON and as text."""
 
+import json
+
 from bindery.common.pulsar_entry import describe_messages, message_lines
 from bindery_pulsar.message_codec import OutgoingMessage, encode_batch, encode_message
 from bindery_pulsar.pulsar_messages_pb2 import MessageMetadata
@@ -60,6 +62,25 @@ def test_a_batch_is_described_message_by_message() -> None:
     assert facts["messages"] == [
         {"batch_index": 0, "sequence_id": 5, "key_base64": "/w==", "size": 4, "payload": "one\n"},
         {"batch_index": 1, "sequence_id": 6, "key_base64": "/w==", "null_value": True, "size": 0, "payload": ""},
+    ]
+
+
+def test_an_entry_that_is_not_decoded_has_its_encoding() -> None:
+    metadata = MessageMetadata(producer_name="p", sequence_id=5, publish_time=1000, num_messages_in_batch=2)
+    metadata.encryption_keys.add(key="k", value=b"v")
+    head = metadata.SerializeToString()
+    entry = len(head).to_bytes(4, "big") + head + b"text"
+    encoding = {
+        "reason": "encrypted",
+        "batch_size": 2,
+        "encryption": {"param_base64": "", "keys": [{"name": "k", "value_base64": "dg==", "metadata": {}}]},
+    }
+    assert describe_messages(entry)["messages"] == [
+        {"batch_index": -1, "sequence_id": 5, "size": 4, "encoding": encoding, "payload_base64": "dGV4dA=="}
+    ]
+    assert message_lines(entry) == [
+        "batch of 2, producer p, sequence 5, published 1000",
+        f"  sequence_id=5 encoding={json.dumps(encoding)} (4 bytes) base64:dGV4dA==",
     ]
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from bindery.main import app
 from bindery.topics.broker_api import Broker, BrokerRefused, BrokerUnreachable
-from bindery.topics.consume import RETRY_S_MAX, Retries, _read, _receive
+from bindery.topics.consume import RETRY_S_MAX, Retries, _print_message, _read, _receive
 from bindery_core.errors import BadRequest
 from typer.testing import CliRunner
 
@@ -108,3 +108,19 @@ def test_options_without_effect_are_refused(arguments: list[str], reason: str, m
     refused = CliRunner().invoke(app, ["consume", "t", *arguments]).exception
     assert isinstance(refused, BadRequest)
     assert str(refused).startswith(reason)
+
+
+def test_payloads_that_are_not_decoded_are_printed_as_stored_with_one_warning(
+    capsysbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    noted: set[str] = set()
+    for number, reason in enumerate(["chunk", "chunk", "encrypted"]):
+        message = {"message_id": f"5:{number}", "payload_base64": "AP8=", "encoding": {"reason": reason}}
+        _print_message(message, noted, as_json=False)
+    out, err = capsysbinary.readouterr()
+    assert out == b"\x00\xff\n" * 3
+    first, second = err.decode().splitlines()
+    assert "5:0 is not decoded (chunk)" in first
+    assert "5:2 is not decoded (encrypted)" in second
+    _print_message(message, noted, as_json=True)
+    assert b'"reason": "encrypted"' in capsysbinary.readouterr().out

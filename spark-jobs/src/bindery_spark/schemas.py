@@ -188,8 +188,10 @@ MESSAGES: Final = StructType(
         _field("payload", BinaryType(), nullable=True),  # null: a tombstone, or see problem
         _field("producer", StringType(), nullable=True),
         _field("sequence_id", LongType(), nullable=True),
-        _field("problem", StringType(), nullable=True),  # why the entry cannot be decoded (for example, encrypted), or
-        # `sources.topic.rows.OUT_OF_RANGE` and the values that no column can hold, which are null
+        # Why the entry cannot be read; or `sources.topic.rows.NOT_DECODED` and the reason (for example, encrypted); or
+        # OUT_OF_RANGE there and the values that no column can hold, which are null
+        _field("problem", StringType(), nullable=True),
+        _field("encoding", StringType(), nullable=True),  # JSON, as in the HTTP API; null: the payload is decoded
     ]
 )
 

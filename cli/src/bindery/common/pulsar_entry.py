@@ -1,16 +1,20 @@
 """Describe an entry of a topic as JSON and as text: Pulsar's metadata and the messages with keys and properties."""
 
 import base64
+import json
 from typing import Any
 
 from bindery_core.errors import BinderyError
-from bindery_pulsar.message_codec import Message, decode_entry, read_head
+from bindery_pulsar.message_codec import Message, OpaqueMessage, decode_entry, read_head
 
 from bindery.common.entry_facts import escaped
 
 
 def describe_messages(payload: bytes) -> dict[str, Any]:
-    """Return one entry of a topic as JSON. If a part cannot be read, `error` has the reason. Raises nothing."""
+    """Return one entry of a topic as JSON. If a part cannot be read, `error` has the reason. Raises nothing.
+
+    An entry that is not decoded (for example, encrypted) has one message, with its `encoding`.
+    """
     facts: dict[str, Any] = {}
     try:
         head = read_head(payload)
@@ -45,6 +49,10 @@ def _message(message: Message) -> dict[str, Any]:
     if message.null_value:
         facts["null_value"] = True
     facts["size"] = len(message.payload)
+    if isinstance(message, OpaqueMessage):
+        facts["encoding"] = message.encoding.as_json()
+        facts["payload_base64"] = base64.b64encode(message.payload).decode()
+        return facts
     try:
         facts["payload"] = message.payload.decode()
     except UnicodeDecodeError:
@@ -69,6 +77,8 @@ def message_lines(payload: bytes) -> list[str]:
         body = escaped(text.encode()) if text is not None else "base64:" + message.pop("payload_base64")
         index = message.pop("batch_index")
         size = message.pop("size")
+        if "encoding" in message:
+            message["encoding"] = json.dumps(message["encoding"])
         words = " ".join(f"{name}={value}" for name, value in message.items())
         lines.append(f"  {'' if index < 0 else f'[{index}] '}{words} ({size} bytes) {body}")
     return lines

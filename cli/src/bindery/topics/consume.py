@@ -67,6 +67,9 @@ def consume(
 ) -> None:
     """Print messages of a topic: the payloads, or with --json all fields.
 
+    A payload that the broker did not decode (encrypted, a chunk of a message, or too large) is printed as stored, with
+    a warning; --json shows its encoding.
+
     Without --ack nothing changes on the broker. With --ack a message is acknowledged after it was printed: if the
     command fails in between, the message is delivered again. The topic is not created if it does not exist.
 
@@ -96,9 +99,10 @@ def consume(
             if ack
             else _read(broker, path, start or "earliest", follow=follow, maximum=maximum, retries=retries)
         )
+        noted: set[str] = set()
         try:
             for message in source:
-                _print_message(message, as_json=as_json)
+                _print_message(message, noted, as_json=as_json)
         finally:
             source.close()
 
@@ -197,10 +201,19 @@ def _receive(
             broker.post(base + "/nack", {"message_ids": pending, "consumer": consumer})
 
 
-def _print_message(message: dict[str, Any], *, as_json: bool) -> None:
+def _print_message(message: dict[str, Any], noted: set[str], *, as_json: bool) -> None:
+    """`noted`: the reasons of encodings of which stderr has a line already."""
     if as_json:
         print(json.dumps(message, ensure_ascii=False), flush=True)
         return
+    if "encoding" in message and (reason := message["encoding"]["reason"]) not in noted:
+        noted.add(reason)
+        print(
+            f"warning: message {message['message_id']} is not decoded ({reason}). Payloads of this kind are printed as "
+            "stored; --json shows their encoding.",
+            file=sys.stderr,
+            flush=True,
+        )
     payload = message.get("payload")
     raw = base64.b64decode(message["payload_base64"]) if payload is None else payload.encode()
     sys.stdout.buffer.write(raw + b"\n")

@@ -4,19 +4,25 @@ import random
 import struct
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
+import cramjam
 import crc32c
 from bindery_client.client import LedgerClient
 from bindery_metadata.stores.zookeeper import ZooKeeperStore
 from bindery_pulsar.managed_ledger_codec import TopicInfo, encode_topic
 from bindery_pulsar.managed_ledger_records import LedgerRecord
-from bindery_pulsar.pulsar_messages_pb2 import ZLIB, MessageMetadata, SingleMessageMetadata
+from bindery_pulsar.pulsar_messages_pb2 import LZ4, ZLIB, ZSTD, MessageMetadata, SingleMessageMetadata
 from bindery_pulsar.znode_layout import MANAGED_LEDGERS_ROOT, encode_name
 
 PUBLISH_TIME_MS: Final = 1_700_000_000_000
 _MAGIC: Final = 0x0E01
+_COMPRESS: Final[dict[int, Callable[[bytes], bytes]]] = {
+    LZ4: lambda data: bytes(cramjam.lz4.compress_block(data, store_size=False)),
+    ZLIB: zlib.compress,
+    ZSTD: lambda data: bytes(cramjam.zstd.compress(data)),
+}
 
 
 async def store_topic(zookeeper: str, name: str, entries: Sequence[bytes]) -> None:
@@ -50,9 +56,9 @@ async def store_topic(zookeeper: str, name: str, entries: Sequence[bytes]) -> No
         await store.close()
 
 
-def compressed_message(size: int, *, sequence_id: int = 0) -> bytes:
-    """Return an entry of one message of `size` zero bytes, compressed to a thousandth of it."""
-    return _compressed(bytes(size), MessageMetadata(), sequence_id)
+def compressed_message(size: int, *, sequence_id: int = 0, compression: int = ZLIB) -> bytes:
+    """Return an entry of one message of `size` zero bytes, compressed to a thousandth of it or so."""
+    return _compressed(bytes(size), MessageMetadata(compression=compression), sequence_id)
 
 
 def compressed_batch(count: int, *, properties: int = 0, sequence_id: int = 0) -> bytes:
@@ -69,8 +75,9 @@ def _compressed(payload: bytes, metadata: MessageMetadata, sequence_id: int) -> 
     metadata.producer_name = "attacker"
     metadata.sequence_id = sequence_id
     metadata.publish_time = PUBLISH_TIME_MS
-    metadata.compression = ZLIB
+    if not metadata.compression:
+        metadata.compression = ZLIB
     metadata.uncompressed_size = len(payload)
     head = metadata.SerializeToString()
-    rest = struct.pack(">I", len(head)) + head + zlib.compress(payload, 6)
+    rest = struct.pack(">I", len(head)) + head + _COMPRESS[metadata.compression](payload)
     return struct.pack(">HI", _MAGIC, crc32c.crc32c(rest)) + rest

@@ -1,19 +1,20 @@
 """Messages as rows, without a cluster."""
 
+import json
 import struct
 from datetime import UTC, datetime
 
 import pytest
 from bindery_core.ids import ID_MAX
 from bindery_pulsar.message_codec import OutgoingMessage, encode_batch, encode_message
-from bindery_pulsar.pulsar_messages_pb2 import MessageMetadata
+from bindery_pulsar.pulsar_messages_pb2 import ZLIB, MessageMetadata
 from bindery_spark.sources.topic.positions import (
     ALL,
     TIME_MS_MAX,
     Bounds,
     parse_bounds,
 )
-from bindery_spark.sources.topic.rows import OUT_OF_RANGE, MessageRows
+from bindery_spark.sources.topic.rows import NOT_DECODED, OUT_OF_RANGE, MessageRows
 
 
 def test_messages_batches_and_undecodable_entries_become_rows() -> None:
@@ -77,7 +78,9 @@ def test_an_encrypted_message_with_an_invalid_date_has_a_row() -> None:
     rows.add(struct.pack(">I", len(head)) + head + b"secret", ledger_id=3, entry_id=0, partition=-1)
     (row,) = rows.take().to_pylist()
     assert (row["publish_time"], row["sequence_id"]) == (None, None)
-    assert "encrypted" in row["problem"]
+    assert row["problem"] == (
+        f"{NOT_DECODED}encrypted; {OUT_OF_RANGE}publish_time {2**64 - 1} ms, sequence_id {2**64 - 1}"
+    )
 
 
 def small(rows: MessageRows, count: int) -> None:
@@ -107,20 +110,49 @@ def test_a_batch_is_full_at_16384_rows_or_8_mib() -> None:
     assert rows.is_full, "entries that cannot be decoded count too"
 
 
-def encrypted(publish_time_ms: int, sequence_id: int = 9) -> bytes:
-    metadata = MessageMetadata(producer_name="me", sequence_id=sequence_id, publish_time=publish_time_ms)
-    metadata.encryption_keys.add(key="k", value=b"v")
+def test_an_entry_that_is_not_decoded_is_a_row_with_its_payload_as_stored() -> None:
+    rows = MessageRows(Bounds(from_ms=10, to_ms=20))
+    for entry_id, time_ms in enumerate((9, 10, 20)):
+        metadata = MessageMetadata(producer_name="me", sequence_id=9, publish_time=time_ms, partition_key="k")
+        metadata.properties.add(key="a", value="b")
+        metadata.encryption_keys.add(key="key-1", value=b"v")
+        head = metadata.SerializeToString()
+        entry = struct.pack(">I", len(head)) + head + b"secret"
+        rows.add(entry, ledger_id=3, entry_id=entry_id, partition=4)
+    (row,) = rows.take().to_pylist()
+    encoding = json.loads(row.pop("encoding"))
+    assert (encoding["reason"], encoding["encryption"]["keys"][0]["name"]) == ("encrypted", "key-1")
+    assert row.pop("problem") == f"{NOT_DECODED}encrypted"
+    assert row == {
+        "message_id": "3:1:4:-1",
+        "ledger_id": 3,
+        "entry_id": 1,
+        "batch_index": -1,
+        "publish_time": datetime(1970, 1, 1, 0, 0, 0, 10_000, tzinfo=UTC),
+        "event_time": None,
+        "key": "k",
+        "key_is_base64": False,
+        "properties": [("a", "b")],
+        "payload": b"secret",
+        "producer": "me",
+        "sequence_id": 9,
+    }
+
+
+def damaged(publish_time_ms: int) -> bytes:
+    """Return a compressed entry whose payload does not match its metadata."""
+    metadata = MessageMetadata(producer_name="me", sequence_id=9, publish_time=publish_time_ms, compression=ZLIB)
     head = metadata.SerializeToString()
-    return struct.pack(">I", len(head)) + head + b"secret"
+    return struct.pack(">I", len(head)) + head + b"damage"
 
 
 def test_an_entry_that_cannot_be_decoded_has_the_columns_that_are_known() -> None:
     rows = MessageRows(Bounds(from_ms=10, to_ms=20))
     for entry_id, time_ms in enumerate((9, 10, 20)):
-        rows.add(encrypted(time_ms), ledger_id=3, entry_id=entry_id, partition=4)
+        rows.add(damaged(time_ms), ledger_id=3, entry_id=entry_id, partition=4)
     (row,) = rows.take().to_pylist()
     problem = row.pop("problem")
-    assert "encrypted" in problem
+    assert "does not match its metadata" in problem
     assert row == {
         "message_id": "3:1:4:-1",
         "ledger_id": 3,
@@ -134,6 +166,7 @@ def test_an_entry_that_cannot_be_decoded_has_the_columns_that_are_known() -> Non
         "payload": None,
         "producer": "me",
         "sequence_id": 9,
+        "encoding": None,
     }
 
 

@@ -3,15 +3,19 @@
 Producers may set values that no column can hold: a time in us instead of ms is beyond the year 10000, and a sequence id
 may be above 2^63 - 1. Such a column is null, and `problem` has OUT_OF_RANGE and the value. The message still counts as
 readable.
+
+An entry that is not decoded (for example, encrypted) is one row with its payload as stored: `problem` has NOT_DECODED
+and the reason, and `encoding` has what is needed to decode it, as in the HTTP API.
 """
 
+import json
 from base64 import b64encode
 from typing import Any, Final
 
 import pyarrow as pa
 from bindery_core.errors import BinderyError
 from bindery_core.ids import ID_MAX
-from bindery_pulsar.message_codec import Message, decode_entry, read_head
+from bindery_pulsar.message_codec import Message, OpaqueMessage, decode_entry, read_head
 from bindery_pulsar.message_id import MessageId
 from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -24,6 +28,8 @@ BYTES_MAX: Final = 8 * 2**20
 """Payload size in bytes at which a batch is full."""
 OUT_OF_RANGE: Final = "out of range: "
 """Beginning of `problem` if a value does not fit its column."""
+NOT_DECODED: Final = "not decoded: "
+"""Beginning of `problem` if the payload is as stored."""
 ARROW_SCHEMA: Final = to_arrow_schema(MESSAGES, timezone="UTC")
 
 
@@ -60,6 +66,10 @@ class MessageRows:
         published, happened, number, problem = _fitting(
             message.publish_time_ms, message.event_time_ms or None, message.sequence_id
         )
+        encoding = None
+        if isinstance(message, OpaqueMessage):
+            encoding = json.dumps(message.encoding.as_json())
+            problem = NOT_DECODED + message.encoding.reason + (f"; {problem}" if problem else "")
         self._size += len(message.payload)
         self._rows.append(
             (
@@ -76,6 +86,7 @@ class MessageRows:
                 message.producer_name,
                 number,
                 problem,
+                encoding,
             )
         )
 
@@ -106,6 +117,7 @@ class MessageRows:
                 producer,
                 number,
                 why,
+                None,
             )
         )
 
