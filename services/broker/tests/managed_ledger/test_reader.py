@@ -273,8 +273,10 @@ async def test_topics_may_share_a_cache(cluster: Cluster) -> None:
         await topic.add_many([topic.name.encode()])
     for topic in opened:
         assert list((await read_all(topic)).values()) == [topic.name.encode()]
-        await topic.crash()
     assert len(cache) == 2
+    for topic in opened:
+        await topic.crash()
+    assert (len(cache), cache.size) == (0, 0)
 
 
 @pytest.mark.parametrize(("failures", "left"), [(10**6, [[0, 1]]), (0, [])])

@@ -34,10 +34,10 @@ from bindery_pulsar.entry_size import ENTRY_SIZE_MAX
 from bindery_pulsar.managed_ledger_codec import TopicInfo, decode_topic, encode_topic
 from bindery_pulsar.message_id import Position
 
+from bindery_broker.managed_ledger.caching.entry_cache import EntryCache
 from bindery_broker.managed_ledger.cursors.cursor import ManagedCursor
 from bindery_broker.managed_ledger.cursors.cursor_table import CursorTable
 from bindery_broker.managed_ledger.cursors.transient_cursor import TransientCursor
-from bindery_broker.managed_ledger.entry_cache import EntryCache
 from bindery_broker.managed_ledger.ledger_list import LedgerList, LedgerRecord
 from bindery_broker.managed_ledger.new_entries import Listeners, NewEntries
 from bindery_broker.managed_ledger.opening import recover_ledgers
@@ -91,7 +91,7 @@ class ManagedLedger:
         self._properties = dict(info.properties)
         self._clock = clock
         self._settings = settings
-        self._cache = cache
+        self._cache = cache.topic()
         self._ownership = OwnershipProof(is_owner, timeout_s=settings.operation_timeout_s)
         self._ledgers = LedgerList(records)
         self._handles = ReadHandles(client, count_max=settings.read_handles_max, timeout_s=settings.operation_timeout_s)
@@ -99,7 +99,7 @@ class ManagedLedger:
         self._reader = EntryReader(
             ledgers=self._ledgers,
             handles=self._handles,
-            cache=cache,
+            cache=self._cache,
             write_handle=lambda: self._writer.handle if self._writer is not None else None,
             timeout_s=settings.operation_timeout_s,
         )
@@ -112,6 +112,7 @@ class ManagedLedger:
             client=client,
             settings=settings,
             clock=clock,
+            cache=self._cache,
             ownership=self._ownership,
             check_open=self._raise_if_ended,
             on_moved=self._trim_soon,
@@ -246,7 +247,11 @@ class ManagedLedger:
 
     @property
     def cache(self) -> EntryCache:
-        return self._cache
+        return self._cache.shared
+
+    def next_cache_round(self) -> None:
+        """Let cursors that make no progress keep no entries in the cache. Call it from a timer, once a minute."""
+        self._cache.next_round()
 
     def on_fenced(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call `listener` in the loop, once, when the topic is lost to another broker.
@@ -513,6 +518,7 @@ class ManagedLedger:
 
     async def _release(self) -> None:
         self._trimmer.stop()
+        self._cache.close()
         await self._cursors.release()
         if self._writer is not None:
             await self._writer.finished()

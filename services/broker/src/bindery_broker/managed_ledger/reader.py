@@ -8,7 +8,7 @@ from bindery_core.errors import LostOwnership, NoSuchEntry, TryAgain
 from bindery_core.ids import EntryId
 from bindery_pulsar.message_id import Position
 
-from bindery_broker.managed_ledger.entry_cache import EntryCache
+from bindery_broker.managed_ledger.caching.entry_cache import TopicCache
 from bindery_broker.managed_ledger.ledger_list import LedgerList, LedgerRecord
 from bindery_broker.managed_ledger.read_handles import ReadHandles
 from bindery_broker.managed_ledger.topic_metadata import limited
@@ -29,7 +29,7 @@ class EntryReader:
         *,
         ledgers: LedgerList,
         handles: ReadHandles,
-        cache: EntryCache,
+        cache: TopicCache,
         write_handle: Callable[[], WriteHandle | None],
         timeout_s: float,
     ) -> None:
@@ -103,9 +103,7 @@ class EntryReader:
             raise NoSuchEntry(
                 "the read returned fewer entries than requested", ledger_id=record.ledger_id, first=first, last=last
             )
-        self._cache.put_many(
-            (((record.ledger_id, entry_id), payload) for entry_id, payload in enumerate(payloads, first))
-        )
+        self._cache.add_read(record.ledger_id, first, payloads)
         return payloads
 
     async def _size_of(self, ledger_id: int, *, first: int, last: int) -> int:

@@ -53,7 +53,8 @@ class ManagedLedgerSettings(Settings):
     """Maximum pause in seconds before such a retry."""
 
     cache_size_max: Annotated[int, Ge(0)] = 64 * MIB
-    """Maximum bytes of cached recent entries, over all topics of the broker, for readers at the end of a topic."""
+    """Maximum bytes of cached entries over all topics of the broker, with 200 bytes for each. Three quarters keep the
+    entries that were written last, for consumers at the end of a topic; consumers that catch up share the rest."""
 
     read_handles_max: Annotated[int, Ge(1)] = 16
     """Maximum number of closed ledgers that one topic keeps open for reading."""

@@ -193,6 +193,7 @@ class Topics:
             for subscription in topic.subscriptions.values():
                 subscription.tick()
             topic.end_readers()
+            topic.ledger.next_cache_round()
             try:
                 await topic.ledger.trim()
                 await topic.ledger.renew_cursor_ledgers()

@@ -26,6 +26,7 @@ from bindery_pulsar.cursor_fields import Counts
 from bindery_pulsar.managed_ledger_codec import CursorState
 from bindery_pulsar.message_id import Position
 
+from bindery_broker.managed_ledger.caching.tail import TailReader
 from bindery_broker.managed_ledger.cursors.ack_state import AckState, BatchAck, Redelivered
 from bindery_broker.managed_ledger.cursors.changes import Changes
 from bindery_broker.managed_ledger.cursors.cursor_store import Unstored
@@ -95,16 +96,19 @@ class ManagedCursor:
         ledgers: LedgerList,
         stored: CursorState,
         store: StateStore,
+        tail_reader: TailReader,
         on_moved: Callable[[], None],
         on_fenced: Callable[[TopicFenced], None],
     ) -> None:
-        """`on_moved`: the durable mark-delete position reached another ledger, so something may be trimmed."""
+        """`tail_reader`: receives the position of the reads. `on_moved`: the durable mark-delete position reached
+        another ledger, so something may be trimmed."""
         self.name = name
         """The subscription's name, as users write it."""
         self._source = source
         self._ledgers = ledgers
         self._state = AckState(ledgers, stored)
         self._store = store
+        self._tail_reader = tail_reader
         self._on_moved = on_moved
         self._on_fenced = on_fenced
         self._unstored = Changes()
@@ -197,6 +201,7 @@ class ManagedCursor:
         version = self._version
         entries: list[UnackedEntry] = []
         position = self.next_unacked(start)
+        self._tail_reader.move(position)
         size = 0
         while len(entries) < entries_max and (not entries or size < size_max):
             found = await self._source.read(
@@ -212,6 +217,10 @@ class ManagedCursor:
                     size += len(payload)
             position = self.next_unacked(self._ledgers.next(found[-1][0]))
         return UnackedRead(self._still_unacked(entries, version), position)
+
+    def reading_from(self, position: Position) -> None:
+        """Record that the subscription reads from `position` next: the cache need not keep the entries before it."""
+        self._tail_reader.move(position)
 
     def _still_unacked(self, entries: list[UnackedEntry], version: int) -> list[UnackedEntry]:
         """Return those of `entries`, collected since `version` of the state, that are still unacknowledged."""
@@ -461,6 +470,7 @@ class ManagedCursor:
         """Refuse every later call: the topic is lost, closed or deleted."""
         if self._end is None:
             self._end = error
+            self._tail_reader.close()
             self._answer(self._version, error)
 
     async def quiesce(self) -> None:

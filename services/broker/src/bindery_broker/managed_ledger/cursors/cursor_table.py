@@ -19,6 +19,7 @@ from bindery_core.errors import BinderyError, Conflict, Corrupt, NoSuchSubscript
 from bindery_pulsar.managed_ledger_codec import CursorState
 from bindery_pulsar.message_id import Position
 
+from bindery_broker.managed_ledger.caching.entry_cache import TopicCache
 from bindery_broker.managed_ledger.cursors.cursor import EntrySource, ManagedCursor
 from bindery_broker.managed_ledger.cursors.cursor_store import CursorStore
 from bindery_broker.managed_ledger.cursors.transient_cursor import TransientCursor
@@ -47,6 +48,7 @@ class CursorTable:
         client: LedgerClient,
         settings: ManagedLedgerSettings,
         clock: Callable[[], int],
+        cache: TopicCache,
         ownership: OwnershipProof,
         check_open: Callable[[], None],
         on_moved: Callable[[], None],
@@ -64,6 +66,7 @@ class CursorTable:
         self._client = client
         self._settings = settings
         self._clock = clock
+        self._cache = cache
         self._ownership = ownership
         self._check_open = check_open
         self._on_moved = on_moved
@@ -167,6 +170,7 @@ class CursorTable:
                     name,
                     source=self._source,
                     ledgers=self._ledgers,
+                    tail_reader=self._cache.reader(),
                     start=self._ledgers.clamp(start),
                     on_closed=lambda: self._transient.__delitem__(name),
                 )
@@ -287,6 +291,7 @@ class CursorTable:
             ledgers=self._ledgers,
             stored=state,
             store=store,
+            tail_reader=self._cache.reader(),
             on_moved=self._on_moved,
             on_fenced=self._on_fenced,
         )

@@ -11,6 +11,7 @@ from bindery_core.errors import BinderyError, NoSuchSubscription
 from bindery_pulsar.managed_ledger_codec import NO_LEDGER, CursorState
 from bindery_pulsar.message_id import Position
 
+from bindery_broker.managed_ledger.caching.tail import TailReader
 from bindery_broker.managed_ledger.cursors.ack_state import AckState
 from bindery_broker.managed_ledger.cursors.cursor import EntrySource, ManagedCursor
 from bindery_broker.managed_ledger.cursors.cursor_store import Unstored
@@ -42,7 +43,14 @@ class TransientCursor(ManagedCursor):
     """A cursor in memory. Created by `ManagedLedger.open_transient_cursor`, ended by `close`."""
 
     def __init__(
-        self, name: str, *, source: EntrySource, ledgers: LedgerList, start: Position, on_closed: Callable[[], None]
+        self,
+        name: str,
+        *,
+        source: EntrySource,
+        ledgers: LedgerList,
+        start: Position,
+        tail_reader: TailReader,
+        on_closed: Callable[[], None],
     ) -> None:
         """`start`: the next entry, clamped. `on_closed` is called once, at the end of the cursor."""
         super().__init__(
@@ -51,6 +59,7 @@ class TransientCursor(ManagedCursor):
             ledgers=ledgers,
             stored=CursorState(mark_delete=ledgers.previous(start)),
             store=NoStore(),
+            tail_reader=tail_reader,
             on_moved=lambda: None,
             on_fenced=lambda error: None,
         )

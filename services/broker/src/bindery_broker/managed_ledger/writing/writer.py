@@ -28,7 +28,7 @@ from bindery_core.errors import (
 )
 from bindery_pulsar.message_id import Position
 
-from bindery_broker.managed_ledger.entry_cache import EntryCache
+from bindery_broker.managed_ledger.caching.entry_cache import TopicCache
 from bindery_broker.managed_ledger.ledger_list import LedgerList, LedgerRecord
 from bindery_broker.managed_ledger.ownership_proof import OwnershipProof
 from bindery_broker.managed_ledger.settings import ManagedLedgerSettings
@@ -56,7 +56,7 @@ class TopicWriter:
         ledgers: LedgerList,
         settings: ManagedLedgerSettings,
         clock: Callable[[], int],
-        cache: EntryCache,
+        cache: TopicCache,
         custom_metadata: Mapping[str, bytes],
         ownership: OwnershipProof,
         store_ledgers: StoreLedgers,
@@ -210,7 +210,8 @@ class TopicWriter:
         self._ledgers.grow(entries=count, size=sum(one.size for one in stored))
         self.entries_added += count
         for one in stored:
-            self._cache.put_many(zip(one.positions, one.payloads, strict=True))
+            ledger_id, first = one.positions[0]
+            self._cache.add_written(ledger_id, first, one.payloads, size=one.size)
 
     # --- control of the sending by a switch
 
