@@ -258,6 +258,7 @@ class MessageReader:
                 end = (position, part.stop)
                 break
         self._position, self._index = end
+        self._cursor.reading_from(self._position)
         if consumed or parts:
             self.batch_sizes.forget(await self._cursor.ack_many(consumed, batches=parts))
         return start != end
