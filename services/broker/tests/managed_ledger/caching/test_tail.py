@@ -200,6 +200,17 @@ def test_a_closed_topic_has_no_entries_and_takes_none() -> None:
     assert (held(tail), segment.size, segment.count) == ([], 2 * UNIT, 2)
 
 
+def test_the_slack_is_evicted_at_once() -> None:
+    segment = TailSegment(size_max=6 * UNIT, slack=2 * UNIT)
+    tail = segment.topic()
+    add(tail, 0, 6)
+    assert segment.evicted == 0
+    add(tail, 6)
+    assert (held(tail)[0], segment.evicted) == ((1, 3), 3)
+    add(tail, 7, 2)
+    assert segment.evicted == 3
+
+
 @pytest.mark.parametrize("size_max", [0, UNIT - 1])
 def test_an_entry_that_does_not_fit_is_not_kept(size_max: int) -> None:
     segment = TailSegment(size_max=size_max)
@@ -215,7 +226,8 @@ class Model:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.size_max = self.rng.randrange(4, 60) * UNIT
-        self.segment = TailSegment(size_max=self.size_max)
+        self.slack = self.rng.choice([0, UNIT, 2 * UNIT])
+        self.segment = TailSegment(size_max=self.size_max, slack=self.slack)
         self.tails = [self.segment.topic() for _ in range(self.rng.randrange(1, 6))]
         self.sizes: dict[int, list[tuple[Position, int]]] = {index: [] for index in range(len(self.tails))}
         """The bytes of every entry that was written, by topic."""
@@ -273,7 +285,7 @@ class Model:
             mine = [position for position, _ in self.sizes[index] if self._has(index, position)]
             assert mine == [position for position, _ in self.sizes[index]][-len(mine) :] or not mine, "a gap"
             assert tail.size == sum(size for at_index, size in kept if at_index == index)
-        share = self.size_max / (2 * len(self.tails))
+        share = (self.size_max - self.slack) / (2 * len(self.tails))
         for index, reader in guarded:
             behind = sum(size for position, size in self.sizes[index] if position >= reader.position)
             if behind <= share:

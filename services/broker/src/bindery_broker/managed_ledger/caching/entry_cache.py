@@ -22,6 +22,9 @@ CATCH_UP_PART: Final = 4
 """The catch-up segment has this part of the bytes: a quarter. With 64 MiB, these are four reads of 4 MiB, so that four
 groups of subscriptions can share what they read. Live readers rarely need more than the last megabyte of a topic."""
 
+SLACK_PART: Final = 256
+"""At its limit, the tail evicts this part of its bytes at once."""
+
 
 class EntryCache:
     """The cache of a broker. Ledger ids are unique in a cluster, so topics share the catch-up segment."""
@@ -29,7 +32,8 @@ class EntryCache:
     def __init__(self, *, size_max: int) -> None:
         """`size_max`: maximum bytes of payloads and overhead; 0: cache nothing."""
         self._catch_up_size_max = size_max // CATCH_UP_PART
-        self._tail = TailSegment(size_max=size_max - self._catch_up_size_max)
+        tail_size_max = size_max - self._catch_up_size_max
+        self._tail = TailSegment(size_max=tail_size_max, slack=tail_size_max // SLACK_PART)
         self._catch_up: OrderedDict[tuple[int, int], bytes] = OrderedDict()
         self._catch_up_evicted = 0
         self.catch_up_size = 0

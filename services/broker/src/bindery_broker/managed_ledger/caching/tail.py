@@ -16,10 +16,10 @@ Invariants
 - Entries leave only because entries were written. No read evicts anything.
 - A topic's entries leave in the order of their positions, so its tail has no gaps within a ledger.
 - With n topics in memory, an entry that a live reader still needs leaves only while its topic has more than
-  size_max / 2n bytes. Hence a live reader that is at most that far behind finds every entry here.
+  (size_max - slack) / 2n bytes. Hence a live reader that is at most that far behind finds every entry here.
 
 Rule 2 finds a topic by its size class (powers of two): the topic has more than half the bytes of the largest one, which
-has at least the mean. The lowest position of the live readers is a lower bound that is renewed once per as many moves
+has at least the mean. At the limit, `slack` more bytes are evicted than needed, so that few adds evict anything. The lowest position of the live readers is a lower bound that is renewed once per as many moves
 as there are readers, so that a move takes constant time on average; so does adding or evicting an entry.
 Source: Pulsar evicts up to the slowest active reader, too (ManagedLedgerImpl.doCacheEviction), but after one second
 whatever the topic, and it caches what catch-up readers read in the same place.
@@ -80,13 +80,19 @@ class _Run:
 class TopicTail:
     """The last entries of one topic. Created by `TailSegment.topic`."""
 
-    __slots__ = ("_floor", "_moves", "_passed", "_readers", "_runs", "_segment", "is_open", "size", "size_class")
+    __slots__ = (
+        "_floor", "_moves", "_readers", "_runs", "_segment", "is_open", "oldest", "passed", "size", "size_class",
+    )  # fmt: skip
 
     def __init__(self, segment: "TailSegment") -> None:
         self.size = 0
         """Bytes of payloads and overhead."""
         self.size_class = 0
         """The bits of `size`."""
+        self.oldest = _EVERYTHING
+        """The first entry in memory."""
+        self.passed = _EVERYTHING
+        """No live reader needs an entry before this position."""
         self.is_open = True
         self._segment = segment
         self._runs: dict[int, _Run] = {}
@@ -95,10 +101,8 @@ class TopicTail:
         """Those that read recently, or are at the end."""
         self._floor = _START
         """Readers before this position need entries that are not in memory."""
-        self._passed = _EVERYTHING
-        """No live reader needs an entry before this position."""
         self._moves = 0
-        """Moves of readers since `_passed` was renewed."""
+        """Moves of readers since `passed` was renewed."""
 
     def add(self, ledger_id: int, first: int, payloads: Sequence[bytes], *, size: int) -> None:
         """Add the entries that were written after all others. `size`: bytes of `payloads`."""
@@ -107,10 +111,13 @@ class TopicTail:
         run = self._runs.get(ledger_id)
         if run is None or run.end != first:
             run = self._begin(ledger_id, first)
-        end = first + len(payloads)
-        run.payloads.update(zip(range(first, end), payloads, strict=True))
-        run.end = end
-        self._segment.grow(self, len(payloads), size + len(payloads) * ENTRY_OVERHEAD)
+        count = len(payloads)
+        if count == 1:
+            run.payloads[first] = payloads[0]
+        else:
+            run.payloads.update(zip(range(first, first + count), payloads, strict=True))
+        run.end = first + count
+        self._segment.grow(self, count, size + count * ENTRY_OVERHEAD)
 
     def _begin(self, ledger_id: int, first: int) -> _Run:
         """Return a new run. A ledger begins with entry 0; if entries are missing, those before them are dropped."""
@@ -120,6 +127,8 @@ class TopicTail:
         if not self._runs and not (floor == (ledger_id, first) or (_START < floor < (ledger_id, 0) and not first)):
             self._floor = Position(ledger_id, first)
         run = self._runs[ledger_id] = _Run(ledger_id, first)
+        if len(self._runs) == 1:
+            self.oldest = Position(ledger_id, first)
         return run
 
     def run_of(self, ledger_id: int) -> _Run | None:
@@ -141,8 +150,8 @@ class TopicTail:
         self._moves += 1
         if self._moves >= len(self._readers):
             self._renew()
-        elif self._floor <= reader.position < self._passed:
-            self._passed = reader.position
+        elif self._floor <= reader.position < self.passed:
+            self.passed = reader.position
             self._segment.mark(self)
 
     def next_round(self) -> None:
@@ -163,15 +172,8 @@ class TopicTail:
         for reader in self._readers:
             if floor <= reader.position < passed:
                 passed = reader.position
-        self._passed = passed
+        self.passed = passed
         self._segment.mark(self)
-
-    @property
-    def has_passed(self) -> bool:
-        """Whether no live reader needs the oldest entry."""
-        for run in self._runs.values():
-            return (run.ledger_id, run.first) < self._passed
-        return False
 
     def shed(self, excess: int, *, only_passed: bool) -> tuple[int, int]:
         """Evict the oldest entries until `excess` bytes are free. Returns the number of entries and the bytes evicted.
@@ -180,22 +182,30 @@ class TopicTail:
         """
         count = freed = 0
         freed_max = excess if only_passed else min(excess, self.size - (1 << self.size_class >> 1) + 1)
+        passed = self.passed
         while freed < freed_max and self._runs:
             run = next(iter(self._runs.values()))
             stop = run.end
-            if only_passed and run.ledger_id >= self._passed.ledger_id:
-                stop = min(stop, self._passed.entry_id) if run.ledger_id == self._passed.ledger_id else run.first
+            if only_passed and run.ledger_id >= passed.ledger_id:
+                stop = min(stop, passed.entry_id) if run.ledger_id == passed.ledger_id else run.first
             entry_id, pop = run.first, run.payloads.pop
             while entry_id < stop and freed < freed_max:
                 freed += len(pop(entry_id)) + ENTRY_OVERHEAD
                 entry_id += 1
             count += entry_id - run.first
             run.first = entry_id
-            self._floor = Position(run.ledger_id, entry_id)
+            self._floor = self.oldest = Position(run.ledger_id, entry_id)
             if entry_id < run.end:
                 break
             del self._runs[run.ledger_id]
+            self._find_oldest()
         return count, freed
+
+    def _find_oldest(self) -> None:
+        for run in self._runs.values():
+            self.oldest = Position(run.ledger_id, run.first)
+            return
+        self.oldest = _EVERYTHING
 
     def close(self) -> None:
         """Drop everything, and keep nothing from now on. Idempotent."""
@@ -208,20 +218,23 @@ class TopicTail:
         for run in self._runs.values():
             self._floor = Position(run.ledger_id, run.end)
         self._runs.clear()
+        self.oldest = _EVERYTHING
         return count, self.size
 
 
 class TailSegment:
     """The tails of all topics, limited in bytes together."""
 
-    def __init__(self, *, size_max: int) -> None:
-        """`size_max`: maximum bytes of payloads and overhead; 0: keep nothing."""
+    def __init__(self, *, size_max: int, slack: int = 0) -> None:
+        """`size_max`: maximum bytes of payloads and overhead; 0: keep nothing. `slack`: bytes that are evicted at the
+        limit in addition to what is needed."""
         self.size = 0
         self.count = 0
         """Number of entries."""
         self.evicted = 0
         """Number of entries that left because of the limit."""
         self._size_max = size_max
+        self._slack = slack
         self._classes: list[OrderedDict[TopicTail, None]] = []
         """The topics that have entries, by the bits of their size."""
         self._classes_used = 0
@@ -236,11 +249,14 @@ class TailSegment:
     def grow(self, tail: TopicTail, count: int, size: int) -> None:
         """Count the entries that were added to `tail`, then evict what is too much."""
         self._change(tail, count, size)
-        while self.size > self._size_max:
+        if self.size <= self._size_max:
+            return
+        kept_max = self._size_max - self._slack
+        while self.size > kept_max:
             only_passed = bool(self._passed)
             candidates = self._passed if only_passed else self._classes[self._classes_used.bit_length() - 1]
             victim = next(iter(candidates))
-            count, size = victim.shed(self.size - self._size_max, only_passed=only_passed)
+            count, size = victim.shed(self.size - kept_max, only_passed=only_passed)
             self.evicted += count
             self._change(victim, -count, -size)
 
@@ -271,7 +287,7 @@ class TailSegment:
 
     def mark(self, tail: TopicTail) -> None:
         """Record whether `tail` has passed entries."""
-        if tail.has_passed:
+        if tail.oldest < tail.passed:
             self._passed[tail] = None
         elif tail in self._passed:
             del self._passed[tail]
