@@ -105,4 +105,4 @@ def test_a_removed_consumer_is_a_new_one_with_its_next_call():
     assert sessions.remove("c") is session
     assert sessions.remove("c") is None
     again = sessions.begin_call("c", ttl_s=60, now=9)
-    assert (again.joined_at, again.call_count, again.message_count) == (9, 1, 0)
+    assert (again.joined_at, again.call_count, again.statistics.delivered.messages) == (9, 1, 0)

@@ -64,17 +64,17 @@ async def test_a_request_in_parts_has_the_ids_and_counts_of_one_call(
 ) -> None:
     messages = [OutgoingMessage(payload=b"x", key=key) for key in (None, None, "k", None)]
     whole = await topic.publish(messages, producer=None, batch=True)
-    counted = (topic.messages_in, topic.bytes_in)
+    counted = (topic.statistics.published.messages, topic.statistics.published.bytes)
     monkeypatch.setattr(topic_module, "ADD_CALL_SIZE_MAX", 1)
     parts = await topic.publish(messages, producer=None, batch=True)
     assert [str(result) for result in whole] == ["0:0:-1:0", "0:0:-1:1", "0:1:-1:-1", "0:2:-1:-1"]
     assert [str(result) for result in parts] == ["0:3:-1:0", "0:3:-1:1", "0:4:-1:-1", "0:5:-1:-1"]
-    assert (topic.messages_in, topic.bytes_in) == (2 * counted[0], 2 * counted[1])
+    assert (topic.statistics.published.messages, topic.statistics.published.bytes) == (2 * counted[0], 2 * counted[1])
 
 
 async def test_a_part_is_filled_up_to_its_limit(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
     await publish(topic, b"x")
-    monkeypatch.setattr(topic_module, "ADD_CALL_SIZE_MAX", 2 * topic.bytes_in)
+    monkeypatch.setattr(topic_module, "ADD_CALL_SIZE_MAX", 2 * topic.statistics.published.bytes)
     submit, sizes = topic.ledger.submit_many, []
 
     def counted(entries: list[bytes]) -> asyncio.Future[list[Position]]:
@@ -104,7 +104,7 @@ async def test_a_request_whose_first_part_is_refused_is_not_stored(
     assert not isinstance(caught.value, OutcomeUnknown) or isinstance(caught.value, TopicFenced)
     ledgers.release_adds()
     await asyncio.gather(first, return_exceptions=True)
-    assert narrow.messages_in == (0 if lost else 1)
+    assert narrow.statistics.published.messages == (0 if lost else 1)
 
 
 async def test_an_id_without_index_names_the_first_message_of_a_batch(topic: Topic) -> None:

@@ -14,6 +14,7 @@ from bindery_core.errors import TooManyRequests
 
 from bindery_broker.dispatch.consumers import Consumer
 from bindery_broker.dispatch.item import MessageRef
+from bindery_broker.statistics.delivery import ConsumerStatistics
 
 REQUESTS_REMEMBERED_MAX = 8
 """Maximum number of answers that one session can repeat. A client has one call in progress, or a few."""
@@ -27,7 +28,7 @@ class Session:
     last_call_at: float
     calls_open: int = 0
     call_count: int = 0
-    message_count: int = 0
+    statistics: ConsumerStatistics = field(default_factory=ConsumerStatistics)
     remembered: dict[str, tuple[MessageRef, ...]] = field(default_factory=dict)
     """Messages of an answer by request id, oldest answer first."""
 

@@ -123,6 +123,20 @@ class LedgerList:
             count += max(high - max(low, 0), 0)
         return count
 
+    def size_after(self, position: Position) -> int:
+        """Return the payload bytes of the entries after `position`.
+
+        An estimate within the ledger of `position`: its entries count as if they had the same size.
+        """
+        size = 0
+        for record in self._records[bisect_left(self._ids, position.ledger_id) :]:
+            if record.ledger_id == position.ledger_id:
+                left = min(max(record.entries - position.entry_id - 1, 0), record.entries)
+                size += record.size * left // max(record.entries, 1)
+            else:
+                size += record.size
+        return size
+
     def nth(self, index: int) -> Position:
         """Return the entry that has `index` existing entries before it; the end if there are fewer entries."""
         for record in self._records:

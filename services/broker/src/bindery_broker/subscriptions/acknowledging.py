@@ -38,8 +38,11 @@ class Acknowledger:
         self._delays = reader.delays
         self._partition = partition
 
-    async def ack(self, positions: Sequence[Position], batches: Sequence[BatchAck]) -> None:
-        """Acknowledge `positions` and `batches`, a result of `resolve`; durable on return."""
+    async def ack(self, positions: Sequence[Position], batches: Sequence[BatchAck]) -> int:
+        """Acknowledge `positions` and `batches`, a result of `resolve`; durable on return.
+
+        Returns how many messages in delivery, or read ahead, that acknowledges.
+        """
         dispatcher = self._loop.dispatcher
         generation = dispatcher.generation
         refs = [MessageRef(position, WHOLE) for position in positions]
@@ -62,11 +65,12 @@ class Acknowledger:
         # A repeated acknowledgement finishes no entry, but `resolve` looked up the size of its batch again.
         self._batch_sizes.forget(batch.position for batch in batches if self._cursor.is_acked(batch.position))
         self._loop.wake_blocked()
+        return sum(portion.count for portion in portions)
 
-    async def ack_cumulative(self, positions: Sequence[Position], batches: Sequence[BatchAck], last: MessageId) -> None:
+    async def ack_cumulative(self, positions: Sequence[Position], batches: Sequence[BatchAck], last: MessageId) -> int:
         """Acknowledge everything up to and including `last`, durably; `resolve([last])` returned the other arguments.
 
-        Raises BadRequest unless the subscription is exclusive.
+        Returns what `ack` returns. Raises BadRequest unless the subscription is exclusive.
         """
         self.check_in_order()
         dispatcher = self._loop.dispatcher
@@ -88,6 +92,7 @@ class Acknowledger:
             self._delays.forget_upto(self._cursor.mark_delete)
         self._batch_sizes.forget_acked()
         self._loop.wake_blocked()
+        return sum(portion.count for portion in portions)
 
     def passed(self) -> None:
         """The cursor has acknowledged everything up to its mark-delete position: forget what is not delivered of it."""

@@ -34,6 +34,8 @@ class ReceiveRequest:
     key_shared: KeySharedMode = KeySharedMode()
     key_ranges: tuple[KeyRange, ...] = ()
     """Ranges of key hashes that the consumer declares, if the mode is sticky."""
+    address: str = ""
+    """The client's address, for statistics."""
 
 
 class ClientWatch:

@@ -15,17 +15,19 @@ from bindery_pulsar.message_id import MessageId, Position
 from bindery_broker.dispatch import dispatcher as dispatching
 from bindery_broker.dispatch.dispatcher import Dispatcher
 from bindery_broker.dispatch.failover import pick_active
-from bindery_broker.dispatch.item import DispatchLimits
+from bindery_broker.dispatch.item import DispatchLimits, refs_of
 from bindery_broker.dispatch.key_shared import KeySharedMode
 from bindery_broker.dispatch.read_ahead import ReadAhead
 from bindery_broker.dispatch.sessions import Session, Sessions
 from bindery_broker.errors import ConsumerBusy, SubscriptionTypeConflict
 from bindery_broker.managed_ledger import BatchAck, ManagedCursor, ManagedLedger, Redelivered, TransientCursor, WallClock
+from bindery_broker.statistics.delivery import ConsumerStatistics, SubscriptionStatistics
 from bindery_broker.subscriptions.acknowledging import Acknowledger
 from bindery_broker.subscriptions.consumer import ClientWatch, ReceiveCall, ReceiveRequest, SubscriptionType
 from bindery_broker.subscriptions.decoding import EntryDecoder
 from bindery_broker.subscriptions.dispatch_loop import Deliveries, DispatchLoop
 from bindery_broker.subscriptions.explaining import Explainer, Reason
+from bindery_broker.subscriptions.oldest import OldestMessage
 from bindery_broker.subscriptions.reading import MessageReader, Messages, messages_of
 from bindery_broker.subscriptions.redelivery import Redelivery
 from bindery_broker.subscriptions.response_budget import Charge
@@ -52,9 +54,8 @@ class Subscription:
         self.name = cursor.name
         self.cursor = cursor
         self.sessions = Sessions(sessions_max=sessions_max)
-        self.messages_out = 0
-        self.bytes_out = 0
-        self.redeliveries = 0
+        self.statistics = SubscriptionStatistics()
+        self.oldest = OldestMessage(cursor, ledger)
         self._ledger = ledger
         self._now = now
         self._clock = clock
@@ -106,6 +107,11 @@ class Subscription:
         """Reason why the entry at the read position cannot be decoded; None: it can be decoded."""
         return self._reader.stuck
 
+    @property
+    def is_blocked_on_unacked(self) -> bool:
+        """Whether nothing new is read, because the maximum number of unacknowledged messages is reached."""
+        return self.dispatcher.known_count >= self.dispatcher.limits.unacked_max
+
     # -- consuming -----------------------------------------------------------------------------------------------
 
     def join(self, consumer: str, kind: SubscriptionType, *, key_shared: KeySharedMode = KeySharedMode()) -> None:
@@ -147,6 +153,8 @@ class Subscription:
         self._loop.check_open()
         self.join(request.consumer, kind, key_shared=request.key_shared)
         session = self.sessions.begin_call(request.consumer, ttl_s=request.session_ttl_s, now=self._now())
+        session.statistics.address = request.address
+        self.statistics.last_request_at = session.last_call_at
         call = ReceiveCall(
             request=request, session=session, deadline=self._now() + request.wait_s, client=client, charge=charge
         )
@@ -160,13 +168,16 @@ class Subscription:
                 deliveries = await self._redelivery.take(call, request.request_id)
         finally:
             self.sessions.end_call(session, now=self._now())
+        count = size = redelivered = 0
         for delivery in deliveries:
-            count = delivery.bits.bit_count()
-            session.message_count += count
-            self.messages_out += count
+            messages = messages_of(delivery)
+            count += len(messages)
+            for message in messages:
+                size += len(message.payload)
             if delivery.redelivery_count:
-                self.redeliveries += count
-            self.bytes_out += sum(len(message.payload) for message in messages_of(delivery))
+                redelivered += len(messages)
+        if count:
+            self.statistics.deliver(session.statistics, count, size, redelivered=redelivered, now=session.last_call_at)
         return deliveries, session
 
     def _connect(self, session: Session, request: ReceiveRequest) -> None:
@@ -208,7 +219,9 @@ class Subscription:
         self._loop.check_open()
         positions, batches = await self._acknowledger.resolve(ids)
         self._touch(consumer)
-        await self._acknowledger.ack(positions, batches)
+        acker = self._statistics_of(consumer, ids[:1])
+        count = await self._acknowledger.ack(positions, batches)
+        self.statistics.ack(acker, count, now=self._now())
 
     async def ack_cumulative(self, last: MessageId, *, consumer: str | None = None) -> None:
         """Acknowledge everything up to and including `last`, durably. Exclusive subscriptions only."""
@@ -217,7 +230,9 @@ class Subscription:
         positions, batches = await self._acknowledger.resolve([last])
         self._acknowledger.check_in_order()  # the type may have changed meanwhile
         self._touch(consumer)
-        await self._acknowledger.ack_cumulative(positions, batches, last)
+        acker = self._statistics_of(consumer, [last])
+        count = await self._acknowledger.ack_cumulative(positions, batches, last)
+        self.statistics.ack(acker, count, now=self._now())
 
     def nack(self, ids: Sequence[MessageId], *, delay_s: float, consumer: str | None = None) -> list[MessageId]:
         """Return held messages for delivery after `delay_s`. Returns those that were held (by `consumer`, if given)."""
@@ -333,3 +348,13 @@ class Subscription:
     def _touch(self, consumer: str | None) -> None:
         if consumer is not None:
             self.sessions.touch(consumer, now=self._now())
+
+    def _statistics_of(self, consumer: str | None, ids: Sequence[MessageId]) -> ConsumerStatistics | None:
+        """Return the statistics of `consumer`, or of the holder of one of `ids`; None: it is not connected."""
+        if consumer is None:
+            for ref in refs_of(ids, self.dispatcher.known_bits):
+                portion = self.dispatcher.find(ref)
+                if portion is not None and portion.grant is not None:
+                    consumer = portion.grant.consumer.name
+        session = None if consumer is None else self.sessions.get(consumer)
+        return None if session is None else session.statistics

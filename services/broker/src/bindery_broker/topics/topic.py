@@ -30,6 +30,8 @@ from bindery_broker.dispatch.read_ahead import ReadAhead
 from bindery_broker.errors import RESPONSES_FULL, NoSuchMessage, NotOwner, ResponsesFull
 from bindery_broker.keyed_locks import KeyedLocks
 from bindery_broker.managed_ledger import ManagedCursor, ManagedLedger, WallClock
+from bindery_broker.statistics.topic import TopicStatistics
+from bindery_broker.statistics.volume import Volume
 from bindery_broker.subscriptions.consumer import TAG_VERSION
 from bindery_broker.subscriptions.decoding import EntryDecoder, RoomNeeded
 from bindery_broker.subscriptions.response_budget import Charge
@@ -80,8 +82,7 @@ class Topic:
     ) -> None:
         self.name = name
         self.ledger = ledger
-        self.messages_in = 0
-        self.bytes_in = 0
+        self.statistics = TopicStatistics()
         self._clock = clock
         self._now = now
         self._limits = limits
@@ -120,6 +121,11 @@ class Topic:
     def subscriptions(self) -> Mapping[str, Subscription]:
         return self._subscriptions
 
+    @property
+    def volume(self) -> Volume:
+        """What went in and out since the topic was loaded."""
+        return self.statistics.volume([subscription.statistics for subscription in self._subscriptions.values()])
+
     # -- producing -----------------------------------------------------------------------------------------------
 
     async def publish(
@@ -146,8 +152,7 @@ class Topic:
             positions = await self.ledger.add_many(entries)
         except TopicFenced as error:
             raise _fenced_while_writing(self.name) from error
-        self.messages_in += len(messages)
-        self.bytes_in += size
+        self.statistics.publish(len(messages), len(entries), size, now=self._now())
         return list(message_ids(plan, positions, partition=self._partition))
 
     async def _publish_in_parts(
@@ -181,8 +186,8 @@ class Topic:
             elif isinstance(outcome, BaseException):
                 raise outcome
             else:
-                self.messages_in += sum(map(len, indexes))
-                self.bytes_in += sum(map(len, entries[start:end]))
+                size = sum(map(len, entries[start:end]))
+                self.statistics.publish(sum(map(len, indexes)), end - start, size, now=self._now())
                 for entry, position in zip(indexes, outcome, strict=True):
                     for batch_index, index in enumerate(entry):
                         in_batch = batch_index if len(entry) > 1 else -1
@@ -453,7 +458,8 @@ class Topic:
             if consumers := 0 if force else len(subscription.sessions):
                 raise Conflict("the subscription has consumers", subscription=name, consumers=consumers)
             await self.ledger.delete_cursor(name)
-            self._subscriptions.pop(name, None)
+            if self._subscriptions.pop(name, None) is subscription:
+                self.statistics.subscription_deleted(subscription.statistics)
             _end(subscription, NoSuchSubscription("the subscription was deleted", subscription=name))
 
     @property

@@ -27,10 +27,13 @@ from bindery_broker.keyed_locks import KeyedLocks
 from bindery_broker.managed_ledger import EntryCache, ManagedLedger, ManagedLedgerSettings, WallClock
 from bindery_broker.ownership.bundles import Bundle
 from bindery_broker.ownership.ownership import Ownership
+from bindery_broker.statistics.volume import Volume
 from bindery_broker.subscriptions.decoding import EntryDecoder
 from bindery_broker.subscriptions.response_budget import ResponseBudget
 from bindery_broker.topics.topic import Topic
 
+OLDEST_READS_MAX = 1_000
+"""Maximum number of entries that a round of maintenance reads to find the age of the oldest messages."""
 CLOSES_MAX = 32
 """Maximum number of idle topics that are closed in parallel, because a close may have to wait for slow bookies."""
 LOOK_FOR_IDLE_S_MIN = 1.0
@@ -100,6 +103,8 @@ class Topics:
         self._cleanups: set[asyncio.Task[None]] = set()
         """Tasks that close the handles of abandoned topics, or close idle topics."""
         self.loads_failed = 0
+        self.former_volume = Volume()
+        """What went in and out of the topics that were closed."""
 
     @property
     def client(self) -> LedgerClient:
@@ -187,6 +192,7 @@ class Topics:
         """Run one round of maintenance of the loaded topics: end sessions, delete ledgers, replace old cursor ledgers,
         close idle topics."""
         idle: list[Topic] = []
+        reads_left = OLDEST_READS_MAX
         for topic in self:
             if not topic.is_open:
                 continue
@@ -200,6 +206,7 @@ class Topics:
             except BinderyError as error:
                 if topic.is_open:
                     log.warning("topic_maintenance_failed", topic=topic.name.short, **error_fields(error))
+            reads_left -= await _read_oldest(topic, reads_left)
             is_kept = topic.ledger.entries_count > 0  # only loaded topics are trimmed and have backlog metrics
             if not is_kept and self._now() - topic.used_at >= self.limits.idle_s_max and self._is_idle(topic):
                 idle.append(topic)
@@ -314,6 +321,7 @@ class Topics:
     def _forget(self, topic: Topic) -> None:
         if self._loaded.get(topic.name) is topic:
             del self._loaded[topic.name]
+            self.former_volume.add(topic.volume)
             log.info("topic_closed", topic=topic.name.short, reason=topic.closed_because)
         if topic.is_abandoned:
             task = asyncio.get_running_loop().create_task(topic.ledger.crash())
@@ -336,3 +344,16 @@ class Topics:
             return await self._store.children(path)
         except NoSuchNode:
             return []
+
+
+async def _read_oldest(topic: Topic, reads_max: int) -> int:
+    """Find out how old the oldest messages of the topic are, for the metrics. Returns the number of reads that count:
+    all that are left after one failed, because the next ones would take as long."""
+    reads = 0
+    for subscription in list(topic.subscriptions.values()):
+        if reads < reads_max and subscription.oldest.must_read:
+            reads += 1
+            await subscription.oldest.read()
+            if subscription.oldest.must_read and topic.is_open:
+                return reads_max
+    return reads

@@ -19,8 +19,9 @@ Invariants
   (size_max - slack) / 2n bytes. Hence a live reader that is at most that far behind finds every entry here.
 
 Rule 2 finds a topic by its size class (powers of two): the topic has more than half the bytes of the largest one, which
-has at least the mean. At the limit, `slack` more bytes are evicted than needed, so that few adds evict anything. The lowest position of the live readers is a lower bound that is renewed once per as many moves
-as there are readers, so that a move takes constant time on average; so does adding or evicting an entry.
+has at least the mean. At the limit, `slack` more bytes are evicted than needed, so that few adds evict anything. The
+lowest position of the live readers is a lower bound that is renewed once per as many moves as there are readers, so
+that a move takes constant time on average; so does adding or evicting an entry.
 Source: Pulsar evicts up to the slowest active reader, too (ManagedLedgerImpl.doCacheEviction), but after one second
 whatever the topic, and it caches what catch-up readers read in the same place.
 """

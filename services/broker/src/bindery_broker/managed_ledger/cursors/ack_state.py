@@ -177,6 +177,14 @@ class AckState:
         behind = self._ledgers.entries_between(after=self.mark_delete, upto=self._ledgers.last_confirmed)
         return behind - self.acked.entries_count
 
+    @property
+    def backlog_size(self) -> int:
+        """Payload bytes of the entries that `backlog_entries` counts; an estimate, as if entries had the same size."""
+        behind = self._ledgers.entries_between(after=self.mark_delete, upto=self._ledgers.last_confirmed)
+        if not behind:
+            return 0
+        return self._ledgers.size_after(self.mark_delete) * (behind - self.acked.entries_count) // behind
+
     def check(self, position: Position) -> None:
         """Raise BadRequest unless `position` is an entry of the topic, existing or trimmed."""
         if position > self.mark_delete and not self._ledgers.contains(position):

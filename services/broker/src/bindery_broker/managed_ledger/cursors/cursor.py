@@ -155,6 +155,11 @@ class ManagedCursor:
         return self._state.backlog_entries
 
     @property
+    def backlog_size(self) -> int:
+        """Payload bytes of these entries; an estimate, as if entries of a ledger had the same size."""
+        return self._state.backlog_size
+
+    @property
     def store(self) -> StateStore:
         return self._store
 

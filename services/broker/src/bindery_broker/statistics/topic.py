@@ -1,0 +1,48 @@
+"""What was published to a topic since it was loaded, and what its deleted subscriptions delivered."""
+
+from bindery_broker.statistics.delivery import SubscriptionStatistics
+from bindery_broker.statistics.traffic import Traffic
+from bindery_broker.statistics.volume import Volume
+
+
+class TopicStatistics:
+    """Counts durable messages only. Times are monotonic seconds; None: never."""
+
+    __slots__ = ("_deleted", "entries", "last_published_at", "producers", "published")
+
+    def __init__(self) -> None:
+        self.published = Traffic()
+        """Messages, and the bytes of the entries that store them."""
+        self.entries = 0
+        """Number of these entries. An entry is a message or a batch."""
+        self.producers = 0
+        """Number of connected producers; set by the protocols that connect them. HTTP requests connect none."""
+        self.last_published_at: float | None = None
+        self._deleted = Volume()
+        """What the deleted subscriptions delivered."""
+
+    def publish(self, messages: int, entries: int, size: int, *, now: float) -> None:
+        self.published.add(messages, size, now=now)
+        self.entries += entries
+        self.last_published_at = now
+
+    def subscription_deleted(self, subscription: SubscriptionStatistics) -> None:
+        self._deleted.add(_volume_of(subscription))
+
+    def volume(self, subscriptions: "list[SubscriptionStatistics]") -> Volume:
+        """Return what went in and out. `subscriptions`: those that exist."""
+        total = Volume(messages_in=self.published.messages, bytes_in=self.published.bytes)
+        total.add(self._deleted)
+        for subscription in subscriptions:
+            total.add(_volume_of(subscription))
+        return total
+
+    @property
+    def messages_per_entry(self) -> float | None:
+        """The mean size of batches; None: nothing was published since the topic was loaded."""
+        return self.published.messages / self.entries if self.entries else None
+
+
+def _volume_of(subscription: SubscriptionStatistics) -> Volume:
+    delivered = subscription.delivered
+    return Volume(messages_out=delivered.messages, bytes_out=delivered.bytes)

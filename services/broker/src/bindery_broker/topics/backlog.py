@@ -1,0 +1,43 @@
+"""The backlog of a subscription in entries, bytes and messages.
+
+Entries are known exactly. Their bytes are an estimate, because only the sizes of ledgers are known. The number of
+messages in an entry is known only after it is read; reading a backlog to count it would cost as much as delivering it:
+
+| entries that are not acknowledged                                     | messages                                  |
+|-----------------------------------------------------------------------|-------------------------------------------|
+| none                                                                  | 0, exact                                  |
+| all published since the topic was loaded, each with a single message  | exact                                     |
+| anything else, and something was published since the topic was loaded | estimate by the mean size of these batches|
+| anything else                                                         | unknown                                   |
+
+Pulsar's `msgBacklog` counts entries, too.
+"""
+
+from typing import NamedTuple
+
+from bindery_broker.managed_ledger import ManagedCursor, ManagedLedger
+from bindery_broker.statistics.topic import TopicStatistics
+
+
+class Backlog(NamedTuple):
+    entries: int
+    """Entries that are not completely acknowledged."""
+    size: int
+    """Their payload bytes; an estimate."""
+    messages: int | None
+    """Their messages; None: unknown."""
+    is_exact: bool
+    """Whether `messages` is exact. Acknowledged messages of a batch count until the whole batch is acknowledged."""
+
+
+def backlog_of(cursor: ManagedCursor, ledger: ManagedLedger, statistics: TopicStatistics) -> Backlog:
+    entries = cursor.backlog_entries
+    if not entries:
+        return Backlog(0, 0, 0, True)
+    size = cursor.backlog_size
+    mean = statistics.messages_per_entry
+    if mean is None:
+        return Backlog(entries, size, None, False)
+    behind = ledger.entries_between(after=cursor.mark_delete, upto=ledger.last_confirmed)
+    is_exact = mean == 1 and behind <= statistics.entries
+    return Backlog(entries, size, round(entries * mean), is_exact)
