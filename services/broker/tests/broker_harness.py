@@ -14,6 +14,7 @@ from bindery_broker.http.protocol import ProblemHttpProtocol
 from bindery_broker.http.proxy import Proxy
 from bindery_broker.http.v1 import ROUTERS
 from bindery_broker.settings import BrokerSettings
+from bindery_broker.topic_metrics import TopicMetrics
 from bindery_client.memory.memory import MemoryLedgerClient, MemoryLedgers
 from bindery_kit.http.http_server import HttpServer
 from bindery_kit.observability.metrics import Metrics
@@ -63,6 +64,8 @@ class Harness:
             metrics=self.metrics,
         )
         self.broker = Broker(self.settings, components, url=url)
+        self.topic_metrics = TopicMetrics(topics_max=self.settings.metrics_topics_max)
+        self.topic_metrics.watch(self.broker)
         self.peers: dict[str, httpx.ASGITransport] = {}
         self.app = BrokerApp(self.broker, proxy=Proxy(transport=_Peers(self.peers)))
         self.client = httpx.AsyncClient(transport=httpx.ASGITransport(app=self.app), base_url=url)

@@ -34,6 +34,7 @@ def test_the_defaults() -> None:
         "read_ahead_bytes_max": 67_108_864,
         "response_bytes_max": 67_108_864,
         "decoded_bytes_max": 16_777_216,
+        "metrics_topics_max": 1_000,
         "subscriptions_per_topic_max": 1_000,
         "consumers_per_subscription_max": 1_000,
         "unacked_max": 50_000,

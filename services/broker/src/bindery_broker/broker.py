@@ -53,7 +53,7 @@ class Broker:
         )
         self.ownership = Ownership(components.leases, record=OwnerRecord(http_url=url), on_lost=self.topics.abandon)
         self.topics.bind(self.ownership)
-        self.metrics = BrokerMetrics(components.metrics, self.topics, self.ownership)
+        self.metrics = BrokerMetrics(components.metrics, self.topics)
         self._closing = False
         self.draining = False
         """Whether the process is stopping. Waiting calls are then answered at once."""

@@ -44,6 +44,7 @@ from bindery_broker.http.protocol import ProblemHttpProtocol
 from bindery_broker.http.stats import BrokerHttpStats
 from bindery_broker.ownership.registration import keep_registered
 from bindery_broker.settings import BrokerSettings
+from bindery_broker.topic_metrics import TopicMetrics
 
 PROGRAM = "bindery-broker"
 DESCRIPTION = "The broker: topics over HTTP, stored in replicated ledgers."
@@ -74,8 +75,9 @@ class BrokerProcess:
         self.life = ServiceLife("broker", shutdown, self._health)
         self._security = settings.client.load()
         self._stats = BrokerHttpStats()
+        self._topic_metrics = TopicMetrics(topics_max=settings.metrics_topics_max)
         self._server = HttpServer(
-            OpsApp(self._health, self._metrics, app=self._late, parts=[self._stats.render]),
+            OpsApp(self._health, self._metrics, app=self._late, parts=[self._stats.render, self._topic_metrics.render]),
             host=settings.host,
             port=settings.port,
             insecure=settings.insecure,
@@ -124,6 +126,7 @@ class BrokerProcess:
         )
         broker = Broker(settings, components, url=url)
         self._stats.watch_read_ahead(broker.topics.read_ahead)
+        self._topic_metrics.watch(broker)
         app = BrokerApp(broker, arriving=self._server.bodies)
         life.on_stop(app.close)
         self._late.put(app)

@@ -112,6 +112,10 @@ class BrokerSettings(Settings):
     """Maximum bytes of one entry once it is decompressed, with 400 bytes for each message of a large batch. A larger
     entry is answered with 422, and its subscription continues after it is acknowledged."""
 
+    metrics_topics_max: Annotated[int, Ge(0)] = 1_000
+    """Maximum number of topics with metrics of their own in /metrics; ten times as many subscriptions. The other
+    topics are summed by namespace. 0: namespaces only, like Pulsar's exposeTopicLevelMetricsInPrometheus=false."""
+
     subscriptions_per_topic_max: Annotated[int, Ge(1)] = 1_000
     """Maximum number of subscriptions of one topic."""
 

@@ -14,8 +14,8 @@ from starlette.responses import Response
 
 from bindery_broker.broker import Broker
 from bindery_broker.errors import NotOwner
-from bindery_broker.http.exchange import Answered, Exchange
-from bindery_broker.http.proxy import PROXIED_HEADER, Proxy, redirect
+from bindery_broker.http.exchange import PROXIED_HEADER, Answered, Exchange
+from bindery_broker.http.proxy import Proxy, redirect
 from bindery_broker.ownership.bundles import Bundle
 
 ATTEMPTS_MAX: Final = 2

@@ -33,6 +33,8 @@ from bindery_broker.http.budget import ByteBudget
 from bindery_broker.http.json_errors import JSON_ERRORS, describe
 from bindery_broker.subscriptions.response_budget import Charge
 
+PROXIED_HEADER: Final = b"bindery-proxied"
+"""Set in requests that a broker forwards to the owner of the topic."""
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 
 SCOPE_KEY: Final = "bindery.exchange"
@@ -157,6 +159,12 @@ class Exchange(Request):
             if key == name:
                 return bytes(value)
         return b""
+
+    @property
+    def client_address(self) -> str:
+        """Address of the client, or `via` that of the broker that passed the request on; empty: unknown."""
+        host = (self.scope.get("client") or ("",))[0]
+        return f"via {host}" if host and self.header(PROXIED_HEADER) else str(host)
 
     def media_type(self) -> str:
         """Return the content type in lower case, without its parameters."""

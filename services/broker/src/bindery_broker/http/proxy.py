@@ -17,9 +17,8 @@ from bindery_core.errors import BadRequest, OutcomeUnknown
 from bindery_kit.admin.content_types import check_codings
 
 from bindery_broker.errors import NotOwner
-from bindery_broker.http.exchange import ClientGone, Exchange, Reply
+from bindery_broker.http.exchange import PROXIED_HEADER, ClientGone, Exchange, Reply
 
-PROXIED_HEADER: Final = b"bindery-proxied"
 CONNECT_TIMEOUT_S: Final = 5.0
 """Time limit in seconds for a connection to the broker that owns the topic."""
 ANSWER_TIMEOUT_S: Final = 75.0

@@ -5,7 +5,6 @@
 | delivered   | messages and their payload bytes, each delivery of a message                                     |
 | redelivered | those of the deliveries that were not the first one, by negative acknowledgements and timeouts   |
 | acked       | messages in delivery or read ahead that became acknowledged; repeated acknowledgements count 0   |
-| delayed     | messages that wait for their delivery time; set by their owner                                   |
 
 Counters begin at 0 when the topic is loaded. Times are monotonic seconds; None: never.
 """
@@ -34,7 +33,6 @@ class SubscriptionStatistics:
 
     __slots__ = (
         "acked",
-        "delayed",
         "delivered",
         "last_acked_at",
         "last_delivered_at",
@@ -48,7 +46,6 @@ class SubscriptionStatistics:
         """Its bytes are not counted."""
         self.acked = Traffic()
         """Its bytes are not counted."""
-        self.delayed = 0
         self.last_request_at: float | None = None
         """When a consumer last requested messages."""
         self.last_delivered_at: float | None = None

@@ -4,9 +4,17 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from bindery_broker.http.v1.models import DeliveryStats, Explanation, SubscriptionInfo
+from bindery_broker.http.v1.statistics_view import Times
 from bindery_broker.http.v1.subscription_view import explain, info, size_of
-from bindery_broker.subscriptions.subscription import Subscription
 from broker_harness import TOPIC, Clock, Harness, ids, settle
+
+COUNTED = set(DeliveryStats.model_fields)
+CONSUMER_COUNTED = {
+    "address", "connected_since", "messages", "bytes", "messages_per_s", "bytes_per_s", "redelivered", "acked",
+    "last_delivered_at", "last_acked_at",
+}  # fmt: skip
+"""Fields of `statistics_view`, which has tests of its own."""
 
 
 @pytest.fixture
@@ -19,17 +27,26 @@ async def broker(tree, ledgers, clock) -> AsyncIterator[Harness]:
     await harness.close()
 
 
-def subscription_of(broker: Harness, name: str = "s") -> Subscription:
+def shown(broker: Harness, *, after_s: float = 0) -> SubscriptionInfo:
     (topic,) = broker.broker.topics
-    return topic.subscription(name)
+    return info(topic, topic.subscription("s"), times(broker, after_s=after_s))
+
+
+def explained(broker: Harness, *, after_s: float = 0) -> Explanation:
+    (topic,) = broker.broker.topics
+    return explain(topic, topic.subscription("s"), times(broker, after_s=after_s))
+
+
+def times(broker: Harness, *, after_s: float = 0) -> Times:
+    return Times(broker.clock.now() + after_s, broker.clock.now_ms() + round(after_s * 1000))
 
 
 def blocked_by(broker: Harness) -> list[str]:
-    return explain(subscription_of(broker), now=broker.clock.now()).blocked_by
+    return explained(broker).blocked_by
 
 
 def summary(broker: Harness) -> str:
-    return explain(subscription_of(broker), now=broker.clock.now()).summary
+    return explained(broker).summary
 
 
 # -- state
@@ -39,14 +56,11 @@ async def test_a_subscription_without_consumers_has_its_positions_and_properties
     await broker.produce("a", "b")
     body = {"tags": "y||x", "subscription_properties": {"p": "v"}}
     await broker.client.put(f"{TOPIC}/subscriptions/s", json=body)
-    assert info(subscription_of(broker), now=clock.now()).model_dump() == {
+    assert shown(broker).model_dump(exclude=COUNTED) == {
         "subscription": "s",
         "type": None,
         "mark_delete": "0:-1",
         "read_position": "0:0",
-        "backlog_entries": 2,
-        "unacked": 0,
-        "delayed": 0,
         "consumers": [],
         "tags": "x||y",
         "properties": {"p": "v", "x": "1", "y": "1"},
@@ -55,9 +69,8 @@ async def test_a_subscription_without_consumers_has_its_positions_and_properties
 
 async def test_a_subscription_without_tags_shows_none(broker: Harness, clock: Clock) -> None:
     await broker.receive()
-    assert info(subscription_of(broker), now=clock.now()).model_dump(exclude_unset=True).keys() == {
-        "subscription", "type", "mark_delete", "read_position", "backlog_entries", "unacked", "delayed", "consumers",
-        "properties",
+    assert shown(broker).model_dump(exclude_unset=True, exclude=COUNTED).keys() == {
+        "subscription", "type", "mark_delete", "read_position", "consumers", "properties",
     }  # fmt: skip
 
 
@@ -68,28 +81,28 @@ async def test_a_consumer_shows_its_oldest_message_and_its_next_timeout(broker: 
     await broker.receive("c1", max=1, ack_timeout_ms=10_000)
     await broker.receive("c2", max=1, ack_timeout_ms=90_000)
     clock.advance(1)
-    found = info(subscription_of(broker), now=clock.now())
+    found = shown(broker)
     assert (found.type, found.unacked, found.backlog_entries, found.read_position) == ("shared", 3, 3, "0:3")
-    assert [consumer.model_dump() for consumer in found.consumers] == [
+    assert [consumer.model_dump(exclude=CONSUMER_COUNTED) for consumer in found.consumers] == [
         {
             "consumer": "c1",
+            "type": "shared",
             "unacked": 2,
             "oldest_lease_age_ms": 3_000,
             "next_timeout_in_ms": 9_000,
             "session_ends_in_ms": 59_000,
             "calls_open": 0,
             "calls": 2,
-            "messages": 2,
         },
         {
             "consumer": "c2",
+            "type": "shared",
             "unacked": 1,
             "oldest_lease_age_ms": 1_000,
             "next_timeout_in_ms": 89_000,
             "session_ends_in_ms": 89_000,
             "calls_open": 0,
             "calls": 1,
-            "messages": 1,
         },
     ]
 
@@ -98,13 +111,13 @@ async def test_a_consumer_that_waits_has_no_end_of_its_session(broker: Harness, 
     await broker.receive("c1")
     waiting = asyncio.create_task(broker.receive("c1", wait_ms=30_000))
     await settle()
-    (consumer,) = info(subscription_of(broker), now=clock.now()).consumers
-    assert consumer.model_dump(exclude_unset=True) == {
+    (consumer,) = shown(broker).consumers
+    assert consumer.model_dump(exclude_unset=True, exclude=CONSUMER_COUNTED) == {
         "consumer": "c1",
+        "type": "shared",
         "unacked": 0,
         "calls_open": 1,
         "calls": 2,
-        "messages": 0,
     }
     broker.broker.drain()
     assert await waiting == []
@@ -114,18 +127,18 @@ async def test_leases_and_sessions_that_are_over_are_not_shown(broker: Harness, 
     await broker.produce("a")
     await broker.receive("c1", ack_timeout_ms=10_000, session_ttl_ms=20_000)
     clock.advance(10)
-    found = info(subscription_of(broker), now=clock.now())
+    found = shown(broker)
     assert (found.unacked, [consumer.unacked for consumer in found.consumers]) == (0, [0])
     clock.advance(10)
-    assert info(subscription_of(broker), now=clock.now()).consumers == []
+    assert shown(broker).consumers == []
 
 
 async def test_times_are_never_below_zero(broker: Harness, clock: Clock) -> None:
     await broker.produce("a")
     await broker.receive("c1", ack_timeout_ms=10_000)
-    (consumer,) = info(subscription_of(broker), now=clock.now() + 100).consumers
+    (consumer,) = shown(broker, after_s=100).consumers
     assert (consumer.next_timeout_in_ms, consumer.session_ends_in_ms) == (0, 0)
-    (consumer,) = info(subscription_of(broker), now=clock.now() - 100).consumers
+    (consumer,) = shown(broker, after_s=-100).consumers
     assert consumer.oldest_lease_age_ms == 0
 
 
@@ -135,8 +148,8 @@ async def test_times_are_never_below_zero(broker: Harness, clock: Clock) -> None
 async def test_an_explanation_has_the_states_and_the_limits(broker: Harness, clock: Clock) -> None:
     await broker.produce("a", "b")
     await broker.receive("c1", max=1)
-    found = explain(subscription_of(broker), now=clock.now())
-    assert found.subscription == info(subscription_of(broker), now=clock.now())
+    found = explained(broker)
+    assert found.subscription == shown(broker)
     assert found.states == {"ready": 1, "leased": 1}
     assert found.limits == {
         "unacked_max": 5,
@@ -204,7 +217,7 @@ async def test_a_negative_acknowledgement_holds_an_exclusive_subscription_back(b
     await broker.post(f"{TOPIC}/subscriptions/s/nack", {"message_ids": held, "delay_ms": 5_000})
     clock.advance(1)
     assert blocked_by(broker) == ["a negative acknowledgement holds delivery back for 4000 ms more"]
-    assert explain(subscription_of(broker), now=clock.now() + 4).blocked_by == []
+    assert explained(broker, after_s=4).blocked_by == []
 
 
 async def test_an_exclusive_consumer_that_holds_messages_has_to_call_again(broker: Harness) -> None:
@@ -232,6 +245,6 @@ async def test_the_estimated_size_of_a_subscription_is_near_that_of_its_json(bro
     await broker.client.put(f"{TOPIC}/subscriptions/s", json=body)
     for number in range(20):
         await broker.receive(f"consumer-{number}")
-    subscription = subscription_of(broker)
-    real = len(info(subscription, now=broker.clock.now()).model_dump_json())
-    assert 0.5 * real < size_of(subscription) < 2 * real
+    (topic,) = broker.broker.topics
+    real = len(shown(broker).model_dump_json())
+    assert 0.5 * real < size_of(topic.subscription("s")) < 2 * real

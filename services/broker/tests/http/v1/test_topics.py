@@ -107,13 +107,8 @@ async def test_topic_statistics_count_entries_messages_and_consumers(broker):
         1,
     )
     assert (stats["messages_in"], stats["messages_out"], stats["first"], stats["last"]) == (2, 1, "0:0", "0:1")
-    assert stats["subscriptions"]["s"] == {
-        "type": "shared",
-        "backlog_entries": 2,
-        "unacked": 1,
-        "consumers": 1,
-        "mark_delete": "0:-1",
-    }
+    expected = {"type": "shared", "backlog_entries": 2, "unacked": 1, "consumers": 1, "mark_delete": "0:-1"}
+    assert stats["subscriptions"]["s"].items() >= expected.items()
     internal = (await broker.client.get(f"{TOPIC}/internal")).json()
     assert internal["lastConfirmedEntry"] == "0:1"
 
@@ -239,11 +234,11 @@ async def test_unavailable_metadata_is_answered_with_503_and_retry_after(broker,
 async def test_metrics_have_pulsars_names(broker):
     await broker.produce("a", "b")
     await broker.receive(max=1)
-    text = broker.metrics.render().decode()
+    text = (broker.metrics.render() + broker.topic_metrics.render()).decode()
     labels = 'cluster="bindery",namespace="public/default",topic="persistent://public/default/t"'
-    assert f"pulsar_in_messages_total{{{labels}}} 2.0" in text
+    assert f"pulsar_in_messages_total{{{labels}}} 2\n" in text
     (unacked,) = [row for row in text.splitlines() if row.startswith("pulsar_subscription_unacked_messages{")]
     assert 'subscription="s"' in unacked
-    assert unacked.endswith(" 1.0")
-    assert "pulsar_broker_topics_count 1.0" in text
+    assert unacked.endswith(" 1")
+    assert 'pulsar_broker_topics_count{cluster="bindery"} 1\n' in text
     assert 'bindery_broker_http_requests_total{operation="produce",status="200"} 2.0' in text

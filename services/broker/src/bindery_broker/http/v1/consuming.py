@@ -83,6 +83,7 @@ class EventStream(Response):
             ack_timeout_s=query.ack_timeout_ms / 1000,
             session_ttl_s=query.session_ttl_ms / 1000,
             priority=query.priority,
+            address=exchange.client_address,
         )
         try:
             await push(b": connected\n\n")
@@ -153,6 +154,7 @@ async def receive(exchange: Exchange) -> Response:
         priority=body.priority,
         key_shared=key_shared,
         key_ranges=key_ranges,
+        address=exchange.client_address,
     )
     if isinstance(body.ack, list):
         await subscription.ack(parse_ids(body.ack), consumer=body.consumer)

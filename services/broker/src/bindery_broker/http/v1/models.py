@@ -122,29 +122,81 @@ class Sought(Answer):
 
 class ConsumerInfo(Answer):
     consumer: str
+    type: str | None
+    """The type of the subscription, as which the consumer receives."""
+    address: str
+    """Address of the client, or `via` the broker that passed its last call on. Empty: unknown."""
+    connected_since: int
+    """When the session began, in ms since 1970."""
     unacked: int
     oldest_lease_age_ms: int | None = None
     next_timeout_in_ms: int | None = None
     session_ends_in_ms: int | None = None
     """Left out while a call is in progress."""
     calls_open: int
+    """Calls in progress: those that wait for messages, and those whose messages are sent."""
     calls: int
     messages: int
     """Number of messages delivered in this session."""
+    bytes: int
+    """Payload bytes of these messages."""
+    messages_per_s: float
+    """Rate over the last 10 seconds."""
+    bytes_per_s: float
+    redelivered: int
+    """Deliveries in this session of messages that had been delivered before."""
+    acked: int
+    """Messages acknowledged in calls that name this consumer, or else whose first message it held."""
+    last_delivered_at: int | None
+    """In ms since 1970; null: never in this session."""
+    last_acked_at: int | None
 
 
-class SubscriptionInfo(Answer):
+class DeliveryStats(Answer):
+    """Counts begin at 0 when the topic is loaded. Rates are those of the last 10 seconds. Times are in ms since 1970;
+    null: never since the topic was loaded."""
+
+    backlog_entries: int
+    """Entries that are not completely acknowledged. An entry is a message or a batch."""
+    backlog_bytes: int
+    """Payload bytes of these entries; an estimate."""
+    backlog_messages: int | None
+    """Messages in these entries; null: unknown."""
+    backlog_messages_exact: bool
+    """False: `backlog_messages` is an estimate by the mean size of the batches published since the topic was loaded."""
+    oldest_unacked_at: int | None
+    """When the oldest unacknowledged message was published; null: there is none, or its entry was not read yet."""
+    oldest_unacked_age_ms: int | None
+    delayed: int
+    """Messages that wait for their delivery time."""
+    unacked: int
+    """Number of messages that consumers hold."""
+    blocked_on_unacked: bool
+    """Whether the maximum number of unacknowledged messages is reached, so that no new ones are delivered."""
+    messages_out: int
+    bytes_out: int
+    """Payload bytes delivered."""
+    messages_out_per_s: float
+    bytes_out_per_s: float
+    redelivered: int
+    """Deliveries of messages that had been delivered before."""
+    redelivered_per_s: float
+    acked: int
+    """Messages that consumers acknowledged. Repeated acknowledgements count 0."""
+    acked_per_s: float
+    last_request_at: int | None
+    """When a consumer last requested messages."""
+    last_delivered_at: int | None
+    last_acked_at: int | None
+
+
+class SubscriptionInfo(DeliveryStats):
     subscription: str
     type: str | None
     """None: no consumer has connected since the topic was loaded."""
     mark_delete: str
     """Everything up to this entry is acknowledged."""
     read_position: str
-    backlog_entries: int
-    unacked: int
-    """Number of messages that consumers hold."""
-    delayed: int
-    """Number of messages that were read and wait for their delivery time."""
     consumers: list[ConsumerInfo]
     tags: str | None = None
     properties: dict[str, str]
@@ -195,11 +247,10 @@ class TopicList(Answer):
     """Value of `after` for the next call, if there are more topics."""
 
 
-class SubscriptionStats(Answer):
+class SubscriptionStats(DeliveryStats):
     type: str | None
-    backlog_entries: int
-    unacked: int
     consumers: int
+    """Number of connected consumers."""
     mark_delete: str
 
 
@@ -214,10 +265,25 @@ class TopicStats(Answer):
     last: str
     """The last entry written; entry id `-1` if there is none."""
     messages_in: int
+    """Messages stored since the topic was loaded here."""
     bytes_in: int
+    """Bytes of the entries that store them."""
     messages_out: int
     bytes_out: int
     """Payload bytes delivered since the topic was loaded here."""
+    messages_in_per_s: float
+    """Rates are those of the last 10 seconds."""
+    bytes_in_per_s: float
+    messages_out_per_s: float
+    bytes_out_per_s: float
+    average_message_size: float | None
+    """Bytes in entries per message, over the messages since the topic was loaded here; null: there are none."""
+    last_published_at: int | None
+    """In ms since 1970; null: never since the topic was loaded here."""
+    backlog_bytes: int
+    """Payload bytes that the subscription with the largest backlog has not acknowledged; an estimate."""
+    oldest_unacked_age_ms: int | None
+    """The largest of the subscriptions' ages."""
     subscriptions: dict[str, SubscriptionStats]
 
 

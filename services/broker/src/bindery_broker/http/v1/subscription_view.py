@@ -2,27 +2,27 @@
 
 from bindery_broker.dispatch.sessions import Session
 from bindery_broker.http.v1.models import ConsumerInfo, Explanation, SubscriptionInfo
+from bindery_broker.http.v1.statistics_view import Times, consumer_fields, delivery_fields
 from bindery_broker.subscriptions.subscription import Subscription
+from bindery_broker.topics.topic import Topic
 
-SUBSCRIPTION_SIZE = 400
+SUBSCRIPTION_SIZE = 850
 """Approximate bytes of a subscription as JSON, without its properties and consumers."""
-CONSUMER_SIZE = 250
+CONSUMER_SIZE = 450
 """Approximate bytes of a consumer as JSON, without its name."""
 
 
-def info(subscription: Subscription, *, now: float) -> SubscriptionInfo:
-    """Return the state of a subscription. `now`: monotonic seconds."""
+def info(topic: Topic, subscription: Subscription, times: Times) -> SubscriptionInfo:
+    """Return the state of a subscription."""
     subscription.tick()
     answer = SubscriptionInfo(
         subscription=subscription.name,
         type=subscription.type,
         mark_delete=str(subscription.cursor.mark_delete),
         read_position=str(subscription.read_position),
-        backlog_entries=subscription.cursor.backlog_entries,
-        unacked=len(subscription.dispatcher.leases),
-        delayed=subscription.delayed_count,
-        consumers=[_consumer(subscription, session, now=now) for session in subscription.sessions],
+        consumers=[_consumer(subscription, session, times) for session in subscription.sessions],
         properties=dict(subscription.cursor.properties),
+        **delivery_fields(topic, subscription, times),
     )
     if subscription.tags:
         answer.tags = "||".join(sorted(subscription.tags))
@@ -39,10 +39,10 @@ def size_of(subscription: Subscription) -> int:
     return size
 
 
-def explain(subscription: Subscription, *, now: float) -> Explanation:
-    about = info(subscription, now=now)
+def explain(topic: Topic, subscription: Subscription, times: Times) -> Explanation:
+    about = info(topic, subscription, times)
     limits = subscription.dispatcher.limits
-    blocked_by = _blocked_by(subscription, about, now=now)
+    blocked_by = _blocked_by(subscription, about, now=times.now)
     return Explanation(
         subscription=about,
         states=subscription.dispatcher.state_counts(),
@@ -65,7 +65,7 @@ def _blocked_by(subscription: Subscription, about: SubscriptionInfo, *, now: flo
         reasons.append(subscription.stuck)
     if about.backlog_entries and not about.consumers:
         reasons.append("no consumer is connected")
-    if dispatcher.known_count >= limits.unacked_max:
+    if subscription.is_blocked_on_unacked:
         reasons.append(f"{dispatcher.known_count} messages are not acknowledged, the limit is {limits.unacked_max}")
     for consumer in about.consumers:
         if consumer.unacked >= limits.unacked_per_consumer_max:
@@ -94,15 +94,17 @@ def _summary(about: SubscriptionInfo, blocked_by: list[str]) -> str:
     )
 
 
-def _consumer(subscription: Subscription, session: Session, *, now: float) -> ConsumerInfo:
+def _consumer(subscription: Subscription, session: Session, times: Times) -> ConsumerInfo:
+    now = times.now
     leases, consumer = subscription.dispatcher.leases, session.consumer
     grants = consumer.grants.values()
     answer = ConsumerInfo(
         consumer=consumer.name,
+        type=subscription.type,
         unacked=consumer.held,
         calls_open=session.calls_open,
         calls=session.call_count,
-        messages=session.message_count,
+        **consumer_fields(session.statistics, joined_at=session.joined_at, times=times),
     )
     if grants:
         answer.oldest_lease_age_ms = _ms(now - min(grant.granted_at for grant in grants))

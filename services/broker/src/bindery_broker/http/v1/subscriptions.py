@@ -32,6 +32,7 @@ from bindery_broker.http.v1.models import (
     SubscriptionListQuery,
 )
 from bindery_broker.http.v1.produce_request import split_tags
+from bindery_broker.http.v1.statistics_view import Times, read_oldest
 from bindery_broker.http.v1.subscription_view import explain, info, size_of
 from bindery_broker.subscriptions.subscription import Subscription
 
@@ -56,17 +57,20 @@ async def list_subscriptions(
 ) -> SubscriptionList:
     """An answer has at least one subscription, and ends at about LISTING_SIZE_MAX bytes."""
     topic = await exchange.broker.topic(name)
-    now = exchange.broker.now()
     answer = SubscriptionList(subscriptions=[])
     size = 0
+    shown: list[Subscription] = []
     for subscription_name, subscription in sorted(topic.subscriptions.items()):
         if query.after is not None and subscription_name <= query.after:
             continue
-        if size >= LISTING_SIZE_MAX or len(answer.subscriptions) >= query.max:
-            answer.next = answer.subscriptions[-1].subscription
+        if size >= LISTING_SIZE_MAX or len(shown) >= query.max:
+            answer.next = shown[-1].name
             break
         size += size_of(subscription)
-        answer.subscriptions.append(info(subscription, now=now))
+        shown.append(subscription)
+    await read_oldest(shown)
+    times = _times(exchange)
+    answer.subscriptions = [info(topic, subscription, times) for subscription in shown]
     if damaged := topic.ledger.damaged_cursors:
         answer.damaged = {name: str(error) for name, error in sorted(damaged.items())}
     return answer
@@ -224,8 +228,10 @@ async def explain_subscription(
     `no_consumer` and `next`."""
     if query.consumer is not None and query.message_id is None:
         raise BadRequest("consumer needs message_id")
-    found = await _find(exchange, name, subscription)
-    answer = explain(found, now=exchange.broker.now())
+    topic = await exchange.broker.topic(name)
+    found = topic.subscription(subscription)
+    await read_oldest([found])
+    answer = explain(topic, found, _times(exchange))
     if query.message_id is not None:
         reason = await found.explain(MessageId.parse(query.message_id), consumer=query.consumer)
         answer.message = MessageExplanation(message_id=query.message_id, code=reason.code, detail=reason.detail)
@@ -254,6 +260,10 @@ async def leave(
     topic.subscription(subscription).leave(consumer)
     topic.end_readers()
     return Deleted(deleted=consumer)
+
+
+def _times(exchange: Exchange) -> Times:
+    return Times(exchange.broker.now(), exchange.broker.clock())
 
 
 async def _find(exchange: Exchange, name: TopicName, subscription: str) -> Subscription:

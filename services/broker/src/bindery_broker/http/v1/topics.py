@@ -19,6 +19,8 @@ from bindery_broker.http.v1.models import (
     TopicListQuery,
     TopicStats,
 )
+from bindery_broker.http.v1.statistics_view import Times, delivery_fields, read_oldest, rounded
+from bindery_broker.topics.topic import Topic
 
 router = APIRouter(route_class=OwnedRoute, default_response_class=JsonLine, tags=["topics"])
 Routing = Annotated[RoutingQuery, Query()]
@@ -56,34 +58,47 @@ async def list_topics(exchange: Exchange, query: Annotated[TopicListQuery, Query
     responses=openapi.problems(*openapi.OF_TOPICS, 409),
 )
 async def topic_stats(exchange: Exchange, name: paths.Topic, _query: Routing) -> TopicStats:
-    topic = await exchange.broker.topic(name)
-    ledger = topic.ledger
+    broker = exchange.broker
+    topic = await broker.topic(name)
+    await read_oldest(list(topic.subscriptions.values()))
+    times = Times(broker.now(), broker.clock())
     subscriptions = {}
-    messages_out = bytes_out = 0
     for subscription_name, subscription in topic.subscriptions.items():
         subscription.tick()
-        messages_out += subscription.messages_out
-        bytes_out += subscription.bytes_out
         subscriptions[subscription_name] = SubscriptionStats(
             type=subscription.type,
-            backlog_entries=subscription.cursor.backlog_entries,
-            unacked=len(subscription.dispatcher.leases),
             consumers=len(subscription.sessions),
             mark_delete=str(subscription.cursor.mark_delete),
+            **delivery_fields(topic, subscription, times),
         )
+    return _stats_of(topic, subscriptions, owner=broker.url, times=times)
+
+
+def _stats_of(topic: Topic, subscriptions: dict[str, SubscriptionStats], *, owner: str, times: Times) -> TopicStats:
+    ledger, statistics, volume = topic.ledger, topic.statistics, topic.volume
     ledgers = ledger.internal_stats().get("ledgers")
+    came = rounded(statistics.published.rates(times.now))
+    ages = [one.oldest_unacked_age_ms for one in subscriptions.values() if one.oldest_unacked_age_ms is not None]
     return TopicStats(
         topic=topic.name.short,
-        owner=exchange.broker.url,
+        owner=owner,
         entries=ledger.entries_count,
         size=ledger.size,
         ledgers=len(ledgers) if isinstance(ledgers, list) else 0,
         first=str(ledger.first_position),
         last=str(ledger.last_confirmed),
-        messages_in=topic.messages_in,
-        bytes_in=topic.bytes_in,
-        messages_out=messages_out,
-        bytes_out=bytes_out,
+        messages_in=volume.messages_in,
+        bytes_in=volume.bytes_in,
+        messages_out=volume.messages_out,
+        bytes_out=volume.bytes_out,
+        messages_in_per_s=came.messages,
+        bytes_in_per_s=came.bytes,
+        messages_out_per_s=round(sum(one.messages_out_per_s for one in subscriptions.values()), 3),
+        bytes_out_per_s=round(sum(one.bytes_out_per_s for one in subscriptions.values()), 3),
+        average_message_size=round(volume.bytes_in / volume.messages_in, 1) if volume.messages_in else None,
+        last_published_at=times.wall(statistics.last_published_at),
+        backlog_bytes=max((one.backlog_bytes for one in subscriptions.values()), default=0),
+        oldest_unacked_age_ms=max(ages, default=None),
         subscriptions=subscriptions,
     )
 

@@ -1,0 +1,242 @@
+"""The metrics of topics: Pulsar's names and labels, exact values, and a limited number of series."""
+
+from typing import Any
+
+import pytest
+from bindery_broker.topic_metrics import TopicMetrics
+from broker_harness import TOPIC, Clock, Harness, ids
+
+LABELS = 'cluster="bindery",namespace="public/default",topic="persistent://public/default/t"'
+
+
+@pytest.fixture
+def metrics_of(tree: Any, ledgers: Any, clock: Clock) -> Any:
+    def make(**settings: Any) -> Harness:
+        return Harness(tree=tree, ledgers=ledgers, clock=clock, url="http://one", **settings)
+
+    return make
+
+
+def samples(broker: Harness, labels: str | None = None) -> dict[str, float]:
+    """Return values by name for exactly these labels; for all series, by name and labels, if None."""
+    found = {}
+    for line in broker.topic_metrics.render().decode().splitlines():
+        if not line.startswith("#"):
+            series, value = line.rsplit(" ", 1)
+            name, _, at = series.partition("{")
+            if labels is None:
+                found[series] = float(value)
+            elif at.removesuffix("}") == labels:
+                found[name] = float(value)
+    return found
+
+
+async def busy(broker: Harness, clock: Clock) -> int:
+    """Produce four messages of two bytes, deliver three, one of them twice, acknowledge one. Returns the entry size."""
+    await broker.produce("aa", "bb", "cc", "dd")
+    clock.advance(2)
+    received = await broker.receive("c1", max=3)
+    await broker.post(f"{TOPIC}/subscriptions/s/nack", {"message_ids": ids(received[:1])})
+    await broker.receive("c2", max=1)
+    await broker.ack(ids(received[1:2]))
+    clock.advance(2)
+    (topic,) = broker.broker.topics
+    await topic.subscription("s").oldest.read()
+    return topic.ledger.size // 4
+
+
+async def test_a_topic_has_pulsars_metrics(broker: Harness, clock: Clock) -> None:
+    size = await busy(broker, clock)
+    assert samples(broker, LABELS) == {
+        "pulsar_subscriptions_count": 1,
+        "pulsar_producers_count": 0,
+        "pulsar_consumers_count": 2,
+        "pulsar_rate_in": 1,
+        "pulsar_rate_out": 2,
+        "pulsar_throughput_in": size,
+        "pulsar_throughput_out": 4,
+        "pulsar_average_msg_size": size,
+        "pulsar_msg_backlog": 3,
+        "pulsar_storage_size": 12 * size,
+        "pulsar_storage_logical_size": 4 * size,
+        "pulsar_storage_backlog_size": 3 * size,
+        "pulsar_storage_backlog_age_seconds": 4,
+        "pulsar_in_messages_total": 4,
+        "pulsar_in_bytes_total": 4 * size,
+    }
+
+
+async def test_a_subscription_has_pulsars_metrics(broker: Harness, clock: Clock) -> None:
+    size = await busy(broker, clock)
+    (topic,) = broker.broker.topics
+    topic.subscription("s").statistics.delayed = 1
+    assert samples(broker, f'{LABELS},subscription="s"') == {
+        "pulsar_subscription_back_log": 3,
+        "pulsar_subscription_back_log_no_delayed": 2,
+        "pulsar_subscription_delayed": 1,
+        "pulsar_subscription_unacked_messages": 2,
+        "pulsar_subscription_blocked_on_unacked_messages": 0,
+        "pulsar_subscription_consumers_count": 2,
+        "pulsar_subscription_msg_rate_out": 2,
+        "pulsar_subscription_msg_throughput_out": 4,
+        "pulsar_subscription_msg_rate_redeliver": 0.5,
+        "pulsar_subscription_msg_ack_rate": 0.5,
+        "pulsar_subscription_last_consumed_timestamp": clock.now_ms() - 2_000,
+        "pulsar_subscription_last_acked_timestamp": clock.now_ms() - 2_000,
+        "pulsar_subscription_last_consumed_flow_timestamp": clock.now_ms() - 2_000,
+        "pulsar_out_messages_total": 4,
+        "pulsar_out_bytes_total": 8,
+        "bindery_broker_redelivered_messages_total": 1,
+        "bindery_broker_acked_messages_total": 1,
+        "bindery_broker_subscription_backlog_bytes": 3 * size,
+    }
+
+
+async def test_a_subscription_that_was_never_used_has_no_times(broker: Harness) -> None:
+    await broker.client.put(f"{TOPIC}/subscriptions/s", json={})
+    found = samples(broker, f'{LABELS},subscription="s"')
+    assert {value for name, value in found.items() if name.endswith("_timestamp")} == {0}
+    assert set(found.values()) == {0}
+
+
+async def test_leases_that_are_over_are_not_counted(broker: Harness, clock: Clock) -> None:
+    await broker.produce("a")
+    await broker.receive("c1", ack_timeout_ms=10_000, session_ttl_ms=20_000)
+    clock.advance(30)
+    found = samples(broker, f'{LABELS},subscription="s"')
+    assert (found["pulsar_subscription_unacked_messages"], found["pulsar_subscription_consumers_count"]) == (0, 0)
+
+
+async def test_a_full_subscription_is_blocked(metrics_of: Any) -> None:
+    broker = metrics_of(unacked_max=2, unacked_per_consumer_max=2)
+    await broker.produce("a", "b", "c")
+    await broker.receive()
+    assert samples(broker, f'{LABELS},subscription="s"')["pulsar_subscription_blocked_on_unacked_messages"] == 1
+    await broker.close()
+
+
+async def test_the_age_is_missing_until_it_is_read_and_0_without_a_backlog(broker: Harness, clock: Clock) -> None:
+    await broker.produce("a")
+    await broker.client.put(f"{TOPIC}/subscriptions/s", json={})
+    clock.advance(7)
+    name = "pulsar_storage_backlog_age_seconds"
+    assert name not in samples(broker, LABELS)
+    await broker.broker.topics.maintain()
+    assert samples(broker, LABELS)[name] == 7
+    await broker.ack(ids(await broker.receive()))
+    assert samples(broker, LABELS)[name] == 0
+
+
+async def test_the_totals_count_all_topics(broker: Harness, clock: Clock) -> None:
+    size = await busy(broker, clock)
+    await broker.produce("ee", topic="/v1/topics/public/other/u")
+    found = samples(broker, 'cluster="bindery"')
+    assert found == {
+        "pulsar_broker_topics_count": 2,
+        "pulsar_broker_subscriptions_count": 1,
+        "pulsar_broker_producers_count": 0,
+        "pulsar_broker_consumers_count": 2,
+        "pulsar_broker_rate_in": 2,
+        "pulsar_broker_rate_out": 2,
+        "pulsar_broker_throughput_in": 2 * size,
+        "pulsar_broker_throughput_out": 4,
+        "pulsar_broker_msg_backlog": 3,
+        "pulsar_broker_storage_size": 15 * size,
+        "pulsar_broker_storage_logical_size": 5 * size,
+        "pulsar_broker_in_bytes_total": 5 * size,
+        "pulsar_broker_out_bytes_total": 8,
+        "pulsar_ml_count": 2,
+        "pulsar_ml_cache_used_size": 5 * (size + 200),
+        "pulsar_ml_cache_entries": 5,
+        "pulsar_ml_cache_inserted_entries_total": 5,
+        "pulsar_ml_cache_evicted_entries_total": 0,
+    }
+    others = samples(broker, "")
+    assert others.pop("bindery_broker_cache_hits_total") > 0
+    assert others == {
+        "bindery_broker_messages_in_total": 5,
+        "bindery_broker_messages_out_total": 4,
+        "bindery_broker_cache_tail_bytes": 5 * (size + 200),
+        "bindery_broker_cache_misses_total": 0,
+        "bindery_broker_topic_loads_failed_total": 0,
+        "bindery_broker_responses_given_up_total": 0,
+        "bindery_broker_damaged_subscriptions": 0,
+        "bindery_broker_bundles_owned": 2,
+    }
+    assert samples(broker, 'cluster="bindery",namespace="public/default"') == {"pulsar_topics_count": 1}
+    assert samples(broker, 'cluster="bindery",namespace="public/other"') == {"pulsar_topics_count": 1}
+
+
+async def test_counters_of_the_broker_do_not_decrease_when_topics_and_subscriptions_go(
+    broker: Harness, clock: Clock
+) -> None:
+    await busy(broker, clock)
+    before = samples(broker, 'cluster="bindery"') | samples(broker, "")
+    await broker.client.delete(f"{TOPIC}/subscriptions/s", params={"force": "true"})
+    await broker.client.delete(TOPIC, params={"force": "true"})
+    after = samples(broker, 'cluster="bindery"') | samples(broker, "")
+    assert after["pulsar_broker_topics_count"] == 0
+    counters = [name for name in before if name.endswith("_total")]
+    assert {name: after[name] for name in counters} == {name: before[name] for name in counters}
+    assert after["bindery_broker_messages_out_total"] == 4
+
+
+@pytest.mark.parametrize(("topics_max", "shown"), [(0, []), (2, ["t0", "t1"]), (9, ["t0", "t1", "t2", "t3"])])
+async def test_topics_above_the_maximum_are_summed_by_namespace(
+    metrics_of: Any, topics_max: int, shown: list[str]
+) -> None:
+    broker = metrics_of(metrics_topics_max=topics_max)
+    for number in range(4):
+        for sub in "sr":
+            await broker.client.put(f"/v1/topics/public/default/t{number}/subscriptions/{sub}", json={})
+        await broker.produce("a", topic=f"/v1/topics/public/default/t{number}")
+    found = samples(broker)
+    backlogs = {series: value for series, value in found.items() if series.startswith("pulsar_msg_backlog{")}
+    assert sum(backlogs.values()) == 8
+    assert [series.partition("/t")[2][:1] for series in backlogs if 'topic="' in series] == [one[1:] for one in shown]
+    rest = 'pulsar_msg_backlog{cluster="bindery",namespace="public/default"}'
+    assert backlogs.get(rest) == (2 * (4 - len(shown)) or None)
+    subscriptions = [series for series in found if series.startswith("pulsar_subscription_back_log{")]
+    assert len(subscriptions) == 2 * len(shown)
+    assert found['pulsar_topics_count{cluster="bindery",namespace="public/default"}'] == 4
+    assert found['pulsar_broker_msg_backlog{cluster="bindery"}'] == 8
+    await broker.close()
+
+
+async def test_subscriptions_with_metrics_of_their_own_are_limited(metrics_of: Any) -> None:
+    broker = metrics_of(metrics_topics_max=1)
+    for number in range(12):
+        await broker.client.put(f"{TOPIC}/subscriptions/s{number}", json={})
+    found = samples(broker)
+    assert len([series for series in found if series.startswith("pulsar_subscription_back_log{")]) == 10
+    assert found[f"pulsar_subscriptions_count{{{LABELS}}}"] == 12
+    await broker.close()
+
+
+async def test_every_name_has_one_type(broker: Harness, clock: Clock) -> None:
+    await busy(broker, clock)
+    lines = broker.topic_metrics.render().decode().splitlines()
+    kinds = [line.split()[2:] for line in lines if line.startswith("# TYPE")]
+    assert len({name for name, _ in kinds}) == len(kinds)
+    assert all((kind == "counter") == name.endswith("_total") for name, kind in kinds)
+
+
+async def test_a_page_that_takes_long_is_sent_again_for_a_while(
+    broker: Harness, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages = iter([b"1", b"2"])
+
+    def render(_self: TopicMetrics, _broker: object) -> bytes:
+        clock.advance(0.5)
+        return next(pages)
+
+    monkeypatch.setattr(TopicMetrics, "_render", render)
+    assert broker.topic_metrics.render() == b"1"
+    clock.advance(4.4)
+    assert broker.topic_metrics.render() == b"1"
+    clock.advance(0.1)
+    assert broker.topic_metrics.render() == b"2"
+
+
+def test_there_are_no_metrics_before_the_broker_serves() -> None:
+    assert TopicMetrics(topics_max=9).render() == b""
