@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from bindery_broker.topic_metrics import TopicMetrics
+from bindery_pulsar.message_id import Position
 from broker_harness import TOPIC, Clock, Harness, ids
 
 LABELS = 'cluster="bindery",namespace="public/default",topic="persistent://public/default/t"'
@@ -69,7 +70,7 @@ async def test_a_topic_has_pulsars_metrics(broker: Harness, clock: Clock) -> Non
 async def test_a_subscription_has_pulsars_metrics(broker: Harness, clock: Clock) -> None:
     size = await busy(broker, clock)
     (topic,) = broker.broker.topics
-    topic.subscription("s").statistics.delayed = 1
+    assert topic.subscription("s")._reader.delays.add(Position(0, 99), 1 << 60)
     assert samples(broker, f'{LABELS},subscription="s"') == {
         "pulsar_subscription_back_log": 3,
         "pulsar_subscription_back_log_no_delayed": 2,
