@@ -1,7 +1,7 @@
 """Measure the index of delayed messages: memory, adding, storing, loading, and delivery at 20,000 messages a second.
 
     .venv/bin/python bench/delayed.py                 # a million messages; takes about a minute
-    .venv/bin/python bench/delayed.py --count 4000000 --json
+    .venv/bin/python bench/delayed.py --count 3000000 --json
 
 No network or disk. `random`: delivery times at random in ten days; `in order`: 20,000 a second, in the order of the
 topic. Times are CPU times of the process. Memory is that of Python's allocations (tracemalloc), measured apart from the
