@@ -140,6 +140,17 @@ def test_invalid_contents_with_a_valid_checksum_are_refused(offset: int, form: s
         decode_bucket(sealed(bytes(body)))
 
 
+def test_the_covered_position_is_not_before_the_last_row():
+    rows: Rows = {5: ([1, 3], [0, 0])}
+    for entry_id, is_valid in ((3, True), (2, False)):
+        blob = encode_bucket(build(rows, covered_upto=Position(5, entry_id)))
+        if is_valid:
+            assert decode_bucket(blob).covered_upto == Position(5, 3)
+        else:
+            with pytest.raises(Corrupt, match="covered position"):
+                decode_bucket(blob)
+
+
 def test_a_blob_above_the_limit_is_refused_before_it_is_read():
     with pytest.raises(Corrupt, match="impossible size"):
         decode_bucket(bytes(BLOB_SIZE_MAX + 1))
