@@ -19,10 +19,15 @@ An operation without an end (the runner was killed) is unknown. Operations and t
 | op      | process  | invoke                               | ok                                                       |
 |---------|----------|--------------------------------------|----------------------------------------------------------|
 | produce | producer | topic; sequences, sizes, digests: a  | ids: for each a message id, or "failed" or "unknown"     |
-|         |          | list each, in the request's order    |                                                          |
-| receive | consumer | topic, subscription, kind ("shared"  | messages: [id, producer, sequence, digest, redeliveries] |
-|         |          | or "exclusive")                      |                                                          |
+|         |          | list each, in the request's order;   |                                                          |
+|         |          | keys: a list, if messages have keys  |                                                          |
+| receive | consumer | topic, subscription, kind ("shared", | messages: [id, producer, sequence, digest, redeliveries] |
+|         |          | "exclusive", "failover" or           |                                                          |
+|         |          | "key_shared"); with an order also    |                                                          |
+|         |          | max, ack_timeout_ms, session_ttl_ms  |                                                          |
 | ack     | consumer | topic, subscription, ids             |                                                          |
+| nack    | consumer | topic, subscription, ids, delay_ms   | returned: ids of the messages that were returned         |
+| leave   | consumer | topic, subscription                  |                                                          |
 | read    | reader   | topic, start ("earliest" or an id),  | messages: [id, producer, sequence, digest]; end: whether |
 |         |          | round                                | these are the last messages of the topic                 |
 
@@ -31,7 +36,8 @@ A message that the traffic did not send has producer "" and sequence -1. `round`
 
 | what             | values                                                                                   |
 |------------------|------------------------------------------------------------------------------------------|
-| subscribed       | topic, subscription, kind: created durably before the first message was sent             |
+| subscribed       | topic, subscription, kind: created durably before the first message was sent; order, if  |
+|                  | the order of deliveries is to be judged: "key", "topic" or "none" (`delivery_order`)     |
 | drained          | topic, subscription, complete: whether consumers acknowledged all messages in time       |
 | under-replicated | count: ledgers that are marked as under-replicated                                       |
 | ready            | ready, wanted: pods or processes                                                         |

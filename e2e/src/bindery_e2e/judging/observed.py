@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from sys import intern  # an id occurs about a dozen times: all share one string
 from typing import Any, Final
 
+from bindery_e2e.judging.consuming import Consuming
 from bindery_e2e.judging.history import HistoryError, Record
 
 LOST_ANSWER_NS: Final = 90 * 10**9
@@ -32,6 +33,7 @@ class Sent:
     """Number of produces of this message that did not definitely fail."""
     acknowledged: list[tuple[str, int]] = field(default_factory=list)
     """(id, time of the response) of each produce that was acknowledged."""
+    key: str = ""
 
     def __str__(self) -> str:
         return f"{self.producer} #{self.sequence} (operation {self.request})"
@@ -60,6 +62,8 @@ class Subscribed:
     done: dict[str, int] = field(default_factory=dict)
     """Message id -> time of the response to its acknowledgement."""
     lost_answer_at: int | None = None
+    consuming: Consuming | None = None
+    """What its consumers did, if the order of deliveries is to be judged."""
 
     def __str__(self) -> str:
         return f"{self.topic} {self.name}"
@@ -198,6 +202,8 @@ class Observed:
         if what == "subscribed":
             subscribed = self._subscribed(values, kind=values["kind"])
             subscribed.since = record.at
+            if "order" in values:
+                subscribed.consuming = Consuming(values["kind"], values["order"])
         elif what == "drained":
             self._subscribed(values).drained = bool(values["complete"])
 
@@ -211,6 +217,10 @@ class Observed:
     # -- operations ----------------------------------------------------------------------------------------------------
 
     def _end(self, begun: Record, ended: Record) -> None:
+        if "subscription" in begun.values:
+            subscribed = self.subscriptions.get((begun.values["topic"], begun.values["subscription"]))
+            if subscribed is not None and subscribed.consuming is not None:
+                subscribed.consuming.take(begun, ended)
         match begun.values["op"]:
             case "produce":
                 self._end_produce(begun, ended)
@@ -227,11 +237,13 @@ class Observed:
     def _invoke_produce(self, record: Record) -> None:
         values = record.values
         producer, topic = values["process"], values["topic"]
-        for index, (sequence, digest) in enumerate(zip(values["sequences"], values["digests"], strict=True)):
+        keys = values.get("keys", [""] * len(values["sequences"]))
+        for index, (sequence, digest, key) in enumerate(zip(values["sequences"], values["digests"], keys, strict=True)):
             self.counts["produced"] += 1
             sent = self.sent.get((producer, sequence))
             if sent is None:
                 sent = Sent(intern(producer), sequence, intern(topic), intern(digest), record.at, record.n, index)
+                sent.key = intern(key)
                 self.sent[producer, sequence] = sent
             elif (sent.topic, sent.digest) != (topic, digest):
                 raise HistoryError(f"operation {record.n} sends another message as {sent}")

@@ -26,6 +26,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
+from bindery_e2e.judging import delivery_order
+from bindery_e2e.judging.delivery_order import Stored
 from bindery_e2e.judging.figures import Gaps
 from bindery_e2e.judging.history import Record
 from bindery_e2e.judging.observed import Observed, Row, Subscribed
@@ -34,6 +36,8 @@ from bindery_e2e.judging.verdict import KINDS, Finding, Judgement
 Case = tuple[str, str]
 """Kind of error, and description."""
 ABOUT_MESSAGES: Final = ("lost", "phantom", "duplicate", "reordered", "changed")
+OF_ORDER: Final = ("out-of-order", "held-twice", "stuck", "unacknowledged")
+"""Kinds that are judged for subscriptions whose observation `subscribed` has an order."""
 
 
 def judge(records: Iterable[Record], *, required: Sequence[str] = ()) -> Judgement:
@@ -77,6 +81,7 @@ def find(observed: Observed) -> Iterator[Case]:
     for subscribed in observed.subscriptions.values():
         yield from _deliveries(observed, subscribed)
         yield from _undelivered(observed, subscribed)
+        yield from _delivery_order(observed, subscribed)
     yield from _cluster(observed)
     yield from _faults(observed)
 
@@ -96,6 +101,11 @@ def coverage(observed: Observed) -> tuple[dict[str, int], dict[str, str]]:
     judged["undelivered"] = sum(len(s.first) for s in observed.subscriptions.values())
     if undrained or not observed.subscriptions:
         unjudged["undelivered"] = f"not drained: {', '.join(undrained) or 'no subscription was there'}"
+    ordered = [s.consuming for s in observed.subscriptions.values() if s.consuming is not None]
+    for kind in OF_ORDER:
+        judged[kind] = sum(len(consuming.deliveries) for consuming in ordered)
+        if not ordered:
+            unjudged[kind] = "no subscription whose order is to be judged"
     for kind, what in (("diverged", "replicas"), ("under-replicated", "under-replicated"), ("not-ready", "ready")):
         if what in observed.last:
             judged[kind] = int(observed.last[what].get("compared", 1))
@@ -233,6 +243,28 @@ def _undelivered(observed: Observed, subscribed: Subscribed) -> Iterator[Case]:
         for message_id, _ in sent.acknowledged:
             if message_id not in subscribed.first:
                 yield "undelivered", f"{subscribed}: {message_id} of {sent}{why}"
+
+
+def _delivery_order(observed: Observed, subscribed: Subscribed) -> Iterator[Case]:
+    """Find the errors that `delivery_order` defines."""
+    if subscribed.consuming is None:
+        return
+    stored: dict[str, Stored] = {}
+    for sent in observed.sent.values():
+        if sent.topic == subscribed.topic and sent.sent_at >= subscribed.since:
+            for message_id, at in sent.acknowledged:
+                stored[message_id] = Stored(message_id, sent.key, sent.sent_at, at, True, str(sent))
+    for delivery in subscribed.consuming.deliveries:
+        first = subscribed.first[delivery.message_id].sent
+        if delivery.message_id not in stored and first is not None:
+            stored[delivery.message_id] = Stored(
+                delivery.message_id, first.key, first.sent_at, delivery.ended, False, str(first)
+            )
+    faults = sorted(seen.begin for seen in observed.faults.values())
+    for kind, text in delivery_order.find(
+        subscribed.consuming, stored.values(), drained=bool(subscribed.drained), faults=faults
+    ):
+        yield kind, f"{subscribed}: {text}"
 
 
 # -- the cluster -------------------------------------------------------------------------------------------------------
