@@ -16,9 +16,9 @@ from bindery_core.errors import (
     TooLarge,
     TooManyRequests,
 )
+from bindery_e2e.traffic.clients import Outgoing, produce_request, produced_ids, row_of
 from bindery_e2e.traffic.exchange import BrokerAccess, fixed, outcome_of
 from bindery_e2e.traffic.payloads import SIZE_MAX, Payloads, digest_of, find_files
-from bindery_e2e.traffic.traffic import Outgoing, produce_request, produced_ids, row_of
 from bindery_kit.http.problem import problem_of
 
 

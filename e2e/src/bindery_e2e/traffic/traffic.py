@@ -19,37 +19,26 @@ Rules without which the history could not be judged:
 """
 
 import asyncio
-import base64
 import contextlib
-import json
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
-from urllib.parse import quote
 
 import httpx
 
 from bindery_e2e.judging.history import History
-from bindery_e2e.traffic.exchange import RETRY_PAUSE_S, BrokerAccess, Endpoint, Outcome, fixed, refusal_kind
-from bindery_e2e.traffic.payloads import Payloads, digest_of, find_files
+from bindery_e2e.traffic.clients import POLL_S, Clients, Outgoing, Place, TrafficError
+from bindery_e2e.traffic.exchange import RETRY_PAUSE_S, Endpoint, fixed
+from bindery_e2e.traffic.payloads import Payloads, find_files
 
 __all__ = ["Counts", "Endpoint", "Traffic", "TrafficError", "TrafficSettings", "find_files", "fixed"]
 
-KEEPER: Final = "keeper"
-SETUP_TIMEOUT_S: Final = 60.0
-READ_MAX: Final = 500
-"""Maximum messages per page of the last reading."""
 BEHIND_S_MAX: Final = 1.0
 """Maximum delay in seconds that a producer makes up for after it fell behind its rate."""
-POLL_S: Final = 0.1
-
-
-class TrafficError(Exception):
-    """The run cannot begin, or a client of the traffic failed; the message has the reason and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,32 +75,6 @@ class Counts:
     bytes_acknowledged: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A subscription of a topic."""
-
-    topic: str
-    subscription: str
-    kind: str
-
-    @property
-    def path(self) -> str:
-        return f"{topic_path(self.topic)}/subscriptions/{self.subscription}"
-
-
-@dataclass(slots=True)
-class Outgoing:
-    """The messages of one produce request."""
-
-    sequences: list[int] = field(default_factory=list)
-    payloads: list[bytes] = field(default_factory=list)
-    digests: list[str] = field(default_factory=list)
-
-
-def topic_path(topic: str) -> str:
-    return f"/v1/topics/{topic}"
-
-
 class Traffic:
     """Traffic that runs within `async with`; await `finish` before the block ends.
 
@@ -130,7 +93,7 @@ class Traffic:
         self.counts = Counts()
         self.settings = settings
         self._history = history
-        self._access = BrokerAccess(endpoint, timeout_s=settings.request_timeout_s)
+        self._clients = Clients(history, endpoint, timeout_s=settings.request_timeout_s)
         self._files = files
         self._places = [Place(t, name, kind) for t in settings.topics for name, kind, _ in settings.subscriptions]
         self._over = asyncio.Event()
@@ -190,7 +153,9 @@ class Traffic:
 
     async def read_back(self, *, timeout_s: float, number: int = 1) -> None:
         """Read every topic from earliest to its end, as round `number`."""
-        await asyncio.gather(*(self._read(topic, number, timeout_s=timeout_s) for topic in self.settings.topics))
+        await asyncio.gather(
+            *(self._clients.read(topic, number, timeout_s=timeout_s) for topic in self.settings.topics)
+        )
 
     def _check(self) -> None:
         for task in (*self._producers, *self._consumers):
@@ -200,31 +165,9 @@ class Traffic:
     # -- setup ---------------------------------------------------------------------------------------------------------
 
     async def _set_up(self) -> None:
-        async with self._access.client() as http:
-            for topic in self.settings.topics:
-                for place in (Place(topic, KEEPER, "shared"), *(p for p in self._places if p.topic == topic)):
-                    await self._until_ok(http, "PUT", place.path, json={"initial": "earliest"})
-                page = await self._until_ok(http, "GET", f"{topic_path(topic)}/messages", params={"max": 1})
-                if page["messages"]:
-                    raise TrafficError(f"topic {topic} holds messages already: delete it, or choose another name")
+        await self._clients.create(self._places)
         for place in self._places:
-            self._history.observe("subscribed", topic=place.topic, subscription=place.subscription, kind=place.kind)
-
-    async def _until_ok(self, http: httpx.AsyncClient, method: str, path: str, **request: Any) -> Any:
-        """Send an idempotent request until it succeeds, and return the body of the response.
-
-        Raises TrafficError at the timeout.
-        """
-        outcome = Outcome("failed", error="no broker's address is known")
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(SETUP_TIMEOUT_S):
-                while True:
-                    await self._access.base_url()
-                    outcome = await self._access.call(http, method, path, **request)
-                    if outcome.kind == "ok":
-                        return outcome.body
-                    await asyncio.sleep(RETRY_PAUSE_S)
-        raise TrafficError(f"{method} {path} did not succeed within {SETUP_TIMEOUT_S:.0f} s: {outcome.error}")
+            self._history.observe("subscribed", **place.fields, kind=place.kind)
 
     # -- producing -----------------------------------------------------------------------------------------------------
 
@@ -233,11 +176,11 @@ class Traffic:
         payloads = Payloads(self._files, seed=rng.getrandbits(32))
         sequence = 0
         due = asyncio.get_running_loop().time()
-        async with self._access.client() as http:
+        async with self._clients.access.client() as http:
             while not self._over.is_set():
                 count = rng.randint(2, self.settings.batch_max) if rng.random() < self.settings.batch_share else 1
                 due = await self._pace(due, count)
-                await self._access.base_url()
+                await self._clients.access.base_url()
                 if self._over.is_set():
                     return
                 messages = await asyncio.to_thread(take, payloads, sequence, count)
@@ -261,23 +204,9 @@ class Traffic:
         self, http: httpx.AsyncClient, producer: str, topic: str, messages: Outgoing, rng: random.Random
     ) -> bool:
         """Send messages. Returns whether all of them were acknowledged."""
-        request = produce_request(producer, messages, batch=rng.random() < 0.8)
-        sizes = [len(payload) for payload in messages.payloads]
-        n = self._history.invoke(
-            "produce", producer, topic=topic, sequences=messages.sequences, sizes=sizes, digests=messages.digests
-        )
-        outcome = await self._recorded(n, self._access.call(http, "POST", f"{topic_path(topic)}/messages", **request))
-        if outcome.kind == "ok":
-            ids = produced_ids(outcome, len(sizes))
-            if ids is None:
-                outcome = replace(outcome, kind="unknown", error=f"no produce response: {outcome.body!r}")
-            else:
-                self._history.ok(n, ids=ids)
-                self._count(ids, sizes)
-                return all(":" in text for text in ids)
-        self._refused(n, outcome)
-        self._count([outcome.kind] * len(sizes), sizes)
-        return False
+        ids = await self._clients.produce(http, producer, topic, messages, batch=rng.random() < 0.8)
+        self._count(ids, [len(payload) for payload in messages.payloads])
+        return all(":" in text for text in ids)
 
     def _count(self, outcomes: Sequence[str], sizes: Sequence[int]) -> None:
         for outcome, size in zip(outcomes, sizes, strict=True):
@@ -289,29 +218,14 @@ class Traffic:
                 self.counts.acknowledged += 1
                 self.counts.bytes_acknowledged += size
 
-    async def _recorded(self, n: int, call: Any) -> Outcome:
-        """Await a call. If it is cancelled, record its outcome as unknown."""
-        try:
-            outcome: Outcome = await call
-        except BaseException as error:
-            self._history.unknown(n, f"cancelled: {type(error).__name__}")
-            raise
-        return outcome
-
-    def _refused(self, n: int, outcome: Outcome) -> None:
-        if outcome.kind == "failed":
-            self._history.failed(n, outcome.error)
-        else:
-            self._history.unknown(n, outcome.error)
-
     # -- consuming -----------------------------------------------------------------------------------------------------
 
     async def _consume(self, consumer: str, place: Place) -> None:
         rng = random.Random(f"{self.settings.seed} {consumer}")
         redeliver = False
-        async with self._access.client(longer_s=self.settings.receive_wait_ms / 1000) as http:
+        async with self._clients.access.client(longer_s=self.settings.receive_wait_ms / 1000) as http:
             while True:
-                await self._access.base_url()
+                await self._clients.access.base_url()
                 messages = await self._receive(http, consumer, place, redeliver=redeliver)
                 redeliver = messages is None
                 if messages is None:
@@ -321,8 +235,8 @@ class Traffic:
                 kept = [i for i in ids if place.kind != "shared" or rng.random() >= self.settings.nack_share]
                 returned = sorted(set(ids) - set(kept))
                 if returned:
-                    await self._access.call(http, "POST", f"{place.path}/nack", json={"message_ids": returned})
-                if kept and not await self._ack(http, consumer, place, kept):
+                    await self._clients.nack(http, consumer, place, returned)
+                if kept and not await self._clients.ack(http, consumer, place, kept):
                     redeliver = True
 
     async def _receive(
@@ -331,146 +245,31 @@ class Traffic:
         """The messages of one receive request; None: the request did not succeed."""
         settings = self.settings
         body = {
-            "consumer": consumer,
-            "type": place.kind,
-            "initial": "earliest",
             "max": settings.receive_max,
             "wait_ms": settings.receive_wait_ms,
             "ack_timeout_ms": settings.ack_timeout_ms,
             "redeliver": redeliver,
         }
-        where = {"topic": place.topic, "subscription": place.subscription, "kind": place.kind}
-        n = self._history.invoke("receive", consumer, **where)
-        outcome = await self._recorded(n, self._access.call(http, "POST", f"{place.path}/receive", json=body))
-        if outcome.kind != "ok":
-            self._refused(n, outcome)
-            return None
-        messages: list[dict[str, Any]] = outcome.body["messages"]
-        rows = [[*row_of(message), message.get("redelivery_count", 0)] for message in messages]
-        self._history.ok(n, messages=rows)
-        self.counts.delivered += len(rows)
+        messages = await self._clients.receive(http, consumer, place, body)
+        self.counts.delivered += len(messages or ())
         return messages
-
-    async def _ack(self, http: httpx.AsyncClient, consumer: str, place: Place, ids: list[str]) -> bool:
-        where = {"topic": place.topic, "subscription": place.subscription, "ids": ids}
-        n = self._history.invoke("ack", consumer, **where)
-        body = {"message_ids": ids, "consumer": consumer}
-        outcome = await self._recorded(n, self._access.call(http, "POST", f"{place.path}/ack", json=body))
-        if outcome.kind == "ok":
-            self._history.ok(n)
-            return True
-        self._refused(n, outcome)
-        return False
 
     # -- completion ----------------------------------------------------------------------------------------------------
 
     async def _drain(self, place: Place, *, timeout_s: float) -> None:
         complete = False
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s), self._access.client() as http:
-                while not await self._is_empty(http, place):
+            async with asyncio.timeout(timeout_s), self._clients.access.client() as http:
+                while not await self._clients.is_drained(http, place):
                     self._check()
                     await asyncio.sleep(POLL_S * 2)
                 complete = True
-        where = {"topic": place.topic, "subscription": place.subscription}
-        self._history.observe("drained", **where, complete=complete)
-
-    async def _is_empty(self, http: httpx.AsyncClient, place: Place) -> bool:
-        await self._access.base_url()
-        outcome = await self._access.call(http, "GET", f"{topic_path(place.topic)}/subscriptions")
-        if outcome.kind != "ok":
-            return False
-        for info in outcome.body["subscriptions"]:
-            if info["subscription"] == place.subscription:
-                return bool(info["backlog_entries"] == 0 and info["unacked"] == 0)
-        return False
-
-    async def _read(self, topic: str, number: int, *, timeout_s: float) -> None:
-        start = "earliest"
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s), self._access.client() as http:
-                while True:
-                    await self._access.base_url()
-                    n = self._history.invoke("read", "reader", topic=topic, start=start, round=number)
-                    call = self._access.call(
-                        http, "GET", f"{topic_path(topic)}/messages", params={"start": start, "max": READ_MAX}
-                    )
-                    outcome = await self._recorded(n, call)
-                    if outcome.kind != "ok":
-                        self._refused(n, outcome)
-                        await asyncio.sleep(RETRY_PAUSE_S)
-                        continue
-                    rows = [row_of(message) for message in outcome.body["messages"]]
-                    self._history.ok(n, messages=rows, end=not rows)
-                    if not rows:
-                        return
-                    start = outcome.body["next"]
+        self._history.observe("drained", **place.fields, complete=complete)
 
 
 def take(payloads: Payloads, sequence: int, count: int) -> Outgoing:
     """Create `count` messages with sequences from `sequence` on. Reads files."""
     taken = Outgoing()
     for number in range(count):
-        payload = payloads.next()
-        taken.sequences.append(sequence + number)
-        taken.payloads.append(payload)
-        taken.digests.append(digest_of(payload))
+        taken.add(sequence + number, payloads.next())
     return taken
-
-
-def produce_request(producer: str, messages: Outgoing, *, batch: bool) -> dict[str, Any]:
-    """Arguments of httpx for a produce request: one message as a raw body, several as NDJSON."""
-    if len(messages.payloads) == 1:
-        return {
-            "params": {"producer": producer, "key": producer},
-            "content": messages.payloads[0],
-            "headers": {
-                "content-type": "application/octet-stream",
-                "bindery-property-producer": quote(producer),
-                "bindery-property-sequence": str(messages.sequences[0]),
-            },
-        }
-    lines = [
-        json.dumps(
-            {
-                "payload_base64": base64.b64encode(payload).decode(),
-                "key": producer,
-                "properties": {"producer": producer, "sequence": str(sequence)},
-            }
-        )
-        for sequence, payload in zip(messages.sequences, messages.payloads, strict=True)
-    ]
-    return {
-        "params": {"producer": producer, **({} if batch else {"batch": "false"})},
-        "content": "\n".join(lines).encode(),
-        "headers": {"content-type": "application/x-ndjson"},
-    }
-
-
-def produced_ids(outcome: Outcome, count: int) -> list[str] | None:
-    """Id, "failed" or "unknown" of each message. None: the response does not match a request with `count` messages."""
-    try:
-        if outcome.status != 207:
-            ids = [str(text) for text in outcome.body["message_ids"]]
-        else:
-            ids = [_result(result) for result in outcome.body["results"]]
-    except (KeyError, TypeError):
-        return None
-    return ids if len(ids) == count else None
-
-
-def _result(result: dict[str, Any]) -> str:
-    if "message_id" in result:
-        return str(result["message_id"])
-    return refusal_kind(int(result["error"]["status"]), result["error"]["code"])
-
-
-def row_of(message: dict[str, Any]) -> list[Any]:
-    """[id, producer, sequence, digest]; producer "" and sequence -1 for a message that the traffic did not send."""
-    text = message.get("payload")
-    payload = base64.b64decode(message.get("payload_base64", "")) if text is None else text.encode()
-    properties = message.get("properties", {})
-    sequence = properties.get("sequence", "")
-    if not sequence.isdecimal() or "producer" not in properties:
-        return [message["message_id"], "", -1, digest_of(payload)]
-    return [message["message_id"], properties["producer"], int(sequence), digest_of(payload)]
