@@ -1,4 +1,4 @@
-"""`python -m bindery_e2e`: run random faults, run each fault once, or judge a recorded history.
+"""`python -m bindery_e2e`: run random faults, run each fault once, load one subscription, or judge a recorded history.
 
 Exit codes: 0 GOOD, 1 BAD or the run could not begin, 2 wrong usage, 3 INCOMPLETE, 130 stopped by a signal. A stopped
 run writes its report, too.
@@ -15,16 +15,20 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
+from bindery.standalone.directory import StandaloneError
+
 from bindery_e2e.cluster.cluster import ClusterError
 from bindery_e2e.cluster.commands import CommandFailed
 from bindery_e2e.cluster.images import NEXT_VERSION, VERSION, Images
 from bindery_e2e.cluster.world import World
 from bindery_e2e.reporting.report import Report, report_of, write_report
 from bindery_e2e.runs.chaos import random_steps
+from bindery_e2e.runs.ordering import run_ordering
 from bindery_e2e.runs.runner import RunSettings, Step
 from bindery_e2e.runs.session import CHAOS_VALUES, REQUIRED, facts_of, installed, play, world_of
 from bindery_e2e.runs.suite import quick_steps
-from bindery_e2e.traffic.traffic import TrafficSettings
+from bindery_e2e.traffic.ordering import ORDERS, OrderingSettings
+from bindery_e2e.traffic.traffic import TrafficError, TrafficSettings
 
 EXIT_CODES: Final = {"GOOD": 0, "BAD": 1, "INCOMPLETE": 3}
 EXIT_STOPPED: Final = 130
@@ -57,6 +61,23 @@ def parser() -> argparse.ArgumentParser:
     plan.add_argument("--seed", type=int, required=True, metavar="N")
     plan.add_argument("--steps", type=int, default=20, metavar="N", help="number of steps (20)")
     verbs.add_parser("images", help="build and load all images that the Kubernetes tests use")
+    ordering = verbs.add_parser("ordering", help="load a subscription whose consumers join, leave and are killed")
+    ordering.add_argument("--seconds", type=float, default=60, metavar="N", help="duration without the drain (60)")
+    ordering.add_argument("--seed", type=int, default=None, metavar="N", help="seed of the load (default: random)")
+    ordering.add_argument(
+        "--kind", choices=sorted(ORDERS), default="key_shared", help="type of the subscription (key_shared)"
+    )
+    ordering.add_argument(
+        "--order", choices=("key", "topic", "none"), default="", help="order to judge (default: that of the type)"
+    )
+    ordering.add_argument("--keys", type=int, default=200, metavar="N", help="number of keys (200)")
+    ordering.add_argument("--consumers", type=int, default=5, metavar="N", help="consumers at a time (5)")
+    ordering.add_argument("--rate", type=float, default=500.0, metavar="N", help="messages per second (500)")
+    ordering.add_argument("--url", help="broker that runs already (default: a temporary cluster on this machine)")
+    ordering.add_argument("--topic", default="public/default/ordering", help="empty topic (public/default/ordering)")
+    ordering.add_argument(
+        "--report", type=Path, metavar="DIR", help="report directory (e2e-reports/ordering-<seed>-<time>)"
+    )
     judge = verbs.add_parser("judge", help="judge a recorded history")
     judge.add_argument("history", type=Path, metavar="HISTORY.jsonl")
     judge.add_argument("--report", type=Path, metavar="DIR", help="write report.html and summaries to DIR")
@@ -72,6 +93,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         case "images":
             return _images()
+        case "ordering":
+            return _ordering(args)
         case "judge":
             return _judge(args)
     seed = random.randrange(10**6) if args.seed is None else args.seed
@@ -103,6 +126,34 @@ def _judge(args: argparse.Namespace) -> int:
     if args.report:
         print(f"report: {write_report(report, args.report).html}")
     print(f"verdict: {report.judgement.verdict}")
+    return EXIT_CODES[report.judgement.verdict]
+
+
+def _ordering(args: argparse.Namespace) -> int:
+    seed = random.randrange(10**6) if args.seed is None else args.seed
+    settings = OrderingSettings(
+        seed=seed,
+        seconds=args.seconds,
+        kind=args.kind,
+        order=args.order,
+        topic=args.topic,
+        keys=args.keys,
+        consumers=args.consumers,
+        messages_per_s=args.rate,
+    )
+    command = (
+        f"python -m bindery_e2e ordering --seed {seed} --seconds {args.seconds:g} --kind {args.kind} "
+        f"--keys {args.keys} --consumers {args.consumers} --rate {args.rate:g}"
+    )
+    folder = args.report or Path("e2e-reports") / f"ordering-{seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+    say(command)
+    try:
+        report = run_ordering(settings, folder, facts=facts_of(command), url=args.url, say=say)
+    except (TrafficError, StandaloneError, FileExistsError) as error:
+        print(f"bindery_e2e: {error}", file=sys.stderr)
+        return EXIT_CODES["BAD"]
+    except KeyboardInterrupt:
+        return EXIT_STOPPED
     return EXIT_CODES[report.judgement.verdict]
 
 

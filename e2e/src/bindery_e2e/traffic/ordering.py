@@ -1,0 +1,289 @@
+"""Load one subscription with messages of many keys, while its consumers join, leave, are killed and return messages.
+
+A topic, a subscription, and `OrderingSettings.consumers` slots. In each slot, one consumer after the other lives for
+some seconds and ends in one of these ways:
+
+| end    | what it does                                                           | its messages are free     |
+|--------|------------------------------------------------------------------------|---------------------------|
+| leave  | acknowledges what it holds, and leaves (DELETE)                        | at once                   |
+| close  | leaves with the messages of its last response                          | at once                   |
+| kill   | is cancelled in any request; a moment later, another client removes it | when it is removed        |
+| vanish | is cancelled in any request, and never calls again                     | when its leases end       |
+
+Meanwhile a consumer returns some messages, with or without a delay, and with or without the later messages of the key
+that it holds; acknowledges in one or two requests; is slow at times; and seldom keeps messages until their leases end.
+
+Each key belongs to one producer, and a producer has one request in flight, so the messages of a key are in the order of
+their sequences. Some requests are batches, which contain messages of several keys.
+
+Consumers never set `redeliver` or `request_id`, which the rules of `judging.consuming` exclude. A consumer's name is
+used again only after it was removed.
+"""
+
+import asyncio
+import contextlib
+import random
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, Final
+
+import httpx
+
+from bindery_e2e.judging.history import History
+from bindery_e2e.traffic.clients import POLL_S, Clients, Outgoing, Place, TrafficError
+from bindery_e2e.traffic.exchange import RETRY_PAUSE_S, Endpoint
+
+ORDERS: Final = {"key_shared": "key", "exclusive": "topic", "failover": "topic", "shared": "none"}
+"""Type of the subscription -> the order that it promises."""
+ENDS: Final = ("leave", "close", "kill", "vanish")
+LIMITS: Final = ("max", "ack_timeout_ms", "session_ttl_ms")
+"""Fields of a receive that the history needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class OrderingSettings:
+    """The load. The same seed plays the same lives with the same messages, at times that differ."""
+
+    seed: int = 0
+    seconds: float = 60.0
+    """Duration in seconds, without the time to drain the subscription."""
+    kind: str = "key_shared"
+    order: str = ""
+    """The order to judge: key, topic or none. Empty: the order that the type promises."""
+    topic: str = "public/default/ordering"
+    """`tenant/namespace/name`; the topic must be empty."""
+    subscription: str = "ordered"
+    keys: int = 200
+    producers: int = 4
+    messages_per_s: float = 500.0
+    """Rate of all producers together."""
+    batch_share: float = 0.5
+    """Share of the produce requests that store their messages as one entry."""
+    consumers: int = 5
+    """Slots; an exclusive subscription has one."""
+    life_s: tuple[float, float] = (0.3, 4.0)
+    pause_s: tuple[float, float] = (0.05, 1.5)
+    """Seconds between two lives in a slot."""
+    receive_max: int = 100
+    receive_wait_ms: int = 250
+    ack_timeout_ms: int = 3_000
+    session_ttl_ms: int = 1_000
+    nack_share: float = 0.03
+    """Share of the messages that consumers return."""
+    slow_share: float = 0.02
+    """Share of the responses that a consumer takes up to a second to process."""
+    late_share: float = 0.003
+    """Share of the responses whose messages a consumer keeps until their leases end."""
+    request_timeout_s: float = 15.0
+    drain_timeout_s: float = 60.0
+
+    @property
+    def place(self) -> Place:
+        return Place(self.topic, self.subscription, self.kind)
+
+    @property
+    def slots(self) -> int:
+        return 1 if self.kind == "exclusive" else self.consumers
+
+
+class Ordering:
+    """One run of the load; `play` returns when everything is acknowledged and the topic was read back."""
+
+    def __init__(self, history: History, endpoint: Endpoint, settings: OrderingSettings) -> None:
+        self.settings = settings
+        self.ends: Counter[str] = Counter()
+        """Number of lives by their end."""
+        self._history = history
+        self._clients = Clients(history, endpoint, timeout_s=settings.request_timeout_s)
+        self._rng = random.Random(settings.seed)
+        self._ending = asyncio.Event()
+        """Set when nothing is produced any more: consumers then live until the end and return nothing."""
+        self._over = asyncio.Event()
+
+    async def play(self) -> None:
+        """Raises TrafficError if the broker refuses the subscription, or a client fails."""
+        settings, place = self.settings, self.settings.place
+        await self._clients.create([place])
+        await self._probe()
+        order = settings.order or ORDERS[settings.kind]
+        self._history.observe("subscribed", **place.fields, kind=place.kind, order=order)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for slot in range(settings.slots):
+                    tasks.create_task(self._slot(slot, random.Random(f"{settings.seed} consumer {slot}")))
+                producers = [
+                    tasks.create_task(self._produce(number, random.Random(f"{settings.seed} producer {number}")))
+                    for number in range(settings.producers)
+                ]
+                await asyncio.wait(producers, timeout=settings.seconds)
+                self._ending.set()
+                await asyncio.gather(*producers)
+                await self._drain()
+                self._over.set()
+        except* TrafficError as errors:
+            raise TrafficError(str(errors.exceptions[0])) from errors
+        await self._clients.read(settings.topic, 1, timeout_s=settings.drain_timeout_s)
+
+    async def _probe(self) -> None:
+        """Check that the broker accepts the type of the subscription."""
+        place = self.settings.place
+        async with self._clients.access.client() as http:
+            await self._clients.access.base_url()
+            body = {"consumer": "probe", "type": place.kind, "initial": "earliest", "wait_ms": 0}
+            outcome = await self._clients.access.call(http, "POST", f"{place.path}/receive", json=body)
+            if outcome.kind != "ok":
+                raise TrafficError(f"the broker refuses a consumer of a {place.kind} subscription: {outcome.error}")
+            await self._clients.until_ok(http, "DELETE", f"{place.path}/consumers/probe")
+
+    async def _drain(self) -> None:
+        settings, complete = self.settings, False
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(settings.drain_timeout_s), self._clients.access.client() as http:
+                while not await self._clients.is_drained(http, settings.place):
+                    await asyncio.sleep(POLL_S)
+                complete = True
+        self._history.observe("drained", **settings.place.fields, complete=complete)
+
+    # -- producing -----------------------------------------------------------------------------------------------------
+
+    async def _produce(self, number: int, rng: random.Random) -> None:
+        settings = self.settings
+        keys = [f"key-{key}" for key in range(number, settings.keys, settings.producers)]
+        sequence, loop = 0, asyncio.get_running_loop()
+        due = loop.time()
+        async with self._clients.access.client() as http:
+            while not self._ending.is_set():
+                messages = Outgoing()
+                for _ in range(rng.choice((1, 2, 5, 20))):
+                    messages.add(sequence, rng.randbytes(rng.randint(1, 500)), key=rng.choice(keys))
+                    sequence += 1
+                await self._clients.access.base_url()
+                batch = rng.random() < settings.batch_share
+                ids = await self._clients.produce(http, f"p{number}", settings.topic, messages, batch=batch)
+                if not all(":" in text for text in ids):
+                    await asyncio.sleep(RETRY_PAUSE_S)
+                due = max(due, loop.time() - 1.0) + len(ids) * settings.producers / settings.messages_per_s
+                await asyncio.sleep(max(0.0, due - loop.time()))
+
+    # -- consuming -----------------------------------------------------------------------------------------------------
+
+    async def _slot(self, slot: int, rng: random.Random) -> None:
+        """Play the lives of a slot, one after the other."""
+        life, name = 0, f"c{slot}"
+        await asyncio.sleep(rng.uniform(0, self.settings.life_s[0]))
+        while not self._over.is_set():
+            how = rng.choice(ENDS)
+            await self._live(name, how, rng.uniform(*self.settings.life_s), rng)
+            life += 1
+            name = f"c{slot}.{life}" if how == "vanish" or rng.random() < 0.5 else name
+            await self._sleep(rng.uniform(*self.settings.pause_s), until=self._ending)
+
+    async def _live(self, name: str, how: str, seconds: float, rng: random.Random) -> None:
+        """One life. It ends after `seconds` as `how` says, or at the end of the run."""
+        place = self.settings.place
+        consumer = Consumer(self._clients, self.settings, name, rng, self._ending, self._over)
+        living = asyncio.create_task(consumer.run())
+        async with self._clients.access.client() as http:
+            try:
+                ending = asyncio.create_task(self._ending.wait())
+                await asyncio.wait((living, ending), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+                ending.cancel()
+                if living.done() or self._ending.is_set():
+                    await living
+                    return
+                if how in ("leave", "close"):
+                    consumer.last = how
+                    await asyncio.wait((living,))
+                    living.result()
+                else:
+                    living.cancel()
+                    await asyncio.wait((living,))
+                    if how == "kill":
+                        await asyncio.sleep(rng.uniform(0, 0.1))
+            finally:
+                living.cancel()
+                await asyncio.wait((living,))
+            if how != "vanish":
+                while not await self._clients.leave(http, name, place):
+                    await asyncio.sleep(RETRY_PAUSE_S)
+        self.ends[how] += 1
+        self._history.observe("note", text=f"{name}: {how}")
+
+    async def _sleep(self, seconds: float, *, until: asyncio.Event) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(until.wait(), seconds)
+
+
+class Consumer:
+    """One consumer. `last`: set to "leave" or "close" to end its life; it then returns from `run`."""
+
+    def __init__(
+        self,
+        clients: Clients,
+        settings: OrderingSettings,
+        name: str,
+        rng: random.Random,
+        ending: asyncio.Event,
+        over: asyncio.Event,
+    ) -> None:
+        self.last = ""
+        self._clients = clients
+        self._settings = settings
+        self._name = name
+        self._rng = rng
+        self._ending = ending
+        self._over = over
+        self._body = {
+            "max": settings.receive_max,
+            "wait_ms": settings.receive_wait_ms,
+            "ack_timeout_ms": settings.ack_timeout_ms,
+            "session_ttl_ms": settings.session_ttl_ms,
+        }
+
+    async def run(self) -> None:
+        settings = self._settings
+        async with self._clients.access.client(longer_s=settings.receive_wait_ms / 1000) as http:
+            while not self._over.is_set() and self.last != "leave":
+                await self._clients.access.base_url()
+                messages = await self._clients.receive(http, self._name, settings.place, self._body, recorded=LIMITS)
+                if self.last == "close":
+                    return
+                if messages is None:
+                    await asyncio.sleep(RETRY_PAUSE_S)
+                elif messages:
+                    await self._process(http, messages)
+
+    async def _process(self, http: httpx.AsyncClient, messages: list[dict[str, Any]]) -> None:
+        settings, rng, place = self._settings, self._rng, self._settings.place
+        if not self._ending.is_set():
+            if rng.random() < settings.late_share:
+                await asyncio.sleep(settings.ack_timeout_ms / 1000 * rng.uniform(0.9, 1.3))
+            elif rng.random() < settings.slow_share:
+                await asyncio.sleep(rng.uniform(0.1, 1.0))
+            else:
+                await asyncio.sleep(rng.uniform(0, 0.02))
+        kept, returned = self._choose(messages)
+        cut = rng.randint(0, len(kept)) if rng.random() < 0.3 else len(kept)
+        if kept[:cut] and not await self._clients.ack(http, self._name, place, kept[:cut]):
+            return  # the leases end
+        if returned:
+            delay_ms = rng.choice((0, 0, 0, 200))
+            await self._clients.nack(http, self._name, place, returned, delay_ms=delay_ms)
+        if kept[cut:]:
+            await self._clients.ack(http, self._name, place, kept[cut:])
+
+    def _choose(self, messages: list[dict[str, Any]]) -> tuple[list[str], list[str]]:
+        """Divide the messages into those to acknowledge and those to return."""
+        kept: list[str] = []
+        returned: list[str] = []
+        followed: set[str] = set()
+        """Keys of which the later messages are returned, too."""
+        for message in messages:
+            key = message.get("key", "")
+            if not self._ending.is_set() and (key in followed or self._rng.random() < self._settings.nack_share):
+                returned.append(message["message_id"])
+                if self._rng.random() < 0.5:
+                    followed.add(key)
+            else:
+                kept.append(message["message_id"])
+        return kept, returned
