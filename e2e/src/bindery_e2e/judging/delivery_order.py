@@ -250,6 +250,14 @@ class Waiting:
                     yield "stuck", f"{waiting} of {waiting.key!r} waited {seconds:.3f} s while all consumers had demand"
 
 
+def judged_s(consuming: Consuming) -> float:
+    """Return the seconds in which a lane could be found to be stuck: the sum of the periods that are long enough."""
+    first = min((call.begun for call in consuming.calls), default=0)
+    last = max((call.ended for call in consuming.calls), default=0)
+    periods = without([(first, last)], no_demand(consuming))
+    return sum(end - begin for begin, end in periods if end - begin > STUCK_NS) / 1e9
+
+
 def _lost_until(consuming: Consuming, call: Call) -> int:
     """Time at which the messages of a lost response have certainly been returned."""
     leaves = consuming.leaves.get(call.consumer, ())

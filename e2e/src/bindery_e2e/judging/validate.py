@@ -106,6 +106,9 @@ def coverage(observed: Observed) -> tuple[dict[str, int], dict[str, str]]:
         judged[kind] = sum(len(consuming.deliveries) for consuming in ordered)
         if not ordered:
             unjudged[kind] = "no subscription whose order is to be judged"
+    judged["stuck"] = int(sum(delivery_order.judged_s(consuming) for consuming in ordered))
+    if ordered and not judged["stuck"]:
+        unjudged["stuck"] = "at no time, all consumers had demand for more than 2 s"
     for kind, what in (("diverged", "replicas"), ("under-replicated", "under-replicated"), ("not-ready", "ready")):
         if what in observed.last:
             judged[kind] = int(observed.last[what].get("compared", 1))

@@ -13,6 +13,11 @@ some seconds and ends in one of these ways:
 Meanwhile a consumer returns some messages, with or without a delay, and with or without the later messages of the key
 that it holds; acknowledges in one or two requests; is slow at times; and seldom keeps messages until their leases end.
 
+Storms and calms alternate, because a key may wait while a consumer that could own it has no demand, and in a storm
+there is always one that is ending, slow or gone. A calm begins with the end of about half of the consumers. The others
+then receive without a pause, none joins or leaves, and no consumer that vanished still has a session: every key must be
+delivered within 2 s.
+
 Each key belongs to one producer, and a producer has one request in flight, so the messages of a key are in the order of
 their sequences. Some requests are batches, which contain messages of several keys.
 
@@ -38,6 +43,8 @@ ORDERS: Final = {"key_shared": "key", "exclusive": "topic", "failover": "topic",
 ENDS: Final = ("leave", "close", "kill", "vanish")
 LIMITS: Final = ("max", "ack_timeout_ms", "session_ttl_ms")
 """Fields of a receive that the history needs."""
+GONE_MARGIN_S: Final = 1.2
+"""Seconds after which the session of a consumer that vanished has certainly ended; more than `consuming.LATE_NS`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +68,15 @@ class OrderingSettings:
     """Share of the produce requests that store their messages as one entry."""
     consumers: int = 5
     """Slots; an exclusive subscription has one."""
+    storm_s: float = 7.5
+    calm_s: float = 4.5
     life_s: tuple[float, float] = (0.3, 4.0)
+    """Seconds of a life in a storm."""
     pause_s: tuple[float, float] = (0.05, 1.5)
     """Seconds between two lives in a slot."""
     receive_max: int = 100
     receive_wait_ms: int = 250
-    ack_timeout_ms: int = 3_000
+    ack_timeout_ms: int = 2_000
     session_ttl_ms: int = 1_000
     nack_share: float = 0.03
     """Share of the messages that consumers return."""
@@ -86,6 +96,37 @@ class OrderingSettings:
         return 1 if self.kind == "exclusive" else self.consumers
 
 
+class Phases:
+    """The times of storms and calms, in seconds of the event loop's clock."""
+
+    def __init__(self, settings: OrderingSettings, *, began: float) -> None:
+        self._settings = settings
+        self._cycle_s = settings.storm_s + settings.calm_s
+        self._began = began
+
+    def calm_of(self, at: float) -> tuple[float, float]:
+        """Begin and end of the calm at `at`, or of the next one."""
+        began = self._began + (at - self._began) // self._cycle_s * self._cycle_s
+        return began + self._settings.storm_s, began + self._cycle_s
+
+    def allows(self, at: float, *, until: float) -> bool:
+        """Whether there is a storm from `at` to `until`."""
+        return self.calm_of(at)[0] > until
+
+    def end_of_life(self, at: float, slot: int, rng: random.Random) -> tuple[float, str]:
+        """Draw when and how a life ends that begins at `at`. The first slot lives through each calm."""
+        settings = self._settings
+        begin, end = self.calm_of(at)
+        ends_at, how = at + rng.uniform(*settings.life_s), rng.choice(ENDS)
+        if ends_at >= begin:
+            is_first = slot == 0 or at >= begin
+            ends_at = end + rng.uniform(0, 1) if is_first or rng.random() < 0.5 else begin + rng.uniform(0, 0.1)
+        gone_s = max(settings.ack_timeout_ms, settings.session_ttl_ms) / 1000 + GONE_MARGIN_S
+        if how == "vanish" and not self.allows(ends_at, until=ends_at + gone_s):
+            how = "close"
+        return ends_at, how
+
+
 class Ordering:
     """One run of the load; `play` returns when everything is acknowledged and the topic was read back."""
 
@@ -95,7 +136,7 @@ class Ordering:
         """Number of lives by their end."""
         self._history = history
         self._clients = Clients(history, endpoint, timeout_s=settings.request_timeout_s)
-        self._rng = random.Random(settings.seed)
+        self._phases = Phases(settings, began=0.0)
         self._ending = asyncio.Event()
         """Set when nothing is produced any more: consumers then live until the end and return nothing."""
         self._over = asyncio.Event()
@@ -107,6 +148,7 @@ class Ordering:
         await self._probe()
         order = settings.order or ORDERS[settings.kind]
         self._history.observe("subscribed", **place.fields, kind=place.kind, order=order)
+        self._phases = Phases(settings, began=asyncio.get_running_loop().time())
         try:
             async with asyncio.TaskGroup() as tasks:
                 for slot in range(settings.slots):
@@ -169,19 +211,23 @@ class Ordering:
 
     async def _slot(self, slot: int, rng: random.Random) -> None:
         """Play the lives of a slot, one after the other."""
-        life, name = 0, f"c{slot}"
+        life, name, loop = 0, f"c{slot}", asyncio.get_running_loop()
         await asyncio.sleep(rng.uniform(0, self.settings.life_s[0]))
         while not self._over.is_set():
-            how = rng.choice(ENDS)
-            await self._live(name, how, rng.uniform(*self.settings.life_s), rng)
+            ends_at, how = self._phases.end_of_life(loop.time(), slot, rng)
+            await self._live(name, how, ends_at - loop.time(), rng)
             life += 1
             name = f"c{slot}.{life}" if how == "vanish" or rng.random() < 0.5 else name
-            await self._sleep(rng.uniform(*self.settings.pause_s), until=self._ending)
+            next_at = loop.time() + rng.uniform(*self.settings.pause_s)
+            begin, end = self._phases.calm_of(next_at)
+            if slot and next_at >= begin - 0.5:
+                next_at = end + rng.uniform(0, 0.5)
+            await self._sleep(next_at - loop.time(), until=self._ending)
 
     async def _live(self, name: str, how: str, seconds: float, rng: random.Random) -> None:
         """One life. It ends after `seconds` as `how` says, or at the end of the run."""
         place = self.settings.place
-        consumer = Consumer(self._clients, self.settings, name, rng, self._ending, self._over)
+        consumer = Consumer(self._clients, self.settings, name, rng, self._phases, self._ending, self._over)
         living = asyncio.create_task(consumer.run())
         async with self._clients.access.client() as http:
             try:
@@ -223,6 +269,7 @@ class Consumer:
         settings: OrderingSettings,
         name: str,
         rng: random.Random,
+        phases: Phases,
         ending: asyncio.Event,
         over: asyncio.Event,
     ) -> None:
@@ -231,6 +278,7 @@ class Consumer:
         self._settings = settings
         self._name = name
         self._rng = rng
+        self._phases = phases
         self._ending = ending
         self._over = over
         self._body = {
@@ -256,12 +304,13 @@ class Consumer:
     async def _process(self, http: httpx.AsyncClient, messages: list[dict[str, Any]]) -> None:
         settings, rng, place = self._settings, self._rng, self._settings.place
         if not self._ending.is_set():
+            now = asyncio.get_running_loop().time()
+            pause_s = rng.uniform(0, 0.02)
             if rng.random() < settings.late_share:
-                await asyncio.sleep(settings.ack_timeout_ms / 1000 * rng.uniform(0.9, 1.3))
+                pause_s = settings.ack_timeout_ms / 1000 * rng.uniform(0.9, 1.3)
             elif rng.random() < settings.slow_share:
-                await asyncio.sleep(rng.uniform(0.1, 1.0))
-            else:
-                await asyncio.sleep(rng.uniform(0, 0.02))
+                pause_s = rng.uniform(0.1, 1.0)
+            await asyncio.sleep(pause_s if self._phases.allows(now, until=now + pause_s) else 0.0)
         kept, returned = self._choose(messages)
         cut = rng.randint(0, len(kept)) if rng.random() < 0.3 else len(kept)
         if kept[:cut] and not await self._clients.ack(http, self._name, place, kept[:cut]):
