@@ -3,6 +3,7 @@
 | module           | content                                                                |
 |------------------|------------------------------------------------------------------------|
 | `world`          | one run: start, traffic, faults, their end, liveness, verdict          |
+| `director`       | waits within limits, unexpected errors; also for runs with brokers     |
 | `cluster`        | the machines, and the operator                                         |
 | `site`           | the objects that all machines share: time, network, metadata, trace    |
 | `machine`        | a host and its process; clients                                        |

@@ -1,7 +1,7 @@
 """The machines of a simulated cluster, and the actions of its operator."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from bindery_client.client import LedgerClient
@@ -37,8 +37,7 @@ class Cluster(Site):
         if healing is not None:
             bookie_count = max(bookie_count, 3 + healing.spares)
         self.bookies += [BookieMachine(self, f"bookie{number}") for number in range(bookie_count)]
-        client_count = rng.choice((1, 2, 2, 3))
-        self.clients = [ClientMachine(self, f"client{number}", self.client_work) for number in range(client_count)]
+        self.clients = self.make_clients()
         self.auditors: list[AuditorMachine] = []
         if healing is not None:
             self.auditors = [AuditorMachine(self, f"auditor{number}", healing) for number in range(healing.auditors)]
@@ -50,6 +49,11 @@ class Cluster(Site):
         """Whether all faults are undone and no new faults are injected."""
         self._operator: tuple[Process, SimStore] | None = None
         self._kept: list[Any] = []
+
+    def make_clients(self) -> Sequence[ClientMachine]:
+        """Return the machines that use ledgers: one to three clients."""
+        count = self.rng.choice((1, 2, 2, 3))
+        return [ClientMachine(self, f"client{number}", self.client_work) for number in range(count)]
 
     async def client_work(self, client: LedgerClient, machine: ClientMachine) -> None:
         """Do the work of a new client process."""

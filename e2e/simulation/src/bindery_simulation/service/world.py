@@ -6,16 +6,12 @@ cut of all bookies.
 """
 
 import asyncio
-import contextlib
 import gc
-import logging
-import sys
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
-import structlog
 from bindery_client.client import LedgerClient
 from bindery_client.ledger.replica import ReplicaRead
 from bindery_client.ledger.replica import Verdict as ReplicaVerdict
@@ -25,14 +21,13 @@ from bindery_core.ids import EntryId, LedgerId
 from bindery_core.placement.replication_plan import closed_fragments
 from bindery_metadata.cluster import initialize_cluster
 
-from bindery_simulation.loop import Process, Stuck, current_process
-from bindery_simulation.service.cluster import Cluster
+from bindery_simulation.loop import Process, current_process
+from bindery_simulation.service.director import START_S_MAX, Director, quiet
 from bindery_simulation.service.faults import FAULTS, Fault
 from bindery_simulation.service.healing.faults import schedule
 from bindery_simulation.service.healing.plan import HealingKind, HealingPlan, draw_plan
 from bindery_simulation.service.machine import ClientMachine
 from bindery_simulation.service.verdict import Violation, payload_of
-from bindery_simulation.service.worker import PowerLost
 from bindery_simulation.service.workload import Workload
 from bindery_simulation.trace import Trace
 
@@ -44,15 +39,11 @@ TIME_WITH_HEALING_MAX_S: Final = 6_000.0
 """Maximum simulated time in seconds of a run with auditors."""
 CALLBACKS_WITH_HEALING_MAX: Final = 10_000_000
 """Maximum number of callbacks of a run with auditors."""
-START_S_MAX: Final = 30.0
-"""Maximum time in seconds from the start of a bookie until it serves, including the timeout of its former session."""
 TRAFFIC_S: Final = 10.0
 """Maximum time in seconds of traffic and faults in a cluster without auditors."""
 FINISH_S_MAX: Final = 60.0
 """Maximum time in seconds from the end of all faults to the end of all operations of clients: more than their
 timeouts."""
-AUDIT_S_MAX: Final = 60.0
-"""Maximum time in seconds until a ledger is closed and read, or a new ledger is written, after all faults."""
 HEALED_S_MAX: Final = 400.0
 """Maximum time in seconds from the closing of all ledgers until none is under-replicated: the longest back-off of a
 worker, and the time that copies take. The time to read all copies at the lowest rate is added."""
@@ -60,8 +51,6 @@ LEDGERS_MAX: Final = 12
 """Number of ledgers after which other clients no longer open new ledgers."""
 COPIES_PER_READ: Final = 30
 """Number of entries per read of a bookie's replicas."""
-EXPECTED: Final = (BinderyError, OSError, PowerLost)
-"""Exceptions with which a task may end. OSError includes TimeoutError."""
 
 
 @dataclass(slots=True)
@@ -82,7 +71,7 @@ class Outcome:
     marks_removed: int = 0
 
 
-class World(Cluster):
+class World(Director):
     """One run of a cluster. `faults`: the faults to choose from; None: the faults of the kind of cluster."""
 
     def __init__(
@@ -95,12 +84,8 @@ class World(Cluster):
         caught: Sequence[str] = (),
     ) -> None:
         """`caught`: list to which exceptions that the product logs are added, see `quiet`."""
-        super().__init__(seed, trace=trace, healing=healing)
-        self.seed = seed
-        self.loop.on_exception = self._unexpected
-        self._caught = caught
+        super().__init__(seed, trace=trace, healing=healing, caught=caught)
         self._fault_kinds = faults
-        self.faults: list[str] = []
         self.ledgers: list[LedgerId] = []
         self._visits: list[tuple[Process, asyncio.Task[None]]] = []
         self._workloads: dict[str, tuple[Process, Workload]] = {}
@@ -109,16 +94,10 @@ class World(Cluster):
     # --- the run ----------------------------------------------------------------------------------------------------
 
     def run(self) -> Outcome:
-        director = Process(self.loop, "director").spawn(self._direct())
-        try:
-            self.loop.run_until(
-                lambda: director.done() or self.verdict.violation is not None,
-                time_max=TIME_WITH_HEALING_MAX_S if self.healing else TIME_MAX_S,
-                callbacks_max=CALLBACKS_WITH_HEALING_MAX if self.healing else CALLBACKS_MAX,
-            )
-        except Stuck as stuck:
-            self.verdict.broken("liveness", str(stuck))
-        self._check_tasks()
+        self.play(
+            time_max=TIME_WITH_HEALING_MAX_S if self.healing else TIME_MAX_S,
+            callbacks_max=CALLBACKS_WITH_HEALING_MAX if self.healing else CALLBACKS_MAX,
+        )
         outcome = Outcome(
             self.seed,
             self.verdict.violation,
@@ -263,93 +242,14 @@ class World(Cluster):
             self.trace.add("FAULT", fault.__name__)
             fault(self)
 
-    async def _cut_all_power(self) -> None:
-        self.trace.add("FAULT", "the power goes everywhere")
-        for bookie in self.bookies:
-            bookie.kill(power=True)
-        for bookie in self.bookies:
-            bookie.start()
-        await self._within(START_S_MAX, self._all_serve, "after a power cut, not every bookie serves")
-
     async def _audit_all(self, auditor: Workload) -> None:
         for ledger_id in sorted(self.ledgers):
             complaint = f"after all faults, ledger {ledger_id} cannot be closed and read"
             await self._repeat(partial(auditor.audit, ledger_id), complaint)
 
-    # --- waiting ----------------------------------------------------------------------------------------------------
-
-    def _all_serve(self) -> bool:
-        return all(bookie.is_serving or bookie.is_lost for bookie in self.bookies)
-
     def _all_finished(self) -> bool:
         visits_end = all(visit.done() or not process.is_alive for process, visit in self._visits)
         return visits_end and all(client.is_finished for client in self.clients if client.process is not None)
-
-    async def _within(self, limit_s: float, condition: Callable[[], bool], complaint: str) -> None:
-        deadline = self.loop.time() + limit_s
-        await self._poll(lambda: condition() or self.loop.time() > deadline)
-        self.verdict.check(condition(), "liveness", f"{complaint} within {limit_s} s")
-
-    async def _poll(self, condition: Callable[[], bool]) -> None:
-        """Wait until `condition()` holds."""
-        while not condition():
-            await asyncio.sleep(0.1)
-
-    async def _repeat(self, attempt: Callable[[], Any], complaint: str) -> None:
-        deadline = self.loop.time() + AUDIT_S_MAX
-        while not await attempt():
-            if self.loop.time() > deadline:
-                self.verdict.broken("liveness", f"{complaint} within {AUDIT_S_MAX} s")
-                return
-            await asyncio.sleep(0.5)
-
-    # --- checks -----------------------------------------------------------------------------------------------------
-
-    def _unexpected(self, context: dict[str, Any]) -> None:
-        error = context.get("exception")
-        if not isinstance(error, PowerLost):
-            self.verdict.broken("no-crash", f"{context.get('message')}: {error!r}")
-
-    def _check_tasks(self) -> None:
-        for one in self._caught:
-            self.verdict.broken("no-crash", f"the product logged an unexpected exception: {one}")
-        for task in self.loop.tasks:
-            if task.done() and not task.cancelled():
-                error = task.exception()
-                if error is not None and not isinstance(error, EXPECTED):
-                    name = getattr(task.get_coro(), "__qualname__", "?")
-                    self.verdict.broken("no-crash", f"{name} ended with {error!r}")
-
-
-@contextlib.contextmanager
-def quiet(trace: Trace) -> Iterator[list[str]]:
-    """Add the log lines of the product to the trace, if the trace is on.
-
-    Yield the list of exceptions that the product logged: it handled them, but did not expect them.
-    """
-    caught: list[str] = []
-
-    def keep(_logger: Any, method: str, event: MutableMapping[str, Any]) -> Any:
-        process = current_process()
-        what = str(event.pop("event", ""))
-        event.pop("module", None)
-        if method == "exception":
-            caught.append(f"{what} at {process.host if process else '-'}: {sys.exc_info()[1]!r}")
-            event.pop("exc_info", None)
-        trace.add(process.host if process else "-", f"{method} {what}", **event)
-        raise structlog.DropEvent
-
-    before, disabled = structlog.get_config(), logging.root.manager.disable
-    level = logging.INFO if trace.is_on else logging.ERROR
-    structlog.configure(
-        processors=[keep], wrapper_class=structlog.make_filtering_bound_logger(level), cache_logger_on_first_use=False
-    )
-    logging.disable(logging.CRITICAL)
-    try:
-        yield caught
-    finally:
-        structlog.configure(**before)
-        logging.disable(disabled)
 
 
 def run_seed(
