@@ -38,6 +38,8 @@ class Cluster(Site):
             bookie_count = max(bookie_count, 3 + healing.spares)
         self.bookies += [BookieMachine(self, f"bookie{number}") for number in range(bookie_count)]
         self.clients = self.make_clients()
+        self.callers: list[str] = []
+        """Names of the hosts of clients of brokers."""
         self.auditors: list[AuditorMachine] = []
         if healing is not None:
             self.auditors = [AuditorMachine(self, f"auditor{number}", healing) for number in range(healing.auditors)]
@@ -62,6 +64,11 @@ class Cluster(Site):
     @property
     def machines(self) -> list[Machine]:
         return [*self.bookies, *self.clients, *self.auditors]
+
+    @property
+    def wanted_machines(self) -> list[Machine]:
+        """The machines that must run at the end."""
+        return [*self.bookies, *self.auditors]
 
     @property
     def bookie_count(self) -> int:
@@ -99,7 +106,7 @@ class Cluster(Site):
             session = machine.session
             if machine.process is not None and session is not None:
                 machine.process.call_soon(self.tree.resume, session)
-        for machine in (*self.bookies, *self.auditors):
+        for machine in self.wanted_machines:
             machine.is_wanted = True
             machine.start()
 

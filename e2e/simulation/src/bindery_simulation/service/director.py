@@ -15,6 +15,7 @@ from bindery_core.errors import BinderyError
 
 from bindery_simulation.loop import Process, Stuck, current_process
 from bindery_simulation.service.cluster import Cluster
+from bindery_simulation.service.faults import Fault
 from bindery_simulation.service.healing.plan import HealingPlan
 from bindery_simulation.service.worker import PowerLost
 from bindery_simulation.trace import Trace
@@ -76,6 +77,12 @@ class Director(Cluster):
                 self.verdict.broken("liveness", f"{complaint} within {AUDIT_S_MAX} s")
                 return
             await asyncio.sleep(0.5)
+
+    def _inject(self, fault: Fault) -> None:
+        if not self.is_healing:
+            self.faults.append(fault.__name__)
+            self.trace.add("FAULT", fault.__name__)
+            fault(self)
 
     async def _cut_all_power(self) -> None:
         self.trace.add("FAULT", "the power goes everywhere")

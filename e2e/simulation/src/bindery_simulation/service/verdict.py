@@ -64,7 +64,6 @@ class Violation(AssertionError):
     """A violated invariant."""
 
     def __init__(self, invariant: str, message: str) -> None:
-        assert invariant in INVARIANTS
         self.invariant = invariant
         super().__init__(f"{invariant}: {message}")
 
@@ -116,6 +115,7 @@ class Verdict:
 
     def broken(self, invariant: str, message: str) -> None:
         """Record the violation of an invariant, unless another violation was recorded before."""
+        assert invariant in INVARIANTS
         if self.violation is None:
             self.violation = Violation(invariant, message)
             self._trace.add("VERDICT", str(self.violation))

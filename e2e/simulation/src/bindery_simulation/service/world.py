@@ -236,12 +236,6 @@ class World(Director):
                 assert process is not None
                 self._visits.append((process, process.spawn(workload.visit(ledger_id))))
 
-    def _inject(self, fault: Fault) -> None:
-        if not self.is_healing:
-            self.faults.append(fault.__name__)
-            self.trace.add("FAULT", fault.__name__)
-            fault(self)
-
     async def _audit_all(self, auditor: Workload) -> None:
         for ledger_id in sorted(self.ledgers):
             complaint = f"after all faults, ledger {ledger_id} cannot be closed and read"

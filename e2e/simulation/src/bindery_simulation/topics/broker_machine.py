@@ -1,0 +1,123 @@
+"""A machine that runs a broker like `bindery_broker.main`, with a simulated network and metadata session.
+
+The broker's parts are those of the product: `Broker` with its topics, subscriptions and ownership of bundles, its
+ledger client, its registration and its maintenance. There is no HTTP port. Requests arrive through its `gateway`.
+"""
+
+import asyncio
+from typing import Any, Final
+
+from bindery_broker.broker import Broker, Components
+from bindery_broker.ownership.registration import keep_registered
+from bindery_broker.settings import BrokerSettings
+from bindery_client.client import LedgerClient
+from bindery_core.errors import BinderyError
+from bindery_kit.observability.metrics import Metrics
+from bindery_metadata.coordination.leases import Leases
+
+from bindery_simulation.loop import Process
+from bindery_simulation.service.machine import ClientMachine
+from bindery_simulation.service.site import Site
+from bindery_simulation.topics.gateway import Gateway
+from bindery_simulation.topics.judging.history import History
+
+BROKER_PORT: Final = 8080
+"""Port in the URL of every broker."""
+CLOSE_S_MAX: Final = 5.0
+"""Maximum time in seconds of a clean stop, as `BrokerSettings.stop_timeout_s`."""
+
+
+class BrokerMachine(ClientMachine):
+    """A machine with a broker. Its ledger client and its metadata session are those of a `ClientMachine`."""
+
+    def __init__(self, site: Site, name: str, *, settings: BrokerSettings, history: History) -> None:
+        super().__init__(site, name, self._serve)
+        self.url = f"http://{name}:{BROKER_PORT}"
+        self.gateway: Gateway | None = None
+        """Serves requests; None: the broker does not serve."""
+        self.lost: list[asyncio.Future[None]] = []
+        """Completed when the process ends: the network then resets the connections of its clients."""
+        self._settings = settings
+        self._history = history
+        self._stop_wanted: asyncio.Future[str] | None = None
+
+    @property
+    def is_serving(self) -> bool:
+        return self.gateway is not None
+
+    def kill(self, *, power: bool = False) -> None:
+        self.gateway = None
+        self._stop_wanted = None
+        super().kill(power=power)
+        lost, self.lost = self.lost, []
+        for connection in lost:
+            if not connection.done():
+                connection.set_result(None)
+
+    def stop(self) -> None:
+        """Send SIGTERM. The machine then starts the broker again."""
+        if self.process is not None and self._stop_wanted is not None:
+            self.process.call_soon(self._stop, self._stop_wanted)
+
+    @staticmethod
+    def _stop(wanted: "asyncio.Future[str]") -> None:
+        if not wanted.done():
+            wanted.set_result("SIGTERM")
+
+    def close_topics(self) -> None:
+        """Close the topics of the broker cleanly. Their next use opens them again."""
+        if self.process is not None and self.gateway is not None:
+            self.process.spawn(self._close_topics(self.gateway.broker))
+
+    async def _close_topics(self, broker: Broker) -> None:
+        for topic in broker.topics:
+            try:
+                await topic.close()
+            except BinderyError as error:
+                self.site.trace.add(self.name, "topic not closed", error=error)
+
+    async def _serve(self, client: LedgerClient, machine: Any) -> None:
+        process, session = self.process, self.session
+        assert process is not None
+        assert session is not None
+        loop = self.site.loop
+        leases = Leases(session)
+        components = Components(
+            client=client,
+            store=session,
+            leases=leases,
+            clock=self.wall_clock_ms,
+            now=loop.time,
+            metrics=Metrics("broker", with_process=False),
+        )
+        broker = Broker(self._settings, components, url=self.url)
+        parts = [
+            loop.create_task(broker.maintain_forever()),
+            loop.create_task(keep_registered(leases, url=self.url)),
+        ]
+        stopped = self._stop_wanted = loop.create_future()
+        incarnation_opened = self._opened(process)
+        self.gateway = Gateway(broker, incarnation_opened)
+        self.site.trace.add(self.name, "serves")
+        why = await stopped
+        self.site.trace.add(self.name, "stops")
+        self.gateway = None
+        broker.drain()
+        try:
+            async with asyncio.timeout(CLOSE_S_MAX):
+                await broker.close()
+        except TimeoutError:
+            self.site.trace.add(self.name, "is not closed in time")
+        for part in parts:
+            part.cancel()
+        await asyncio.gather(*parts, return_exceptions=True)
+        await leases.close()
+        await session.close()
+        self.ended(process, why)
+
+    def _opened(self, process: Process) -> Any:
+        def opened(topic: str, incarnation: int) -> None:
+            self._history.topic_opened(topic, incarnation, self.name)
+            self.site.trace.add(process.host, "opened", topic=topic, incarnation=incarnation)
+
+        return opened

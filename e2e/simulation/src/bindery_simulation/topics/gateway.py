@@ -1,0 +1,190 @@
+"""Carry out requests of clients at one broker: the only module that calls the broker's topics and subscriptions.
+
+It does what the broker's HTTP port does, without HTTP: it locates the owner, opens the topic, calls it, and sorts
+errors into outcomes. If the signatures of `Topic` or `Subscription` change, only this module changes. To add a type of
+subscription, add it to SUPPORTED.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, cast
+
+from bindery_broker.broker import Broker
+from bindery_broker.subscriptions.consumer import ClientWatch, ReceiveRequest, SubscriptionType
+from bindery_broker.subscriptions.subscription import Subscription
+from bindery_broker.topics.topic import Topic
+from bindery_core.errors import BadRequest, BinderyError, Conflict, NotThere, TryAgain
+from bindery_pulsar.message_codec import OutgoingMessage
+from bindery_pulsar.message_id import EARLIEST, LATEST, MessageId, Position
+from bindery_pulsar.topic_name import TopicName
+
+from bindery_simulation.topics.judging.history import (
+    Acknowledge,
+    Call,
+    Delivered,
+    Drain,
+    Key,
+    Kind,
+    Leave,
+    Outcome,
+    Produce,
+    Receive,
+    Request,
+    Return,
+    Rules,
+    Seek,
+    Subscribe,
+    Unsubscribe,
+)
+
+SUPPORTED: Final = (Kind.EXCLUSIVE, Kind.SHARED)
+"""Types of subscriptions that this version of the broker has."""
+RULES: Final = Rules(durable_counts=False)
+"""What this version of the broker promises."""
+BYTES_MAX: Final = 4 * 2**20
+"""Maximum bytes of the messages of one call."""
+
+
+class Redirected(Exception):
+    """Another broker owns the topic."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.url = url
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The result of a request at the broker."""
+
+    outcome: Outcome
+    result: object = None
+    error: str = ""
+
+
+def outcome_of(error: BinderyError, request: Request) -> Outcome:
+    """Return what an error says about the request.
+
+    After a failed acknowledgement or seek, a later record may include the change (`ManagedCursor.ack_many`, `seek`).
+    """
+    if isinstance(error, BadRequest | NotThere):
+        return Outcome.REFUSED
+    if isinstance(error, TryAgain | Conflict) and not isinstance(request, Acknowledge | Seek):
+        return Outcome.REFUSED
+    return Outcome.UNKNOWN
+
+
+class Gateway:
+    """The requests to one broker process. `on_opened(topic, incarnation)` is called when a topic is first used."""
+
+    def __init__(self, broker: Broker, on_opened: Callable[[str, int], None]) -> None:
+        self.broker = broker
+        self._on_opened = on_opened
+        self._incarnations: dict[Topic, int] = {}
+
+    async def handle(self, call: Call, client: ClientWatch) -> Settled:
+        """Carry out a request. Raises Redirected."""
+        request = call.request
+        try:
+            topic = await self._topic(request)
+            call.incarnation = self._incarnation(topic)
+            return Settled(Outcome.DONE, await self._carry_out(topic, request, client))
+        except BinderyError as error:
+            return Settled(outcome_of(error, request), error=f"{type(error).__name__}: {error}")
+
+    async def _topic(self, request: Request) -> Topic:
+        name = TopicName.parse(request.topic if isinstance(request, Produce) else request.subscription.topic)
+        is_created = isinstance(request, Produce | Subscribe)
+        owner = await self.broker.locate(name, create=is_created)
+        if owner is not None:
+            raise Redirected(owner.http_url)
+        return await self.broker.topic(name, create=is_created)
+
+    def _incarnation(self, topic: Topic) -> int:
+        """Return a number of this opening of the topic, which is higher than those of earlier ones.
+
+        An owner reads the topic's znode, creates a ledger, and then writes the znode at the version that it has read.
+        Hence the ledgers of a later owner have higher ids than those that an earlier owner has used.
+        """
+        number = self._incarnations.get(topic)
+        if number is None:
+            ledger = topic.ledger
+            number = self._incarnations[topic] = ledger.next_position(ledger.last_confirmed).ledger_id
+            self._on_opened(topic.name.short, number)
+        return number
+
+    async def _carry_out(self, topic: Topic, request: Request, client: ClientWatch) -> object:
+        if isinstance(request, Produce):
+            return await _produce(topic, request)
+        name = request.subscription.name
+        if isinstance(request, Subscribe):
+            _, is_created = await topic.subscribe(name, initial=EARLIEST if request.earliest else LATEST)
+            return is_created
+        if isinstance(request, Unsubscribe):
+            await topic.unsubscribe(name, force=True)
+            return None
+        subscription = topic.subscription(name)
+        if isinstance(request, Receive):
+            return await self._receive(subscription, request, client)
+        if isinstance(request, Acknowledge):
+            await _acknowledge(subscription, request)
+            return None
+        if isinstance(request, Return):
+            return tuple(subscription.nack([_message_id(key) for key in request.keys], delay_s=request.delay_s))
+        if isinstance(request, Leave):
+            return subscription.leave(request.consumer)
+        if isinstance(request, Seek):
+            return await _seek(subscription, request)
+        assert isinstance(request, Drain)
+        return subscription.cursor.backlog_entries
+
+    async def _receive(
+        self, subscription: Subscription, request: Receive, client: ClientWatch
+    ) -> tuple[Delivered, ...]:
+        charge = self.broker.topics.responses.charge(request.consumer)
+        wanted = ReceiveRequest(
+            consumer=request.consumer,
+            count_max=request.count_max,
+            bytes_max=BYTES_MAX,
+            wait_s=request.wait_s,
+            ack_timeout_s=request.ack_timeout_s,
+            session_ttl_s=request.session_ttl_s,
+            request_id=request.request_id,
+            redeliver=request.redeliver,
+        )
+        kind = cast(SubscriptionType, request.kind.value)
+        try:
+            deliveries, _ = await subscription.receive(wanted, kind=kind, charge=charge, client=client)
+        finally:
+            charge.release()
+        return tuple(Delivered(one.key, one.message.payload.decode(), one.redelivery_count) for one in deliveries)
+
+
+async def _produce(topic: Topic, request: Produce) -> tuple[Key, ...]:
+    messages = [OutgoingMessage(payload=one.text.encode(), key=one.key) for one in request.messages]
+    results = await topic.publish(messages, producer=None, batch=request.batch)
+    keys: list[Key] = []
+    for result in results:
+        if isinstance(result, BinderyError):
+            raise result
+        keys.append((result.ledger_id, result.entry_id, result.batch_index))
+    return tuple(keys)
+
+
+async def _acknowledge(subscription: Subscription, request: Acknowledge) -> None:
+    if request.cumulative:
+        await subscription.ack_cumulative(_message_id(request.keys[0]))
+    else:
+        await subscription.ack([_message_id(key) for key in request.keys])
+
+
+async def _seek(subscription: Subscription, request: Seek) -> tuple[int, int]:
+    target: MessageId | Position = EARLIEST if request.earliest else LATEST
+    if request.to is not None:
+        target = _message_id(request.to)
+    position = await subscription.seek(target)
+    return position.ledger_id, position.entry_id
+
+
+def _message_id(key: Key) -> MessageId:
+    return MessageId(key[0], key[1], key[2], -1)

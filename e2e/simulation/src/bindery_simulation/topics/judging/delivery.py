@@ -1,0 +1,352 @@
+"""Rules about deliveries: what consumers may receive, in which order, and who holds a message.
+
+Most rules compare deliveries of one *incarnation*: one opening of the topic by one broker. Only acknowledgements are
+durable (and redelivery counts, if `Rules.durable_counts`). A broker that lost the topic and has not detected it yet may
+deliver messages that were acknowledged at its successor: delivery is at least once.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import pairwise
+
+from bindery_simulation.topics.judging.facts import Facts, Life, Stored, releases
+from bindery_simulation.topics.judging.history import (
+    Acknowledge,
+    Breach,
+    Call,
+    Instant,
+    Key,
+    Kind,
+    Leave,
+    Receive,
+    Return,
+    Rules,
+    Seek,
+    id_text,
+)
+
+SLACK_S = 1e-6
+"""Tolerance in seconds of comparisons of sums of times."""
+
+
+def nothing_invented(facts: Facts, _rules: Rules) -> Iterator[Breach]:
+    """A delivered message was sent, was not refused, and has one id, the one that its producer got."""
+    ids: dict[str, Key] = {}
+    for life in facts.lives.values():
+        for call in life.receives:
+            for key, text, _ in call.deliveries:
+                sent = facts.produced.get(text)
+                if sent is None:
+                    yield _breach("nothing-invented", f"{call} delivered {text!r}, which nobody sent", call)
+                elif not sent.may_be_done:
+                    problem = f"{call} delivered {text!r}, whose producer was told that it is not stored ({sent})"
+                    yield _breach("nothing-invented", problem, sent, call)
+                elif ids.setdefault(text, key) != key:
+                    problem = f"{call} delivered {text!r} as {id_text(key)}, which was {id_text(ids[text])} before"
+                    yield _breach("nothing-invented", problem, call)
+                known = facts.stored[life.id.topic].get(key)
+                if known is not None and known.payload.text != text:
+                    problem = f"{call} delivered {text!r} as {id_text(key)}, which is {known.payload.text!r}"
+                    yield _breach("nothing-invented", problem, call)
+
+
+def no_delivery_after_durable_ack(facts: Facts, _rules: Rules) -> Iterator[Breach]:
+    """A message is not delivered after its acknowledgement was answered, by the same owner or a later one."""
+    for life in facts.lives.values():
+        for call in life.receives:
+            at, incarnation = call.settled, call.incarnation
+            if at is None or incarnation is None:
+                continue
+            for key, text, _ in call.deliveries:
+                for ack in facts.certain_acks(life, key, at):
+                    if ack.incarnation is not None and ack.incarnation <= incarnation:
+                        problem = f"{call} delivered {text!r} ({id_text(key)}) after {ack} acknowledged it"
+                        yield _breach("no-delivery-after-durable-ack", problem, ack, call)
+                        break
+
+
+def order_exclusive(facts: Facts, _rules: Rules) -> Iterator[Breach]:
+    """Exclusive and Failover: the order of the topic, without gaps; backwards only for a reason, to the first message.
+
+    A rewind has a reason: messages were returned, a lease ended, the consumer changed, an acknowledgement failed, or a
+    seek moved the subscription. After a rewind, no unacknowledged message is left out.
+    """
+    for life, calls in _by_incarnation(facts, (Kind.EXCLUSIVE, Kind.FAILOVER)):
+        walk = _InOrder(facts, life)
+        for call in calls:
+            problem = walk.step(call)
+            if problem is not None:
+                yield _breach("order-exclusive", f"{call} {problem}", call)
+                break
+
+
+class _InOrder:
+    """Follows the deliveries of one incarnation of a subscription that keeps the order."""
+
+    def __init__(self, facts: Facts, life: Life) -> None:
+        self._facts = facts
+        self._life = life
+        self._calls: list[Call] = []
+        self._last: Key | None = None
+        self._repeated: set[Key] = set()
+
+    def step(self, call: Call) -> str | None:
+        """Return what is wrong with the deliveries of `call`; None: nothing."""
+        at = call.settled
+        assert at is not None
+        keys = [one.key for one in call.deliveries]
+        if keys != sorted(set(keys)):
+            return f"delivered {', '.join(map(id_text, keys))}: not in the order of the topic"
+        if _is_repeat(call, self._calls):
+            self._repeated.update(keys)
+            return None
+        before = self._last
+        if before is not None and keys[0] <= before:
+            if not self._may_rewind(call):
+                return f"delivered {id_text(keys[0])} after {id_text(before)} without a reason to deliver it again"
+            before = None
+        for key in keys:
+            for missing in self._facts.between(self._life.id.topic, before, key):
+                if self._is_missing(missing, call, at):
+                    return (
+                        f"delivered {id_text(key)}, but not {id_text(missing.key)} ({missing.payload.text!r}) before it"
+                    )
+            before = key
+        self._last = before
+        self._repeated.clear()
+        self._calls.append(call)
+        return None
+
+    def _is_missing(self, message: Stored, call: Call, at: Instant) -> bool:
+        facts, life = self._facts, self._life
+        if message.key in self._repeated or not facts.is_owed(life, message):
+            return False
+        stored, started = message.call.settled, call.started
+        if stored is None or started is None or stored > started:
+            return False
+        return not facts.is_excused(life, message, at)
+
+    def _may_rewind(self, call: Call) -> bool:
+        last, at = self._calls[-1], call.settled
+        assert last.settled is not None
+        assert at is not None
+        if _consumer(last) != _consumer(call) or any(_expires(one, at) for one in self._calls):
+            return True
+        for other in self._life.calls:
+            if other.incarnation != call.incarnation or other.started is None or other.started > at:
+                continue
+            if other.settled_before(last.settled):
+                continue
+            request = other.request
+            if isinstance(request, Return | Leave | Seek) or (isinstance(request, Receive) and request.redeliver):
+                return True
+            if isinstance(request, Acknowledge) and not (other.is_done and other.settled_before(at)):
+                return True
+        return False
+
+
+def order_per_key(facts: Facts, _rules: Rules) -> Iterator[Breach]:
+    """Key_Shared: messages of one key go to one consumer at a time, in the order of the topic."""
+    for life, calls in _by_incarnation(facts, (Kind.KEY_SHARED,)):
+        held: dict[str, dict[Key, Call]] = defaultdict(dict)
+        for call in calls:
+            at = call.settled
+            assert at is not None
+            for key, text, _ in call.deliveries:
+                routing = facts.payloads[text].key if text in facts.payloads else None
+                if routing is None:
+                    continue
+                of_key = held[routing]
+                for earlier in facts.between(life.id.topic, None, key):
+                    if earlier.payload.key != routing or not facts.is_owed(life, earlier):
+                        continue
+                    if earlier.call.settled is None or call.started is None or earlier.call.settled > call.started:
+                        continue
+                    holder = of_key.get(earlier.key)
+                    if holder is None:
+                        if not facts.is_excused(life, earlier, at):
+                            problem = (
+                                f"{call} delivered {id_text(key)} of key {routing!r} before {id_text(earlier.key)}"
+                            )
+                            yield _breach("order-per-key", problem, call)
+                    elif _consumer(holder) != _consumer(call) and _holds(life, holder, earlier.key, at):
+                        problem = f"{call} delivered {id_text(key)} of key {routing!r}; {holder} holds that key"
+                        yield _breach("order-per-key", problem, holder, call)
+                of_key[key] = call
+
+
+def one_active_consumer(facts: Facts, _rules: Rules) -> Iterator[Breach]:
+    """Exclusive and Failover: another consumer receives only after the session of the former one has ended."""
+    for life, calls in _by_incarnation(facts, (Kind.EXCLUSIVE, Kind.FAILOVER)):
+        for before, call in pairwise(calls):
+            former, at = _consumer(before), call.settled
+            if former == _consumer(call):
+                continue
+            assert at is not None
+            assert before.settled is not None
+            own = [one for one in life.calls if one.incarnation == call.incarnation and one.started is not None]
+            has_left = any(
+                isinstance(one.request, Leave)
+                and one.request.consumer == former
+                and one.started < at  # type: ignore[operator]  # `own` has only started calls
+                and not one.settled_before(before.settled)
+                for one in own
+            )
+            last = max(
+                one.settled.time_s + one.request.session_ttl_s
+                for one in own
+                if isinstance(one.request, Receive)
+                and one.request.consumer == former
+                and one.is_done
+                and one.settled is not None
+                and one.settled < at
+            )
+            if not has_left and last > at.time_s + SLACK_S:
+                problem = f"{call} delivered while {former} was connected until {last:.3f} s ({before})"
+                yield _breach("one-active-consumer", problem, before, call)
+
+
+def one_lease(facts: Facts, _rules: Rules) -> Iterator[Breach]:
+    """Shared, Key_Shared: a message is delivered again only after the lease of its former delivery has ended.
+
+    The other types return all messages together; `order_exclusive` checks the reasons.
+    """
+    for life, calls in _by_incarnation(facts, (Kind.SHARED, Kind.KEY_SHARED)):
+        held: dict[Key, Call] = {}
+        earlier: list[Call] = []
+        for call in calls:
+            at = call.settled
+            assert at is not None
+            is_repeat = _is_repeat(call, earlier)
+            earlier.append(call)
+            for key, text, _ in call.deliveries:
+                holder = held.get(key)
+                held[key] = call
+                if holder is None or (is_repeat and _consumer(holder) == _consumer(call)):
+                    continue
+                if _holds(life, holder, key, at):
+                    problem = f"{call} delivered {text!r} ({id_text(key)}), which {holder} still holds"
+                    yield _breach("one-lease", problem, holder, call)
+
+
+def never_early(facts: Facts, rules: Rules) -> Iterator[Breach]:
+    """A delayed message is not delivered before its time."""
+    for life in facts.lives.values():
+        for call in life.receives:
+            for key, text, _ in call.deliveries:
+                due_s = facts.payloads[text].deliver_at_s if text in facts.payloads else None
+                if due_s is not None and call.settled is not None and call.settled.time_s < due_s - rules.early_s_max:
+                    problem = (
+                        f"{call} delivered {text!r} ({id_text(key)}) {due_s - call.settled.time_s:.3f} s too early"
+                    )
+                    yield _breach("never-early", problem, call)
+
+
+def redelivery_counts_never_go_down(facts: Facts, rules: Rules) -> Iterator[Breach]:
+    """The redelivery count of a message does not decrease, unless a seek starts anew.
+
+    Without durable counts, it starts at 0 with each incarnation.
+    """
+    for life in facts.lives.values():
+        seen: dict[tuple[Key, int | None], tuple[int, Call]] = {}
+        for call in life.receives:
+            for key, text, count in call.deliveries:
+                scope = (key, None if rules.durable_counts else call.incarnation)
+                highest, source = seen.get(scope, (0, call))
+                if source.settled is not None and any(not one.settled_before(source.settled) for one in life.seeks):
+                    highest = 0
+                if count < highest and not (rules.durable_counts and facts.was_stale(call)):
+                    problem = f"{call} delivered {text!r} ({id_text(key)}) with count {count}, {source} with {highest}"
+                    yield _breach("redelivery-counts-never-go-down", problem, source, call)
+                seen[scope] = (max(count, highest), call if count >= highest else source)
+
+
+def redelivery_counts_have_causes(facts: Facts, rules: Rules) -> Iterator[Breach]:
+    """A redelivery count is at most the number of returns and of leases that ended, not of consumers that left."""
+    for life in facts.lives.values():
+        returns: dict[Key, list[Call]] = defaultdict(list)
+        for call in life.calls:
+            if isinstance(call.request, Return):
+                for key in call.request.keys:
+                    returns[key].append(call)
+        earlier: dict[Key, list[Call]] = defaultdict(list)
+        for call in life.receives:
+            at = call.settled
+            assert at is not None
+
+            def is_same(one: Call, call: Call = call) -> bool:
+                return rules.durable_counts or one.incarnation == call.incarnation
+
+            for key, text, count in call.deliveries:
+                ended = [one for one in earlier[key] if is_same(one) and _expires(one, at)]
+                given = [one for one in returns[key] if is_same(one) and one.sent < at]
+                if count > len(ended) + len(given):
+                    problem = (
+                        f"{call} delivered {text!r} ({id_text(key)}) with count {count}; "
+                        f"it was returned {len(given)} times, and {len(ended)} leases ended"
+                    )
+                    yield _breach("redelivery-counts-have-causes", problem, call)
+                earlier[key].append(call)
+
+
+# --- helpers ----------------------------------------------------------------------------------------------------------
+
+
+def _by_incarnation(facts: Facts, kinds: tuple[Kind, ...]) -> Iterator[tuple[Life, list[Call]]]:
+    """Return the calls that delivered messages, by subscription and incarnation, in the order of the broker."""
+    for life in facts.lives.values():
+        found: dict[int, list[Call]] = defaultdict(list)
+        for call in life.receives:
+            request = call.request
+            assert isinstance(request, Receive)
+            if request.kind in kinds and call.incarnation is not None and call.settled is not None:
+                found[call.incarnation].append(call)
+        for calls in found.values():
+            yield life, calls
+
+
+def _consumer(call: Call) -> str:
+    assert isinstance(call.request, Receive)
+    return call.request.consumer
+
+
+def _is_repeat(call: Call, earlier: list[Call]) -> bool:
+    """Return whether a call may have repeated the answer to an earlier call with the same request id."""
+    request = call.request
+    assert isinstance(request, Receive)
+    if request.request_id is None:
+        return False
+    keys = {one.key for one in call.deliveries}
+    return any(
+        isinstance(one.request, Receive)
+        and (one.request.consumer, one.request.request_id) == (request.consumer, request.request_id)
+        and keys <= {delivered.key for delivered in one.deliveries}
+        for one in earlier
+    )
+
+
+def _expires(call: Call, at: Instant) -> bool:
+    """Return whether the leases of a call have reached their time at `at`."""
+    assert isinstance(call.request, Receive)
+    assert call.settled is not None
+    return call.settled.time_s + call.request.ack_timeout_s <= at.time_s + SLACK_S
+
+
+def _holds(life: Life, holder: Call, key: Key, at: Instant) -> bool:
+    """Return whether the consumer of an earlier delivery certainly still holds the message at `at`."""
+    if _expires(holder, at):
+        return False
+    consumer, since = _consumer(holder), holder.settled
+    assert since is not None
+    return not any(
+        call.incarnation == holder.incarnation
+        and call.started is not None
+        and call.started < at
+        and not call.settled_before(since)
+        and releases(call, consumer, key)
+        for call in life.calls
+    )
+
+
+def _breach(invariant: str, text: str, *calls: Call) -> Breach:
+    return Breach(invariant, text, tuple(call.number for call in calls))

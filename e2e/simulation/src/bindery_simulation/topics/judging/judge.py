@@ -1,0 +1,55 @@
+"""Judge a history: the names of the invariants, and what violates them.
+
+| invariant                       | meaning                                                                        |
+|---------------------------------|--------------------------------------------------------------------------------|
+| acknowledged-is-delivered       | a message that was acknowledged to its producer is delivered to each            |
+|                                 | subscription that existed, until it is acknowledged                             |
+| no-delivery-after-durable-ack   | no delivery after an acknowledgement was answered, unless a seek undoes it      |
+| nothing-invented                | a delivered message was sent, was not refused, and has one id                   |
+| order-exclusive                 | Exclusive, Failover: the order of the topic between rewinds, without gaps       |
+| order-per-key                   | Key_Shared: the order of each key, one consumer at a time                       |
+| one-active-consumer             | Exclusive, Failover: one connected consumer receives                            |
+| one-lease                       | a message is held by one consumer                                               |
+| never-early                     | no delayed message before its time                                              |
+| redelivery-counts-never-go-down | redelivery counts do not decrease                                               |
+| redelivery-counts-have-causes   | returned messages and expired leases count, nothing else                        |
+| seek-delivers-again             | a seek undoes acknowledgements from its target on                               |
+| stale-owner-changes-nothing     | a broker that lost a topic carries out nothing                                  |
+| trim-keeps-unacknowledged       | ledgers are deleted only once every subscription has acknowledged them          |
+
+Outcomes that are unknown count in both ways: what may have been done excuses, and what may not have been done forbids
+nothing.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from bindery_simulation.topics.judging import completeness, delivery, ownership
+from bindery_simulation.topics.judging.facts import Facts
+from bindery_simulation.topics.judging.history import Breach, History, Rules
+
+Rule = Callable[[Facts, Rules], Iterator[Breach]]
+
+INVARIANTS: Final[dict[str, Rule]] = {
+    "nothing-invented": delivery.nothing_invented,
+    "stale-owner-changes-nothing": ownership.stale_owner_changes_nothing,
+    "trim-keeps-unacknowledged": completeness.trim_keeps_unacknowledged,
+    "no-delivery-after-durable-ack": delivery.no_delivery_after_durable_ack,
+    "order-exclusive": delivery.order_exclusive,
+    "order-per-key": delivery.order_per_key,
+    "one-active-consumer": delivery.one_active_consumer,
+    "one-lease": delivery.one_lease,
+    "never-early": delivery.never_early,
+    "redelivery-counts-never-go-down": delivery.redelivery_counts_never_go_down,
+    "redelivery-counts-have-causes": delivery.redelivery_counts_have_causes,
+    "seek-delivers-again": completeness.seek_delivers_again,
+    "acknowledged-is-delivered": completeness.acknowledged_is_delivered,
+}
+"""The rules by name. The first rule that reports a breach names the violation of a run."""
+
+
+def judge(history: History, rules: Rules | None = None) -> Iterator[Breach]:
+    """Return the breaches of a history, in the order of INVARIANTS."""
+    facts = Facts(history)
+    for rule in INVARIANTS.values():
+        yield from rule(facts, rules or Rules())
