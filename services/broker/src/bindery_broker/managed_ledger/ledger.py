@@ -108,6 +108,7 @@ class ManagedLedger:
         self._cursors = CursorTable(
             source=self,
             ledgers=self._ledgers,
+            ledgers_lock=self._ledgers_lock,
             metadata=metadata,
             client=client,
             settings=settings,

@@ -77,10 +77,10 @@ class Trimmer:
         """See `ManagedLedger.trim`."""
         async with self._cursors.trim_lock:
             self._check_open()
-            positions = await self._cursors.positions_for_trimming()
-            if positions is None:
-                return 0
-            async with self._ledgers_lock:
+            async with self._ledgers_lock:  # the positions must hold until the list is stored: seeks wait for the lock
+                positions = await self._cursors.positions_for_trimming()
+                if positions is None:
+                    return 0
                 count = trimmable(
                     self._ledgers,
                     positions,

@@ -18,9 +18,9 @@ from bindery_core.errors import (
     TopicFenced,
     TryAgain,
 )
-from bindery_pulsar.managed_ledger_codec import decode_cursor
+from bindery_pulsar.managed_ledger_codec import decode_cursor, decode_topic
 from bindery_pulsar.message_id import EARLIEST, LATEST, Position
-from managed_ledger_cluster import SUB, Cluster, at, topic_of, unacked
+from managed_ledger_cluster import SUB, TOPIC, Cluster, at, topic_of, unacked
 from managed_ledger_faults import FaultyClient, FaultyStore, Plan
 
 
@@ -391,6 +391,33 @@ async def test_the_loss_of_the_topic_answers_acknowledgements_whose_record_is_in
         async with asyncio.timeout(0.001):
             await acknowledging
     cluster.ledgers.release_adds()
+
+
+async def test_a_seek_waits_for_a_trim_and_names_an_entry_that_exists(cluster: Cluster) -> None:
+    """Otherwise its answer names an entry that is deleted, and acknowledged entries are not delivered again."""
+    topic, cursor = await topic_of(cluster, entries=3)
+    await cursor.ack_many(at(0, 1, 2))
+    store: Any = cluster.stores[-1]
+    is_trimmed, may_answer = asyncio.Event(), asyncio.Event()
+    multi = store.multi
+
+    async def slow(ops: Any) -> Any:
+        answer = await multi(ops)
+        written = ops[-1]
+        if written.path == f"/managed-ledgers/{TOPIC}" and decode_topic(written.data).ledgers[0].ledger_id > 0:
+            is_trimmed.set()
+            await may_answer.wait()
+        return answer
+
+    store.multi = slow
+    await topic.roll()
+    await topic.add_many([b"3"])
+    await is_trimmed.wait()
+    seeking = asyncio.ensure_future(cursor.seek(EARLIEST))
+    await asyncio.sleep(0.01)
+    may_answer.set()
+    assert topic.contains(await seeking)
+    assert await unacked(cursor) == [3]
 
 
 # --- redelivery counts and blobs

@@ -94,18 +94,21 @@ class ManagedCursor:
         *,
         source: EntrySource,
         ledgers: LedgerList,
+        ledgers_lock: asyncio.Lock,
         stored: CursorState,
         store: StateStore,
         tail_reader: TailReader,
         on_moved: Callable[[], None],
         on_fenced: Callable[[TopicFenced], None],
     ) -> None:
-        """`tail_reader`: receives the position of the reads. `on_moved`: the durable mark-delete position reached
-        another ledger, so something may be trimmed."""
+        """`ledgers_lock`: held while ledgers are removed from `ledgers`, which must not be those that a seek moves to.
+        `tail_reader`: receives the position of the reads. `on_moved`: the durable mark-delete position reached another
+        ledger, so something may be trimmed."""
         self.name = name
         """The subscription's name, as users write it."""
         self._source = source
         self._ledgers = ledgers
+        self._ledgers_lock = ledgers_lock
         self._state = AckState(ledgers, stored)
         self._store = store
         self._tail_reader = tail_reader
@@ -337,11 +340,13 @@ class ManagedCursor:
             assert passed.position == position
             self._state.check_batch(passed)
         async with self._alone():
-            target = self._ledgers.clamp(position)
-            before = self._state.copy()
-            self._state.seek(target)
-            if passed is not None and position == target:
-                self._state.ack((), (passed,))
+            async with self._ledgers_lock:
+                self._raise_if_ended()
+                target = self._ledgers.clamp(position)
+                before = self._state.copy()
+                self._state.seek(target)
+                if passed is not None and position == target:
+                    self._state.ack((), (passed,))
             sought, version = self._state.mark_delete, self._version + 1
             try:
                 await self._make_durable(True)

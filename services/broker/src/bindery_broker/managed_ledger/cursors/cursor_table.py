@@ -44,6 +44,7 @@ class CursorTable:
         *,
         source: EntrySource,
         ledgers: LedgerList,
+        ledgers_lock: asyncio.Lock,
         metadata: TopicMetadata,
         client: LedgerClient,
         settings: ManagedLedgerSettings,
@@ -54,7 +55,8 @@ class CursorTable:
         on_moved: Callable[[], None],
         on_fenced: Callable[[TopicFenced], None],
     ) -> None:
-        """`check_open` raises once the topic is closed, fenced or deleted."""
+        """`ledgers_lock` is held while the list of ledgers is stored. `check_open` raises once the topic is closed,
+        fenced or deleted."""
         self.cursors: dict[str, ManagedCursor] = {}
         self.trim_lock = asyncio.Lock()
         """Held while entries are trimmed. Also held while a cursor is created or reset, to keep its entries."""
@@ -62,6 +64,7 @@ class CursorTable:
         """Held while a cursor is created, reset or deleted."""
         self._source = source
         self._ledgers = ledgers
+        self._ledgers_lock = ledgers_lock
         self._metadata = metadata
         self._client = client
         self._settings = settings
@@ -170,6 +173,7 @@ class CursorTable:
                     name,
                     source=self._source,
                     ledgers=self._ledgers,
+                    ledgers_lock=self._ledgers_lock,
                     tail_reader=self._cache.reader(),
                     start=self._ledgers.clamp(start),
                     on_closed=lambda: self._transient.__delitem__(name),
@@ -289,6 +293,7 @@ class CursorTable:
             name,
             source=self._source,
             ledgers=self._ledgers,
+            ledgers_lock=self._ledgers_lock,
             stored=state,
             store=store,
             tail_reader=self._cache.reader(),

@@ -5,6 +5,7 @@ that still exists, and `skipped_entries` counts those that it had not acknowledg
 Source: Pulsar NonDurableCursorImpl.
 """
 
+import asyncio
 from collections.abc import Callable, Mapping
 
 from bindery_core.errors import BinderyError, NoSuchSubscription
@@ -48,6 +49,7 @@ class TransientCursor(ManagedCursor):
         *,
         source: EntrySource,
         ledgers: LedgerList,
+        ledgers_lock: asyncio.Lock,
         start: Position,
         tail_reader: TailReader,
         on_closed: Callable[[], None],
@@ -57,6 +59,7 @@ class TransientCursor(ManagedCursor):
             name,
             source=source,
             ledgers=ledgers,
+            ledgers_lock=ledgers_lock,
             stored=CursorState(mark_delete=ledgers.previous(start)),
             store=NoStore(),
             tail_reader=tail_reader,
