@@ -1,6 +1,7 @@
 """Cursors of a topic: created, loaded, damaged, reset and deleted."""
 
 import asyncio
+from typing import Any
 
 import pytest
 from bindery_broker.managed_ledger import ManagedLedger
@@ -282,3 +283,30 @@ async def test_nothing_is_trimmed_before_the_cursors_are_loaded(cluster: Cluster
     again = await cluster.open()
     await asyncio.sleep(1)
     assert await unacked(again.cursors["s"]) == list(range(1, 10))
+
+
+async def test_a_cursor_may_be_deleted_while_a_lost_topic_is_released(cluster: Cluster) -> None:
+    topic, cursor = await topic_of(cluster)
+    await topic.open_cursor("other", start=EARLIEST)
+    await cursor.ack_many(at(0))
+    store: Any = cluster.stores[-1]
+    may_delete = asyncio.Event()
+    multi = store.multi
+
+    async def slow(ops: Any) -> Any:
+        await may_delete.wait()
+        return await multi(ops)
+
+    store.multi = slow
+    cluster.ledgers.hold_adds()
+    acking = asyncio.ensure_future(cursor.ack_many(at(1)))
+    deleting = asyncio.ensure_future(topic.delete_cursor("other"))
+    await asyncio.sleep(0.01)
+    crashing = asyncio.ensure_future(topic.crash())  # waits for the record that is being written
+    await asyncio.sleep(0.01)
+    may_delete.set()
+    await deleting
+    cluster.ledgers.release_adds()
+    await crashing
+    with pytest.raises(TryAgain):
+        await acking

@@ -258,7 +258,7 @@ class CursorTable:
 
     async def quiesce(self) -> None:
         """Return once no cursor writes a record."""
-        for cursor in self.cursors.values():
+        for cursor in list(self.cursors.values()):  # one may be deleted meanwhile
             await cursor.quiesce()
 
     async def release(self) -> None:
