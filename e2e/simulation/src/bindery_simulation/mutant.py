@@ -27,6 +27,7 @@ class Kind(StrEnum):
 
     PROTOCOL = "protocol"
     SERVICE = "service"
+    TOPICS = "topics"
     CRASH = "crash"
     DAMAGE = "damage"
 

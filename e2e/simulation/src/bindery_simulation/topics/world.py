@@ -111,7 +111,7 @@ class World(Director):
     def run(self) -> Outcome:
         self.play(time_max=TIME_MAX_S, callbacks_max=CALLBACKS_MAX)
         violation = self.verdict.violation
-        if violation is None:
+        if violation is None or violation.invariant == "liveness":  # the judge may name the reason
             breach = next(judge(self.history, RULES), None)
             if breach is not None:
                 violation = Violation(breach.invariant, breach.text)

@@ -1,0 +1,348 @@
+"""Defects of the broker: each function returns the attributes to replace.
+
+They replace whole operations of topics, cursors and dispatchers, not lines of them, so that most of them survive changes
+of the code around them.
+"""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from bindery_broker.dispatch.exclusive import ExclusiveDispatcher
+from bindery_broker.dispatch.leases import LeaseTable
+from bindery_broker.dispatch.shared import SharedDispatcher
+from bindery_broker.managed_ledger import opening, retention, trimming
+from bindery_broker.managed_ledger.cursors.ack_state import AckState
+from bindery_broker.managed_ledger.cursors.cursor import ManagedCursor
+from bindery_broker.managed_ledger.cursors.cursor_store import CursorStore
+from bindery_broker.managed_ledger.ledger_list import LedgerList
+from bindery_broker.managed_ledger.topic_metadata import OwnedNode, TopicMetadata
+from bindery_broker.managed_ledger.writing.pending_adds import PendingAdds
+from bindery_broker.managed_ledger.writing.writer import TopicWriter
+from bindery_broker.subscriptions.acknowledging import Acknowledger
+from bindery_broker.subscriptions.subscription import Subscription
+from bindery_client.ledger.api import LedgerClient, WriteHandle
+from bindery_core.errors import BinderyError
+from bindery_core.ids import LedgerId
+from bindery_metadata.stores.store import Check, Create, Op, Set, Stat
+from bindery_pulsar.managed_ledger_codec import CursorState, decode_cursor
+from bindery_pulsar.message_id import Position
+
+from bindery_simulation.mutant import Replacement
+
+BEFORE_S: Final = 0.0
+"""Time in seconds that an early answer takes."""
+
+
+# --- acknowledgements -------------------------------------------------------------------------------------------------
+
+
+def ack_before_durable() -> list[Replacement]:
+    """An acknowledgement is answered when it is in memory."""
+    original = ManagedCursor._make_durable
+
+    async def make_durable(self: Any, changed: bool) -> None:
+        task = asyncio.ensure_future(original(self, changed))
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.sleep(BEFORE_S)
+
+    return [(ManagedCursor, "_make_durable", make_durable)]
+
+
+def group_commit_answers_all() -> list[Replacement]:
+    """A record that is written answers the acknowledgements that arrived during the write, too."""
+    original = ManagedCursor._answer
+
+    def answer(self: Any, version: int, error: BinderyError | None) -> None:
+        original(self, self._version if error is None else version, error)
+
+    return [(ManagedCursor, "_answer", answer)]
+
+
+def failed_record_ignored() -> list[Replacement]:
+    """A cursor record that the bookies did not store counts as written."""
+    original = CursorStore._append
+
+    async def append(self: Any, handle: WriteHandle, record: bytes) -> bool:
+        await original(self, handle, record)
+        return True
+
+    return [(CursorStore, "_append", append)]
+
+
+def znode_instead_of_record() -> list[Replacement]:
+    """The state of a cursor is read from its znode, although a cursor ledger has a newer one."""
+    original = CursorStore.load
+
+    async def load(self: Any, data: bytes) -> CursorState | None:
+        found = await original(self, data)
+        older = decode_cursor(data).state
+        return found if older is None else older
+
+    return [(CursorStore, "load", load)]
+
+
+def batch_index_off_by_one() -> list[Replacement]:
+    """The message after the acknowledged one of a batch is acknowledged."""
+    original = ManagedCursor.ack_many
+
+    async def ack_many(self: Any, positions: Sequence[Position], *, batches: Sequence[Any] = ()) -> Any:
+        moved = [one._replace(indexes=[(index + 1) % one.batch_size for index in one.indexes]) for one in batches]
+        return await original(self, positions, batches=moved)
+
+    return [(ManagedCursor, "ack_many", ack_many)]
+
+
+def whole_batch_acknowledged() -> list[Replacement]:
+    """The acknowledgement of one message of a batch acknowledges the batch."""
+    original = ManagedCursor.ack_many
+
+    async def ack_many(self: Any, positions: Sequence[Position], *, batches: Sequence[Any] = ()) -> Any:
+        return await original(self, [*positions, *(one.position for one in batches)])
+
+    return [(ManagedCursor, "ack_many", ack_many)]
+
+
+def cumulative_one_too_far() -> list[Replacement]:
+    """A cumulative acknowledgement includes the next entry."""
+    original = ManagedCursor.ack_cumulative
+
+    async def ack_cumulative(self: Any, position: Position, *, batch: Any = None) -> None:
+        following = self._ledgers.next(position)
+        if batch is None and self._ledgers.contains(following):
+            position = following
+        await original(self, position, batch=batch)
+
+    return [(ManagedCursor, "ack_cumulative", ack_cumulative)]
+
+
+def seek_keeps_acks() -> list[Replacement]:
+    """A seek moves the mark-delete position and keeps single acknowledgements."""
+
+    def seek(self: Any, position: Position) -> None:
+        self.mark_delete = self._ledgers.previous(position)
+        self._advance()
+
+    return [(AckState, "seek", seek)]
+
+
+def seek_not_stored() -> list[Replacement]:
+    """A seek is answered when it is in memory, and is stored with the next acknowledgement."""
+    original = ManagedCursor.seek
+
+    async def seek(self: Any, position: Position, **others: Any) -> Any:
+        task = asyncio.ensure_future(original(self, position, **others))
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.sleep(BEFORE_S)
+        return self._ledgers.clamp(position)
+
+    return [(ManagedCursor, "seek", seek)]
+
+
+# --- owners -----------------------------------------------------------------------------------------------------------
+
+
+def last_ledger_not_fenced() -> list[Replacement]:
+    """A topic is opened without fencing and recovering its last ledger."""
+
+    async def recover(client: LedgerClient, ledger_id: int, *, timeout_s: float) -> Any:
+        return await client.open(LedgerId(ledger_id), recover=False)
+
+    return [(opening, "_recover", recover)]
+
+
+def cursor_ledger_not_fenced() -> list[Replacement]:
+    """The ledger of a cursor is read without fencing it."""
+    original = CursorStore.load
+
+    async def load(self: Any, data: bytes) -> CursorState | None:
+        client = self._client
+
+        class Unfenced:
+            async def open(self, ledger_id: LedgerId, **_: Any) -> Any:
+                reader = await client.open(ledger_id, recover=False)
+                await reader.read_last_confirmed()
+                return reader
+
+        self._client = Unfenced()
+        try:
+            return await original(self, data)
+        finally:
+            self._client = client
+
+    return [(CursorStore, "load", load)]
+
+
+def znodes_without_versions() -> list[Replacement]:
+    """The znodes of a topic and its cursors are written whatever their versions are."""
+
+    async def attempt(self: Any, node: OwnedNode, data: bytes) -> None:
+        op: Op = Create(node.path, data) if node.version is None else Set(node.path, data, None)
+        results = await self._store.multi([op])
+        node.attempted = None
+        result = results[-1]
+        node.version = result.version if isinstance(result, Stat) else 0
+
+    return [(TopicMetadata, "_attempt", attempt)]
+
+
+def cursors_without_check() -> list[Replacement]:
+    """The znodes of cursors are written without a check that this broker still owns the topic."""
+
+    def check(self: Any) -> Check:
+        return Check(self.node.path, None)  # type: ignore[arg-type]  # any version
+
+    return [(TopicMetadata, "_check", check)]
+
+
+# --- ledgers ----------------------------------------------------------------------------------------------------------
+
+
+def trimmed_too_far() -> list[Replacement]:
+    """One more ledger is deleted than the cursors have acknowledged."""
+    original = retention.trimmable
+
+    def trimmable(ledgers: LedgerList, positions: Iterable[Position], **others: Any) -> int:
+        positions = list(positions)
+        count = original(ledgers, positions, **others)
+        return count + 1 if positions and count < len(list(ledgers)) - 1 else count
+
+    return [(trimming, "trimmable", trimmable)]
+
+
+def fastest_cursor_trims() -> list[Replacement]:
+    """The cursor that is farthest decides what is deleted."""
+    original = retention.trimmable
+
+    def trimmable(ledgers: LedgerList, positions: Iterable[Position], **others: Any) -> int:
+        positions = list(positions)
+        return original(ledgers, [max(positions)] if positions else [], **others)
+
+    return [(trimming, "trimmable", trimmable)]
+
+
+def settled_too_much() -> list[Replacement]:
+    """After a ledger has failed, all entries in flight count as stored in it."""
+    original = PendingAdds.settle
+
+    def settle(self: Any, ledger_id: int, entries: int) -> Any:
+        return original(self, ledger_id, entries + sum(group.count for group in self._in_flight))
+
+    return [(PendingAdds, "settle", settle)]
+
+
+def settled_too_little() -> list[Replacement]:
+    """After a ledger has failed, its last entry is stored again in the next one."""
+    original = PendingAdds.settle
+
+    def settle(self: Any, ledger_id: int, entries: int) -> Any:
+        return original(self, ledger_id, max(entries - 1, 0))
+
+    return [(PendingAdds, "settle", settle)]
+
+
+def published_before_durable() -> list[Replacement]:
+    """Messages are acknowledged to their producer when they are sent to the bookies."""
+    original = TopicWriter._send
+
+    async def send(self: Any, handle: WriteHandle, group: Any, payloads: list[bytes]) -> None:
+        for add in group.adds:
+            if not add.future.done() and not add.positions:
+                at = self._ledgers.current.ledger_id
+                first = group.first + sum(len(one.payloads) for one in group.adds[: group.adds.index(add)])
+                add.future.set_result([Position(at, first + number) for number in range(len(add.payloads))])
+        await original(self, handle, group, payloads)
+
+    return [(TopicWriter, "_send", send)]
+
+
+# --- dispatch ---------------------------------------------------------------------------------------------------------
+
+
+def expired_lease_forgotten() -> list[Replacement]:
+    """The messages of an expired lease are not returned."""
+    original = LeaseTable.expire
+
+    def expire(self: Any, *, now: float) -> list[Any]:
+        original(self, now=now)
+        return []
+
+    return [(LeaseTable, "expire", expire)]
+
+
+def rewind_forgotten() -> list[Replacement]:
+    """After a rewind, an exclusive consumer continues with the next message instead of the first unacknowledged one."""
+    original = ExclusiveDispatcher.rewind
+
+    def rewind(self: Any) -> None:
+        original(self)
+        self.rewind_wanted = False
+
+    return [(ExclusiveDispatcher, "rewind", rewind)]
+
+
+def leaving_counts() -> list[Replacement]:
+    """The messages of a consumer that leaves count as redelivered."""
+    original = SharedDispatcher.release
+
+    def release(self: Any, consumer: str) -> int:
+        for grant in self.leases.grants_of(consumer):
+            for key in grant.sizes:
+                self._counts[key] += 1
+        return original(self, consumer)
+
+    return [(SharedDispatcher, "release", release)]
+
+
+def counts_lost() -> list[Replacement]:
+    """Reading a returned message again resets its redelivery count."""
+    original = SharedDispatcher.offer_again
+
+    def offer_again(self: Any, items: Sequence[Any], *, generation: int) -> None:
+        for item in items:
+            self._counts.pop(item.key, None)
+        original(self, items, generation=generation)
+
+    return [(SharedDispatcher, "offer_again", offer_again)]
+
+
+def exclusive_not_checked() -> list[Replacement]:
+    """A second consumer may use an exclusive subscription."""
+
+    def join(self: Any, consumer: str, kind: Any) -> None:
+        self._loop.tick()
+        if kind != self.type:
+            self._loop.change_type(kind)
+
+    return [(Subscription, "join", join)]
+
+
+def delivered_while_held() -> list[Replacement]:
+    """A returned message stays with its former consumer, and others get it, too."""
+    original = SharedDispatcher.take
+
+    def take(self: Any, consumer: str, **others: Any) -> Any:
+        taken = original(self, consumer, **others)
+        again = [delivery.key for delivery in taken[:1]]
+        self.leases.drop(again)
+        for key in again:
+            self._to_replay(key)
+        return taken
+
+    return [(SharedDispatcher, "take", take)]
+
+
+def failed_ack_forgotten() -> list[Replacement]:
+    """Messages whose acknowledgement failed are not delivered again."""
+    original = Acknowledger.ack
+
+    async def ack(self: Any, positions: Any, batches: Any, ids: Any) -> None:
+        dispatcher = self._loop.dispatcher
+        fail_ack = dispatcher.fail_ack
+        dispatcher.fail_ack = lambda keys: None
+        try:
+            await original(self, positions, batches, ids)
+        finally:
+            dispatcher.fail_ack = fail_ack
+
+    return [(Acknowledger, "ack", ack)]

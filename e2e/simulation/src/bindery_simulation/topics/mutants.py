@@ -1,0 +1,107 @@
+"""Mutants of the broker. An invariant of `judging` must report each of them for some seed.
+
+The conditions name the faults, and the types of subscriptions, that need the fewest seeds.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from bindery_simulation.mutant import Kind, MutantTable, Trial
+from bindery_simulation.runner import collect
+from bindery_simulation.service import faults as service
+from bindery_simulation.service.faults import Fault
+from bindery_simulation.topics import defects, faults
+from bindery_simulation.topics.judging.history import Kind as Type
+from bindery_simulation.topics.world import run_seed
+
+COLLECT_EVERY: Final = 10
+"""Number of seeds between two collections of garbage. Most runs take little longer than a collection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """The faults to choose from, and the types of subscriptions."""
+
+    faults: tuple[Fault, ...]
+    kinds: tuple[Type, ...] = (Type.EXCLUSIVE, Type.SHARED)
+
+
+def _trials(seeds: Iterable[int], conditions: Conditions) -> Iterator[Trial]:
+    for number, seed in enumerate(seeds):
+        violation = run_seed(seed, faults=conditions.faults, kinds=conditions.kinds).violation
+        if number % COLLECT_EVERY == 0:
+            collect()
+        yield Trial(seed, 1, None if violation is None else violation.invariant, str(violation or ""))
+
+
+ANY: Final = Conditions(faults.FAULTS)
+KILLS: Final = Conditions((faults.kill_broker,))
+STALE: Final = Conditions((faults.lose_session, faults.pause_broker))
+CLOSES: Final = Conditions((faults.close_topics,))
+BOOKIES: Final = Conditions((service.flaky_connections, service.slow_and_flaky, service.kill_bookie))
+BOOKIES_AND_KILLS: Final = Conditions((service.partition, service.slow_and_flaky, faults.kill_broker))
+SHARED: Final = Conditions((faults.close_topics,), (Type.SHARED,))
+EXCLUSIVE: Final = Conditions((faults.close_topics,), (Type.EXCLUSIVE,))
+
+# --- the table: name, what the defect does, invariants that may report it, first seed, conditions, defect ------------
+
+# fmt: off
+MUTANTS: Final[MutantTable[Conditions]] = MutantTable(Kind.TOPICS, _trials, (
+    ("ack-before-durable", "An acknowledgement is answered when it is in memory.",
+     ("no-delivery-after-durable-ack",), 0, KILLS, defects.ack_before_durable),
+    ("group-commit-answers-all", "A cursor record answers the acknowledgements that arrived during its write, too.",
+     ("no-delivery-after-durable-ack",), 0, KILLS, defects.group_commit_answers_all),
+    ("failed-record-ignored", "A cursor record that could not be written counts as written.",
+     ("no-delivery-after-durable-ack",), 0, BOOKIES_AND_KILLS, defects.failed_record_ignored),
+    ("znode-instead-of-record", "A cursor is loaded from its znode, although its ledger has a newer state.",
+     ("no-delivery-after-durable-ack",), 0, KILLS, defects.znode_instead_of_record),
+    ("batch-index-off-by-one", "The message after the acknowledged one of a batch is acknowledged.",
+     ("no-delivery-after-durable-ack", "order-exclusive", "acknowledged-is-delivered"), 0, KILLS,
+     defects.batch_index_off_by_one),
+    ("whole-batch-acknowledged", "The acknowledgement of one message of a batch acknowledges the batch.",
+     ("acknowledged-is-delivered", "order-exclusive", "trim-keeps-unacknowledged"), 0, KILLS,
+     defects.whole_batch_acknowledged),
+    ("cumulative-one-too-far", "A cumulative acknowledgement includes the next entry.",
+     ("acknowledged-is-delivered", "order-exclusive", "trim-keeps-unacknowledged"), 0, KILLS,
+     defects.cumulative_one_too_far),
+    ("seek-keeps-acks", "A seek keeps the acknowledgements after its target.",
+     ("seek-delivers-again", "order-exclusive", "trim-keeps-unacknowledged"), 0, CLOSES, defects.seek_keeps_acks),
+    ("seek-not-stored", "A seek is answered when it is in memory.",
+     ("seek-delivers-again", "no-delivery-after-durable-ack", "order-exclusive"), 0, KILLS, defects.seek_not_stored),
+    ("last-ledger-not-fenced", "A topic is opened without fencing its last ledger.",
+     ("stale-owner-changes-nothing", "acknowledged-is-delivered", "nothing-invented"), 0, STALE,
+     defects.last_ledger_not_fenced),
+    ("cursor-ledger-not-fenced", "The ledger of a cursor is read without fencing it.",
+     ("stale-owner-changes-nothing", "no-delivery-after-durable-ack"), 0, STALE, defects.cursor_ledger_not_fenced),
+    ("znodes-without-versions", "The znodes of a topic are written whatever their versions are.",
+     ("stale-owner-changes-nothing",), 0, STALE, defects.znodes_without_versions),
+    ("cursors-without-check", "The znodes of cursors are written without a check of the ownership.",
+     ("stale-owner-changes-nothing",), 0, STALE, defects.cursors_without_check),
+    ("trimmed-too-far", "One more ledger is deleted than the cursors have acknowledged.",
+     ("trim-keeps-unacknowledged",), 0, CLOSES, defects.trimmed_too_far),
+    ("fastest-cursor-trims", "The cursor that is farthest decides what is deleted.",
+     ("trim-keeps-unacknowledged",), 0, CLOSES, defects.fastest_cursor_trims),
+    ("settled-too-much", "After a ledger has failed, all entries in flight count as stored in it.",
+     ("acknowledged-is-delivered", "nothing-invented"), 0, BOOKIES, defects.settled_too_much),
+    ("settled-too-little", "After a ledger has failed, its last entry is stored again in the next one.",
+     ("nothing-invented",), 0, BOOKIES, defects.settled_too_little),
+    ("published-before-durable", "Messages are acknowledged when they are sent to the bookies.",
+     ("acknowledged-is-delivered", "nothing-invented", "trim-keeps-unacknowledged"), 0, BOOKIES_AND_KILLS,
+     defects.published_before_durable),
+    ("expired-lease-forgotten", "The messages of an expired lease are not returned.",
+     ("acknowledged-is-delivered", "order-exclusive"), 0, SHARED, defects.expired_lease_forgotten),
+    ("rewind-forgotten", "After a rewind, an exclusive consumer continues with the next message.",
+     ("order-exclusive", "acknowledged-is-delivered"), 0, EXCLUSIVE, defects.rewind_forgotten),
+    ("leaving-counts", "The messages of a consumer that leaves count as redelivered.",
+     ("redelivery-counts-have-causes",), 0, SHARED, defects.leaving_counts),
+    ("counts-lost", "A returned message that is read again has the redelivery count 0.",
+     ("redelivery-counts-never-go-down",), 0, SHARED, defects.counts_lost),
+    ("exclusive-not-checked", "A second consumer may use an exclusive subscription.",
+     ("one-active-consumer",), 0, EXCLUSIVE, defects.exclusive_not_checked),
+    ("delivered-while-held", "A message that is held is delivered to others, too.",
+     ("one-lease",), 0, SHARED, defects.delivered_while_held),
+    ("failed-ack-forgotten", "Messages whose acknowledgement failed are not delivered again.",
+     ("acknowledged-is-delivered", "order-exclusive", "liveness"), 0, ANY, defects.failed_ack_forgotten),
+), unit="seeds")
+# fmt: on
