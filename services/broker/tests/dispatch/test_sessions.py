@@ -1,12 +1,19 @@
 """Consumer sessions, which last longer than single calls."""
 
 import pytest
-from bindery_broker.dispatch.sessions import REQUESTS_REMEMBERED_MAX, Sessions
+from bindery_broker.dispatch.consumers import Consumer
+from bindery_broker.dispatch.item import MessageRef
+from bindery_broker.dispatch.sessions import REQUESTS_REMEMBERED_MAX, Session, Sessions
 from bindery_core.errors import TooManyRequests
+from bindery_pulsar.message_id import Position
 
 
-def no_leases(_consumer: str) -> None:
+def no_leases(_consumer: Consumer) -> None:
     return None
+
+
+def names(ended: list[Session]) -> list[str]:
+    return [session.consumer.name for session in ended]
 
 
 def test_a_session_ends_its_ttl_after_the_end_of_its_last_call():
@@ -15,7 +22,7 @@ def test_a_session_ends_its_ttl_after_the_end_of_its_last_call():
     assert sessions.expire(now=1_000, leases_end_at=no_leases) == []  # a call is in progress
     sessions.end_call(session, now=1_000)
     assert sessions.expire(now=1_059.9, leases_end_at=no_leases) == []
-    assert sessions.expire(now=1_060, leases_end_at=no_leases) == ["c"]
+    assert names(sessions.expire(now=1_060, leases_end_at=no_leases)) == ["c"]
     assert sessions.get("c") is None
 
 
@@ -33,7 +40,7 @@ def test_a_lease_is_not_cut_short_by_a_shorter_session():
     sessions = Sessions()
     sessions.end_call(sessions.begin_call("c", ttl_s=10, now=0), now=0)
     assert sessions.expire(now=50, leases_end_at=lambda _: 100.0) == []
-    assert sessions.expire(now=100, leases_end_at=lambda _: 100.0) == ["c"]
+    assert names(sessions.expire(now=100, leases_end_at=lambda _: 100.0)) == ["c"]
 
 
 def test_an_acknowledgement_extends_a_session_but_creates_none():
@@ -57,7 +64,7 @@ def test_only_the_latest_answers_are_remembered():
     sessions = Sessions()
     session = sessions.begin_call("c", ttl_s=60, now=0)
     for number in range(REQUESTS_REMEMBERED_MAX + 2):
-        session.remember(f"r{number}", ((0, number, -1),))
+        session.remember(f"r{number}", (MessageRef(Position(0, number), 1),))
     assert list(session.remembered) == [f"r{n}" for n in range(2, REQUESTS_REMEMBERED_MAX + 2)]
 
 
@@ -65,7 +72,7 @@ def test_the_latest_call_sets_the_ttl():
     sessions = Sessions()
     sessions.end_call(sessions.begin_call("c", ttl_s=60, now=0), now=0)
     sessions.end_call(sessions.begin_call("c", ttl_s=10, now=5), now=5)
-    assert sessions.expire(now=15, leases_end_at=no_leases) == ["c"]
+    assert names(sessions.expire(now=15, leases_end_at=no_leases)) == ["c"]
 
 
 def test_a_session_lasts_until_all_its_calls_have_ended():
@@ -76,7 +83,7 @@ def test_a_session_lasts_until_all_its_calls_have_ended():
     assert sessions.expire(now=100, leases_end_at=no_leases) == []
     assert sessions.ends_at(second, leases_end=None) is None
     sessions.end_call(second, now=100)
-    assert sessions.expire(now=110, leases_end_at=no_leases) == ["c"]
+    assert names(sessions.expire(now=110, leases_end_at=no_leases)) == ["c"]
 
 
 def test_a_session_ends_with_its_ttl_or_its_last_lease():
@@ -93,7 +100,7 @@ def test_a_repeated_answer_counts_as_the_latest_one():
     session = sessions.begin_call("c", ttl_s=60, now=0)
     for number in range(REQUESTS_REMEMBERED_MAX):
         session.remember(f"r{number}", ())
-    session.remember("r0", ((0, 0, -1),))
+    session.remember("r0", (MessageRef(Position(0, 0), 1),))
     session.remember("new", ())
     assert "r0" in session.remembered
     assert "r1" not in session.remembered
@@ -106,3 +113,22 @@ def test_a_removed_consumer_is_a_new_one_with_its_next_call():
     assert sessions.remove("c") is None
     again = sessions.begin_call("c", ttl_s=60, now=9)
     assert (again.joined_at, again.call_count, again.statistics.delivered.messages) == (9, 1, 0)
+
+
+def test_the_calls_of_a_session_are_of_one_consumer_until_it_is_removed():
+    sessions = Sessions()
+    consumer = sessions.begin_call("c", ttl_s=60, now=0).consumer
+    assert (consumer.name, consumer.held) == ("c", 0)
+    assert sessions.begin_call("c", ttl_s=60, now=1).consumer is consumer
+    sessions.remove("c")
+    assert sessions.begin_call("c", ttl_s=60, now=2).consumer is not consumer
+
+
+def test_the_leases_of_each_consumer_are_looked_up_for_its_own_session():
+    sessions = Sessions()
+    first, second = (sessions.begin_call(name, ttl_s=10, now=0) for name in "ab")
+    for session in (first, second):
+        sessions.end_call(session, now=0)
+    ends = {first.consumer: 100.0, second.consumer: None}
+    assert sessions.expire(now=50, leases_end_at=ends.__getitem__) == [second]
+    assert list(sessions) == [first]
