@@ -18,7 +18,7 @@ Source: Pulsar's shared dispatcher (replay set first, then normal reads; consume
 import heapq
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Generic
+from typing import Final, Generic
 
 from bindery_pulsar.message_id import Position
 
@@ -29,6 +29,8 @@ from bindery_broker.dispatch.leases import LeaseTable
 from bindery_broker.dispatch.portions import Portion, PortionTable, State
 from bindery_broker.dispatch.read_ahead import ReadAhead
 
+_HEAP_SLACK: Final = 64
+"""Number of stale rows that a short heap may have."""
 _ANY_BUT_ACKING = frozenset(State) - {State.ACKING, State.GONE}
 _LEASED = frozenset({State.LEASED})
 _LOADING = frozenset({State.LOADING})
@@ -323,10 +325,7 @@ class SharedDispatcher(Generic[B]):
             self._withdraw(portion)
             self._count_redelivery(portion)
             if delay_s > 0:
-                portion.state = State.DELAYED
-                portion.due = now + delay_s
-                self._serial += 1
-                heapq.heappush(self._delayed, (now + delay_s, self._serial, portion))
+                self._delay(portion, now + delay_s)
             else:
                 self._to_replay(portion)
         return [portion.ref for portion in returned]
@@ -374,20 +373,16 @@ class SharedDispatcher(Generic[B]):
             self._count_redelivery(portion)
             self._to_replay(portion)
             count += portion.count
-        while self._delayed and self._delayed[0][0] <= now:
-            due, _, portion = heapq.heappop(self._delayed)
-            if portion.state is State.DELAYED and portion.due == due:
-                portion.due = None
-                self._to_replay(portion)
-                count += portion.count
+        while (due := self._next_due()) is not None and due <= now:
+            portion = heapq.heappop(self._delayed)[2]
+            portion.due = None
+            self._to_replay(portion)
+            count += portion.count
         return count
 
     def next_deadline(self) -> float | None:
         """Return the time at which the next lease or delay ends."""
-        times = [self._delayed[0][0]] if self._delayed else []
-        deadline = self.leases.next_deadline()
-        if deadline is not None:
-            times.append(deadline)
+        times = [time for time in (self._next_due(), self.leases.next_deadline()) if time is not None]
         return min(times) if times else None
 
     def reset(self) -> None:
@@ -468,6 +463,23 @@ class SharedDispatcher(Generic[B]):
         """Return the portions whose lease has ended."""
         return self.leases.expire(now=now)
 
+    def _delay(self, portion: Portion[B], due: float) -> None:
+        portion.state = State.DELAYED
+        portion.due = due
+        self._serial += 1
+        heapq.heappush(self._delayed, (due, self._serial, portion))
+        if len(self._delayed) > 2 * self._table.messages + _HEAP_SLACK:  # many were acknowledged during their delays
+            self._delayed = [row for row in self._delayed if _is_due_at(row)]
+            heapq.heapify(self._delayed)
+
+    def _next_due(self) -> float | None:
+        """Return when the next delay ends."""
+        while self._delayed:
+            if _is_due_at(self._delayed[0]):
+                return self._delayed[0][0]
+            heapq.heappop(self._delayed)
+        return None
+
     def _count_redelivery(self, portion: Portion[B]) -> None:
         portion.redelivery_count += 1
         self.redelivered.append(Redelivered(portion.position, portion.bits, portion.redelivery_count))
@@ -485,3 +497,9 @@ class SharedDispatcher(Generic[B]):
 
     def _forget(self, portion: Portion[B]) -> None:
         self._table.remove(portion)
+
+
+def _is_due_at(row: tuple[float, int, Portion[B]]) -> bool:
+    """Return whether a row of the delays is not stale."""
+    due, _, portion = row
+    return portion.state is State.DELAYED and portion.due == due
