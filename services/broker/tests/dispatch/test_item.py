@@ -56,6 +56,11 @@ def test_indexes_that_are_not_known_are_left_out() -> None:
     assert refs_of([MessageId(7, 5, 3, -1), MessageId(7, 6, 2**31 - 1, -1)], all_known) == []
 
 
+def test_an_index_that_no_batch_has_is_left_out_if_the_number_of_messages_is_not_known() -> None:
+    ids = [MessageId(7, 5, 999_999, -1), MessageId(7, 6, 1_000_000, -1), MessageId(7, 7, 2**31 - 1, -1)]
+    assert refs_of(ids, lambda _position: WHOLE) == [MessageRef(AT, 1 << 999_999)]
+
+
 def test_references_have_the_order_of_the_topic() -> None:
     positions = [Position(2, 0), Position(1, 1), Position(1, 0)]
     assert sorted(MessageRef(position, SINGLE).position for position in positions) == positions[::-1]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, NamedTuple, TypeVar
 
+from bindery_pulsar.message_codec import BATCH_COUNT_MAX
 from bindery_pulsar.message_id import MessageId, Position
 
 B = TypeVar("B")
@@ -31,15 +32,15 @@ class MessageRef(NamedTuple):
 def refs_of(ids: Iterable[MessageId], known_bits: Callable[[Position], int]) -> list[MessageRef]:
     """Return the messages that `ids` name, one reference for each entry. An id without a batch index names all.
 
-    `known_bits`: the messages of an entry that may be named. Others are left out: a client may send any index, and an
-    integer with such a bit would be large.
+    `known_bits`: the messages of an entry that may be named, WHOLE if their number is not known. Others are left out,
+    and indexes that no batch has: a client may send any index, and an integer with such a bit would be large.
     """
     found: dict[Position, int] = {}
     for message_id in ids:
         position, index = message_id.position, message_id.batch_index
         if index == NOT_IN_BATCH:
             found[position] = WHOLE
-        elif known_bits(position) >> index & 1:
+        elif index < BATCH_COUNT_MAX and known_bits(position) >> index & 1:
             found[position] = found.get(position, 0) | 1 << index
     return [MessageRef(position, bits) for position, bits in found.items()]
 

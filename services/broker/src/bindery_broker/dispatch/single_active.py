@@ -72,7 +72,7 @@ class SingleActiveDispatcher(Generic[B]):
         self._counted = (0, 0)
         """The bytes and the number of ready messages that are counted in `read_ahead`."""
         self._table: PortionTable[B] = PortionTable()
-        """Messages that are held, or being acknowledged."""
+        """Messages that are held, or being acknowledged, also if they were not read."""
         self._offered_upto: MessageRef | None = None
         """The last messages that were offered."""
         self._taken_upto: MessageRef | None = None
@@ -262,13 +262,21 @@ class SingleActiveDispatcher(Generic[B]):
     # -- returning -----------------------------------------------------------------------------------------------
 
     def begin_ack(self, refs: Iterable[MessageRef]) -> list[Portion[B]]:
-        """Mark messages as acknowledged, not yet durably. Pass the result to `finish_ack` or `fail_ack`."""
+        """Mark messages as acknowledged, not yet durably. Pass the result to `finish_ack` or `fail_ack`.
+
+        Messages of other entries than those that are known, for example of an earlier delivery before a rewind, are
+        marked as well, because a read that is in progress may offer them.
+        """
         refs = list(refs)
-        fresh = self._table.select(refs, _LEASED)
-        self.leases.drop(fresh)
-        for portion in fresh:
+        acking = self._table.select(refs, _LEASED)
+        self.leases.drop(acking)
+        for portion in acking:
             portion.state = State.ACKING
-        return fresh + self._drop_ready(refs)
+        acking += self._drop_ready(refs)
+        acking += [
+            self._table.add(position, bits, State.ACKING) for position, bits in refs if position not in self._table
+        ]
+        return acking
 
     def begin_cumulative_ack(self, last: MessageRef) -> list[Portion[B]]:
         """Mark everything before the entry of `last`, and its messages `last.bits`, as acknowledged."""
