@@ -1,26 +1,33 @@
 """The modules of one subscription over a topic in memory, composed as `Subscription` composes them."""
 
 import asyncio
+import functools
 import zlib
+from collections.abc import Iterable
 from typing import Any
 
-from bindery_broker.dispatch.item import Delivery, DispatchLimits
+from bindery_broker.dispatch.consumers import Consumer
+from bindery_broker.dispatch.failover import pick_active
+from bindery_broker.dispatch.item import NOT_IN_BATCH, DispatchLimits, MessageRef, indexes_of
+from bindery_broker.dispatch.key_ranges import KeyRange
 from bindery_broker.dispatch.read_ahead import ReadAhead
 from bindery_broker.dispatch.sessions import Sessions
 from bindery_broker.managed_ledger import ManagedLedger
 from bindery_broker.subscriptions.acknowledging import Acknowledger
 from bindery_broker.subscriptions.consumer import ClientWatch, ReceiveCall, ReceiveRequest
 from bindery_broker.subscriptions.decoding import EntryDecoder
-from bindery_broker.subscriptions.dispatch_loop import DispatchLoop
-from bindery_broker.subscriptions.reading import MessageReader
-from bindery_broker.subscriptions.redelivery import Redelivery
+from bindery_broker.subscriptions.dispatch_loop import Deliveries, DispatchLoop
+from bindery_broker.subscriptions.reading import MessageReader, messages_of
+from bindery_broker.subscriptions.redelivery import CountsInMemory, Redelivery
 from bindery_broker.subscriptions.response_budget import ResponseBudget
-from bindery_pulsar.message_codec import Message, OutgoingMessage, encode_batch, encode_message
-from bindery_pulsar.message_id import EARLIEST, Position
+from bindery_pulsar.message_codec import OutgoingMessage, encode_batch, encode_message
+from bindery_pulsar.message_id import EARLIEST, MessageId, Position
 from bindery_pulsar.pulsar_messages_pb2 import ZLIB, MessageMetadata, SingleMessageMetadata
 from managed_ledger_cluster import Cluster
 
 PARTITION = -1
+MessageKey = tuple[int, int, int]
+"""Ledger, entry and batch index of a message."""
 
 
 class Parts:
@@ -35,8 +42,17 @@ class Parts:
         self.reader = MessageReader(cursor, topic, partition=PARTITION, decoder=self.decoder)
         self.responses = ResponseBudget(64 * 2**20, now=self.now)
         limits = limits or DispatchLimits()
+        self.counts = CountsInMemory(cursor)
+        self.read_ahead = ReadAhead(limits.ready_bytes_max)
         self.loop = DispatchLoop(
-            self.reader, self.sessions, limits=limits, read_ahead=ReadAhead(limits.ready_bytes_max), now=self.now
+            self.reader,
+            self.sessions,
+            limits=limits,
+            read_ahead=self.read_ahead,
+            now=self.now,
+            counts_of=self.counts.of,
+            record=lambda changes: self.counts.record(changes),
+            pick_active=functools.partial(pick_active, partition=PARTITION, topic="persistent://public/default/t"),
         )
         self.redelivery = Redelivery(self.loop, self.reader, now=self.now)
         self.acknowledger = Acknowledger(cursor, topic, self.loop, self.reader.batch_sizes, partition=PARTITION)
@@ -59,7 +75,10 @@ class Parts:
         ack_timeout_s: float = 30.0,
         session_ttl_s: float = 3600.0,
         client: ClientWatch | None = None,
+        priority: int = 0,
+        key_ranges: tuple[KeyRange, ...] = (),
     ) -> ReceiveCall:
+        """Begin a call. It stays open until `end`."""
         request = ReceiveRequest(
             consumer=consumer,
             count_max=count_max,
@@ -67,8 +86,12 @@ class Parts:
             wait_s=wait_s,
             ack_timeout_s=ack_timeout_s,
             session_ttl_s=session_ttl_s,
+            priority=priority,
+            key_ranges=key_ranges,
         )
         session = self.sessions.begin_call(consumer, ttl_s=session_ttl_s, now=self.now())
+        session.consumer.priority = priority
+        session.consumer.key_ranges = key_ranges
         return ReceiveCall(
             request=request,
             session=session,
@@ -81,8 +104,45 @@ class Parts:
         return texts(await self.loop.take(self.call(consumer, **fields)))
 
 
-def texts(deliveries: list[Delivery[Message]]) -> list[bytes]:
-    return [delivery.message.payload for delivery in deliveries]
+    async def ack(self, *ids: MessageId) -> None:
+        await self.acknowledger.ack(*await self.acknowledger.resolve(ids))
+
+    def release(self, consumer: str) -> bool:
+        return self.redelivery.release(self.consumer(consumer))
+
+    def nack(self, *ids: MessageId, consumer: str | None = None, delay_s: float = 0) -> list[MessageId]:
+        holder = None if consumer is None else self.consumer(consumer)
+        return self.redelivery.nack(ids, delay_s=delay_s, consumer=holder)
+
+    def consumer(self, name: str) -> Consumer:
+        session = self.sessions.get(name)
+        assert session is not None
+        return session.consumer
+
+    def end(self, call: ReceiveCall) -> None:
+        """The answer to the call was sent."""
+        call.charge.release()
+        self.sessions.end_call(call.session, now=self.now())
+
+
+def texts(deliveries: Deliveries) -> list[bytes]:
+    return [message.payload for delivery in deliveries for message in messages_of(delivery)]
+
+
+def keys_of(deliveries: Deliveries) -> list[MessageKey]:
+    return [
+        (*delivery.position, message.batch_index) for delivery in deliveries for message in messages_of(delivery)
+    ]
+
+
+def one(position: Position, index: int = NOT_IN_BATCH) -> MessageRef:
+    """Return the reference to one message."""
+    return MessageRef(position, 1 << max(index, 0))
+
+
+def expand(refs: Iterable[MessageRef]) -> list[tuple[int, int]]:
+    """Return entry ids and batch indexes; 0 for an entry that is no batch."""
+    return [(position.entry_id, index) for position, bits in refs for index in indexes_of(bits)]
 
 
 def single(payload: bytes, *tags: str) -> bytes:

@@ -10,7 +10,7 @@ from bindery_broker.subscriptions.acknowledging import UNKNOWN_SHOWN_MAX
 from bindery_core.errors import BadRequest, MetadataUnavailable
 from bindery_pulsar.message_id import MessageId
 from managed_ledger_cluster import Cluster
-from subscription_parts import Parts, at, batch, single
+from subscription_parts import Parts, at, batch, one, single
 
 
 def message(text: str) -> MessageId:
@@ -34,10 +34,10 @@ async def test_messages_of_a_failed_acknowledgement_are_delivered_to_a_waiting_c
     with monkeypatch.context() as patch:
         patch.setattr(parts.cursor, "ack_many", refuse)
         with pytest.raises(MetadataUnavailable):
-            await parts.acknowledger.ack(*resolved, ids)
+            await parts.acknowledger.ack(*resolved)
     assert await waiting == [b"a"]
     assert parts.now() - began < 2
-    await parts.acknowledger.ack(*resolved, ids)
+    await parts.acknowledger.ack(*resolved)
     assert parts.loop.dispatcher.known_count == 0
 
 
@@ -56,7 +56,7 @@ async def test_an_acknowledgement_is_kept_if_the_type_changes_meanwhile(
 
     monkeypatch.setattr(parts.cursor, "ack_many", change_type_meanwhile)
     ids = [message("0:0")]
-    await parts.acknowledger.ack(*await parts.acknowledger.resolve(ids), ids)
+    await parts.ack(*ids)
     assert parts.loop.dispatcher.state_counts() == {"ready": 1}
 
 
@@ -75,7 +75,7 @@ async def test_an_acknowledgement_is_kept_if_reading_restarts_meanwhile(
 
     monkeypatch.setattr(parts.cursor, "ack_many", restart_meanwhile)
     ids = [message("0:0")]
-    await parts.acknowledger.ack(*await parts.acknowledger.resolve(ids), ids)
+    await parts.ack(*ids)
     assert parts.loop.dispatcher.state_counts() == {"ready": 1}
 
 
@@ -84,7 +84,7 @@ async def test_the_size_of_an_acknowledged_batch_is_not_kept(cluster: Cluster) -
     await parts.take()
     for text in ("0:0:-1:0", "0:0:-1:1", "0:0:-1:1"):
         ids = [message(text)]
-        await parts.acknowledger.ack(*await parts.acknowledger.resolve(ids), ids)
+        await parts.ack(*ids)
     assert parts.cursor.mark_delete == at(0)
     assert len(parts.reader.batch_sizes) == 0
 
@@ -107,7 +107,7 @@ async def test_a_cumulative_acknowledgement_includes_its_message_and_no_later_on
     assert parts.cursor.mark_delete == at(0)
     await ack_upto(parts, "0:1:-1:1")
     assert (parts.cursor.mark_delete, parts.cursor.remaining(at(1))) == (at(0), 0b100)
-    assert list(parts.loop.dispatcher.leases) == [(0, 1, 2), (0, 2, -1)]
+    assert [portion.ref for portion in parts.loop.dispatcher.leases] == [one(at(1), 2), one(at(2))]
     assert len(parts.reader.batch_sizes) == 1
     await ack_upto(parts, "0:1")
     assert parts.cursor.mark_delete == at(1)

@@ -6,7 +6,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from bindery_broker.dispatch.item import DispatchLimits
+from bindery_broker.dispatch.item import WHOLE, DispatchLimits, MessageRef
 from bindery_broker.errors import ResponsesFull
 from bindery_broker.managed_ledger import BatchAck
 from bindery_broker.subscriptions.consumer import ClientWatch, SubscriptionType
@@ -17,13 +17,14 @@ from bindery_broker.subscriptions.reading import (
     READ_BYTES_MAX,
     READ_ENTRIES_MAX,
     READ_MESSAGES_MAX,
+    messages_of,
 )
 from bindery_broker.subscriptions.response_budget import Charge
 from bindery_core.errors import TryAgain
 from bindery_pulsar.message_codec import Message, OutgoingMessage, PackedEntry, encode_batch
 from bindery_pulsar.message_id import MessageId
 from managed_ledger_cluster import Cluster
-from subscription_parts import Parts, at, batch, single, texts, zipped, zipped_batch
+from subscription_parts import Parts, at, batch, expand, keys_of, single, texts, zipped, zipped_batch
 
 KINDS = pytest.mark.parametrize("kind", ["shared", "exclusive"])
 
@@ -55,7 +56,7 @@ async def test_a_call_without_messages_ends_at_its_deadline(cluster: Cluster) ->
     began = parts.now()
     assert await parts.take(wait_s=7) == []
     assert parts.now() - began == pytest.approx(7, abs=0.1)
-    assert parts.loop._waiters == {}
+    assert parts.loop.demands_count == 0
 
 
 async def test_an_entry_that_arrives_during_the_read_of_a_call_is_not_missed(
@@ -123,7 +124,7 @@ async def test_a_client_that_disconnects_wakes_its_own_call_only(
         assert await call == []
     assert checks == 40
     assert not any(call.done() for call in calls[40:])
-    assert len(parts.loop._waiters) == 10
+    assert parts.loop.demands_count == 10
     parts.loop.drain()
     assert [await call for call in calls[40:]] == [[]] * 10
 
@@ -160,7 +161,7 @@ async def test_a_cancelled_call_leaves_the_queue(cluster: Cluster) -> None:
     await asyncio.sleep(1)
     waiting.cancel()
     await asyncio.wait([waiting])
-    assert parts.loop._waiters == {}
+    assert parts.loop.demands_count == 0
 
 
 async def test_a_replaced_dispatcher_is_reset_and_reading_starts_again(cluster: Cluster) -> None:
@@ -212,7 +213,7 @@ async def test_a_call_that_a_limit_blocks_continues_after_an_acknowledgement(
     await asyncio.sleep(1)
     assert not waiting.done()
     ids = [MessageId.parse("0:0")]
-    await parts.acknowledger.ack(*await parts.acknowledger.resolve(ids), ids)
+    await parts.ack(*ids)
     assert await waiting == [b"2"]
     assert parts.now() - began < 2
 
@@ -263,7 +264,7 @@ async def test_ready_messages_are_delivered_before_a_read_error_is_raised(
     assert await parts.take(count_max=5) == [b"b"]
     with pytest.raises(TryAgain):
         await parts.take(count_max=5)
-    assert parts.loop._waiters == {}
+    assert parts.loop.demands_count == 0
 
 
 async def test_ready_messages_are_put_down_when_the_last_session_ends_but_not_during_a_read(cluster: Cluster) -> None:
@@ -295,7 +296,7 @@ async def test_a_restart_delivers_again_from_the_position_of_the_cursor(cluster:
     assert (parts.reader.stuck, len(parts.reader.batch_sizes)) == (None, 0)
     assert await waiting == [b"a", b"b", b"c"]
     assert parts.now() - began < 1
-    assert parts.loop.dispatcher.leases.count_of("c") == 0
+    assert parts.consumer("c").held == 0
 
 
 async def test_a_delayed_message_is_delivered_when_its_delay_ends(cluster: Cluster) -> None:
@@ -303,7 +304,7 @@ async def test_a_delayed_message_is_delivered_when_its_delay_ends(cluster: Clust
     parts.loop.change_type("exclusive")
     assert await parts.take(count_max=1) == [b"a"]
     began = parts.now()
-    assert parts.redelivery.nack([MessageId.parse("0:0")], delay_s=5, consumer="c") == [(0, 0, -1)]
+    assert parts.nack(MessageId.parse("0:0"), delay_s=5, consumer="c") == [MessageId.parse("0:0")]
     assert await parts.take() == []
     assert await parts.take(wait_s=60) == [b"a", b"b"]
     assert parts.now() - began == pytest.approx(5, abs=0.1)
@@ -323,7 +324,9 @@ async def test_a_call_holds_the_bytes_of_its_messages(cluster: Cluster) -> None:
     parts = await Parts.create(cluster, single(b"a" * 1_000), single(b"b" * 1_000))
     call = parts.call()
     taken = await parts.loop.take(call)
-    assert call.charge.size == parts.responses.used == sum(d.message.size + MESSAGE_OVERHEAD for d in taken)
+    assert call.charge.size == parts.responses.used == sum(
+        message.size + MESSAGE_OVERHEAD for delivery in taken for message in messages_of(delivery)
+    )
     call.charge.release()
     assert parts.responses.used == 0
 
@@ -343,7 +346,7 @@ async def test_a_call_without_room_leases_nothing_and_fails_at_its_deadline(clus
         with pytest.raises(ResponsesFull, match="take too much memory"):
             await parts.take(wait_s=wait_s)
     assert parts.now() - began == pytest.approx(7, abs=0.1)
-    assert (len(parts.loop.dispatcher.leases), parts.loop._waiters) == (0, {})
+    assert (len(parts.loop.dispatcher.leases), parts.loop.demands_count) == (0, 0)
     assert parts.responses.used == other.size
     other.release()
     assert await parts.take() == [b"a"]
@@ -357,7 +360,7 @@ async def test_a_call_goes_on_when_there_is_room_again(cluster: Cluster) -> None
     assert not task.done()
     other.release()
     assert await task == [b"a"]
-    assert parts.loop._waiters == {}
+    assert parts.loop.demands_count == 0
 
 
 async def test_a_call_that_waits_for_room_ends_when_its_client_is_gone_or_the_broker_stops(cluster: Cluster) -> None:
@@ -385,13 +388,13 @@ async def test_a_call_gets_what_fits(cluster: Cluster) -> None:
 async def test_an_idle_call_needs_no_room_even_if_nothing_can_be_read_ahead(cluster: Cluster) -> None:
     parts = await Parts.create(cluster)
     fill(parts)
-    parts.loop._read_ahead.change(parts.loop._read_ahead.total)
+    parts.read_ahead.change(parts.read_ahead.total)
     assert await parts.take(wait_s=1) == []
 
 
 async def test_without_room_to_read_ahead_a_read_counts_as_part_of_its_response(cluster: Cluster) -> None:
     parts = await Parts.create(cluster, single(b"a"))
-    parts.loop._read_ahead.change(parts.loop._read_ahead.total)
+    parts.read_ahead.change(parts.read_ahead.total)
     other = fill(parts)
     task = asyncio.create_task(parts.take(wait_s=60))
     await asyncio.sleep(1)
@@ -412,7 +415,7 @@ async def test_a_cancelled_call_releases_its_room_with_its_charge(cluster: Clust
         await task
     call.charge.release()
     assert parts.responses.used == 0
-    assert parts.loop._waiters == {}
+    assert parts.loop.demands_count == 0
 
 
 async def test_a_repeated_request_waits_for_room_too(cluster: Cluster) -> None:
@@ -435,12 +438,12 @@ async def test_a_large_entry_is_read_once_it_fits_into_what_is_read_ahead(cluste
     parts = await Parts.create(cluster, single(b"a"), zipped(DECODED_BYTES_MAX), single(b"c"), limits=limits)
     sizes = [len((await parts.take(count_max=1))[0]) for _ in range(3)]
     assert sizes == [1, DECODED_BYTES_MAX, 1]
-    assert parts.loop._read_ahead.used == 0
+    assert parts.read_ahead.used == 0
 
 
 async def test_a_large_entry_that_cannot_be_read_ahead_waits_for_room_in_the_responses(cluster: Cluster) -> None:
     parts = await Parts.create(cluster, zipped(DECODED_BYTES_MAX))
-    parts.loop._read_ahead.change(parts.loop._read_ahead.total - READ_BYTES_MAX)
+    parts.read_ahead.change(parts.read_ahead.total - READ_BYTES_MAX)
     other = fill(parts)
     other.keep(other.size - DECODED_BYTES_MAX // 2)
     task = asyncio.create_task(parts.take(wait_s=60))
@@ -461,7 +464,7 @@ async def test_a_large_entry_is_delivered_again(cluster: Cluster) -> None:
     (again,) = texts(await parts.redelivery.take(call, "r1"))
     assert len(again) == DECODED_BYTES_MAX
     assert DECODED_BYTES_MAX < call.charge.size < DECODED_BYTES_MAX + MESSAGE_OVERHEAD + 100
-    parts.redelivery.release("c")
+    parts.release("c")
     (again,) = await parts.take()
     assert len(again) == DECODED_BYTES_MAX
 
@@ -471,7 +474,7 @@ async def test_a_large_entry_is_delivered_again(cluster: Cluster) -> None:
 
 def no_read_ahead(parts: Parts) -> None:
     """Let other subscriptions hold more than may be read ahead."""
-    parts.loop._read_ahead.change(parts.loop._read_ahead.total + 1)
+    parts.read_ahead.change(parts.read_ahead.total + 1)
 
 
 def numbers(count: int, size: int = 0) -> bytes:
@@ -525,11 +528,11 @@ async def test_a_call_without_room_decodes_what_it_delivers_and_keeps_nothing(
     parts = await Parts.create(cluster, numbers(3_000), numbers(5))
     parts.loop.change_type(kind)
     no_read_ahead(parts)
-    held = parts.loop._read_ahead.used
+    held = parts.read_ahead.used
     decoded = Decoded(monkeypatch)
     for start in range(0, 3_000, 500):
         assert indexes(await parts.take(count_max=500)) == [*range(start, start + 500)]
-        assert (parts.loop.dispatcher.ready_count, parts.loop._read_ahead.used) == (0, held)
+        assert (parts.loop.dispatcher.ready_count, parts.read_ahead.used) == (0, held)
     assert (decoded.reads, decoded.messages) == (6, 3_000)
     assert indexes(await parts.take(count_max=500)) == [*range(5)]
 
@@ -624,11 +627,12 @@ async def test_messages_in_delivery_stay_leased_while_others_are_put_down(
     await parts.take(count_max=2)
     await parts.take(count_max=2)
     assert len(parts.loop.dispatcher.leases) == 4
-    assert [parts.loop.dispatcher.leases.holder((0, 0, n)) for n in range(4)] == ["c"] * 4
+    held = parts.loop.dispatcher.held(parts.consumer("c"), [MessageRef(at(0), WHOLE)])
+    assert expand(portion.ref for portion in held) == [(0, 0), (0, 1), (0, 2), (0, 3)]
     await asyncio.sleep(31)
-    again = indexes(await parts.take(count_max=2)) + indexes(await parts.take(count_max=2))
-    assert again == [0, 1, 2, 3]
-    assert parts.loop.dispatcher.redelivery_count((0, 0, 1)) == 1
+    again = [*await parts.loop.take(parts.call(count_max=2)), *await parts.loop.take(parts.call(count_max=2))]
+    assert indexes(texts(again)) == [0, 1, 2, 3]
+    assert {delivery.redelivery_count for delivery in again} == {1}
 
 
 @KINDS
@@ -648,7 +652,7 @@ async def test_a_consumer_that_holds_all_it_may_reads_nothing_without_room(
         await parts.topic.add_many([single(b"x")])
     assert decoded.reads == 0
     ids = [MessageId.parse("0:0:-1:0")]
-    await parts.acknowledger.ack(*await parts.acknowledger.resolve(ids), ids)
+    await parts.ack(*ids)
     assert indexes(await waiting) == [2]
 
 
@@ -664,8 +668,8 @@ async def test_without_a_call_for_some_time_ready_messages_are_put_down(
     await asyncio.sleep(IDLE_S - 1)
     assert parts.loop.dispatcher.ready_count == 7
     await asyncio.sleep(1.1)
-    assert (parts.loop.dispatcher.ready_count, parts.loop._read_ahead.used) == (0, 0)
-    assert 7 * MESSAGE_OVERHEAD < parts.loop._read_ahead.idle_size < 7 * MESSAGE_OVERHEAD + 100
+    assert (parts.loop.dispatcher.ready_count, parts.read_ahead.used) == (0, 0)
+    assert 7 * MESSAGE_OVERHEAD < parts.read_ahead.idle_size < 7 * MESSAGE_OVERHEAD + 100
     assert parts.loop._idle_check is None
     assert len(parts.loop.dispatcher.leases) == 4
     assert indexes(await parts.take()) == [4, 5, 6, 7, 8, 9, 10]
@@ -736,7 +740,7 @@ async def test_each_message_is_delivered_until_it_is_acknowledged(
 
     async def receive(consumer: str) -> None:
         call = parts.call(consumer, count_max=random.choice([1, 40, 500]), ack_timeout_s=100)
-        found = [delivery.key[1:] for delivery in await parts.loop.take(call)]
+        found = [key[1:] for key in keys_of(await parts.loop.take(call))]
         call.charge.release()
         assert not acked.intersection(found)
         assert not held.keys() & set(found)
@@ -746,7 +750,7 @@ async def test_each_message_is_delivered_until_it_is_acknowledged(
 
     async def ack(keys: Collection[tuple[int, int]]) -> None:
         ids = [MessageId(0, *key) for key in keys]
-        await parts.acknowledger.ack(*await parts.acknowledger.resolve(ids), ids)
+        await parts.ack(*ids)
         acked.update(keys)
         for key in keys:
             held.pop(key, None)
@@ -765,11 +769,12 @@ async def test_each_message_is_delivered_until_it_is_acknowledged(
         elif action == "ack-unread":
             await ack(random.sample(sorted(everything), 3))
         elif action == "nack" and some:
-            parts.redelivery.nack([MessageId(0, *key) for key in some], delay_s=0, consumer=None)
+            parts.nack(*(MessageId(0, *key) for key in some))
             for key in some if kind == "shared" else [*held]:
                 held.pop(key, None)
         elif action == "leave":
-            parts.redelivery.release(consumer)
+            if parts.sessions.get(consumer) is not None:
+                parts.release(consumer)
             for key in [key for key, holder in held.items() if holder == consumer]:
                 del held[key]
         elif action == "idle":
@@ -793,4 +798,4 @@ async def test_each_message_is_delivered_until_it_is_acknowledged(
         await receive("a")
         await ack([*held])
     assert acked == everything
-    assert parts.loop._read_ahead.messages == 0
+    assert parts.read_ahead.messages == 0

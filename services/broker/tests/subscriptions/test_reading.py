@@ -5,12 +5,13 @@ from collections.abc import Sequence
 
 import pytest
 from bindery_broker.dispatch.dispatcher import Dispatcher
-from bindery_broker.dispatch.exclusive import ExclusiveDispatcher
-from bindery_broker.dispatch.item import Item, MessageKey
+from bindery_broker.dispatch.consumers import Consumer
+from bindery_broker.dispatch.item import MessageRef
 from bindery_broker.dispatch.shared import SharedDispatcher
+from bindery_broker.dispatch.single_active import SingleActiveDispatcher
 from bindery_broker.managed_ledger import BatchAck
 from bindery_broker.subscriptions.decoding import DECODED_BYTES_MAX, LARGE_MAX
-from bindery_broker.subscriptions.reading import READ_BYTES_MAX, READ_MESSAGES_MAX, BatchSizes
+from bindery_broker.subscriptions.reading import MESSAGE_OVERHEAD, READ_BYTES_MAX, READ_MESSAGES_MAX, BatchSizes, Messages
 from bindery_core.errors import BinderyError, MetadataUnavailable
 from bindery_pulsar.message_codec import (
     CorruptMessage,
@@ -20,16 +21,16 @@ from bindery_pulsar.message_codec import (
     encode_batch,
     encode_message,
 )
-from bindery_pulsar.message_id import MessageId, Position
+from bindery_pulsar.message_id import Position
 from bindery_pulsar.pulsar_messages_pb2 import MessageMetadata, SingleMessageMetadata
 from managed_ledger_cluster import Cluster
-from subscription_parts import Parts, at, batch, single, zipped
+from subscription_parts import Parts, at, batch, keys_of, one, single, zipped
 
 BAD = b"\x0e\x01no message"
 
 
 async def read_on(
-    parts: Parts, dispatcher: Dispatcher[Message], room: int, *, messages_max: int = READ_MESSAGES_MAX
+    parts: Parts, dispatcher: Dispatcher[Messages], room: int, *, messages_max: int = READ_MESSAGES_MAX
 ) -> bool:
     return await parts.reader.read_on(
         dispatcher, room, size_max=READ_BYTES_MAX, decoded_max=DECODED_BYTES_MAX, messages_max=messages_max
@@ -41,8 +42,19 @@ async def read_again(parts: Parts, *, size_max: int = READ_BYTES_MAX) -> None:
     await parts.reader.read_again(dispatcher, dispatcher.replay(10), size_max=size_max, decoded_max=DECODED_BYTES_MAX)
 
 
-async def load(parts: Parts, keys: Sequence[MessageKey]) -> tuple[list[Item[Message]], list[MessageKey]]:
-    return await parts.reader.load(keys, size_max=READ_BYTES_MAX, decoded_max=DECODED_BYTES_MAX)
+async def load(parts: Parts, refs: Sequence[MessageRef]) -> tuple[list[tuple[int, Message]], list[MessageRef]]:
+    """Return the messages with the ids of their entries, and what was not read."""
+    found, rest = await parts.reader.load(refs, size_max=READ_BYTES_MAX, decoded_max=DECODED_BYTES_MAX)
+    return [(position.entry_id, message) for position, _, messages in found for message in messages], rest
+
+
+C = Consumer("c")
+
+
+def exclusive() -> SingleActiveDispatcher[Messages]:
+    dispatcher = SingleActiveDispatcher[Messages]()
+    dispatcher.join(C)
+    return dispatcher
 
 
 async def test_the_size_of_a_batch_is_read_once(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +93,7 @@ async def test_only_sizes_of_completely_acknowledged_batches_are_forgotten(clust
 
 async def test_a_read_stops_before_an_entry_that_cannot_be_decoded_and_the_next_one_raises(cluster: Cluster) -> None:
     parts = await Parts.create(cluster, single(b"a"), BAD, single(b"c"))
-    dispatcher = SharedDispatcher[Message]()
+    dispatcher = SharedDispatcher[Messages]()
     assert await read_on(parts, dispatcher, 100)
     assert (dispatcher.ready_count, parts.reader.position, parts.reader.stuck) == (1, at(1), None)
     with pytest.raises(BinderyError) as caught:
@@ -99,7 +111,7 @@ async def test_a_read_is_dropped_if_the_dispatcher_is_reset_meanwhile(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts = await Parts.create(cluster, single(b"a"))
-    dispatcher = SharedDispatcher[Message]()
+    dispatcher = SharedDispatcher[Messages]()
     read = parts.cursor.read_unacked
 
     async def reset_meanwhile(*arguments: object, **limits: object) -> object:
@@ -127,7 +139,7 @@ async def test_keys_are_given_back_if_they_cannot_be_read_again(
     parts = await Parts.create(cluster, single(b"a"))
     dispatcher = parts.loop.dispatcher
     await parts.take()
-    dispatcher.release("c")
+    parts.release("c")
 
     async def refuse(*arguments: object, **limits: object) -> None:
         raise MetadataUnavailable("made up")
@@ -146,7 +158,7 @@ async def test_a_returned_message_that_cannot_be_decoded_is_not_forgotten(
     parts = await Parts.create(cluster, single(b"a"))
     dispatcher = parts.loop.dispatcher
     await parts.take()
-    dispatcher.release("c")
+    parts.release("c")
 
     async def damaged(*arguments: object, **limits: object) -> list[tuple[Position, bytes]]:
         return [(at(0), BAD)]
@@ -171,9 +183,9 @@ async def test_consecutive_entries_are_read_again_at_once(cluster: Cluster, monk
         return await read(position, entries_max=min(entries_max, 2), size_max=size_max)
 
     monkeypatch.setattr(parts.topic, "read", two_at_once)
-    items, rest = await load(parts, [(0, n, -1) for n in (0, 1, 2, 3, 4, 6, 7, 8)])
+    found, rest = await load(parts, [one(at(n)) for n in (0, 1, 2, 3, 4, 6, 7, 8)])
     assert rest == []
-    assert [item.key[1] for item in items] == [0, 1, 2, 3, 4, 6, 7]
+    assert [entry_id for entry_id, _ in found] == [0, 1, 2, 3, 4, 6, 7]
     assert reads == [(0, 5), (2, 3), (4, 1), (6, 3), (8, 1)]
 
 
@@ -182,7 +194,7 @@ async def test_a_read_without_a_message_to_deliver_counts_as_a_read(cluster: Clu
     topic = await cluster.open()
     await topic.add_many([single(b"a", "red"), single(b"b", "red")])
     parts = Parts(topic, await topic.open_cursor("s", start=at(0), properties={"blue": "1"}))
-    dispatcher = SharedDispatcher[Message]()
+    dispatcher = SharedDispatcher[Messages]()
     assert await read_on(parts, dispatcher, 1) is True
     assert (dispatcher.known_count, parts.reader.position) == (0, at(1))
     assert parts.cursor.mark_delete == at(0)
@@ -195,25 +207,30 @@ async def test_messages_of_a_batch_that_are_acknowledged_are_not_offered(cluster
     parts = await Parts.create(cluster, batch(b"a", b"b", b"c"))
     await parts.cursor.ack_many([], batches=[BatchAck(at(0), 3, [1])])
     assert await parts.take() == [b"a", b"c"]
-    items, _ = await load(parts, [(0, 0, n) for n in range(3)])
-    assert [item.message.payload for item in items] == [b"a", b"c"]
+    found, _ = await load(parts, [one(at(0), n) for n in range(3)])
+    assert [message.payload for _, message in found] == [b"a", b"c"]
     await parts.cursor.ack_many([at(0)])
-    assert await load(parts, [(0, 0, 0)]) == ([], [])
+    assert await load(parts, [one(at(0), 0)]) == ([], [])
 
 
 async def test_the_size_of_a_message_includes_its_overhead(cluster: Cluster) -> None:
     """Messages without payload take memory too, so they must not be read without a limit."""
     parts = await Parts.create(cluster, single(b""), single(b"12345"))
-    (empty, other), _ = await load(parts, [(0, 0, -1), (0, 1, -1)])
-    assert empty.size > 0
-    assert other.size == empty.size + 5
+    dispatcher = exclusive()
+    sizes = []
+    for _ in range(2):
+        assert await read_on(parts, dispatcher, 1)
+        sizes.append(dispatcher.next_size(C))
+        offered(dispatcher)
+    assert sizes[0] > MESSAGE_OVERHEAD
+    assert sizes[1] == sizes[0] + 5
 
 
 async def test_a_returned_message_that_was_acknowledged_is_forgotten(cluster: Cluster) -> None:
     parts = await Parts.create(cluster, batch(b"a", b"b"), single(b"c"))
     dispatcher = parts.loop.dispatcher
     await parts.take()
-    dispatcher.release("c")
+    parts.release("c")
     await parts.cursor.ack_many([at(1)])
     await read_again(parts)
     assert dispatcher.state_counts() == {"ready": 2}
@@ -221,22 +238,22 @@ async def test_a_returned_message_that_was_acknowledged_is_forgotten(cluster: Cl
 
 async def test_only_the_requested_messages_of_a_batch_are_loaded(cluster: Cluster) -> None:
     parts = await Parts.create(cluster, batch(b"a", b"b", b"c"), single(b"d"), single(b"e"))
-    items, _ = await load(parts, [(0, 2, -1), (0, 0, 2), (0, 0, 1)])
-    assert [item.message.payload for item in items] == [b"b", b"c", b"e"]
+    found, _ = await load(parts, [one(at(2)), one(at(0), 2), one(at(0), 1)])
+    assert [message.payload for _, message in found] == [b"b", b"c", b"e"]
 
 
 async def test_a_step_back_never_moves_the_read_position_forward(cluster: Cluster) -> None:
     parts = await Parts.create(cluster, *(single(b"%d" % n) for n in range(3)))
     await parts.take()
-    parts.reader.step_back((0, 1, -1))
+    parts.reader.step_back(one(at(1)))
     assert parts.reader.position == at(1)
-    parts.reader.step_back((0, 2, -1))
+    parts.reader.step_back(one(at(2)))
     assert parts.reader.position == at(1)
 
 
 async def test_a_read_ends_when_its_messages_are_large_once_decoded(cluster: Cluster) -> None:
     parts = await Parts.create(cluster, *[zipped(READ_BYTES_MAX // 2)] * 5)
-    dispatcher = SharedDispatcher[Message]()
+    dispatcher = SharedDispatcher[Messages]()
     for read in (2, 4, 5):
         assert await read_on(parts, dispatcher, 100)
         assert dispatcher.ready_count == read
@@ -256,13 +273,13 @@ async def test_damage_stops_a_subscription_at_the_entry(cluster: Cluster) -> Non
         await parts.take()
     assert caught.value.facts["message_id"] == "0:1:-1:-1"
     assert parts.reader.stuck is not None
-    await parts.acknowledger.ack([at(0), at(1)], [], [MessageId(0, 0), MessageId(0, 1)])
+    await parts.acknowledger.ack([at(0), at(1)], [])
     assert await parts.take() == [b"c"]
 
 
 async def test_an_entry_that_is_acknowledged_while_it_is_decoded_is_not_offered(cluster: Cluster) -> None:
     parts = await Parts.create(cluster, zipped(1_000_000), batch(b"a", b"b"))
-    dispatcher = SharedDispatcher[Message]()
+    dispatcher = SharedDispatcher[Messages]()
     reading = asyncio.create_task(read_on(parts, dispatcher, 100))
     while parts.decoder._large._value == LARGE_MAX:
         await asyncio.sleep(0)
@@ -273,7 +290,7 @@ async def test_an_entry_that_is_acknowledged_while_it_is_decoded_is_not_offered(
 
 async def test_a_read_is_dropped_if_the_dispatcher_is_reset_while_an_entry_is_decoded(cluster: Cluster) -> None:
     parts = await Parts.create(cluster, zipped(1_000_000), single(b"b"))
-    dispatcher = SharedDispatcher[Message]()
+    dispatcher = SharedDispatcher[Messages]()
     reading = asyncio.create_task(read_on(parts, dispatcher, 100))
     while parts.decoder._large._value == LARGE_MAX:
         await asyncio.sleep(0)
@@ -286,7 +303,7 @@ async def test_messages_beyond_the_limit_are_read_again_later(cluster: Cluster) 
     parts = await Parts.create(cluster, *(single(b"%d" % n * 1_000) for n in range(5)))
     dispatcher = parts.loop.dispatcher
     await parts.take()
-    dispatcher.release("c")
+    parts.release("c")
     await read_again(parts, size_max=2_000)
     assert dispatcher.state_counts() == {"ready": 2, "replay": 3}
     assert [text[:1] for text in await parts.take()] == [b"0", b"1", b"2", b"3", b"4"]
@@ -296,7 +313,7 @@ async def test_the_metadata_of_a_message_counts(cluster: Cluster) -> None:
     many = OutgoingMessage(payload=b"", properties={str(number): "" for number in range(1_000)})
     entry = encode_message(many, producer_name="p", publish_time_ms=1, sequence_id=0)
     parts = await Parts.create(cluster, single(b""), entry)
-    (small, large), _ = await load(parts, [(0, 0, -1), (0, 1, -1)])
+    ((_, small), (_, large)), _ = await load(parts, [one(at(0)), one(at(1))])
     assert large.size > small.size + 100_000
 
 
@@ -313,15 +330,15 @@ async def test_the_size_of_a_batch_is_found_without_decoding_it(
 # -- batches that are read in parts
 
 
-def offered(dispatcher: Dispatcher[Message]) -> list[tuple[int, int]]:
+def offered(dispatcher: Dispatcher[Messages]) -> list[tuple[int, int]]:
     """Take what is ready. Returns entry ids and batch indexes."""
-    taken = dispatcher.take("c", count_max=10**6, bytes_max=10**9, ack_timeout_s=30, now=0)
-    return [delivery.key[1:] for delivery in taken]
+    taken = dispatcher.take(C, count_max=10**6, bytes_max=10**9, lease_s=30, now=0)
+    return [key[1:] for key in keys_of(taken)]
 
 
 async def test_a_batch_with_more_messages_than_a_read_is_read_in_parts(cluster: Cluster) -> None:
     parts = await Parts.create(cluster, single(b"x"), batch(*[b"a"] * 5), single(b"y"))
-    dispatcher = ExclusiveDispatcher[Message]()
+    dispatcher = exclusive()
     found = []
     while await read_on(parts, dispatcher, 100, messages_max=2):
         found.append((offered(dispatcher), parts.reader.position))
@@ -335,7 +352,7 @@ async def test_a_batch_with_more_messages_than_a_read_is_read_in_parts(cluster: 
 
 async def test_a_rewind_begins_with_the_whole_entry(cluster: Cluster) -> None:
     parts = await Parts.create(cluster, batch(*[b"a"] * 5))
-    dispatcher = SharedDispatcher[Message]()
+    dispatcher = SharedDispatcher[Messages]()
     await read_on(parts, dispatcher, 100, messages_max=2)
     dispatcher.reset()
     parts.reader.rewind()
@@ -345,14 +362,14 @@ async def test_a_rewind_begins_with_the_whole_entry(cluster: Cluster) -> None:
 
 async def test_a_step_back_leads_to_a_message_of_a_batch(cluster: Cluster) -> None:
     parts = await Parts.create(cluster, batch(*[b"a"] * 5), single(b"x"))
-    dispatcher = ExclusiveDispatcher[Message]()
+    dispatcher = exclusive()
     await read_on(parts, dispatcher, 100)
-    dispatcher.take("c", count_max=3, bytes_max=10**6, ack_timeout_s=30, now=0)
+    dispatcher.take(C, count_max=3, bytes_max=10**6, lease_s=30, now=0)
     first = dispatcher.put_down()
-    assert first == (0, 0, 3)
+    assert first == one(at(0), 3)
     parts.reader.step_back(first)
-    parts.reader.step_back((0, 0, 4))
-    parts.reader.step_back((0, 1, -1))
+    parts.reader.step_back(one(at(0), 4))
+    parts.reader.step_back(one(at(1)))
     assert parts.reader.position == at(0)
     await read_on(parts, dispatcher, 100)
     assert offered(dispatcher) == [(0, 3), (0, 4), (1, -1)]
@@ -361,7 +378,7 @@ async def test_a_step_back_leads_to_a_message_of_a_batch(cluster: Cluster) -> No
 async def test_a_part_begins_with_a_message_that_is_not_acknowledged(cluster: Cluster) -> None:
     """Otherwise a batch of which almost everything is acknowledged would take as many reads as it has messages."""
     parts = await Parts.create(cluster, batch(*[b"a"] * 8), single(b"x"))
-    dispatcher = SharedDispatcher[Message]()
+    dispatcher = SharedDispatcher[Messages]()
     await parts.cursor.ack_many([], batches=[BatchAck(at(0), 8, [1, 2, 3, 5])])
     for part in ([(0, 0)], [(0, 4)], [(0, 6), (0, 7)], [(1, -1)]):
         assert await read_on(parts, dispatcher, 100, messages_max=2)
@@ -373,7 +390,7 @@ async def test_the_acknowledged_end_of_a_batch_is_passed_without_decoding_it(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts = await Parts.create(cluster, batch(*[b"a"] * 4), single(b"x"))
-    dispatcher = SharedDispatcher[Message]()
+    dispatcher = SharedDispatcher[Messages]()
     assert await read_on(parts, dispatcher, 100, messages_max=2)
     await parts.cursor.ack_many([], batches=[BatchAck(at(0), 4, [2, 3])])
     assert await read_on(parts, dispatcher, 100, messages_max=2)
@@ -383,7 +400,7 @@ async def test_the_acknowledged_end_of_a_batch_is_passed_without_decoding_it(
 
 async def test_a_read_that_is_cancelled_continues_after_what_it_offered(cluster: Cluster) -> None:
     parts = await Parts.create(cluster, single(b"a"), zipped(1_000_000), single(b"c"))
-    dispatcher = ExclusiveDispatcher[Message]()
+    dispatcher = exclusive()
     reading = asyncio.create_task(read_on(parts, dispatcher, 100))
     while parts.decoder._large._value == LARGE_MAX:
         await asyncio.sleep(0)
@@ -401,7 +418,7 @@ async def test_the_filter_acknowledges_messages_part_by_part(cluster: Cluster) -
     entry = encode_batch(messages, producer_name="p", publish_time_ms=1, sequence_ids=range(6))
     await topic.add_many([entry, entry])
     parts = Parts(topic, await topic.open_cursor("s", start=at(0), properties={"blue": "1"}))
-    dispatcher = SharedDispatcher[Message]()
+    dispatcher = SharedDispatcher[Messages]()
     remaining = []
     for _ in range(3):
         assert await read_on(parts, dispatcher, 100, messages_max=2)
@@ -418,7 +435,7 @@ async def test_parts_that_were_removed_by_compaction_are_acknowledged(cluster: C
     head = metadata.SerializeToString()
     payload = b"".join(len(one).to_bytes(4, "big") + one for one in heads)
     parts = await Parts.create(cluster, len(head).to_bytes(4, "big") + head + payload)
-    dispatcher = SharedDispatcher[Message]()
+    dispatcher = SharedDispatcher[Messages]()
     for _ in range(3):
         assert await read_on(parts, dispatcher, 100, messages_max=2)
     assert offered(dispatcher) == [(0, 5)]
@@ -432,7 +449,7 @@ async def test_an_error_in_the_middle_of_a_batch_stops_before_its_part(cluster: 
     payload = 2 * (len(one).to_bytes(4, "big") + one) + b"\xff\xff"
     metadata = head.SerializeToString()
     parts = await Parts.create(cluster, len(metadata).to_bytes(4, "big") + metadata + payload)
-    dispatcher = ExclusiveDispatcher[Message]()
+    dispatcher = exclusive()
     assert await read_on(parts, dispatcher, 100, messages_max=2)
     assert offered(dispatcher) == [(0, 0), (0, 1)]
     for _ in range(2):
@@ -453,6 +470,6 @@ async def test_only_the_part_of_a_batch_with_returned_messages_is_decoded(
         return decode(entry, **limits)
 
     monkeypatch.setattr(PackedEntry, "decode", counted)
-    items, _ = await load(parts, [(0, 0, 7), (0, 0, 4), (0, 1, -1)])
-    assert [item.key for item in items] == [(0, 0, 4), (0, 0, 7), (0, 1, -1)]
+    found, _ = await load(parts, [one(at(0), 7), one(at(0), 4), one(at(1))])
+    assert [(entry_id, message.batch_index) for entry_id, message in found] == [(0, 4), (0, 7), (1, -1)]
     assert decoded == [(4, 4), (0, 1)]

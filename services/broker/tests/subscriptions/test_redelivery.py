@@ -46,9 +46,10 @@ async def test_only_a_release_that_returns_messages_wakes_waiting_calls(
 ) -> None:
     parts = await Parts.create(cluster, single(b"a"))
     await parts.take("c1")
+    await parts.take("other")
     wakes: list[None] = []
     monkeypatch.setattr(parts.loop, "wake", lambda: wakes.append(None))
-    assert parts.redelivery.release("other") is False
+    assert parts.release("other") is False
     assert not wakes
-    assert parts.redelivery.release("c1") is True
+    assert parts.release("c1") is True
     assert len(wakes) == 1
