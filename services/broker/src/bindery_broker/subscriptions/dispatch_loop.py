@@ -75,10 +75,14 @@ class _NoRoom(Exception):
 class _Demand:
     """A call that waits for messages."""
 
-    __slots__ = ("call", "granted", "result")
+    __slots__ = ("after_pass", "call", "granted", "is_over", "result")
 
-    def __init__(self, call: ReceiveCall) -> None:
+    def __init__(self, call: ReceiveCall, *, after_pass: int) -> None:
         self.call = call
+        self.after_pass = after_pass
+        """Number of the pass that had begun before; a later one looks for messages for this demand."""
+        self.is_over = False
+        """Whether the time of the call is over: the demand ends with the pass in progress."""
         self.result: asyncio.Future[Deliveries] = asyncio.get_running_loop().create_future()
         self.granted: asyncio.Future[None] | None = None
         """Completed when there is room for the messages in the responses; None: the demand does not wait for room."""
@@ -131,6 +135,8 @@ class DispatchLoop:
         self._reading: asyncio.Task[None] | None = None
         self._must_look_again = False
         """Whether something may have become readable since the task that reads looked last."""
+        self._pass = 0
+        """Number of the last pass over the demands that has begun."""
         self._is_blocked_by_limit = False
         """Whether a demand waits because a limit of unacknowledged messages is reached."""
         self._deadline: asyncio.TimerHandle | None = None
@@ -159,6 +165,7 @@ class DispatchLoop:
 
     def change_type(self, kind: SubscriptionType, *, key_shared: KeySharedMode = KeySharedMode()) -> None:
         """Replace the dispatcher. No other consumer may be connected."""
+        uncounted = list(self._dispatcher.redelivered)
         self._dispatcher.reset()
         self._members.clear()
         self.type = kind
@@ -175,6 +182,7 @@ class DispatchLoop:
             self._dispatcher = SingleActiveDispatcher(
                 limits=limits, read_ahead=read_ahead, counts_of=counts_of, pick_active=pick_active
             )
+        self._dispatcher.redelivered.extend(uncounted)
         self._reader.batch_sizes.clear()
         self._reader.rewind()
 
@@ -247,7 +255,7 @@ class DispatchLoop:
             taken, _ = self._lease(call)
             if taken:
                 return taken
-        demand = _Demand(call)
+        demand = _Demand(call, after_pass=self._pass)
         self._demands.setdefault(consumer, {})[demand] = None
         try:
             self._read_soon()
@@ -258,9 +266,9 @@ class DispatchLoop:
             raise
         finally:
             self._remove(demand)
-        if call.client is not None and call.client.is_gone:
+        if (call.client is not None and call.client.is_gone) or self._has_left(call):
             self._hand_back(consumer, taken)
-            return []
+            taken = []
         if not taken:
             call.charge.release()
         return taken
@@ -284,7 +292,8 @@ class DispatchLoop:
         return self._sessions.get(call.request.consumer) is not call.session
 
     def _expire(self, demand: _Demand) -> None:
-        """The time of a call is over. If a read is in progress, its end decides."""
+        """The time of a call is over. If a pass is in progress, its end decides."""
+        demand.is_over = True
         if demand in self._parked:
             self._fail(demand, ResponsesFull(RESPONSES_FULL))
         elif self._reading is None:
@@ -366,6 +375,9 @@ class DispatchLoop:
             if consumer is None:
                 break
             demand = next(iter(self._demands[consumer]))
+            if demand.result.done():  # cancelled: its call has not run since
+                self._remove(demand)
+                continue
             count_max = demand.call.request.count_max
             if reader is not None and demand is not reader and self._dispatcher.ready_count < count_max:
                 break
@@ -400,6 +412,7 @@ class DispatchLoop:
             return
         del self._parked[demand]
         demand.granted = None
+        demand.after_pass = self._pass
         consumers = self._demands.pop(demand.consumer, {})
         self._demands = {demand.consumer: {demand: None, **consumers}, **self._demands}
         self._read_soon()
@@ -411,7 +424,7 @@ class DispatchLoop:
         """
         if self._is_draining or call.deadline <= self._now():
             raise ResponsesFull(RESPONSES_FULL)
-        demand = _Demand(call)
+        demand = _Demand(call, after_pass=self._pass)
         self._parked[demand] = None
         demand.granted = call.charge.wait(least=least, most=max(least, call.request.bytes_max))
         demand.granted.add_done_callback(lambda granted: None if granted.cancelled() else self._settle(demand, []))
@@ -432,10 +445,13 @@ class DispatchLoop:
         try:
             while self._must_look_again and self._demands and self._closed is None:
                 self._must_look_again = False
+                self._pass += 1
                 self.tick()
                 await self._read_for_demands()
-                self._push(None)
-                self._end_pass()
+                if self._push(None):  # what was ready may have taken the room to read for others
+                    self._must_look_again = True
+                else:
+                    self._end_pass()
                 self._store_delays_soon()
         except Exception as error:
             log.exception("dispatch_failed", cursor=self._reader.cursor_name)
@@ -455,9 +471,9 @@ class DispatchLoop:
             has_read = False
             try:
                 if self._must_read(demand):
-                    has_read = await self._fill(demand.call)
+                    has_read = await self._fill(demand)
             except BinderyError as error:
-                self._push(demand)
+                self._push(None)
                 self._fail_all(error)
                 return
             except _NoRoom as no_room:
@@ -515,8 +531,11 @@ class DispatchLoop:
         """Nothing more can be read now: end the demands that do not wait, and see when the others look again."""
         now = self._now()
         for demand in [demand for demands in self._demands.values() for demand in demands]:
+            is_over = self._is_draining or demand.is_over or demand.call.deadline <= now
+            if demand.after_pass >= self._pass:  # made since this pass began: the next one looks for it
+                continue
             demand.call.charge.release()
-            if not self._must_look_again and (self._is_draining or demand.call.deadline <= now):
+            if is_over:
                 self._settle(demand, [])
         if not self._demands:
             return
@@ -550,20 +569,20 @@ class DispatchLoop:
         """Return the bytes that a read takes which reads no more than `request` requires; one entry at least."""
         return max(ENTRY_SIZE_MAX, min(READ_BYTES_MAX, request.bytes_max))
 
-    async def _fill(self, call: ReceiveCall) -> bool:
+    async def _fill(self, demand: _Demand) -> bool:
         """Read the messages to deliver next. Returns whether more may be readable, or ready, than before.
 
         If there is no room to read ahead, the bytes count as those of the response. Raises _NoRoom if they do not fit.
         """
-        dispatcher = self._dispatcher
+        call, dispatcher = demand.call, self._dispatcher
         async with self.read_lock:
-            self.check_open()
-            if dispatcher is not self._dispatcher:
-                return True
             await self._record_counts(dispatcher)
             await self._reader.restore_delays()
             size = READ_BYTES_MAX
             while True:
+                self.check_open()
+                if dispatcher is not self._dispatcher or demand.result.done():  # its charge may be in use again
+                    return True
                 reserved = self._read_ahead.reserve(size, messages=READ_MESSAGES_MAX)
                 if not reserved:
                     if not (dispatcher.replayable() or dispatcher.rewind_wanted or self._reader.has_next):
@@ -583,13 +602,12 @@ class DispatchLoop:
         """Store the redelivery counts of returned messages, before they are delivered again."""
         if not dispatcher.redelivered:
             return
-        generation, counts = dispatcher.generation, list(dispatcher.redelivered)
+        counts = list(dispatcher.redelivered)
         dispatcher.redelivered.clear()
         try:
             await self._record(counts)
         except BaseException:
-            if generation == dispatcher.generation or dispatcher.in_order:
-                dispatcher.redelivered[:0] = counts
+            self._dispatcher.redelivered[:0] = counts  # it may have been replaced meanwhile
             raise
 
     async def _read_next(
