@@ -776,7 +776,7 @@ async def test_each_message_is_delivered_until_it_is_acknowledged(
         elif action == "idle":
             await asyncio.sleep(IDLE_S + 1)
             assert parts.loop.dispatcher.ready_count == 0
-        elif action == "seek" and random.random() < 0.3:
+        elif action == "seek" and random.random() < 0.3 and parts.topic.contains(at(2)):  # not trimmed
             async with parts.loop.read_lock:
                 await parts.cursor.seek(at(2), passed=BatchAck(at(2), 1_200, range(600)))
                 parts.loop.restart()

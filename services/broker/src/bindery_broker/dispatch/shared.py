@@ -61,7 +61,8 @@ class SharedDispatcher(Generic[B]):
         """Incremented by each `reset`: messages that were read before it are dropped."""
         self.redelivered: list[Redelivered] = []
         self._table: PortionTable[B] = PortionTable()
-        self._replay: list[tuple[Position, int, Portion[B]]] = []
+        self._replay: list[tuple[Position, int, int, Portion[B]]] = []
+        """Heap of (position, lowest bit, serial, portion), with stale rows."""
         self._delayed: list[tuple[float, int, Portion[B]]] = []
         self._serial = 0
         self._ready_count = 0
@@ -69,7 +70,8 @@ class SharedDispatcher(Generic[B]):
         self._counted = (0, 0)
         """The bytes and the number of ready messages that are counted in `read_ahead`."""
         self._fresh: deque[Portion[B]] = deque()
-        self._again: list[tuple[Position, int, Portion[B]]] = []
+        self._again: list[tuple[Position, int, int, Portion[B]]] = []
+        """Heap of (position, lowest bit, serial, portion), with stale rows."""
 
     # -- consumers -----------------------------------------------------------------------------------------------
 
@@ -151,7 +153,7 @@ class SharedDispatcher(Generic[B]):
         refs: list[MessageRef] = []
         entries = 0
         while self._replay and len(refs) < count_max:
-            portion = self._replay[0][2]
+            portion = self._replay[0][3]
             if portion.state is State.REPLAY:
                 entries += not refs or portion.position != refs[-1].position
                 if entries_max is not None and entries > entries_max:
@@ -411,7 +413,7 @@ class SharedDispatcher(Generic[B]):
 
     def _enqueue_again(self, portion: Portion[B]) -> None:
         self._serial += 1
-        heapq.heappush(self._again, (portion.position, self._serial, portion))
+        heapq.heappush(self._again, (portion.position, portion.bits & -portion.bits, self._serial, portion))
 
     def _peek(self, consumer: Consumer) -> Portion[B] | None:
         """Return the portion to deliver next to `consumer`."""
@@ -419,8 +421,8 @@ class SharedDispatcher(Generic[B]):
 
     def _head(self) -> Portion[B] | None:
         while self._again:
-            if self._again[0][2].state is State.READY:
-                return self._again[0][2]
+            if self._again[0][3].state is State.READY:
+                return self._again[0][3]
             heapq.heappop(self._again)
         while self._fresh:
             if self._fresh[0].state is State.READY:
@@ -493,7 +495,7 @@ class SharedDispatcher(Generic[B]):
         portion.state = State.REPLAY
         portion.is_returned = True
         self._serial += 1
-        heapq.heappush(self._replay, (portion.position, self._serial, portion))
+        heapq.heappush(self._replay, (portion.position, portion.bits & -portion.bits, self._serial, portion))
 
     def _forget(self, portion: Portion[B]) -> None:
         self._table.remove(portion)

@@ -468,6 +468,9 @@ class DispatchLoop:
             if consumer is None:
                 return
             demand = next(iter(self._demands[consumer]))
+            if demand.result.done():  # as in _push
+                self._remove(demand)
+                continue
             has_read = False
             try:
                 if self._must_read(demand):

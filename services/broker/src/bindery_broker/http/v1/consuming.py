@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from itertools import pairwise
 
 from bindery_core.errors import BadRequest, BinderyError
 from bindery_kit.http.problem import problem_of
@@ -276,7 +277,11 @@ def _key_shared(body: ReceiveBody) -> tuple[KeySharedMode, tuple[KeyRange, ...]]
 
 
 def _sources(topic: Topic, deliveries: Deliveries) -> list[MessageSource]:
+    """Return the messages in the order of the topic: those of one entry may be in several deliveries."""
     partition = topic.partition
+    pairs = [(delivery, message) for delivery in deliveries for message in messages_of(delivery)]
+    if any(following.position <= delivery.position for delivery, following in pairwise(deliveries)):
+        pairs.sort(key=lambda pair: (pair[0].position, pair[1].batch_index))
     return [
         MessageSource(
             message,
@@ -284,6 +289,5 @@ def _sources(topic: Topic, deliveries: Deliveries) -> list[MessageSource]:
             delivery.lease,
             delivery.redelivery_count,
         )
-        for delivery in deliveries
-        for message in messages_of(delivery)
+        for delivery, message in pairs
     ]
