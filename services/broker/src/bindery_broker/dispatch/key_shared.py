@@ -66,7 +66,8 @@ class _Key(Generic[B]):
     def __init__(self, key_hash: int) -> None:
         self.key_hash = key_hash
         self.waiting: list[tuple[Position, int, int, Portion[B]]] = []
-        """Heap of (position, lowest bit, serial, portion); rows of portions that no longer wait are stale."""
+        """Heap of (position, lowest bit, serial, portion); rows of portions that no longer wait are stale. The lowest bit
+        is that of the time when the row was added: the portion may have lost messages since."""
         self.holder: Consumer | None = None
         self.held = 0
         """Number of messages that `holder` holds."""
@@ -77,9 +78,13 @@ class _Key(Generic[B]):
         """Return the first waiting portion."""
         waiting = self.waiting
         while waiting:
-            if waiting[0][3].state in _WAITING:
-                return waiting[0][3]
-            heapq.heappop(waiting)
+            position, bit, serial, portion = waiting[0]
+            if portion.state not in _WAITING:
+                heapq.heappop(waiting)
+            elif portion.bits & bit:
+                return portion
+            else:
+                heapq.heapreplace(waiting, (position, portion.bits & -portion.bits, serial, portion))
         return None
 
 
@@ -194,6 +199,18 @@ class KeySharedDispatcher(SharedDispatcher[B]):
 
     def _enqueue_again(self, portion: Portion[B]) -> None:
         self._wait(portion)
+
+    def _first_part(self, portion: Portion[B]) -> int:
+        """Return the messages before those of other portions of the entry that wait: bits of one can lie between those
+        of another, if they were returned separately."""
+        first = portion.bits & -portion.bits
+        bits = portion.bits
+        for other in self._table.of(portion.position):
+            if other is not portion and other.state in _WAITING:
+                rest = other.bits & -first
+                if rest:
+                    bits &= (rest & -rest) - 1
+        return bits
 
     def _assign(self, portion: Portion[B], consumer: Consumer) -> None:
         portion.state = State.LEASED

@@ -252,7 +252,7 @@ class SharedDispatcher(Generic[B]):
             assert item is not None
             if taken and item.first_size > bytes_max:
                 break
-            bits = item.first_bits(count_max=count_max, size_max=bytes_max)
+            bits = item.first_bits(count_max=count_max, size_max=bytes_max) & self._first_part(portion)
             if bits != portion.bits:
                 portion = self._table.split(portion, bits)
                 item = portion.item
@@ -429,6 +429,10 @@ class SharedDispatcher(Generic[B]):
                 return self._fresh[0]
             self._fresh.popleft()
         return None
+
+    def _first_part(self, portion: Portion[B]) -> int:
+        """Return the messages of the portion, as bits, that may be delivered before those of other portions."""
+        return portion.bits
 
     def _assign(self, portion: Portion[B], consumer: Consumer) -> None:
         """`portion`, which was ready, goes to `consumer`."""

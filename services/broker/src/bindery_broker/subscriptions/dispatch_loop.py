@@ -17,6 +17,7 @@ dispatcher knows has a session.
 
 import asyncio
 import functools
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
@@ -30,7 +31,7 @@ from bindery_broker.dispatch.dispatcher import CountsOf, Dispatcher, Redelivered
 from bindery_broker.dispatch.item import Delivery, DispatchLimits, MessageRef
 from bindery_broker.dispatch.key_shared import KeySharedDispatcher, KeySharedMode
 from bindery_broker.dispatch.read_ahead import ReadAhead
-from bindery_broker.dispatch.sessions import Sessions
+from bindery_broker.dispatch.sessions import Session, Sessions
 from bindery_broker.dispatch.shared import SharedDispatcher
 from bindery_broker.dispatch.single_active import PickActive, SingleActiveDispatcher, first_of
 from bindery_broker.errors import RESPONSES_FULL, ResponsesFull
@@ -140,6 +141,8 @@ class DispatchLoop:
         self._is_blocked_by_limit = False
         """Whether a demand waits because a limit of unacknowledged messages is reached."""
         self._deadline: asyncio.TimerHandle | None = None
+        self._deadline_at = math.inf
+        """When `_deadline` calls `_look_again`; monotonic seconds."""
         self._storing: asyncio.Task[None] | None = None
         """Stores the index of delayed messages."""
         self._delays_lock = asyncio.Lock()
@@ -545,21 +548,55 @@ class DispatchLoop:
         dispatcher = self._dispatcher
         held_max = self._limits.unacked_per_consumer_max
         self._is_blocked_by_limit = not dispatcher.room() or any(one.held >= held_max for one in self._demands)
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
+        self._forget_deadline()
         until = dispatcher.next_deadline()
+        if until is not None:
+            self._look_at(until)
         if dispatcher.keeps_delays and (due_ms := self._reader.delays.next_due_ms()) is not None:
             left_ms = due_ms - self._clock()
-            due = now + (left_ms / 1_000 if left_ms > 0 else DUE_RETRY_S)
-            until = due if until is None else min(until, due)
-        if dispatcher.hash_of is not None:
-            until = min(until or now + KEYS_KEPT_S, now + KEYS_KEPT_S / 2)
-        if until is not None:
-            self._deadline = asyncio.get_running_loop().call_later(max(0.0, until - now), self._look_again)
+            self._look_at(now + (left_ms / 1_000 if left_ms > 0 else DUE_RETRY_S))
+        if len(self._members) > len(self._demands):  # somebody may lose what those who wait can get then
+            for session in self._sessions:
+                self._look_when_gone(session)
+
+    def call_ended(self, session: Session) -> None:
+        """A call of the session has ended: if the consumer does not come back, others get what was for it."""
+        if self._demands:
+            self._look_when_gone(session)
+
+    def _look_when_gone(self, session: Session) -> None:
+        """Look again when a consumer without a call stops being the active one, or loses its keys."""
+        consumer = session.consumer
+        if session.calls_open or consumer not in self._members:
+            return
+        if self._shares_keys:
+            if not consumer.held:
+                self._look_at(max(session.last_call_at + KEYS_KEPT_S, self._keys_checked_at))
+        elif self.type == "failover":
+            leases_end = self._dispatcher.leases.last_deadline_of(consumer)
+            ends_at = self._sessions.ends_at(session, leases_end=leases_end)
+            if ends_at is not None:
+                self._look_at(ends_at)
+
+    @property
+    def _shares_keys(self) -> bool:
+        return self._dispatcher.hash_of is not None and not self.key_shared.sticky
+
+    def _look_at(self, until: float) -> None:
+        """Look again at a time in monotonic seconds, or before."""
+        if until < self._deadline_at and self._closed is None:
+            self._forget_deadline()
+            self._deadline_at = until
+            left_s = max(0.0, until - self._now())
+            self._deadline = asyncio.get_running_loop().call_later(left_s, self._look_again)
+
+    def _forget_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline, self._deadline_at = None, math.inf
 
     def _look_again(self) -> None:
-        self._deadline = None
+        self._forget_deadline()
         if self._demands:
             self._read_soon()
 
@@ -653,7 +690,7 @@ class DispatchLoop:
         returned = dispatcher.tick(now=now)
         for session in self._sessions.expire(now=now, leases_end_at=dispatcher.leases.last_deadline_of):
             self._remove_member(session.consumer)
-        if dispatcher.hash_of is not None and not self.key_shared.sticky and now >= self._keys_checked_at:
+        if self._shares_keys:
             self._free_keys(now)
         if returned:
             self.wake()
@@ -661,6 +698,8 @@ class DispatchLoop:
 
     def _free_keys(self, now: float) -> None:
         """Give the keys of consumers that hold nothing, and have not called for KEYS_KEPT_S, to others."""
+        if now < self._keys_checked_at:
+            return
         self._keys_checked_at = now + KEYS_KEPT_S / 4
         for session in self._sessions:
             consumer = session.consumer
@@ -708,10 +747,10 @@ class DispatchLoop:
     def close(self, reason: BinderyError) -> None:
         """Fail all calls, also the waiting ones, with `reason`."""
         self._closed = reason
-        for timer in (self._idle_check, self._deadline):
-            if timer is not None:
-                timer.cancel()
-        self._idle_check = self._deadline = None
+        if self._idle_check is not None:
+            self._idle_check.cancel()
+            self._idle_check = None
+        self._forget_deadline()
         for demand in list(self._parked):
             self._fail(demand, _copy(reason))
         self._fail_all(reason)

@@ -33,16 +33,20 @@ class Redelivery:
         Waits for an earlier call with the same id that is still in progress.
         """
         key = (call.request.consumer, request_id)
-        while (running := self._in_progress.get(key)) is not None:
-            timeout = call.deadline - self._now()
-            if timeout <= 0:
-                return []
-            await asyncio.wait({running}, timeout=timeout)
-        remembered = call.session.remembered.get(request_id)
-        if remembered is not None:
+        while True:
+            while (running := self._in_progress.get(key)) is not None:
+                timeout = call.deadline - self._now()
+                if timeout <= 0:
+                    return []
+                await asyncio.wait({running}, timeout=timeout)
+            remembered = call.session.remembered.get(request_id)
+            if remembered is None:
+                break
             repeated = await self._repeat(call, remembered)
             if repeated:
                 return repeated
+            if key not in self._in_progress:  # another call may have begun meanwhile
+                break
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._in_progress[key] = done
         try:
@@ -82,6 +86,7 @@ class Redelivery:
             now=self._now(),
         )
         call.charge.keep(sum(portion.size for portion in kept))
+        self._loop.wake()  # those who wait may get these messages earlier than before
         return [
             Delivery(portion.position, portion.bits, bodies[portion.position], lease, portion.redelivery_count)
             for portion in kept

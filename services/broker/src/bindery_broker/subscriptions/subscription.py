@@ -168,6 +168,7 @@ class Subscription:
                 deliveries = await self._redelivery.take(call, request.request_id)
         finally:
             self.sessions.end_call(session, now=self._now())
+            self._loop.call_ended(session)
         count = size = redelivered = 0
         for delivery in deliveries:
             messages = messages_of(delivery)
