@@ -61,13 +61,15 @@ class HeldKey(NamedTuple):
 class _Key(Generic[B]):
     """The messages of one hash."""
 
-    __slots__ = ("held", "holder", "key_hash", "runnable_for", "waiting")
+    __slots__ = ("held", "holder", "key_hash", "queued", "runnable_for", "waiting")
 
     def __init__(self, key_hash: int) -> None:
         self.key_hash = key_hash
         self.waiting: list[tuple[Position, int, int, Portion[B]]] = []
         """Heap of (position, lowest bit, serial, portion); rows of portions that no longer wait are stale. The lowest bit
         is that of the time when the row was added: the portion may have lost messages since."""
+        self.queued: set[Portion[B]] = set()
+        """The portions that have a row in `waiting`."""
         self.holder: Consumer | None = None
         self.held = 0
         """Number of messages that `holder` holds."""
@@ -81,6 +83,7 @@ class _Key(Generic[B]):
             position, bit, serial, portion = waiting[0]
             if portion.state not in _WAITING:
                 heapq.heappop(waiting)
+                self.queued.remove(portion)
             elif portion.bits & bit:
                 return portion
             else:
@@ -158,6 +161,11 @@ class KeySharedDispatcher(SharedDispatcher[B]):
                 if head is not None and head.state is State.SHELVED and self._owner_now(key) is consumer:
                     left -= self._unshelve(key, count_max=left)
         if self._ready_count and (self._is_full() or not self.room()):
+            self._shelve(waiting)
+
+    def make_room(self, waiting: Collection[Consumer]) -> None:
+        """There is no room to read ahead: put aside what none of `waiting` can get now."""
+        if self._ready_count:
             self._shelve(waiting)
 
     def _shelve(self, waiting: Collection[Consumer]) -> None:
@@ -289,8 +297,9 @@ class KeySharedDispatcher(SharedDispatcher[B]):
         key = self._keys.get(portion.key_hash)
         if key is None:
             key = self._keys[portion.key_hash] = _Key(portion.key_hash)
-        if not self.mode.allow_out_of_order or portion.state is State.READY:
+        if portion not in key.queued and (not self.mode.allow_out_of_order or portion.state is State.READY):
             self._serial += 1
+            key.queued.add(portion)
             row = (portion.position, portion.bits & -portion.bits, self._serial, portion)
             heapq.heappush(key.waiting, row)
         self._update(key)
@@ -335,6 +344,5 @@ class KeySharedDispatcher(SharedDispatcher[B]):
         first = heapq.nsmallest(count_max, (row for row in key.waiting if row[3].state in _WAITING))
         shelved = [portion for *_, portion in first if portion.state is State.SHELVED]
         for portion in shelved:
-            if portion.state is State.SHELVED:  # a portion may have several rows
-                super()._to_replay(portion)
+            super()._to_replay(portion)
         return len(shelved)

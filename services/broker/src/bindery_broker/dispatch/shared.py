@@ -106,6 +106,9 @@ class SharedDispatcher(Generic[B]):
     def prepare(self, waiting: Collection[Consumer]) -> None:
         """Nothing to do: each consumer can get each message."""
 
+    def make_room(self, waiting: Collection[Consumer]) -> None:
+        """There is no room to read ahead: put aside what none of `waiting` can get now."""
+
     # -- reading ------------------------------------------------------------------------------------------------
 
     @property

@@ -118,6 +118,9 @@ class SingleActiveDispatcher(Generic[B]):
     def prepare(self, waiting: Collection[Consumer]) -> None:
         """Nothing to do: only the active consumer can get messages, and it can get each of them."""
 
+    def make_room(self, waiting: Collection[Consumer]) -> None:
+        """Nothing to do, as in `prepare`."""
+
     # -- reading ------------------------------------------------------------------------------------------------
 
     @property

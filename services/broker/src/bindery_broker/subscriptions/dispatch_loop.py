@@ -625,6 +625,7 @@ class DispatchLoop:
                     return True
                 reserved = self._read_ahead.reserve(size, messages=READ_MESSAGES_MAX)
                 if not reserved:
+                    dispatcher.make_room(self._demands)
                     if not (dispatcher.replayable() or dispatcher.rewind_wanted or self._reader.has_next):
                         return False
                     size = max(size, self._read_size(call.request))
