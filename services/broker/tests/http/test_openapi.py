@@ -21,9 +21,9 @@ async def test_operations_keep_their_ids_and_document_their_errors(broker):
     document = (await broker.client.get("/openapi.json")).json()
     operations = {found["operationId"]: found for path in document["paths"].values() for found in path.values()}
     assert sorted(operations) == [
-        "ack", "createTopic", "deleteTopic", "explainSubscription", "leave", "listSubscriptions", "listTopics", "nack",
-        "produce", "readMessage", "readMessages", "receive", "resetSubscription", "seek", "stream",
-        "subscribe", "topicInternalStats", "topicStats", "unsubscribe",
+        "ack", "cancelMessage", "clearBacklog", "createTopic", "deleteTopic", "expire", "explainSubscription", "leave",
+        "listSubscriptions", "listTopics", "nack", "produce", "readMessage", "readMessages", "receive",
+        "resetSubscription", "seek", "skip", "stream", "subscribe", "topicInternalStats", "topicStats", "unsubscribe",
     ]  # fmt: skip
     for operation in operations.values():
         for status, answer in operation["responses"].items():

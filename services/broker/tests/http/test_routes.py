@@ -97,6 +97,9 @@ JSON_ROUTES = [
     ("POST", "/nack", b'{"message_ids":["0:0"]}'),
     ("POST", "/seek", b'{"message_id":"earliest"}'),
     ("POST", "/reset", b'{"initial":"earliest"}'),
+    ("POST", "/skip", b'{"entries":1}'),
+    ("POST", "/expire", b'{"older_than_ms":1}'),
+    ("POST", "/clear", b"{}"),
 ]
 
 
@@ -107,6 +110,7 @@ def test_the_list_of_json_routes_is_complete():
         ("PUT", ANY_TOPIC),
         ("DELETE", ANY_TOPIC),
         ("DELETE", ""),
+        ("DELETE", ANY_TOPIC + "/messages/{message_id:segment}"),
         ("DELETE", "/consumers/{consumer:segment}"),
     } == found
 

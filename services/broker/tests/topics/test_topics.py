@@ -358,7 +358,7 @@ async def test_maintenance_replaces_the_old_cursor_ledger_of_an_idle_subscriptio
     first = cursor.store.ledger_id
     await broker.broker.topics.maintain()
     assert cursor.store.ledger_id == first
-    cursor.store._opened_at -= 14_400
+    cursor.store._log.opened_at -= 14_400
     await broker.broker.topics.maintain()
     assert cursor.store.ledger_id not in (first, -1)
     assert len(payloads(await broker.receive())) == 1

@@ -180,6 +180,11 @@ class SharedDispatcher(Generic[B]):
         for portion in self._table.select(refs, _LOADING):
             self._to_replay(portion)
 
+    def forget_missing(self, refs: Iterable[MessageRef]) -> None:
+        """Messages that `replay` returned do not exist any more, or were acknowledged."""
+        for portion in self._table.select(refs, _LOADING):
+            self._forget(portion)
+
     def offer(self, items: Sequence[Item[B]], *, generation: int) -> None:
         """Add messages that were read for the first time. Known ones are ignored."""
         if generation != self.generation:

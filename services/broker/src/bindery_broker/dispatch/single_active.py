@@ -166,6 +166,9 @@ class SingleActiveDispatcher(Generic[B]):
     def give_back(self, refs: Iterable[MessageRef]) -> None:
         raise AssertionError("the messages are read again after a rewind only")
 
+    def forget_missing(self, refs: Iterable[MessageRef]) -> None:
+        raise AssertionError("the messages are read again after a rewind only")
+
     def offer_again(self, items: Sequence[Item[B]], *, generation: int) -> None:
         raise AssertionError("the messages are read again after a rewind only")
 

@@ -307,25 +307,22 @@ class MessageReader:
             return
         items: list[Item[Messages]] = []
         others: list[BatchAck] = []
+        present: dict[Position, int] = {}
+        for position, bits in rest:
+            present[position] = present.get(position, 0) | bits
         for position, entry, messages in found:
             matching = self.filter.matching(messages)
             if matching:
-                items.append(_item(dispatcher, position, entry, matching))
+                items.append(item := _item(dispatcher, position, entry, matching))
+                present[position] = present.get(position, 0) | item.bits
             if len(matching) < len(messages):  # a part of a delayed batch that was not read before
                 offered = {message.batch_index for message in matching}
                 indexes = [message.batch_index for message in messages if message.batch_index not in offered]
                 others.append(BatchAck(position, entry.count, indexes))
         dispatcher.offer_again(items, generation=generation)
         dispatcher.give_back(rest)
-        left: dict[Position, int] = {}
-        for position, bits in rest:
-            left[position] = left.get(position, 0) | bits
-        for item in items:
-            left[item.position] = left.get(item.position, 0) | item.bits
-        missing = [MessageRef(position, bits & ~left.get(position, 0)) for position, bits in refs]
-        missing = [ref for ref in missing if ref.bits]  # acknowledged or trimmed since
-        if missing:
-            dispatcher.finish_ack(dispatcher.begin_ack(missing))
+        missing = [MessageRef(position, bits & ~present.get(position, 0)) for position, bits in refs]
+        dispatcher.forget_missing([ref for ref in missing if ref.bits])  # acknowledged or trimmed since
         if others:
             self.batch_sizes.forget(await self._cursor.ack_many((), batches=others))
 

@@ -6,12 +6,14 @@ import pytest
 from bindery_broker.http.v1.models import (
     Body,
     Deleted,
+    ExpireBody,
     Explanation,
     ForceQuery,
     ReadQuery,
     ResetBody,
     RoutingQuery,
     SeekBody,
+    SkipBody,
     SubscribeBody,
     SubscriptionList,
     SubscriptionListQuery,
@@ -39,6 +41,9 @@ def accepted(model: type[BaseModel], field: str, value: Any) -> bool:
         (ReadQuery, "wait_ms", 0, 30_000),
         (TopicListQuery, "max", 1, 10_000),
         (SeekBody, "timestamp", 0, 253_402_300_799_999),
+        (SeekBody, "percent", 0, 100),
+        (SkipBody, "entries", 1, 1_000_000_000),
+        (ExpireBody, "older_than_ms", 0, 253_402_300_799_999),
     ],
 )
 def test_numbers_are_accepted_within_their_limits(model: type[BaseModel], field: str, least: int, most: int) -> None:
@@ -115,7 +120,7 @@ def test_a_namespace_has_two_names(namespace: str, is_accepted: bool) -> None:
         (TopicListQuery, {}, {"namespace": None, "after": None, "max": 1_000}),
         (SubscribeBody, {}, {"initial": "earliest", "tags": None, "subscription_properties": None}),
         (ResetBody, {"initial": "latest"}, {"initial": "latest"}),
-        (SeekBody, {}, {"message_id": None, "timestamp": None}),
+        (SeekBody, {}, {"message_id": None, "timestamp": None, "percent": None}),
         (SubscriptionList, {"subscriptions": []}, {"subscriptions": [], "damaged": {}, "next": None}),
         (SubscriptionListQuery, {}, {"redirect": False, "after": None, "max": 1_000}),
     ],
