@@ -7,6 +7,7 @@ from bindery_broker.dispatch.item import DispatchLimits
 from bindery_broker.errors import UnknownMessages
 from bindery_broker.managed_ledger import BatchAck
 from bindery_broker.subscriptions.acknowledging import UNKNOWN_SHOWN_MAX
+from bindery_broker.subscriptions.consumer import SubscriptionType
 from bindery_core.errors import BadRequest, MetadataUnavailable
 from bindery_pulsar.message_id import MessageId
 from managed_ledger_cluster import Cluster
@@ -79,6 +80,27 @@ async def test_an_acknowledgement_is_kept_if_reading_restarts_meanwhile(
     assert parts.loop.dispatcher.state_counts() == {"ready": 1}
 
 
+@pytest.mark.parametrize("kind", ["shared", "exclusive"])
+async def test_a_late_acknowledgement_counts_for_a_message_that_is_read_meanwhile(
+    cluster: Cluster, kind: SubscriptionType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The dispatcher did not know the message when the acknowledgement began."""
+    parts = await Parts.create(cluster, single(b"a"), single(b"b"))
+    parts.loop.change_type(kind)
+    ack_many = parts.cursor.ack_many
+
+    async def read_meanwhile(*arguments: object, **batches: object) -> object:
+        monkeypatch.setattr(parts.cursor, "ack_many", ack_many)
+        assert await parts.take(count_max=1) == [b"a"]
+        assert parts.loop.dispatcher.state_counts() == {"ready": 1, "leased": 1}
+        return await ack_many(*arguments, **batches)
+
+    monkeypatch.setattr(parts.cursor, "ack_many", read_meanwhile)
+    await parts.ack(message("0:1"))
+    assert parts.loop.dispatcher.state_counts() == {"leased": 1}
+    assert await parts.take() == []
+
+
 async def test_the_size_of_an_acknowledged_batch_is_not_kept(cluster: Cluster) -> None:
     parts = await Parts.create(cluster, batch(b"a", b"b"))
     await parts.take()
@@ -149,6 +171,23 @@ async def test_a_cumulative_acknowledgement_is_kept_if_reading_restarts_meanwhil
 
     monkeypatch.setattr(parts.cursor, "ack_cumulative", restart_meanwhile)
     await ack_upto(parts, "0:0")
+    assert parts.loop.dispatcher.state_counts() == {"ready": 1}
+
+
+async def test_a_cumulative_acknowledgement_is_kept_if_the_type_changes_meanwhile(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = await exclusive(cluster, single(b"a"), batch(b"b", b"c"))
+    await parts.take()
+    ack_cumulative = parts.cursor.ack_cumulative
+
+    async def change_type_meanwhile(*arguments: object, **batches: object) -> object:
+        parts.loop.change_type("shared")
+        assert await parts.take(count_max=1) == [b"a"]
+        return await ack_cumulative(*arguments, **batches)
+
+    monkeypatch.setattr(parts.cursor, "ack_cumulative", change_type_meanwhile)
+    await ack_upto(parts, "0:1:-1:0")
     assert parts.loop.dispatcher.state_counts() == {"ready": 1}
 
 

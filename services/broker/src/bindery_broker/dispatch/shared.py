@@ -302,7 +302,12 @@ class SharedDispatcher(Generic[B]):
         return known
 
     def begin_cumulative_ack(self, last: MessageRef) -> list[Portion[B]]:
-        raise AssertionError("a shared subscription has no cumulative acknowledgement")
+        """Mark everything before the entry of `last`, and its messages `last.bits`, as acknowledged.
+
+        Only for an acknowledgement that began before the subscription was shared.
+        """
+        refs = [portion.ref for portion in self._table if portion.position < last.position]
+        return self.begin_ack([*refs, last])
 
     def rewound(self) -> None:
         raise AssertionError("no rewind was requested")

@@ -44,7 +44,6 @@ class Acknowledger:
         Returns how many messages in delivery, or read ahead, that acknowledges.
         """
         dispatcher = self._loop.dispatcher
-        generation = dispatcher.generation
         refs = [MessageRef(position, WHOLE) for position in positions]
         refs += [MessageRef(batch.position, bits_of(batch.indexes)) for batch in batches]
         portions = dispatcher.begin_ack(refs)
@@ -58,9 +57,8 @@ class Acknowledger:
         dispatcher.finish_ack(portions)
         if len(self._delays):
             self._delays.forget([*positions, *finished])
-        present = self._loop.dispatcher
-        if dispatcher is not present or generation != dispatcher.generation:  # the messages may have been read again
-            present.finish_ack(present.begin_ack(refs))
+        present = self._loop.dispatcher  # it may have been replaced, and messages that it did not know may have been read
+        present.finish_ack(present.begin_ack(refs))
         self._batch_sizes.forget(finished)
         # A repeated acknowledgement finishes no entry, but `resolve` looked up the size of its batch again.
         self._batch_sizes.forget(batch.position for batch in batches if self._cursor.is_acked(batch.position))
@@ -70,11 +68,10 @@ class Acknowledger:
     async def ack_cumulative(self, positions: Sequence[Position], batches: Sequence[BatchAck], last: MessageId) -> int:
         """Acknowledge everything up to and including `last`, durably; `resolve([last])` returned the other arguments.
 
-        Returns what `ack` returns. Raises BadRequest unless the subscription is exclusive.
+        Returns what `ack` returns. Raises BadRequest unless the type is exclusive or failover.
         """
         self.check_in_order()
         dispatcher = self._loop.dispatcher
-        generation = dispatcher.generation
         bits = WHOLE if last.batch_index == NOT_IN_BATCH or not batches else (1 << last.batch_index + 1) - 1
         ref = MessageRef(last.position, bits)
         portions = dispatcher.begin_cumulative_ack(ref)
@@ -86,8 +83,8 @@ class Acknowledger:
             self._loop.wake()
             raise
         dispatcher.finish_ack(portions)
-        if dispatcher is self._loop.dispatcher and generation != dispatcher.generation:  # they may have been read again
-            dispatcher.finish_ack(dispatcher.begin_cumulative_ack(ref))
+        present = self._loop.dispatcher  # as in `ack`
+        present.finish_ack(present.begin_cumulative_ack(ref))
         if len(self._delays):
             self._delays.forget_upto(self._cursor.mark_delete)
         self._batch_sizes.forget_acked()
@@ -105,7 +102,7 @@ class Acknowledger:
     def check_in_order(self) -> None:
         """Raise BadRequest unless messages are delivered in the topic's order."""
         if not self._loop.dispatcher.in_order:
-            raise BadRequest("cumulative acknowledgement needs an exclusive consumer", subscription=self._cursor.name)
+            raise BadRequest("cumulative acknowledgement needs an exclusive or failover consumer", subscription=self._cursor.name)
 
     async def resolve(self, ids: Sequence[MessageId]) -> tuple[list[Position], list[BatchAck]]:
         """Return `ids` as positions of whole entries and parts of batches, which a cursor accepts.
