@@ -82,6 +82,11 @@ class Harness:
         await self.app.close()
         self.app, self.client = before
 
+    async def topic_page(self) -> bytes:
+        """Return the metrics of topics."""
+        await self.topic_metrics.collect()
+        return self.topic_metrics.render()
+
     async def post(self, path: str, body: Any = None, **kwargs: Any) -> httpx.Response:
         return await self.client.post(path, json=body, **kwargs)
 

@@ -1,9 +1,12 @@
 """The metrics of topics: Pulsar's names and labels, exact values, and a limited number of series."""
 
+import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from bindery_broker.topic_metrics import TopicMetrics
+from bindery_broker.topic_metrics import SLICE, TopicMetrics
+from bindery_kit.observability.metrics_page import Page
 from bindery_pulsar.message_id import Position
 from broker_harness import TOPIC, Clock, Harness, ids
 
@@ -18,10 +21,10 @@ def metrics_of(tree: Any, ledgers: Any, clock: Clock) -> Any:
     return make
 
 
-def samples(broker: Harness, labels: str | None = None) -> dict[str, float]:
+async def samples(broker: Harness, labels: str | None = None) -> dict[str, float]:
     """Return values by name for exactly these labels; for all series, by name and labels, if None."""
     found = {}
-    for line in broker.topic_metrics.render().decode().splitlines():
+    for line in (await broker.topic_page()).decode().splitlines():
         if not line.startswith("#"):
             series, value = line.rsplit(" ", 1)
             name, _, at = series.partition("{")
@@ -48,7 +51,7 @@ async def busy(broker: Harness, clock: Clock) -> int:
 
 async def test_a_topic_has_pulsars_metrics(broker: Harness, clock: Clock) -> None:
     size = await busy(broker, clock)
-    assert samples(broker, LABELS) == {
+    assert (await samples(broker, LABELS)) == {
         "pulsar_subscriptions_count": 1,
         "pulsar_producers_count": 0,
         "pulsar_consumers_count": 2,
@@ -71,7 +74,7 @@ async def test_a_subscription_has_pulsars_metrics(broker: Harness, clock: Clock)
     size = await busy(broker, clock)
     (topic,) = broker.broker.topics
     assert topic.subscription("s")._reader.delays.add(Position(0, 99), 1 << 60)
-    assert samples(broker, f'{LABELS},subscription="s"') == {
+    assert (await samples(broker, f'{LABELS},subscription="s"')) == {
         "pulsar_subscription_back_log": 3,
         "pulsar_subscription_back_log_no_delayed": 2,
         "pulsar_subscription_delayed": 1,
@@ -95,7 +98,7 @@ async def test_a_subscription_has_pulsars_metrics(broker: Harness, clock: Clock)
 
 async def test_a_subscription_that_was_never_used_has_no_times(broker: Harness) -> None:
     await broker.client.put(f"{TOPIC}/subscriptions/s", json={})
-    found = samples(broker, f'{LABELS},subscription="s"')
+    found = await samples(broker, f'{LABELS},subscription="s"')
     assert {value for name, value in found.items() if name.endswith("_timestamp")} == {0}
     assert set(found.values()) == {0}
 
@@ -104,7 +107,7 @@ async def test_leases_that_are_over_are_not_counted(broker: Harness, clock: Cloc
     await broker.produce("a")
     await broker.receive("c1", ack_timeout_ms=10_000, session_ttl_ms=20_000)
     clock.advance(30)
-    found = samples(broker, f'{LABELS},subscription="s"')
+    found = await samples(broker, f'{LABELS},subscription="s"')
     assert (found["pulsar_subscription_unacked_messages"], found["pulsar_subscription_consumers_count"]) == (0, 0)
 
 
@@ -112,7 +115,7 @@ async def test_a_full_subscription_is_blocked(metrics_of: Any) -> None:
     broker = metrics_of(unacked_max=2, unacked_per_consumer_max=2)
     await broker.produce("a", "b", "c")
     await broker.receive()
-    assert samples(broker, f'{LABELS},subscription="s"')["pulsar_subscription_blocked_on_unacked_messages"] == 1
+    assert (await samples(broker, f'{LABELS},subscription="s"'))["pulsar_subscription_blocked_on_unacked_messages"] == 1
     await broker.close()
 
 
@@ -121,17 +124,17 @@ async def test_the_age_is_missing_until_it_is_read_and_0_without_a_backlog(broke
     await broker.client.put(f"{TOPIC}/subscriptions/s", json={})
     clock.advance(7)
     name = "pulsar_storage_backlog_age_seconds"
-    assert name not in samples(broker, LABELS)
+    assert name not in (await samples(broker, LABELS))
     await broker.broker.topics.maintain()
-    assert samples(broker, LABELS)[name] == 7
+    assert (await samples(broker, LABELS))[name] == 7
     await broker.ack(ids(await broker.receive()))
-    assert samples(broker, LABELS)[name] == 0
+    assert (await samples(broker, LABELS))[name] == 0
 
 
 async def test_the_totals_count_all_topics(broker: Harness, clock: Clock) -> None:
     size = await busy(broker, clock)
     await broker.produce("ee", topic="/v1/topics/public/other/u")
-    found = samples(broker, 'cluster="bindery"')
+    found = await samples(broker, 'cluster="bindery"')
     assert found == {
         "pulsar_broker_topics_count": 2,
         "pulsar_broker_subscriptions_count": 1,
@@ -152,7 +155,7 @@ async def test_the_totals_count_all_topics(broker: Harness, clock: Clock) -> Non
         "pulsar_ml_cache_inserted_entries_total": 5,
         "pulsar_ml_cache_evicted_entries_total": 0,
     }
-    others = samples(broker, "")
+    others = await samples(broker, "")
     assert others.pop("bindery_broker_cache_hits_total") > 0
     assert others == {
         "bindery_broker_messages_in_total": 5,
@@ -164,18 +167,31 @@ async def test_the_totals_count_all_topics(broker: Harness, clock: Clock) -> Non
         "bindery_broker_damaged_subscriptions": 0,
         "bindery_broker_bundles_owned": 2,
     }
-    assert samples(broker, 'cluster="bindery",namespace="public/default"') == {"pulsar_topics_count": 1}
-    assert samples(broker, 'cluster="bindery",namespace="public/other"') == {"pulsar_topics_count": 1}
+    assert (await samples(broker, 'cluster="bindery",namespace="public/default"')) == {"pulsar_topics_count": 1}
+    assert (await samples(broker, 'cluster="bindery",namespace="public/other"')) == {"pulsar_topics_count": 1}
+
+
+async def test_a_topic_that_is_closed_while_the_page_is_collected_counts_once(broker: Harness) -> None:
+    for number in range(50):
+        await broker.produce("a", topic=f"/v1/topics/public/default/t{number}")
+    collecting = asyncio.create_task(broker.topic_page())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    topics = list(broker.broker.topics)
+    topics[0].abandon("made up")
+    topics[-1].abandon("made up")
+    assert b"bindery_broker_messages_in_total 50\n" in await collecting
+    assert (await samples(broker, ""))["bindery_broker_messages_in_total"] == 50
 
 
 async def test_counters_of_the_broker_do_not_decrease_when_topics_and_subscriptions_go(
     broker: Harness, clock: Clock
 ) -> None:
     await busy(broker, clock)
-    before = samples(broker, 'cluster="bindery"') | samples(broker, "")
+    before = (await samples(broker, 'cluster="bindery"')) | (await samples(broker, ""))
     await broker.client.delete(f"{TOPIC}/subscriptions/s", params={"force": "true"})
     await broker.client.delete(TOPIC, params={"force": "true"})
-    after = samples(broker, 'cluster="bindery"') | samples(broker, "")
+    after = (await samples(broker, 'cluster="bindery"')) | (await samples(broker, ""))
     assert after["pulsar_broker_topics_count"] == 0
     counters = [name for name in before if name.endswith("_total")]
     assert {name: after[name] for name in counters} == {name: before[name] for name in counters}
@@ -191,7 +207,7 @@ async def test_topics_above_the_maximum_are_summed_by_namespace(
         for sub in "sr":
             await broker.client.put(f"/v1/topics/public/default/t{number}/subscriptions/{sub}", json={})
         await broker.produce("a", topic=f"/v1/topics/public/default/t{number}")
-    found = samples(broker)
+    found = await samples(broker)
     backlogs = {series: value for series, value in found.items() if series.startswith("pulsar_msg_backlog{")}
     assert sum(backlogs.values()) == 8
     assert [series.partition("/t")[2][:1] for series in backlogs if 'topic="' in series] == [one[1:] for one in shown]
@@ -208,7 +224,7 @@ async def test_subscriptions_with_metrics_of_their_own_are_limited(metrics_of: A
     broker = metrics_of(metrics_topics_max=1)
     for number in range(12):
         await broker.client.put(f"{TOPIC}/subscriptions/s{number}", json={})
-    found = samples(broker)
+    found = await samples(broker)
     assert len([series for series in found if series.startswith("pulsar_subscription_back_log{")]) == 10
     assert found[f"pulsar_subscriptions_count{{{LABELS}}}"] == 12
     await broker.close()
@@ -216,7 +232,7 @@ async def test_subscriptions_with_metrics_of_their_own_are_limited(metrics_of: A
 
 async def test_every_name_has_one_type(broker: Harness, clock: Clock) -> None:
     await busy(broker, clock)
-    lines = broker.topic_metrics.render().decode().splitlines()
+    lines = (await broker.topic_page()).decode().splitlines()
     kinds = [line.split()[2:] for line in lines if line.startswith("# TYPE")]
     assert len({name for name, _ in kinds}) == len(kinds)
     assert all((kind == "counter") == name.endswith("_total") for name, kind in kinds)
@@ -225,18 +241,49 @@ async def test_every_name_has_one_type(broker: Harness, clock: Clock) -> None:
 async def test_a_page_that_takes_long_is_sent_again_for_a_while(
     broker: Harness, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pages = iter([b"1", b"2"])
+    pages = iter("abc")
 
-    def render(_self: TopicMetrics, _broker: object) -> bytes:
-        clock.advance(0.5)
-        return next(pages)
+    def slices(_self: TopicMetrics, _broker: object, page: Page) -> Iterator[None]:
+        clock.advance(0.25)
+        yield
+        clock.advance(0.25)
+        page.add(next(pages), "gauge", "x", [("", 1)])
 
-    monkeypatch.setattr(TopicMetrics, "_render", render)
-    assert broker.topic_metrics.render() == b"1"
+    monkeypatch.setattr(TopicMetrics, "_slices", slices)
+    assert b"a 1" in await broker.topic_page()
     clock.advance(4.4)
-    assert broker.topic_metrics.render() == b"1"
+    assert b"a 1" in await broker.topic_page()
     clock.advance(0.1)
-    assert broker.topic_metrics.render() == b"2"
+    assert b"b 1" in await broker.topic_page()
+
+
+async def test_requests_at_the_same_time_share_one_page_and_let_other_tasks_run(
+    broker: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(50):
+        await broker.produce("a", topic=f"/v1/topics/public/default/t{number}")
+    turns = collections = 0
+    slices = TopicMetrics._slices
+
+    def counted(self: TopicMetrics, *rest: Any) -> Iterator[None]:
+        nonlocal collections
+        collections += 1
+        return slices(self, *rest)
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(TopicMetrics, "_slices", counted)
+    task = asyncio.create_task(other())
+    pages = await asyncio.gather(broker.topic_page(), broker.topic_page())
+    task.cancel()
+    assert pages[0] == pages[1]
+    assert b"/t49" in pages[0]
+    assert collections == 1
+    assert turns > 50 // SLICE
 
 
 def test_there_are_no_metrics_before_the_broker_serves() -> None:

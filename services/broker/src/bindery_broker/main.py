@@ -77,7 +77,13 @@ class BrokerProcess:
         self._stats = BrokerHttpStats()
         self._topic_metrics = TopicMetrics(topics_max=settings.metrics_topics_max)
         self._server = HttpServer(
-            OpsApp(self._health, self._metrics, app=self._late, parts=[self._stats.render, self._topic_metrics.render]),
+            OpsApp(
+                self._health,
+                self._metrics,
+                app=self._late,
+                parts=[self._stats.render, self._topic_metrics.render],
+                prepare=[self._topic_metrics.collect],
+            ),
             host=settings.host,
             port=settings.port,
             insecure=settings.insecure,

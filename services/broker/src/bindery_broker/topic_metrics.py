@@ -13,20 +13,24 @@ namespaces only. Series of a topic begin again at 0 when it is loaded again, as 
 broker's totals do not decrease when a topic is closed.
 
 The page is rendered without prometheus_client, whose objects take several times as long, and from counters that the
-topics keep anyway. Rendering takes at most SHARE_MAX of the event loop's time: until then the last page is sent again.
+topics keep anyway. It is collected in slices, so that ten thousand topics do not stop the event loop, and takes at most
+SHARE_MAX of its time: until then the last page is sent again.
 Source: Pulsar's NamespaceStatsAggregator, TopicStats.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+import asyncio
+from collections.abc import Iterable, Iterator
 from operator import add
 from typing import Final, NamedTuple
 
 from bindery_kit.observability.metrics_page import Page, labels
 
 from bindery_broker.broker import Broker
+from bindery_broker.statistics.traffic import Rates
 from bindery_broker.statistics.volume import Volume
 from bindery_broker.subscriptions.subscription import Subscription
 from bindery_broker.topics.topic import Topic
+from bindery_broker.topics.topics import Topics
 
 CLUSTER: Final = "bindery"
 """Value of the `cluster` label."""
@@ -34,6 +38,8 @@ SUBSCRIPTIONS_PER_TOPIC: Final = 10
 """Maximum number of subscriptions with metrics of their own, per topic that may have some, on average."""
 SHARE_MAX: Final = 0.1
 """Maximum part of the time that is spent on rendering."""
+SLICE: Final = 20
+"""Number of topics and subscriptions after which other tasks run."""
 MS: Final = 1000
 
 
@@ -63,6 +69,8 @@ _TOPIC: Final = (
     _Column("pulsar_in_bytes_total", "counter", "Bytes of the entries stored for these messages."),
 )
 """Columns that are summed over the topics of a namespace."""
+_RATE_IN, _THROUGHPUT_IN = 3, 5
+assert (_TOPIC[_RATE_IN].name, _TOPIC[_THROUGHPUT_IN].name) == ("pulsar_rate_in", "pulsar_throughput_in")
 _AVERAGE: Final = _Column("pulsar_average_msg_size", "gauge", "Bytes per stored message, over the last 10 seconds.")
 _AGE: Final = _Column(
     "pulsar_storage_backlog_age_seconds",
@@ -113,16 +121,29 @@ Row = tuple[str, tuple[float, ...]]
 class _Totals:
     """Sums over all loaded topics."""
 
-    def __init__(self, former: Volume) -> None:
-        self.volume = Volume()
-        self.volume.add(former)
+    def __init__(self) -> None:
         self.columns: tuple[float, ...] = (0,) * len(_TOPIC)
+        self.volumes: list[tuple[Topic, Volume]] = []
         self.topics_of: dict[str, int] = {}
         """Number of topics by namespace."""
         self.damaged = 0
 
+    def add(self, topic: Topic, namespace: str, values: tuple[float, ...]) -> None:
+        self.columns = tuple(map(add, self.columns, values))
+        self.topics_of[namespace] = self.topics_of.get(namespace, 0) + 1
+        self.damaged += len(topic.ledger.damaged_cursors)
+
     def __getitem__(self, name: str) -> float:
         return next(value for column, value in zip(_TOPIC, self.columns, strict=True) if column.name == name)
+
+    def volume(self, topics: Topics) -> Volume:
+        """Return what went in and out since the start. A topic that was closed meanwhile is in `former_volume`."""
+        total = Volume()
+        total.add(topics.former_volume)
+        for topic, volume in self.volumes:
+            if topic in topics:
+                total.add(volume)
+        return total
 
 
 class TopicMetrics:
@@ -134,40 +155,62 @@ class TopicMetrics:
         self._broker: Broker | None = None
         self._page = b""
         self._fresh_until = float("-inf")
+        self._collecting: asyncio.Task[None] | None = None
 
     def watch(self, broker: Broker) -> None:
         self._broker = broker
 
     def render(self) -> bytes:
-        """Return the metrics as text for Prometheus."""
-        broker = self._broker
-        if broker is None:
-            return b""
-        began = broker.now()
-        if began >= self._fresh_until:
-            self._page = self._render(broker)
-            ended = broker.now()
-            self._fresh_until = ended + (ended - began) * (1 / SHARE_MAX - 1)
+        """Return the last page that was collected."""
         return self._page
 
-    def _render(self, broker: Broker) -> bytes:
+    async def collect(self) -> None:
+        """Collect a page, unless the last one is fresh. Other tasks run meanwhile; calls share one collection."""
+        broker = self._broker
+        if broker is None or broker.now() < self._fresh_until:
+            return
+        if self._collecting is None:
+            self._collecting = asyncio.get_running_loop().create_task(self._collect(broker))
+            self._collecting.add_done_callback(self._collected)
+        await asyncio.shield(self._collecting)
+
+    def _collected(self, _task: "asyncio.Task[None]") -> None:
+        self._collecting = None
+
+    async def _collect(self, broker: Broker) -> None:
+        worked_s = 0.0
+        began = broker.now()
         page = Page()
-        totals = _Totals(broker.topics.former_volume)
+        for _ in self._slices(broker, page):
+            worked_s += broker.now() - began
+            await asyncio.sleep(0)
+            began = broker.now()
+        self._page = page.render()
+        ended = broker.now()
+        self._fresh_until = ended + (worked_s + ended - began) * (1 / SHARE_MAX - 1)
+
+    def _slices(self, broker: Broker, page: Page) -> Iterator[None]:
+        """Add the metrics to `page`. Yields now and then, so that other tasks can run."""
+        totals = _Totals()
         topics: list[Row] = []
         ages: list[tuple[str, float]] = []
         others: dict[str, tuple[float, ...]] = {}
         subscriptions: list[Row] = []
         subscriptions_max = self._topics_max * SUBSCRIPTIONS_PER_TOPIC
+        done = 0
         for topic in broker.topics:
+            done += 1 + len(topic.subscriptions)
+            if done >= SLICE:
+                done = 0
+                yield
+            is_shown = len(topics) < self._topics_max
+            namespace = f"{topic.name.tenant}/{topic.name.namespace}"
+            values, rows, volume = _topic_values(topic, broker, rows_max=subscriptions_max - len(subscriptions))
+            totals.volumes.append((topic, volume))
             if not topic.is_open:
                 continue
-            namespace = f"{topic.name.tenant}/{topic.name.namespace}"
-            values, rows = _topic_values(topic, broker)
-            totals.columns = tuple(map(add, totals.columns, values))
-            totals.volume.add(topic.volume)
-            totals.topics_of[namespace] = totals.topics_of.get(namespace, 0) + 1
-            totals.damaged += len(topic.ledger.damaged_cursors)
-            if len(topics) >= self._topics_max:
+            totals.add(topic, namespace, values)
+            if not is_shown:
                 before = others.get(namespace)
                 others[namespace] = values if before is None else tuple(map(add, before, values))
                 continue
@@ -175,42 +218,45 @@ class TopicMetrics:
             topics.append((at, values))
             if (age := _age_s(topic, broker)) is not None:
                 ages.append((at, age))
-            for name, row in rows[: subscriptions_max - len(subscriptions)]:
+            for name, row in rows:
                 subscriptions.append((f"{at},{labels({'subscription': name})}", row))
+        yield
         _add_totals(page, totals, broker)
         topics += [(labels({"cluster": CLUSTER, "namespace": namespace}), row) for namespace, row in others.items()]
-        _add_rows(page, _TOPIC, topics)
+        yield from _add_rows(page, _TOPIC, topics)
         page.add(*_AVERAGE, samples=((at, _average(values)) for at, values in topics))
         page.add(*_AGE, samples=ages)
-        _add_rows(page, _SUBSCRIPTION, subscriptions)
-        return page.render()
+        yield from _add_rows(page, _SUBSCRIPTION, subscriptions)
 
 
-def _topic_values(topic: Topic, broker: Broker) -> tuple[tuple[float, ...], list[Row]]:
-    """Return the values of _TOPIC, and rows of _SUBSCRIPTION whose labels are only the subscriptions' names."""
+def _topic_values(topic: Topic, broker: Broker, *, rows_max: int) -> tuple[tuple[float, ...], list[Row], Volume]:
+    """Return the values of _TOPIC, `rows_max` rows of _SUBSCRIPTION whose labels are only the subscriptions' names, and
+    what went in and out."""
     now = broker.now()
-    wall_ms = broker.clock()
-
-    def stamp(at: float | None) -> int:
-        return 0 if at is None else wall_ms - round((now - at) * MS)
-
     rows: list[Row] = []
     consumers = backlog = backlog_size_max = 0
+    messages_out, bytes_out = topic.statistics.deleted.messages_out, topic.statistics.deleted.bytes_out
     rate_out = throughput_out = 0.0
-    for subscription in topic.subscriptions.values():
+    subscriptions = topic.subscriptions.values()
+    for subscription in subscriptions:
         subscription.tick()
-        row = _subscription_values(subscription, stamp, now)
-        backlog += subscription.cursor.backlog_entries
-        backlog_size_max = max(backlog_size_max, subscription.cursor.backlog_size)
+        entries, size = subscription.cursor.backlog
+        delivered = subscription.statistics.delivered
+        rates = delivered.rates(now)
+        backlog += entries
+        backlog_size_max = max(backlog_size_max, size)
         consumers += len(subscription.sessions)
-        rates = subscription.statistics.delivered.rates(now)
         rate_out += rates.messages
         throughput_out += rates.bytes
-        rows.append((subscription.name, row))
+        messages_out += delivered.messages
+        bytes_out += delivered.bytes
+        if len(rows) < rows_max:
+            rows.append((subscription.name, _subscription_values(subscription, entries, size, rates, broker)))
     statistics, size = topic.statistics, topic.ledger.size
-    came = statistics.published.rates(now)
+    published = statistics.published
+    came = published.rates(now)
     values = (
-        len(rows),
+        len(subscriptions),
         statistics.producers,
         consumers,
         came.messages,
@@ -221,18 +267,21 @@ def _topic_values(topic: Topic, broker: Broker) -> tuple[tuple[float, ...], list
         size * broker.settings.ledger.write_quorum,
         size,
         backlog_size_max,
-        statistics.published.messages,
-        statistics.published.bytes,
+        published.messages,
+        published.bytes,
     )
-    return values, rows
+    return values, rows, Volume(published.messages, published.bytes, messages_out, bytes_out)
 
 
 def _subscription_values(
-    subscription: Subscription, stamp: Callable[[float | None], int], now: float
+    subscription: Subscription, backlog: int, backlog_size: int, out: Rates, broker: Broker
 ) -> tuple[float, ...]:
     statistics = subscription.statistics
-    backlog = subscription.cursor.backlog_entries
-    out = statistics.delivered.rates(now)
+    now, wall_ms = broker.now(), broker.clock()
+
+    def stamp(at: float | None) -> int:
+        return 0 if at is None else wall_ms - round((now - at) * MS)
+
     return (
         backlog,
         max(backlog - subscription.delayed_count, 0),
@@ -251,12 +300,12 @@ def _subscription_values(
         statistics.delivered.bytes,
         statistics.redelivered.messages,
         statistics.acked.messages,
-        subscription.cursor.backlog_size,
+        backlog_size,
     )
 
 
 def _age_s(topic: Topic, broker: Broker) -> float | None:
-    """Return the age of the oldest unacknowledged message whose time is known; 0: everything is acknowledged."""
+    """Return the age of the oldest unacknowledged message; 0: everything is acknowledged; None: a time is not known."""
     times = []
     for subscription in topic.subscriptions.values():
         time_ms = subscription.oldest.publish_time_ms
@@ -268,14 +317,14 @@ def _age_s(topic: Topic, broker: Broker) -> float | None:
 
 
 def _average(values: tuple[float, ...]) -> float:
-    by_name = {column.name: value for column, value in zip(_TOPIC, values, strict=True)}
-    rate = by_name["pulsar_rate_in"]
-    return by_name["pulsar_throughput_in"] / rate if rate else 0.0
+    rate = values[_RATE_IN]
+    return values[_THROUGHPUT_IN] / rate if rate else 0.0
 
 
-def _add_rows(page: Page, columns: Iterable[_Column], rows: list[Row]) -> None:
+def _add_rows(page: Page, columns: Iterable[_Column], rows: list[Row]) -> Iterator[None]:
     for index, column in enumerate(columns):
-        page.add(*column, samples=((at, values[index]) for at, values in rows))
+        page.add(*column, samples=[(at, values[index]) for at, values in rows])
+        yield
 
 
 def _add_totals(page: Page, totals: _Totals, broker: Broker) -> None:
@@ -295,7 +344,7 @@ def _add_totals(page: Page, totals: _Totals, broker: Broker) -> None:
 
 def _total_values(totals: _Totals, broker: Broker) -> Iterator[tuple[_Column, float]]:
     topics = broker.topics
-    cache, volume = topics.cache, totals.volume
+    cache, volume = topics.cache, totals.volume(topics)
     topics_count = sum(totals.topics_of.values())
     yield _Column("pulsar_broker_topics_count", "gauge", "Topics loaded."), topics_count
     for column in _TOPIC:

@@ -150,11 +150,14 @@ class OpsApp:
         *,
         app: AsgiApp | None = None,
         parts: Sequence[Callable[[], bytes]] = (),
+        prepare: Sequence[Callable[[], Awaitable[None]]] = (),
     ) -> None:
+        """`prepare`: awaited before each page of metrics, for parts that need several turns of the event loop."""
         self._health = health
         self._metrics = metrics
         self._app = app
         self._parts = (self._metrics.render, self._health.metrics, *parts)
+        self._prepare = tuple(prepare)
         self._page = b""
         self._rendered = 0
         """Number of pages rendered in the current second."""
@@ -162,10 +165,19 @@ class OpsApp:
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] == "http":
+            if scope["path"] == "/metrics" and self._prepare:
+                return self._respond_prepared(scope, send)
             answer = self._answer(scope["path"])
             if answer is not None:
                 return self._respond(scope, send, *answer)
         return (self._app or self._nothing_else)(scope, receive, send)
+
+    async def _respond_prepared(self, scope: Scope, send: Send) -> None:
+        for prepare in self._prepare:
+            await prepare()
+        answer = self._answer(scope["path"])
+        assert answer is not None
+        await self._respond(scope, send, *answer)
 
     async def _nothing_else(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":

@@ -123,19 +123,21 @@ class LedgerList:
             count += max(high - max(low, 0), 0)
         return count
 
-    def size_after(self, position: Position) -> int:
-        """Return the payload bytes of the entries after `position`.
+    def after(self, position: Position) -> tuple[int, int]:
+        """Return the number of entries after `position`, and their payload bytes.
 
-        An estimate within the ledger of `position`: its entries count as if they had the same size.
+        The bytes are an estimate within the ledger of `position`: its entries count as if they had the same size.
         """
-        size = 0
+        count = size = 0
         for record in self._records[bisect_left(self._ids, position.ledger_id) :]:
             if record.ledger_id == position.ledger_id:
                 left = min(max(record.entries - position.entry_id - 1, 0), record.entries)
+                count += left
                 size += record.size * left // max(record.entries, 1)
             else:
+                count += record.entries
                 size += record.size
-        return size
+        return count, size
 
     def nth(self, index: int) -> Position:
         """Return the entry that has `index` existing entries before it; the end if there are fewer entries."""

@@ -8,7 +8,7 @@ from bindery_broker.statistics.volume import Volume
 class TopicStatistics:
     """Counts durable messages only. Times are monotonic seconds; None: never."""
 
-    __slots__ = ("_deleted", "entries", "last_published_at", "producers", "published")
+    __slots__ = ("deleted", "entries", "last_published_at", "producers", "published")
 
     def __init__(self) -> None:
         self.published = Traffic()
@@ -18,7 +18,7 @@ class TopicStatistics:
         self.producers = 0
         """Number of connected producers; set by the protocols that connect them. HTTP requests connect none."""
         self.last_published_at: float | None = None
-        self._deleted = Volume()
+        self.deleted = Volume()
         """What the deleted subscriptions delivered."""
 
     def publish(self, messages: int, entries: int, size: int, *, now: float) -> None:
@@ -27,12 +27,12 @@ class TopicStatistics:
         self.last_published_at = now
 
     def subscription_deleted(self, subscription: SubscriptionStatistics) -> None:
-        self._deleted.add(_volume_of(subscription))
+        self.deleted.add(_volume_of(subscription))
 
     def volume(self, subscriptions: "list[SubscriptionStatistics]") -> Volume:
         """Return what went in and out. `subscriptions`: those that exist."""
         total = Volume(messages_in=self.published.messages, bytes_in=self.published.bytes)
-        total.add(self._deleted)
+        total.add(self.deleted)
         for subscription in subscriptions:
             total.add(_volume_of(subscription))
         return total

@@ -31,10 +31,9 @@ class Backlog(NamedTuple):
 
 
 def backlog_of(cursor: ManagedCursor, ledger: ManagedLedger, statistics: TopicStatistics) -> Backlog:
-    entries = cursor.backlog_entries
+    entries, size = cursor.backlog
     if not entries:
         return Backlog(0, 0, 0, True)
-    size = cursor.backlog_size
     mean = statistics.messages_per_entry
     if mean is None:
         return Backlog(entries, size, None, False)

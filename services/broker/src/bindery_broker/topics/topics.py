@@ -120,6 +120,10 @@ class Topics:
     def __len__(self) -> int:
         return len(self._loaded)
 
+    def __contains__(self, topic: object) -> bool:
+        """Whether this object is loaded. What went in and out of it is not in `former_volume` then."""
+        return isinstance(topic, Topic) and self._loaded.get(topic.name) is topic
+
     def loaded(self, name: TopicName) -> Topic | None:
         """Return the topic if it is open here, else None. Never waits, for use on the hot path."""
         topic = self._loaded.get(name)

@@ -114,5 +114,5 @@ async def test_a_cursor_ledger_without_its_last_record_damages_only_its_subscrip
     body = problem(await successor.receive_raw(), status=500, code="corrupt")
     assert "lost its last record" in body["detail"]
     assert len(await successor.produce("b")) == 1
-    assert b"bindery_broker_damaged_subscriptions 1\n" in successor.topic_metrics.render()
+    assert b"bindery_broker_damaged_subscriptions 1\n" in await successor.topic_page()
     await successor.close()

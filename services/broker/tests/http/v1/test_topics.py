@@ -234,7 +234,7 @@ async def test_unavailable_metadata_is_answered_with_503_and_retry_after(broker,
 async def test_metrics_have_pulsars_names(broker):
     await broker.produce("a", "b")
     await broker.receive(max=1)
-    text = (broker.metrics.render() + broker.topic_metrics.render()).decode()
+    text = (broker.metrics.render() + await broker.topic_page()).decode()
     labels = 'cluster="bindery",namespace="public/default",topic="persistent://public/default/t"'
     assert f"pulsar_in_messages_total{{{labels}}} 2\n" in text
     (unacked,) = [row for row in text.splitlines() if row.startswith("pulsar_subscription_unacked_messages{")]

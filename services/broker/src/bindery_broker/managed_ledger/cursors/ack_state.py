@@ -173,17 +173,14 @@ class AckState:
         return self._ledgers.nth(low)
 
     @property
-    def backlog_entries(self) -> int:
-        behind = self._ledgers.entries_between(after=self.mark_delete, upto=self._ledgers.last_confirmed)
-        return behind - self.acked.entries_count
+    def backlog(self) -> tuple[int, int]:
+        """Number of entries that are not completely acknowledged, and their payload bytes.
 
-    @property
-    def backlog_size(self) -> int:
-        """Payload bytes of the entries that `backlog_entries` counts; an estimate, as if entries had the same size."""
-        behind = self._ledgers.entries_between(after=self.mark_delete, upto=self._ledgers.last_confirmed)
-        if not behind:
-            return 0
-        return self._ledgers.size_after(self.mark_delete) * (behind - self.acked.entries_count) // behind
+        The bytes are an estimate, as if the entries of a ledger had the same size.
+        """
+        behind, size = self._ledgers.after(self.mark_delete)
+        acked = self.acked.entries_count
+        return behind - acked, size * (behind - acked) // behind if acked else size
 
     def check(self, position: Position) -> None:
         """Raise BadRequest unless `position` is an entry of the topic, existing or trimmed."""

@@ -155,12 +155,12 @@ class ManagedCursor:
     @property
     def backlog_entries(self) -> int:
         """Confirmed entries that are not completely acknowledged."""
-        return self._state.backlog_entries
+        return self._state.backlog[0]
 
     @property
-    def backlog_size(self) -> int:
-        """Payload bytes of these entries; an estimate, as if entries of a ledger had the same size."""
-        return self._state.backlog_size
+    def backlog(self) -> tuple[int, int]:
+        """`backlog_entries`, and their payload bytes; an estimate, as if the entries of a ledger had the same size."""
+        return self._state.backlog
 
     @property
     def store(self) -> StateStore:
