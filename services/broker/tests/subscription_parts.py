@@ -12,13 +12,13 @@ from bindery_broker.dispatch.item import NOT_IN_BATCH, DispatchLimits, MessageRe
 from bindery_broker.dispatch.key_ranges import KeyRange
 from bindery_broker.dispatch.read_ahead import ReadAhead
 from bindery_broker.dispatch.sessions import Sessions
-from bindery_broker.managed_ledger import ManagedLedger
+from bindery_broker.managed_ledger import ManagedLedger, Redelivered
 from bindery_broker.subscriptions.acknowledging import Acknowledger
 from bindery_broker.subscriptions.consumer import ClientWatch, ReceiveCall, ReceiveRequest
 from bindery_broker.subscriptions.decoding import EntryDecoder
 from bindery_broker.subscriptions.dispatch_loop import Deliveries, DispatchLoop
 from bindery_broker.subscriptions.reading import MessageReader, messages_of
-from bindery_broker.subscriptions.redelivery import CountsInMemory, Redelivery
+from bindery_broker.subscriptions.redelivery import Redelivery
 from bindery_broker.subscriptions.response_budget import ResponseBudget
 from bindery_pulsar.message_codec import OutgoingMessage, encode_batch, encode_message
 from bindery_pulsar.message_id import EARLIEST, MessageId, Position
@@ -42,7 +42,6 @@ class Parts:
         self.reader = MessageReader(cursor, topic, partition=PARTITION, decoder=self.decoder)
         self.responses = ResponseBudget(64 * 2**20, now=self.now)
         limits = limits or DispatchLimits()
-        self.counts = CountsInMemory(cursor)
         self.read_ahead = ReadAhead(limits.ready_bytes_max)
         self.loop = DispatchLoop(
             self.reader,
@@ -50,12 +49,13 @@ class Parts:
             limits=limits,
             read_ahead=self.read_ahead,
             now=self.now,
-            counts_of=self.counts.of,
-            record=lambda changes: self.counts.record(changes),
+            clock=lambda: round(self.now() * 1_000),
+            counts_of=cursor.counts_of,
+            record=lambda changes: cursor.record_redeliveries([Redelivered(*change) for change in changes]),
             pick_active=functools.partial(pick_active, partition=PARTITION, topic="persistent://public/default/t"),
         )
         self.redelivery = Redelivery(self.loop, self.reader, now=self.now)
-        self.acknowledger = Acknowledger(cursor, topic, self.loop, self.reader.batch_sizes, partition=PARTITION)
+        self.acknowledger = Acknowledger(cursor, topic, self.loop, self.reader, partition=PARTITION)
         self.loop.change_type("shared")
         topic.on_new_entries(self.loop.wake)
 
