@@ -31,6 +31,7 @@ VERBS = [
     ["consume"],
     ["topics", "list"],
     ["topics", "stats"],
+    ["topics", "subscriptions"],
     ["topics", "delete"],
     ["ledger", "list"],
     ["ledger", "show"],

@@ -1,6 +1,7 @@
 """`bindery topics`: list, inspect and delete topics."""
 
 import sys
+import time
 from typing import Annotated, Any
 
 import typer
@@ -46,23 +47,51 @@ def list_topics(
 
 @app.command("stats")
 def stats(topic: Topic, url: Url = None, as_json: AsJson = False) -> None:
-    """Show the size, rates and consumers of a topic, and the backlog of each subscription.
+    """Show the size and rates of a topic, and the backlog, age and rates of each subscription.
+
+    Rates are those of the last 10 seconds. Numbers with ~ are estimates.
 
     Example: bindery topics stats public/default/greetings
     """
     from bindery.topics.broker_api import Broker, topic_path
+    from bindery.topics.stats_text import topic_lines
 
     with Broker(url) as broker:
         answer = broker.get(topic_path(topic))
     if as_json:
         print_json(answer)
         return
-    subscriptions = answer.pop("subscriptions", {})
-    for name, value in answer.items():
-        print(f"{name.replace('_', ' '):<14} {value}")
-    for name, facts in subscriptions.items():
-        words = ", ".join(f"{fact.replace('_', ' ')} {value}" for fact, value in facts.items())
-        print(f"subscription   {name}: {words}")
+    for line in topic_lines(answer, now_ms=_now_ms()):
+        print(line)
+
+
+@app.command("subscriptions")
+def subscriptions(topic: Topic, url: Url = None, as_json: AsJson = False) -> None:
+    """Show the subscriptions of a topic and their consumers. --json prints one array of subscriptions.
+
+    Example: bindery topics subscriptions public/default/greetings
+    """
+    from bindery.topics.broker_api import Broker, topic_path
+    from bindery.topics.stats_text import subscription_lines
+
+    found: list[dict[str, Any]] = []
+    damaged: dict[str, str] = {}
+    with Broker(url) as broker:
+        after: str | None = None
+        while True:
+            answer = broker.get(topic_path(topic) + "/subscriptions", after=after)
+            found += answer["subscriptions"]
+            damaged |= answer.get("damaged", {})
+            after = answer.get("next")
+            if after is None:
+                break
+    if as_json:
+        print_json(found)
+    else:
+        for line in subscription_lines(found, now_ms=_now_ms()):
+            print(line)
+    for name, reason in damaged.items():
+        print(f"subscription {name} is damaged: {reason}", file=sys.stderr)
 
 
 @app.command("delete")
@@ -97,3 +126,7 @@ def _confirm(stats: dict[str, Any], *, as_json: bool) -> None:
         unattended=f"{stats['topic']} has {held}, which would be deleted: pass --yes to confirm",
         as_json=as_json,
     )
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
