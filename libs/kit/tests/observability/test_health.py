@@ -64,6 +64,25 @@ async def test_parts_add_their_metrics(health: Health) -> None:
         assert (await http.get("/metrics")).text.endswith("\none 1\ntwo 2\n")
 
 
+async def test_parts_can_be_prepared_in_several_turns_of_the_event_loop(health: Health) -> None:
+    text = b""
+
+    async def prepare() -> None:
+        nonlocal text
+        await asyncio.sleep(0)
+        text += b"x"
+
+    metrics = Metrics("kittest", with_process=False)
+    app = OpsApp(health, metrics, parts=[lambda: b"prepared " + text], prepare=[prepare])
+    async with (
+        HttpServer(app, port=0) as server,
+        httpx.AsyncClient(base_url=server.url, trust_env=False) as http,
+    ):
+        assert (await http.get("/metrics")).text.endswith("\nprepared x")
+        assert (await http.get("/livez")).status_code == 200
+        assert (await http.get("/metrics")).text.endswith("\nprepared xx")
+
+
 async def test_metrics_are_rendered_a_few_times_per_second(health: Health) -> None:
     rendered = 0
 

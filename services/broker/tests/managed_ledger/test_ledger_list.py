@@ -35,6 +35,8 @@ def test_every_result_matches_a_list_of_positions(
     assert ledgers.next(here) == next((p for p in everything if p > here), ledgers.end)
     assert ledgers.previous(here) == next((p for p in reversed(everything) if p < here), before)
     assert ledgers.entries_between(after=here, upto=there) == sum(here < p <= there for p in everything)
+    after = [p for p in everything if p > here]
+    assert ledgers.after(here) == (len(after), 10 * len(after))
     assert [ledgers.nth(i) for i in range(len(everything))] == everything
     assert ledgers.nth(len(everything)) == ledgers.end
 
@@ -59,6 +61,12 @@ def test_only_the_last_ledger_grows() -> None:
     ledgers.grow(entries=2, size=7)
     assert [(record.entries, record.size) for record in ledgers] == [(2, 20), (5, 37)]
     assert (ledgers.entries_count, ledgers.size) == (7, 57)
+
+
+def test_bytes_within_a_ledger_are_estimated_by_its_mean() -> None:
+    ledgers = LedgerList([LedgerRecord(ledger_id=1, entries=3, size=100), LedgerRecord(ledger_id=2, entries=2, size=9)])
+    assert [ledgers.after(Position(1, entry)) for entry in (-1, 0, 1, 2)] == [(5, 109), (4, 75), (3, 42), (2, 9)]
+    assert [ledgers.after(Position(2, entry)) for entry in (0, 1, 7)] == [(1, 4), (0, 0), (0, 0)]
 
 
 def test_ids_must_ascend() -> None:

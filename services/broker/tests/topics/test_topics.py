@@ -371,3 +371,25 @@ async def test_no_topic_is_created_with_a_control_character_in_its_name(broker, 
         problem(await broker.client.request(method, path + tail), status=400, code="bad_request")
     assert len(broker.broker.topics) == 0
     assert (await broker.client.get("/v1/topics")).json()["topics"] == []
+
+
+async def test_maintenance_finds_out_how_old_the_oldest_messages_are(broker: Harness, monkeypatch):
+    """It reads a limited number of entries per round, and no more in a round in which one cannot be read."""
+    monkeypatch.setattr(topics_module, "OLDEST_READS_MAX", 2)
+    for name in "abc":
+        await broker.produce("x", topic=f"{NAMESPACE}/{name}")
+        await broker.client.put(f"{NAMESPACE}/{name}/subscriptions/s", json={})
+    oldest = [topic.subscription("s").oldest for topic in broker.broker.topics]
+
+    async def failing() -> None:
+        pass
+
+    monkeypatch.setattr(oldest[0], "read", failing)
+    await broker.broker.topics.maintain()
+    assert [one.publish_time_ms for one in oldest] == [None, None, None]
+    monkeypatch.undo()
+    monkeypatch.setattr(topics_module, "OLDEST_READS_MAX", 2)
+    await broker.broker.topics.maintain()
+    assert [one.publish_time_ms for one in oldest] == [broker.clock.now_ms()] * 2 + [None]
+    await broker.broker.topics.maintain()
+    assert [one.publish_time_ms for one in oldest] == [broker.clock.now_ms()] * 3

@@ -66,7 +66,7 @@ def test_acknowledgements_match_a_model_that_uses_a_set(steps: list[tuple[str, i
 
         done = [other for other in entries if whole(other) <= acked]
         assert [other for other in entries if state.is_acked(other)] == done
-        assert state.backlog_entries == len(entries) - len(done)
+        assert state.backlog[0] == len(entries) - len(done)
         prefix = next((i for i, other in enumerate(entries) if other not in done), len(entries))
         assert state.mark_delete == (entries[prefix - 1] if prefix else Position(4, -1))
         for other in entries:
@@ -98,3 +98,15 @@ def test_a_repeated_cumulative_acknowledgement_changes_nothing() -> None:
     assert state.ack_upto(Position(4, 2)) is False
     assert state.ack_upto(Position(4, 1)) is False
     assert state.mark_delete == Position(4, 2)
+
+
+def test_the_bytes_of_a_backlog_exclude_acknowledged_entries() -> None:
+    ledgers = LedgerList(
+        [LedgerRecord(ledger_id=1, entries=4, size=400), LedgerRecord(ledger_id=2, entries=4, size=80)]
+    )
+    state = AckState(ledgers, CursorState(mark_delete=Position(1, 1)))
+    assert state.backlog == (6, 280)
+    state.ack([Position(2, 0), Position(2, 2), Position(2, 3)], ())
+    assert state.backlog == (3, 140)
+    state.ack_upto(Position(2, 3))
+    assert state.backlog == (0, 0)
