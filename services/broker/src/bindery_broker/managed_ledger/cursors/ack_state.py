@@ -182,6 +182,10 @@ class AckState:
         acked = self.acked.entries_count
         return behind - acked, size * (behind - acked) // behind if acked else size
 
+    def partly_acked(self) -> tuple[int, int]:
+        """Return the number of batches of which a part is acknowledged, and of their unacknowledged messages."""
+        return len(self.batches), sum(map(int.bit_count, self.batches.values()))
+
     def check(self, position: Position) -> None:
         """Raise BadRequest unless `position` is an entry of the topic, existing or trimmed."""
         if position > self.mark_delete and not self._ledgers.contains(position):

@@ -162,6 +162,10 @@ class ManagedCursor:
         """`backlog_entries`, and their payload bytes; an estimate, as if the entries of a ledger had the same size."""
         return self._state.backlog
 
+    def partly_acked(self) -> tuple[int, int]:
+        """Return the number of batches of which a part is acknowledged, and of their unacknowledged messages."""
+        return self._state.partly_acked()
+
     @property
     def store(self) -> StateStore:
         return self._store
