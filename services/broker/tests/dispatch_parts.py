@@ -60,17 +60,17 @@ def as_refs(messages: Iterable[Pair]) -> list[MessageRef]:
 class Topic:
     """The topic of a model test: one message in entry 0, a batch of two in entry 1, one of three in entry 2, and so on.
 
-    A batch with one message is an entry that is no batch. Each entry has one of `keys` keys, whose hashes are from 1 on.
+    A batch with one message is an entry that is no batch. Each entry has one of `keys` keys.
     """
 
     def __init__(self, *, keys: int = 1) -> None:
-        self.keys = keys
+        self.hashes = [1 + 65_000 // keys * key for key in range(keys)]
 
     def count(self, n: int) -> int:
         return 1 + n % 3
 
     def key(self, n: int) -> int:
-        return 1 + n * 7 // 3 % self.keys
+        return self.hashes[n * 7 // 3 % len(self.hashes)]
 
     def messages(self, n: int) -> list[Pair]:
         return [(n, index) for index in range(self.count(n))]

@@ -40,9 +40,7 @@ class Reader:
             self.position = new[-1] + 1
 
     def take(self, count: int = 100, *, now: float = 0.0, bytes_max: int = 10**6) -> list[int]:
-        return bodies(
-            self.dispatcher.take(self.consumer, count_max=count, bytes_max=bytes_max, lease_s=30, now=now)
-        )
+        return bodies(self.dispatcher.take(self.consumer, count_max=count, bytes_max=bytes_max, lease_s=30, now=now))
 
     def put_down(self) -> None:
         first = self.dispatcher.put_down()
@@ -646,14 +644,10 @@ class SingleActiveModel(RuleBasedStateMachine):
             assert self.dispatcher.taker(self.present, now=self.now) is None
             return
         offers = self.dispatcher.taker(self.present, now=self.now)
-        taken = self.dispatcher.take(
-            self.active, count_max=count, bytes_max=size * SIZE, lease_s=30, now=self.now
-        )
+        taken = self.dispatcher.take(self.active, count_max=count, bytes_max=size * SIZE, lease_s=30, now=self.now)
         got = pairs(taken)
         assert (offers is self.active) == bool(got)
-        expected = [
-            message for message in self.messages if message not in self.acked and message not in self.held
-        ]
+        expected = [message for message in self.messages if message not in self.acked and message not in self.held]
         assert got == expected[: len(got)]
         assert len(got) <= min(count, max(1, size))
         assert not got or self.now >= self.not_before

@@ -22,7 +22,7 @@ Source: Pulsar's PIP-379 (draining hashes); a hash stands for a key, as in Pulsa
 """
 
 import heapq
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final, Generic, NamedTuple
 
 from bindery_core.errors import BadRequest
@@ -40,6 +40,7 @@ UNSHELVED_MAX: Final = 100
 """Maximum number of shelved messages that are read again at a time."""
 
 _WAITING = frozenset({State.READY, State.DELAYED, State.REPLAY, State.LOADING, State.SHELVED})
+_WAITING_OUT_OF_ORDER = frozenset({State.READY, State.SHELVED})
 
 
 class KeySharedMode(NamedTuple):
@@ -48,6 +49,10 @@ class KeySharedMode(NamedTuple):
     sticky: bool = False
     """Whether consumers declare their ranges, instead of sharing all keys."""
     allow_out_of_order: bool = False
+
+
+AUTO_SPLIT: Final = KeySharedMode()
+"""The mode of subscriptions whose consumers declare none."""
 
 
 class HeldKey(NamedTuple):
@@ -61,13 +66,14 @@ class HeldKey(NamedTuple):
 class _Key(Generic[B]):
     """The messages of one hash."""
 
-    __slots__ = ("held", "holder", "key_hash", "queued", "runnable_for", "waiting")
+    __slots__ = ("held", "holder", "key_hash", "queued", "row", "runnable_for", "waiting", "waiting_states")
 
-    def __init__(self, key_hash: int) -> None:
+    def __init__(self, key_hash: int, waiting_states: frozenset[State]) -> None:
         self.key_hash = key_hash
+        self.waiting_states = waiting_states
         self.waiting: list[tuple[Position, int, int, Portion[B]]] = []
-        """Heap of (position, lowest bit, serial, portion); rows of portions that no longer wait are stale. The lowest bit
-        is that of the time when the row was added: the portion may have lost messages since."""
+        """Heap of (position, lowest bit, serial, portion); rows of portions that no longer wait are stale. The lowest
+        bit is that of the time when the row was added: the portion may have lost messages since."""
         self.queued: set[Portion[B]] = set()
         """The portions that have a row in `waiting`."""
         self.holder: Consumer | None = None
@@ -75,13 +81,15 @@ class _Key(Generic[B]):
         """Number of messages that `holder` holds."""
         self.runnable_for: Consumer | None = None
         """The consumer to which the first waiting message can be delivered now."""
+        self.row: tuple[Consumer, Portion[B]] | None = None
+        """The consumer whose heap of runnable keys has a row of the key, and the first waiting portion in the row."""
 
     def head(self) -> Portion[B] | None:
         """Return the first waiting portion."""
         waiting = self.waiting
         while waiting:
             position, bit, serial, portion = waiting[0]
-            if portion.state not in _WAITING:
+            if portion.state not in self.waiting_states:
                 heapq.heappop(waiting)
                 self.queued.remove(portion)
             elif portion.bits & bit:
@@ -100,13 +108,14 @@ class KeySharedDispatcher(SharedDispatcher[B]):
         limits: DispatchLimits | None = None,
         read_ahead: ReadAhead | None = None,
         counts_of: CountsOf = no_counts,
-        mode: KeySharedMode = KeySharedMode(),
+        mode: KeySharedMode = AUTO_SPLIT,
     ) -> None:
         """See `SharedDispatcher`."""
         super().__init__(limits=limits, read_ahead=read_ahead, counts_of=counts_of)
         self.mode = mode
         self.ranges: HashRing[Consumer] | StickyRanges[Consumer] = StickyRanges() if mode.sticky else HashRing()
         self.hash_of = self.ranges.hash_of
+        self._waiting_states = _WAITING_OUT_OF_ORDER if mode.allow_out_of_order else _WAITING
         self._keys: dict[int, _Key[B]] = {}
         self._runnable: dict[Consumer, list[tuple[Position, int, int, _Key[B], Portion[B]]]] = {}
         """For each consumer, the keys of which it can get a message: a heap of (position, lowest bit, serial, key, its
@@ -136,6 +145,9 @@ class KeySharedDispatcher(SharedDispatcher[B]):
         count = self.release(consumer)
         self.ranges.remove(consumer)
         del self._runnable[consumer], self._shelved[consumer]
+        for key in self._keys.values():
+            if key.row is not None and key.row[0] is consumer:
+                key.row = None
         self._update_all()
         return count
 
@@ -147,34 +159,41 @@ class KeySharedDispatcher(SharedDispatcher[B]):
         return None
 
     def prepare(self, waiting: Collection[Consumer]) -> None:
-        """Have the shelved messages that `waiting` consumers can get read again, and make room for what they can get.
-
-        The bodies of messages that none of them can get now are dropped if they leave no room to read on.
-        """
+        """Have the shelved messages that `waiting` consumers can get read again, and make room for what they can."""
         left = UNSHELVED_MAX
-        for consumer in waiting:
-            keys = self._shelved.get(consumer)
+        for consumer in self._able(waiting):
+            keys = self._shelved[consumer]
             while keys and left > 0:
                 key = next(iter(keys))
                 del keys[key]
                 head = key.head()
                 if head is not None and head.state is State.SHELVED and self._owner_now(key) is consumer:
                     left -= self._unshelve(key, count_max=left)
-        if self._ready_count and (self._is_full() or not self.room()):
-            self._shelve(waiting)
+        if self._is_full():
+            self.make_room(waiting)
 
     def make_room(self, waiting: Collection[Consumer]) -> None:
-        """There is no room to read ahead: put aside what none of `waiting` can get now."""
-        if self._ready_count:
-            self._shelve(waiting)
+        """There is no room to read: if none of `waiting` can get a ready message, put all of them aside."""
+        able = self._able(waiting)
+        if self._ready_count and able and all(self._peek(consumer) is None for consumer in able):
+            self._shelve()
 
-    def _shelve(self, waiting: Collection[Consumer]) -> None:
-        for portion in list(self._table):
-            if portion.state is State.READY and self._keys[portion.key_hash].runnable_for not in waiting:
+    def _able(self, waiting: Collection[Consumer]) -> list[Consumer]:
+        """Return those of `waiting` that may hold more messages."""
+        held_max = self.limits.unacked_per_consumer_max
+        return [consumer for consumer in waiting if consumer.held < held_max and consumer in self._runnable]
+
+    def _shelve(self) -> None:
+        """Drop the bodies of all ready messages."""
+        keys: dict[int, None] = {}
+        for portion in self._table:
+            if portion.state is State.READY:
                 self._leave_ready(portion)
                 portion.state = State.SHELVED
                 portion.is_returned = True  # only its body is forgotten
-                self._update(self._keys[portion.key_hash])
+                keys[portion.key_hash] = None
+        for key_hash in keys:
+            self._update(self._keys[key_hash])
         self._count()
 
     def keys_held(self, key_hashes: Iterable[int] | None = None, *, count_max: int) -> list[HeldKey]:
@@ -200,6 +219,8 @@ class KeySharedDispatcher(SharedDispatcher[B]):
             if key.runnable_for is consumer and portion.state is State.READY and key.head() is portion:
                 return portion
             heapq.heappop(rows)
+            if key.row is not None and key.row[0] is consumer and key.row[1] is portion:
+                key.row = None
         return None
 
     def _enqueue_fresh(self, portion: Portion[B]) -> None:
@@ -235,16 +256,6 @@ class KeySharedDispatcher(SharedDispatcher[B]):
         super()._withdraw(portion)
         if holder is not None:
             self._give_up(portion, holder)
-
-    def _expire(self, now: float) -> list[Portion[B]]:
-        deadline = self.leases.next_deadline()
-        if deadline is None or deadline > now:
-            return []
-        holders = {id(portion): portion.grant.consumer for portion in self.leases if portion.grant is not None}
-        expired = super()._expire(now)
-        for portion in expired:
-            self._give_up(portion, holders[id(portion)])
-        return expired
 
     def _give_up(self, portion: Portion[B], holder: Consumer) -> None:
         """`holder` no longer holds the portion."""
@@ -289,6 +300,21 @@ class KeySharedDispatcher(SharedDispatcher[B]):
     def _clear_ready(self) -> None:
         for rows in self._runnable.values():
             rows.clear()
+        for key in self._keys.values():
+            key.row = None
+
+    def _kept_upto(self) -> Mapping[int, tuple[Position, int]]:
+        """If a message stays known, for example because its acknowledgement may fail, the earlier ones of its key must
+        stay known, too: it is replayed before new messages are read."""
+        kept: dict[int, tuple[Position, int]] = {}
+        if self.mode.allow_out_of_order:
+            return kept
+        for portion in self._table:
+            is_new = portion.state is State.READY and not portion.is_returned
+            if portion.key_hash and not is_new and portion.state is not State.LEASED:
+                last = (portion.position, 1 << portion.bits.bit_length() - 1)
+                kept[portion.key_hash] = max(last, kept.get(portion.key_hash, last))
+        return kept
 
     # -- keys ----------------------------------------------------------------------------------------------------
 
@@ -296,8 +322,8 @@ class KeySharedDispatcher(SharedDispatcher[B]):
         """The portion waits for its delivery, or its state while it waits has changed."""
         key = self._keys.get(portion.key_hash)
         if key is None:
-            key = self._keys[portion.key_hash] = _Key(portion.key_hash)
-        if portion not in key.queued and (not self.mode.allow_out_of_order or portion.state is State.READY):
+            key = self._keys[portion.key_hash] = _Key(portion.key_hash, self._waiting_states)
+        if portion not in key.queued and portion.state in self._waiting_states:
             self._serial += 1
             key.queued.add(portion)
             row = (portion.position, portion.bits & -portion.bits, self._serial, portion)
@@ -324,9 +350,11 @@ class KeySharedDispatcher(SharedDispatcher[B]):
             self._shelved[owner][key] = None
         elif head.state is State.READY:
             key.runnable_for = owner
-            self._serial += 1
-            row = (head.position, head.bits & -head.bits, self._serial, key, head)
-            heapq.heappush(self._runnable[owner], row)
+            if key.row is None or key.row[0] is not owner or key.row[1] is not head:
+                key.row = (owner, head)
+                self._serial += 1
+                row = (head.position, head.bits & -head.bits, self._serial, key, head)
+                heapq.heappush(self._runnable[owner], row)
 
     def _owner_now(self, key: _Key[B]) -> Consumer | None:
         """Return the consumer that may get the next message of the key; None: it waits for another consumer."""
@@ -341,7 +369,7 @@ class KeySharedDispatcher(SharedDispatcher[B]):
 
     def _unshelve(self, key: _Key[B], *, count_max: int) -> int:
         """Have the first messages of the key read again. Returns the number of portions."""
-        first = heapq.nsmallest(count_max, (row for row in key.waiting if row[3].state in _WAITING))
+        first = heapq.nsmallest(count_max, (row for row in key.waiting if row[3].state in self._waiting_states))
         shelved = [portion for *_, portion in first if portion.state is State.SHELVED]
         for portion in shelved:
             super()._to_replay(portion)

@@ -127,14 +127,18 @@ class LeaseTable:
         self.drop(portions)
         return portions
 
-    def expire(self, *, now: float) -> list[AnyPortion]:
-        """End the leases whose deadline is reached (deadline <= now). Returns their portions."""
+    def due(self, *, now: float) -> list[AnyPortion]:
+        """Return the portions whose deadline is reached (deadline <= now), once. The caller passes them to `drop`."""
         expired: list[AnyPortion] = []
         heap = self._heap
         while heap and (heap[0][0] <= now or not heap[0][2].portions):
-            portions = list(heapq.heappop(heap)[2].portions)
-            self.drop(portions)
-            expired.extend(portions)
+            expired.extend(heapq.heappop(heap)[2].portions)
+        return expired
+
+    def expire(self, *, now: float) -> list[AnyPortion]:
+        """End the leases whose deadline is reached. Returns their portions."""
+        expired = self.due(now=now)
+        self.drop(expired)
         return expired
 
     def next_deadline(self) -> float | None:

@@ -17,7 +17,7 @@ Source: Pulsar's shared dispatcher (replay set first, then normal reads; consume
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, Generic
 
 from bindery_pulsar.message_id import Position
@@ -136,9 +136,7 @@ class SharedDispatcher(Generic[B]):
         """
         if self._ready_bytes >= self.limits.ready_bytes_max or (asked is not None and self._ready_count):
             return 0
-        room = max(
-            0, min(self.limits.ready_max - self._ready_count, self.limits.unacked_max - self._table.messages)
-        )
+        room = max(0, min(self.limits.ready_max - self._ready_count, self.limits.unacked_max - self._table.messages))
         return room if asked is None else min(room, asked)
 
     def replayable(self) -> bool:
@@ -367,11 +365,13 @@ class SharedDispatcher(Generic[B]):
         kept for replay.
         """
         first: MessageRef | None = None
+        kept_upto = self._kept_upto()
         for portion in list(self._table):
             if portion.state is not State.READY:
                 continue
             self._withdraw(portion)
-            if portion.is_returned:
+            kept = kept_upto.get(portion.key_hash)
+            if portion.is_returned or (kept is not None and (portion.position, portion.bits & -portion.bits) < kept):
                 self._to_replay(portion)
             else:
                 lowest = MessageRef(portion.position, portion.bits & -portion.bits)
@@ -384,7 +384,8 @@ class SharedDispatcher(Generic[B]):
     def tick(self, *, now: float) -> int:
         """Move messages whose lease or delay has ended by `now` to REPLAY. Returns their number."""
         count = 0
-        for portion in self._expire(now):
+        for portion in self.leases.due(now=now):
+            self._withdraw(portion)
             self._count_redelivery(portion)
             self._to_replay(portion)
             count += portion.count
@@ -447,6 +448,10 @@ class SharedDispatcher(Generic[B]):
         """Return the messages of the portion, as bits, that may be delivered before those of other portions."""
         return portion.bits
 
+    def _kept_upto(self) -> Mapping[int, tuple[Position, int]]:
+        """Return, by key hash, the message (position, bit) before which `put_down` keeps new messages."""
+        return {}
+
     def _assign(self, portion: Portion[B], consumer: Consumer) -> None:
         """`portion`, which was ready, goes to `consumer`."""
         portion.state = State.LEASED
@@ -477,10 +482,6 @@ class SharedDispatcher(Generic[B]):
         elif portion.state is State.LEASED:
             self.leases.drop((portion,))
         portion.due = None
-
-    def _expire(self, now: float) -> list[Portion[B]]:
-        """Return the portions whose lease has ended."""
-        return self.leases.expire(now=now)
 
     def _delay(self, portion: Portion[B], due: float) -> None:
         portion.state = State.DELAYED

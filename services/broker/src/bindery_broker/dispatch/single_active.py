@@ -181,8 +181,10 @@ class SingleActiveDispatcher(Generic[B]):
             return
         for item in items:
             last = self._offered_upto
-            assert last is None or last.position < item.position or (
-                last.position == item.position and not last.bits & item.bits
+            assert (
+                last is None
+                or last.position < item.position
+                or (last.position == item.position and not last.bits & item.bits)
             ), (last, item.position)
             self._offered_upto = MessageRef(item.position, item.bits)
             known = self._table.bits_of(item.position) & item.bits
