@@ -46,7 +46,9 @@ class Acknowledger:
         dispatcher = self._loop.dispatcher
         refs = [MessageRef(position, WHOLE) for position in positions]
         refs += [MessageRef(batch.position, bits_of(batch.indexes)) for batch in batches]
+        known_before = dispatcher.known_count
         portions = dispatcher.begin_ack(refs)
+        unknown = dispatcher.known_count - known_before
         try:
             finished = await self._cursor.ack_many(positions, batches=batches)
         except BaseException:
@@ -63,7 +65,7 @@ class Acknowledger:
         # A repeated acknowledgement finishes no entry, but `resolve` looked up the size of its batch again.
         self._batch_sizes.forget(batch.position for batch in batches if self._cursor.is_acked(batch.position))
         self._loop.wake_blocked()
-        return sum(portion.count for portion in portions)
+        return sum(portion.count for portion in portions) - unknown
 
     async def ack_cumulative(self, positions: Sequence[Position], batches: Sequence[BatchAck], last: MessageId) -> int:
         """Acknowledge everything up to and including `last`, durably; `resolve([last])` returned the other arguments.
@@ -74,7 +76,9 @@ class Acknowledger:
         dispatcher = self._loop.dispatcher
         bits = WHOLE if last.batch_index == NOT_IN_BATCH or not batches else (1 << last.batch_index + 1) - 1
         ref = MessageRef(last.position, bits)
+        known_before = dispatcher.known_count
         portions = dispatcher.begin_cumulative_ack(ref)
+        unknown = dispatcher.known_count - known_before
         batch = batches[0]._replace(indexes=range(last.batch_index + 1)) if batches else None
         try:
             await self._cursor.ack_cumulative(positions[0] if positions else last.position, batch=batch)
@@ -89,7 +93,7 @@ class Acknowledger:
             self._delays.forget_upto(self._cursor.mark_delete)
         self._batch_sizes.forget_acked()
         self._loop.wake_blocked()
-        return sum(portion.count for portion in portions)
+        return sum(portion.count for portion in portions) - unknown
 
     def passed(self) -> None:
         """The cursor has acknowledged everything up to its mark-delete position: forget what is not delivered of it."""
