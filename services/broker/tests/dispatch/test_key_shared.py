@@ -246,11 +246,16 @@ def test_a_failed_acknowledgement_returns_the_message_before_later_ones():
     assert subscription.take(a) == [0, 1]
 
 
-def test_cumulative_acknowledgement_is_not_offered():
-    subscription, _, _ = sticky()
+def test_a_cumulative_acknowledgement_is_not_offered_but_one_that_began_before_is_in_force():
+    """It may have begun while the subscription was exclusive."""
+    subscription, a, b = sticky()
     assert not subscription.dispatcher.in_order
-    with pytest.raises(AssertionError):
-        subscription.dispatcher.begin_cumulative_ack(ref(0))
+    subscription.offer(X, Z, X, X)
+    subscription.take(a, 1)
+    portions = subscription.dispatcher.begin_cumulative_ack(ref(2))
+    assert sorted(pairs(portions)) == [(0, 0), (1, 0), (2, 0)]
+    subscription.dispatcher.finish_ack(portions)
+    assert (subscription.take(b), subscription.take(a), a.held) == ([], [3], 1)
 
 
 def test_a_reset_frees_every_key():

@@ -224,6 +224,16 @@ def test_a_batch_that_is_read_again_in_parts_is_delivered_once():
     assert pairs(taken) == [(7, 0), (7, 1), (7, 2), (7, 3)]
 
 
+def test_a_cumulative_acknowledgement_that_began_before_the_type_was_changed_is_in_force():
+    shared = dispatcher(2)
+    shared.offer([batch(2, 0b111)], generation=0)
+    take(shared, count=1)
+    portions = shared.begin_cumulative_ack(ref(2, 0b011))
+    assert sorted(pairs(portions)) == [(0, 0), (1, 0), (2, 0), (2, 1)]
+    shared.finish_ack(portions)
+    assert (shared.known_bits(at(2)), shared.known_count, shared.ready_count) == (0b100, 1, 1)
+
+
 def test_messages_read_before_a_reset_are_dropped():
     shared = dispatcher(2)
     shared.reset()

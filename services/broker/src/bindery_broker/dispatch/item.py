@@ -1,8 +1,8 @@
 """What dispatchers handle: entries, or parts of them, with an opaque body.
 
 An entry holds one message or a batch. Its messages are the bits of an integer: bit i stands for the message with batch
-index i. An entry that is not a batch has bit 0 only. WHOLE stands for all messages of an entry, however many it has. The
-order of positions, and of the bits in an entry, is the order of the topic.
+index i. An entry that is not a batch has bit 0 only. WHOLE stands for all messages of an entry, however many it has.
+The order of positions, and of the bits in an entry, is the order of the topic.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

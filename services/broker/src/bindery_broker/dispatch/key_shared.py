@@ -1,8 +1,9 @@
 """The dispatcher of key-shared subscriptions: many consumers, and the messages of each key in order.
 
-Each key belongs to one consumer (`key_ranges`). Messages of a key that are not delivered wait in the order of the topic;
-the first of them may be delivered if its body was read, and if no other consumer than the owner holds messages of the
-key. So a consumer that joins waits only for the keys that are in flight elsewhere, and nobody waits for anybody else.
+Each key belongs to one consumer (`key_ranges`). Messages of a key that are not delivered wait in the order of the
+topic; the first of them may be delivered if its body was read, and if no other consumer than the owner holds messages
+of the key. So a consumer that joins waits only for the keys that are in flight elsewhere, and nobody waits for anybody
+else.
 
 | event                              | effect on the key                                                              |
 |------------------------------------|--------------------------------------------------------------------------------|
