@@ -4,12 +4,12 @@ Two consumers may have the same name (Pulsar allows that for connections); an HT
 `sessions`, which gives the same object for all its calls.
 """
 
-from typing import TYPE_CHECKING
+from typing import Any, Generic, TypeVar
 
 from bindery_broker.dispatch.key_ranges import KeyRange
 
-if TYPE_CHECKING:
-    from bindery_broker.dispatch.leases import Grant
+P = TypeVar("P")
+"""A portion. `portions` depends on this module."""
 
 
 class Consumer:
@@ -24,8 +24,21 @@ class Consumer:
         self.key_ranges = key_ranges
         self.held = 0
         """Number of messages that the consumer holds."""
-        self.grants: dict[int, "Grant"] = {}
+        self.grants: dict[int, Grant[Any]] = {}
         """Its grants that hold a message, by serial, oldest first."""
 
     def __repr__(self) -> str:
         return f"Consumer({self.name!r})"
+
+
+class Grant(Generic[P]):
+    """The portions of one delivery that are still held."""
+
+    __slots__ = ("consumer", "deadline", "granted_at", "portions", "serial")
+
+    def __init__(self, serial: int, consumer: Consumer, *, granted_at: float, deadline: float) -> None:
+        self.serial = serial
+        self.consumer = consumer
+        self.granted_at = granted_at
+        self.deadline = deadline
+        self.portions: dict[P, None] = {}

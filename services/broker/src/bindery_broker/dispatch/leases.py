@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from bindery_broker.dispatch.consumers import Consumer
+from bindery_broker.dispatch.consumers import Consumer, Grant
 from bindery_broker.dispatch.item import B, Delivery, Item
 from bindery_broker.dispatch.portions import Portion, State
 
@@ -21,25 +21,12 @@ _HEAP_SLACK: Final = 64
 AnyPortion = Portion[Any]
 
 
-class Grant:
-    """The portions of one delivery that are still held."""
-
-    __slots__ = ("consumer", "deadline", "granted_at", "portions", "serial")
-
-    def __init__(self, serial: int, consumer: Consumer, *, granted_at: float, deadline: float) -> None:
-        self.serial = serial
-        self.consumer = consumer
-        self.granted_at = granted_at
-        self.deadline = deadline
-        self.portions: dict[AnyPortion, None] = {}
-
-
 class LeaseTable:
     """The leases of one subscription."""
 
     def __init__(self) -> None:
-        self._grants: dict[Grant, None] = {}
-        self._heap: list[tuple[float, int, Grant]] = []
+        self._grants: dict[Grant[AnyPortion], None] = {}
+        self._heap: list[tuple[float, int, Grant[AnyPortion]]] = []
         self._serial = 0
         self.bytes_held = 0
         self.messages_held = 0
@@ -57,11 +44,13 @@ class LeaseTable:
         """Return when the consumer's last lease ends; None: it holds nothing."""
         return max(grant.deadline for grant in consumer.grants.values()) if consumer.grants else None
 
-    def grant(self, consumer: Consumer, portions: Sequence[AnyPortion], *, deadline: float, now: float) -> Grant:
+    def grant(
+        self, consumer: Consumer, portions: Sequence[AnyPortion], *, deadline: float, now: float
+    ) -> Grant[AnyPortion]:
         """Lease `portions` to `consumer`. None of them may be held."""
         assert portions
         self._serial += 1
-        grant = Grant(self._serial, consumer, granted_at=now, deadline=deadline)
+        grant: Grant[AnyPortion] = Grant(self._serial, consumer, granted_at=now, deadline=deadline)
         held = grant.portions
         count = 0
         for portion in portions:

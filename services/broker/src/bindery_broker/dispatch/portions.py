@@ -19,14 +19,12 @@ number of messages in all portions.
 
 from collections.abc import Collection, Iterable, Iterator
 from enum import IntEnum
-from typing import TYPE_CHECKING, Generic
+from typing import Any, Generic
 
 from bindery_pulsar.message_id import Position
 
+from bindery_broker.dispatch.consumers import Grant
 from bindery_broker.dispatch.item import B, Item, MessageRef, count_of
-
-if TYPE_CHECKING:
-    from bindery_broker.dispatch.leases import Grant
 
 
 class State(IntEnum):
@@ -69,7 +67,7 @@ class Portion(Generic[B]):
         self.is_returned = False
         """Whether the messages were delivered before."""
         self.item: Item[B] | None = None
-        self.grant: Grant | None = None
+        self.grant: Grant[Portion[Any]] | None = None
         self.due: float | None = None
         """When the delay of a negative acknowledgement ends."""
         self.next: Portion[B] | None = None
