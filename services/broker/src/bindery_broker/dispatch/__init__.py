@@ -1,7 +1,8 @@
 """Decide which consumer gets which message: pure state machines with time as an argument.
 
-`sessions` holds the consumers of a subscription, `leases` the messages that they hold and until when. `shared` and
-`exclusive` decide what is delivered. `key_ranges` decides which consumer owns a key, and `failover` which consumer is
-active. `read_ahead` counts the bytes that all of them hold in memory, `item` defines the messages. The I/O around them
-is in `bindery_broker.subscriptions`.
+`item` defines the messages, and `consumers` who gets them. `sessions` holds the consumers of a subscription, `portions`
+the messages that are known, and `leases` those that consumers hold and until when. `shared`, `key_shared` and
+`single_active` decide what is delivered; `dispatcher` is what they have in common. `key_ranges` decides which consumer
+owns a key, and `failover` which consumer is active. `read_ahead` counts the bytes that all of them hold in memory. The
+I/O around them is in `bindery_broker.subscriptions`.
 """
