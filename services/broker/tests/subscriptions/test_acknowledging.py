@@ -92,7 +92,8 @@ async def test_a_late_acknowledgement_counts_for_a_message_that_is_read_meanwhil
     async def read_meanwhile(*arguments: object, **batches: object) -> object:
         monkeypatch.setattr(parts.cursor, "ack_many", ack_many)
         assert await parts.take(count_max=1) == [b"a"]
-        assert parts.loop.dispatcher.state_counts() == {"ready": 1, "leased": 1}
+        state = "acking" if kind == "exclusive" else "ready"  # which records what it does not know
+        assert parts.loop.dispatcher.state_counts() == {"leased": 1, state: 1}
         return await ack_many(*arguments, **batches)
 
     monkeypatch.setattr(parts.cursor, "ack_many", read_meanwhile)
