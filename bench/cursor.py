@@ -4,9 +4,9 @@
     .venv/bin/python bench/cursor.py --backlog 1000000 --json
 
 The ledgers are in memory, so the times are the broker's own; in a cluster, bookies and network come on top. The backlog
-has `--backlog` entries in topic ledgers of 50,000, of which every other one is acknowledged, in random order and 100 to a
-call. "commit" is one acknowledgement: the CPU time of the event loop, and the bytes of its record. Commits that write a
-snapshot are listed separately. "load" is the opening of the topic with its cursor, when about as many changes as
+has `--backlog` entries in topic ledgers of 50,000, of which every other one is acknowledged, in random order and 100 to
+a call. "commit" is one acknowledgement: the CPU time of the event loop, and the bytes of its record. Commits that write
+a snapshot are listed separately. "load" is the opening of the topic with its cursor, when about as many changes as
 possible follow the last snapshot, and the peak of the memory that Python allocates meanwhile.
 """
 

@@ -5,14 +5,15 @@
 | `jars-<digest>/`          | the jars of pom.xml with their dependencies             |
 | `classes-<digest>/`       | the Java sources of this directory, compiled            |
 
-The digests cover pom.xml and the Java sources, so that a change creates a new folder. The cache directory is
-`${XDG_CACHE_HOME:-~/.cache}/bindery/interop`: outside the tree, kept between runs.
+The digests cover pom.xml and the Java sources, so that a change creates a new folder; other suites pass their own. The
+cache directory is `${XDG_CACHE_HOME:-~/.cache}/bindery/interop`: outside the tree, kept between runs.
 """
 
 import hashlib
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -32,16 +33,16 @@ def cache_directory() -> Path:
     return Path(base) / "bindery" / "interop"
 
 
-def class_path() -> str:
+def class_path(pom: Path = POM, sources: Sequence[Path] = SOURCES) -> str:
     """The class path of all JVMs. The first call resolves the jars and compiles the driver. Raises JavaMissing."""
     tools = {name: _tool(name) for name in ("java", "javac", "mvn")}
-    jars = cache_directory() / f"jars-{_digest(POM)}"
+    jars = cache_directory() / f"jars-{_digest(pom)}"
     if not jars.exists():
-        resolve = [tools["mvn"], "--quiet", "--batch-mode", "--file", str(POM), "dependency:copy-dependencies"]
+        resolve = [tools["mvn"], "--quiet", "--batch-mode", "--file", str(pom), "dependency:copy-dependencies"]
         _fill(jars, [*resolve, "-DincludeScope=runtime"], "-DoutputDirectory={}", timeout_s=RESOLVE_TIMEOUT_S)
-    classes = cache_directory() / f"classes-{_digest(POM, *SOURCES)}"
+    classes = cache_directory() / f"classes-{_digest(pom, *sources)}"
     if not classes.exists():
-        compile_all = [tools["javac"], "-nowarn", "-cp", f"{jars}/*", *map(str, SOURCES), "-d"]
+        compile_all = [tools["javac"], "-nowarn", "-cp", f"{jars}/*", *map(str, sources), "-d"]
         _fill(classes, compile_all, "{}", timeout_s=COMPILE_TIMEOUT_S)
     return os.pathsep.join((str(classes), f"{jars}/*"))
 

@@ -21,7 +21,13 @@ from managed_ledger_cluster import Cluster, read_all
 from managed_ledger_faults import FaultyClient, FaultyStore, Plan
 
 LIFETIMES = 5
-SMALL: dict[str, Any] = {"entries_max": 7, "cursor_entries_max": 4, "operation_timeout_s": 0.3, "add_timeout_s": 0.3}
+SMALL: dict[str, Any] = {
+    "entries_max": 7,
+    "cursor_entries_max": 4,
+    "cursor_changes_size_max": 1,
+    "operation_timeout_s": 0.3,
+    "add_timeout_s": 0.3,
+}
 LONG_TIMEOUTS = SMALL | {"operation_timeout_s": 30, "add_timeout_s": 30}
 """Settings without injected faults. The limits are long, so that a pause of the machine does not cause a timeout."""
 

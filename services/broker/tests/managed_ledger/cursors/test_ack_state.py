@@ -1,10 +1,11 @@
-"""AckState compared with a set of acknowledged messages, over ledgers that grow and roll."""
+"""AckState and its changes compared with a set of acknowledged messages, over ledgers that grow and roll."""
 
 from bindery_broker.managed_ledger import BatchAck
 from bindery_broker.managed_ledger.cursors.ack_state import AckState
 from bindery_broker.managed_ledger.ledger_list import LedgerList, LedgerRecord
-from bindery_pulsar.managed_ledger_codec import CursorState, decode_position, encode_position
+from bindery_pulsar.managed_ledger_codec import CursorState
 from bindery_pulsar.message_id import Position
+from bindery_pulsar.subscription_log import LogReplay, encode_change, encode_snapshot
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,11 +29,15 @@ STEPS = st.lists(
 @settings(deadline=None, max_examples=200)
 @given(STEPS)
 def test_acknowledgements_match_a_model_that_uses_a_set(steps: list[tuple[str, int]]) -> None:
-    """Every message counts as (position, index) in the naive model; all entries are batches of three."""
+    """Every message counts as (position, index) in the naive model; all entries are batches of three.
+
+    The log has the changes of several steps in a record, and `reload` continues from it.
+    """
     ledgers = LedgerList([LedgerRecord(ledger_id=4)])
     state = AckState(ledgers, CursorState(mark_delete=Position(4, -1)))
     entries: list[Position] = []
     acked: set[tuple[Position, int]] = set()
+    log = list(encode_snapshot(state.frozen(), entry_id=0))
 
     def whole(position: Position) -> set[tuple[Position, int]]:
         return {(position, index) for index in range(BATCH_SIZE)}
@@ -45,7 +50,12 @@ def test_acknowledgements_match_a_model_that_uses_a_set(steps: list[tuple[str, i
         elif kind == "roll" and ledgers.current.entries:
             ledgers.assign([*ledgers, LedgerRecord(ledger_id=ledgers.current.ledger_id + 3)])
         elif kind == "reload":
-            state = AckState(ledgers, decode_position(encode_position(state.stored())))
+            log += encode_change(state.change(state.take_changes()), snapshot_entry=0, entry_id=len(log))
+            replay = LogReplay()
+            for entry_id, record in enumerate(log):
+                replay.feed(entry_id, record)
+            assert replay.state() == state.stored()
+            state = AckState(ledgers, replay.state())
         elif entry is None:
             continue
         elif kind == "ack":

@@ -13,6 +13,7 @@ from bindery_core.errors import (
     NotEnoughBookies,
     TooManyRequests,
     TopicFenced,
+    TryAgain,
 )
 from bindery_core.ids import EntryId, LedgerId
 from bindery_pulsar.managed_ledger_codec import (
@@ -434,3 +435,40 @@ async def test_a_broker_that_stops_in_a_snapshot_leaves_the_state_before_it(clus
     found = {name: (len(value), value[:1]) for name, value in cursor.blobs.items()}
     assert found == {name: (len(value), value[:1]) for name, value in {**blobs, "first": b""}.items()}
     assert cursor.is_acked(Position(0, 2)) == (parts == 4)
+
+
+@pytest.mark.parametrize("new_ledger", [False, True])
+async def test_changes_during_a_long_snapshot_are_not_part_of_it(cluster: Cluster, new_ledger: bool) -> None:
+    """Otherwise the later parts would lack what a change of the mark-delete position removed from the state."""
+    topic, cursor = await topic_of(cluster)
+    await cursor.put_blobs({"first": b""})
+    await cursor.put_blobs({str(i): bytes(2**20) for i in range(3)})
+    if new_ledger:
+        await topic.crash()
+        topic, cursor = await topic_of(cluster)
+    cluster.ledgers.hold_adds()
+    first = asyncio.ensure_future(cursor.ack_many(at(2), batches=[BatchAck(Position(0, 4), 2, [1])]))
+    await asyncio.sleep(0.01)
+    second = asyncio.ensure_future(cursor.ack_many(at(0, 1, 3), batches=[BatchAck(Position(0, 4), 2, [0])]))
+    for _ in range(4):
+        assert not first.done()
+        cluster.ledgers.release_adds()
+        cluster.ledgers.hold_adds()
+        await asyncio.sleep(0.01)
+    await first
+    assert not second.done()
+    await topic.crash()
+    with pytest.raises(TryAgain):
+        await second
+    cluster.ledgers.release_adds()
+    _, cursor = await topic_of(cluster, entries=0)
+    assert cursor.mark_delete == Position(0, -1)
+    assert cursor.individually_acked() == "[(0:1..0:2]]"
+    assert cursor.remaining(Position(0, 4)) == 0b01
+
+
+async def test_a_close_after_a_snapshot_writes_nothing_more(cluster: Cluster) -> None:
+    topic, cursor = await topic_of(cluster, entries=4100)
+    await cursor.ack_many(at(*range(1, 4100, 2)))
+    await topic.close()
+    assert [record.log.kind for record in log_of(cluster)] == [1]
