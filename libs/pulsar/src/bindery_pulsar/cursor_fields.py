@@ -41,8 +41,10 @@ BLOB_NAME_SIZE_MAX: Final = 255
 """Maximum bytes of the name of a blob, in UTF-8."""
 _RANGE_SIZE: Final = 28
 """Approximate bytes of one stored range: two positions of about 11 bytes each, with their tags."""
-_WORD_SIZE: Final = 10
-"""Maximum bytes of one stored bit set word. A word of 0 takes 1 byte."""
+_WORD_SIZE: Final = 11
+"""Maximum bytes of one stored bit set word, with its tag."""
+_ZERO_SIZE: Final = 2
+"""Bytes of a stored word of 0."""
 _WORD_BITS: Final = 64
 
 Counts = tuple[tuple[int, int], ...]
@@ -74,10 +76,10 @@ def put_acked(message: PositionInfo, acked: AckRanges) -> None:
     if not acked:
         return
     ranges_size = acked.ranges_count * _RANGE_SIZE
-    if ranges_size > sum(end // _WORD_BITS + 1 for end in acked.last_entries()):
+    if ranges_size > sum(end // _WORD_BITS + 1 for end in acked.last_entries()) * _ZERO_SIZE:
         maps = [(ledger_id, words_of(acked.bits(ledger_id))) for ledger_id in acked.ledger_ids()]
         zeros = sum(words.count(0) for _, words in maps)
-        if (sum(len(words) for _, words in maps) - zeros) * _WORD_SIZE + zeros < ranges_size:
+        if (sum(len(words) for _, words in maps) - zeros) * _WORD_SIZE + zeros * _ZERO_SIZE < ranges_size:
             for ledger_id, words in maps:
                 message.individualDeletedMessageRanges.append(LongListMap(key=ledger_id, values=words))
             return

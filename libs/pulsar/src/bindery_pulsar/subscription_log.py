@@ -65,7 +65,7 @@ PART_SIZE_MAX: Final = 2**20
 SNAPSHOT_END_SIZE_MAX: Final = 4 * 2**20
 """Approximate maximum bytes of a record with its acknowledged entries. A bookie accepts 5 MiB."""
 _SLICE_BLOCKS_MAX: Final = 4096
-"""Maximum number of blocks of acknowledged entries in a record. A block takes at most 640 bytes as words."""
+"""Maximum number of blocks of acknowledged entries in a record. A block takes at most 704 bytes as words."""
 _SNAPSHOT, _CHANGE, _MOVE = 1, 2, 3
 
 

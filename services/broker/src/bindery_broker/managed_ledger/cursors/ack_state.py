@@ -33,7 +33,7 @@ from bindery_broker.managed_ledger.ledger_list import LedgerList
 
 BATCH_SIZE_MAX: Final = 2**20
 """Maximum number of messages of an entry for which redelivery counts are kept."""
-_BLOCK_SIZE: Final = 640
+_BLOCK_SIZE: Final = 704
 """Maximum bytes of a block of acknowledged entries in a record."""
 _BATCH_SIZE: Final = 48
 """Approximate bytes of a partly acknowledged batch, or of the counts of an entry, in a record."""
