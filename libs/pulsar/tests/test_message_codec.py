@@ -568,18 +568,21 @@ def test_a_binary_key_that_is_not_base64_has_no_key_for_dispatch() -> None:
         assert PackedEntry(raw(partition_key=key, partition_key_b64_encoded=True)).key_bytes == NONE_KEY
 
 
-def test_text_that_is_not_utf_8_is_replaced() -> None:
+def test_text_that_is_not_utf_8_is_replaced_and_such_keys_are_binary() -> None:
     metadata = MessageMetadata(producer_name="q", sequence_id=1, publish_time=5).SerializeToString()
     metadata += b"\x0a\x01\xff" + b"\x32\x01\xfe"  # producer name and key
     metadata += b"\x22\x09\x0a\x01\xfd\x12\x04TAGS" + b"\x22\x06\x0a\x01a\x12\x01\xfc"  # properties
     entry = struct.pack(">I", len(metadata)) + metadata
     packed = PackedEntry(entry)
-    assert (packed.key_bytes, packed.tags) == (b"\xef\xbf\xbd", {"\ufffd"})
+    assert (packed.key_bytes, packed.tags) == (b"\xfe", {"\ufffd"})
     (message,) = packed.decode()
-    assert (message.producer_name, message.key) == ("\ufffd", "\ufffd")
+    assert (message.producer_name, message.key) == ("\ufffd", b"\xfe")
     assert message.properties == {"\ufffd": "TAGS", "a": "\ufffd"}
     head = read_head(entry)
-    assert (head.producer_name, head.key, head.tags) == ("\ufffd", "\ufffd", {"\ufffd"})
+    assert (head.producer_name, head.key, head.tags) == ("\ufffd", b"\xfe", {"\ufffd"})
+    inner = b"\x18\x00\x12\x01\xfe" + b"\x0a\x06\x0a\x01a\x12\x01\xfc"
+    (message,) = decode_entry(raw(len(inner).to_bytes(4, "big") + inner, num_messages_in_batch=1))
+    assert (message.key, message.properties) == (b"\xfe", {"a": "\ufffd"})
 
 
 def test_messages_of_a_batch_have_keys_of_their_own() -> None:

@@ -291,6 +291,7 @@ class PackedEntry:
 
     __slots__ = (
         "_broker_time_ms",
+        "_compression",
         "_metadata",
         "_metadata_size",
         "_metadata_size_max",
@@ -314,19 +315,20 @@ class PackedEntry:
         self._metadata_size_max = metadata_size_max
         self._metadata, self._payload = metadata, payload
         self._metadata_size = len(entry) - len(payload)
+        self._compression = compression = metadata.compression
         count = metadata.num_messages_in_batch if is_batch else 1
-        compression = metadata.compression
         reason: OpaqueReason | None = None
         if metadata.encryption_keys:
             reason = OpaqueReason.ENCRYPTED
         elif metadata.num_chunks_from_msg > 1:
             reason = OpaqueReason.CHUNK
-        elif compression not in NAMES:
-            reason = OpaqueReason.COMPRESSION
-        elif not 0 < count <= BATCH_COUNT_MAX:
-            raise CorruptMessage("impossible number of messages in a batch", count=count)
-        elif (compression or count > SMALL_COUNT_MAX) and self._limited_size(count, count) > size_max:
-            reason = OpaqueReason.SIZE
+        elif compression or is_batch:
+            if compression not in NAMES:
+                reason = OpaqueReason.COMPRESSION
+            elif not 0 < count <= BATCH_COUNT_MAX:
+                raise CorruptMessage("impossible number of messages in a batch", count=count)
+            elif (compression or count > SMALL_COUNT_MAX) and self._limited_size(count, count) > size_max:
+                reason = OpaqueReason.SIZE
         self.opaque_reason: Final = reason
         """Reason why the entry is one OpaqueMessage instead of its messages; None: it can be decoded."""
         self.is_batch: Final = is_batch and reason is None
@@ -387,8 +389,7 @@ class PackedEntry:
         """Whether the entry is decoded in a few milliseconds. Larger ones should not be decoded on an event loop."""
         if self.count > SMALL_COUNT_MAX:
             return False
-        metadata = self._metadata
-        if not metadata.compression or max(metadata.uncompressed_size, len(self._payload)) <= SMALL_SIZE_MAX:
+        if not self._compression or max(self._metadata.uncompressed_size, len(self._payload)) <= SMALL_SIZE_MAX:
             return True
         return self.opaque_reason is not None
 
@@ -418,7 +419,7 @@ class PackedEntry:
             return []
         if self.opaque_reason is not None:
             return [self._opaque_message(self.opaque_reason, size_max)]
-        compression = metadata.compression
+        compression = self._compression
         plain: bytes | bytearray | None = None
         if self.is_batch or compression:
             part = self._part(first, count_max)
@@ -438,13 +439,18 @@ class PackedEntry:
         found = metadata.properties
         if PROPERTY_SIZE * self._metadata_size > size_max and PROPERTY_SIZE * len(found) > size_max:
             raise UnreadableMessage("the message has too many properties", size_max=size_max)
-        properties = _properties_of(found) if found else {}
+        try:
+            producer_name = metadata.producer_name + ""
+            properties = {p.key + "": p.value + "" for p in found} if found else {}
+        except TypeError:  # bytes, which are not UTF-8, cannot be added: the cheapest check of the types
+            producer_name = _text(metadata.producer_name)
+            properties = _properties_of(found)
         return [
             Message(
                 payload=bytes(payload if plain is None else plain),
                 batch_index=-1,
                 batch_size=1,
-                producer_name=_text(metadata.producer_name),
+                producer_name=producer_name,
                 sequence_id=metadata.sequence_id,
                 publish_time_ms=metadata.publish_time,
                 key=_key_of(metadata),
@@ -494,7 +500,7 @@ class PackedEntry:
     @property
     def _plain_size(self) -> int:
         """Bytes of the payload once it is decompressed."""
-        return self._metadata.uncompressed_size if self._metadata.compression else len(self._payload)
+        return self._metadata.uncompressed_size if self._compression else len(self._payload)
 
     def _limited_size(self, count: int, of_count: int) -> int:
         """Return the bytes of `count` messages that a limit applies to: MESSAGE_SIZE counts in large batches only."""
@@ -553,12 +559,11 @@ def _key_of(source: MessageMetadata | SingleMessageMetadata) -> str | bytes | No
     key = source.partition_key
     if not key and not source.HasField("partition_key"):  # HasField takes longer than the field
         return None
-    key = _text(key)
     if not source.partition_key_b64_encoded:
-        return key
+        return key  # bytes, if it is not UTF-8
     try:
         return b64decode(key + "=" * (-len(key) % 4), validate=True)  # Java's decoder takes keys without padding, too
-    except (binascii.Error, ValueError) as error:
+    except (binascii.Error, TypeError, ValueError) as error:
         raise CorruptMessage("the binary key is not base64") from error
 
 
@@ -568,10 +573,7 @@ def _text(value: str | bytes) -> str:
 
 
 def _properties_of(found: Iterable[KeyValue]) -> dict[str, str]:
-    try:
-        return {p.key + "": p.value + "" for p in found}  # bytes cannot be added: the cheapest check of the types
-    except TypeError:
-        return {_text(p.key): _text(p.value) for p in found}
+    return {_text(p.key): _text(p.value) for p in found}
 
 
 def _tags_of_entry(metadata: MessageMetadata) -> frozenset[str]:
@@ -713,17 +715,24 @@ def _decode_batch(
             raise UnreadableMessage("the properties of a batch are too many", index=index, size_max=properties_size_max)
         if single.compacted_out:
             continue
+        try:
+            texts = {p.key + "": p.value + "" for p in properties} if properties_size else {}
+        except TypeError:  # see PackedEntry.decode
+            texts = _properties_of(properties)
+        sequence_id = single.sequence_id
+        if not sequence_id and not single.HasField("sequence_id"):  # HasField takes longer than the field
+            sequence_id = first_sequence_id + index
         messages.append(
             Message(
                 payload=body,
                 batch_index=index,
                 batch_size=count,
                 producer_name=producer_name,
-                sequence_id=single.sequence_id if single.HasField("sequence_id") else first_sequence_id + index,
+                sequence_id=sequence_id,
                 publish_time_ms=batch_time_ms,
-                key=_key_of(single) if single.HasField("partition_key") else None,
+                key=_key_of(single),
                 ordering_key=single.ordering_key if single.HasField("ordering_key") else None,
-                properties=_properties_of(properties) if properties_size else {},
+                properties=texts,
                 event_time_ms=single.event_time,
                 deliver_at_ms=deliver_at_ms,
                 null_value=single.null_value,
