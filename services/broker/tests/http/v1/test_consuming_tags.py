@@ -1,6 +1,7 @@
 """Subscriptions with a tag filter, over HTTP."""
 
 from bindery_pulsar.message_codec import OutgoingMessage, encode_batch
+from bindery_pulsar.pulsar_messages_pb2 import MessageMetadata, SingleMessageMetadata
 from broker_harness import TOPIC, ids, payloads, problem
 
 SUB = f"{TOPIC}/subscriptions/s"
@@ -33,3 +34,29 @@ async def test_tags_filter_single_messages_of_a_batch_from_another_client(broker
     assert [message["message_id"] for message in got] == ["0:0:-1:1", "0:0:-1:3"]
     await broker.ack(ids(got))
     assert (await broker.client.get(f"{SUB}/explain")).json()["subscription"]["backlog_entries"] == 0
+
+
+async def test_tags_inside_a_batch_count_as_those_of_its_messages(broker):
+    """The metadata of a batch has no tags if one of Pulsar's clients wrote it."""
+    subscriptions = {"red": ["0", "1", "3"], "blue": ["1", "2", "3"], "green": ["1"], "red||blue": ["0", "1", "2", "3"]}
+    for tags in subscriptions:
+        assert await broker.receive(sub=tags.replace("||", "-"), tags=tags) == []
+    payload = b""
+    for number, tags in enumerate((["red"], [], ["blue"], ["blue", "red"])):
+        single = SingleMessageMetadata(payload_size=1)
+        single.properties.add(key="number", value=str(number))
+        for tag in tags:
+            single.properties.add(key=tag, value="TAGS")
+        head = single.SerializeToString()
+        payload += len(head).to_bytes(4, "big") + head + str(number).encode()
+    metadata = MessageMetadata(producer_name="q", sequence_id=1, publish_time=5, num_messages_in_batch=4)
+    head = metadata.SerializeToString()
+    (topic,) = broker.broker.topics
+    await topic.ledger.add_many([len(head).to_bytes(4, "big") + head + payload])
+    for tags, wanted in subscriptions.items():
+        sub = tags.replace("||", "-")
+        got = await broker.receive(sub=sub)
+        assert payloads(got) == wanted
+        await broker.ack(ids(got), sub=sub)
+        explained = (await broker.client.get(f"{TOPIC}/subscriptions/{sub}/explain")).json()
+        assert explained["subscription"]["backlog_entries"] == 0
