@@ -10,7 +10,7 @@ import pytest
 from bindery_pulsar.compression import NAMES, decompress, name_of
 from bindery_pulsar.message_codec import decode_entry
 from bindery_pulsar.pulsar_messages_pb2 import LZ4, NONE, SNAPPY, ZLIB, ZSTD
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 RECORDED = Path(__file__).parent / "golden" / "pulsar"
@@ -76,7 +76,7 @@ def test_a_wrong_size_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COMPRESS)
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_damage_is_refused_or_yields_the_claimed_size(name: str, data: st.DataObject) -> None:
     kind, compress = COMPRESS[name]

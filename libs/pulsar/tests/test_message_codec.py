@@ -38,7 +38,7 @@ from bindery_pulsar.pulsar_messages_pb2 import (
     MessageMetadata,
     SingleMessageMetadata,
 )
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -175,7 +175,7 @@ def test_random_bytes_are_decoded_or_refused(data: bytes, framed: bool) -> None:
 
 
 @pytest.mark.parametrize("path", sorted((GOLDEN / "pulsar").glob("*.bin")), ids=lambda path: path.stem)
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_damage_that_no_checksum_shows_is_decoded_or_refused(path: Path, data: st.DataObject) -> None:
     entry = bytearray(path.read_bytes()[6:])  # without magic and checksum
