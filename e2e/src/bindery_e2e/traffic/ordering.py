@@ -19,7 +19,9 @@ then receive without a pause, none joins or leaves, and no consumer that vanishe
 delivered within 2 s.
 
 Each key belongs to one producer, and a producer has one request in flight, so the messages of a key are in the order of
-their sequences. Some requests are batches, which contain messages of several keys.
+their sequences. The key number n is used as often as 1 / (n + 1): some keys always have messages in flight, and of most
+keys, no new message comes for seconds, which would free a key that is stuck. Some requests are batches, which contain
+messages of several keys.
 
 Consumers never set `redeliver` or `request_id`, which the rules of `judging.consuming` exclude. A consumer's name is
 used again only after it was removed.
@@ -76,14 +78,19 @@ class OrderingSettings:
     """Seconds between two lives in a slot."""
     receive_max: int = 100
     receive_wait_ms: int = 250
-    ack_timeout_ms: int = 2_000
+    ack_timeout_ms: int = 10_000
+    """Much more than the 2 s after which a key is stuck: leases that nobody ends are not mistaken for quick ones."""
+    short_ack_timeout_ms: int = 2_000
+    """Of all consumers that vanish, and of some others, so that leases end during a run."""
+    short_share: float = 0.3
+    """Share of the consumers with a short timeout, besides those that vanish."""
     session_ttl_ms: int = 1_000
     nack_share: float = 0.03
     """Share of the messages that consumers return."""
     slow_share: float = 0.02
     """Share of the responses that a consumer takes up to a second to process."""
-    late_share: float = 0.003
-    """Share of the responses whose messages a consumer keeps until their leases end."""
+    late_share: float = 0.01
+    """Share of the responses whose messages a consumer with a short timeout keeps until their leases end."""
     request_timeout_s: float = 15.0
     drain_timeout_s: float = 60.0
 
@@ -121,7 +128,7 @@ class Phases:
         if ends_at >= begin:
             is_first = slot == 0 or at >= begin
             ends_at = end + rng.uniform(0, 1) if is_first or rng.random() < 0.5 else begin + rng.uniform(0, 0.1)
-        gone_s = max(settings.ack_timeout_ms, settings.session_ttl_ms) / 1000 + GONE_MARGIN_S
+        gone_s = max(settings.short_ack_timeout_ms, settings.session_ttl_ms) / 1000 + GONE_MARGIN_S
         if how == "vanish" and not self.allows(ends_at, until=ends_at + gone_s):
             how = "close"
         return ends_at, how
@@ -135,20 +142,20 @@ class Ordering:
         self.ends: Counter[str] = Counter()
         """Number of lives by their end."""
         self._history = history
-        self._clients = Clients(history, endpoint, timeout_s=settings.request_timeout_s)
-        self._phases = Phases(settings, began=0.0)
-        self._ending = asyncio.Event()
+        self.clients = Clients(history, endpoint, timeout_s=settings.request_timeout_s)
+        self.phases = Phases(settings, began=0.0)
+        self.ending = asyncio.Event()
         """Set when nothing is produced any more: consumers then live until the end and return nothing."""
-        self._over = asyncio.Event()
+        self.over = asyncio.Event()
 
     async def play(self) -> None:
         """Raises TrafficError if the broker refuses the subscription, or a client fails."""
         settings, place = self.settings, self.settings.place
-        await self._clients.create([place])
+        await self.clients.create([place])
         await self._probe()
         order = settings.order or ORDERS[settings.kind]
         self._history.observe("subscribed", **place.fields, kind=place.kind, order=order)
-        self._phases = Phases(settings, began=asyncio.get_running_loop().time())
+        self.phases = Phases(settings, began=asyncio.get_running_loop().time())
         try:
             async with asyncio.TaskGroup() as tasks:
                 for slot in range(settings.slots):
@@ -158,30 +165,30 @@ class Ordering:
                     for number in range(settings.producers)
                 ]
                 await asyncio.wait(producers, timeout=settings.seconds)
-                self._ending.set()
+                self.ending.set()
                 await asyncio.gather(*producers)
                 await self._drain()
-                self._over.set()
+                self.over.set()
         except* TrafficError as errors:
             raise TrafficError(str(errors.exceptions[0])) from errors
-        await self._clients.read(settings.topic, 1, timeout_s=settings.drain_timeout_s)
+        await self.clients.read(settings.topic, 1, timeout_s=settings.drain_timeout_s)
 
     async def _probe(self) -> None:
         """Check that the broker accepts the type of the subscription."""
         place = self.settings.place
-        async with self._clients.access.client() as http:
-            await self._clients.access.base_url()
+        async with self.clients.access.client() as http:
+            await self.clients.access.base_url()
             body = {"consumer": "probe", "type": place.kind, "initial": "earliest", "wait_ms": 0}
-            outcome = await self._clients.access.call(http, "POST", f"{place.path}/receive", json=body)
+            outcome = await self.clients.access.call(http, "POST", f"{place.path}/receive", json=body)
             if outcome.kind != "ok":
                 raise TrafficError(f"the broker refuses a consumer of a {place.kind} subscription: {outcome.error}")
-            await self._clients.until_ok(http, "DELETE", f"{place.path}/consumers/probe")
+            await self.clients.until_ok(http, "DELETE", f"{place.path}/consumers/probe")
 
     async def _drain(self) -> None:
         settings, complete = self.settings, False
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(settings.drain_timeout_s), self._clients.access.client() as http:
-                while not await self._clients.is_drained(http, settings.place):
+            async with asyncio.timeout(settings.drain_timeout_s), self.clients.access.client() as http:
+                while not await self.clients.is_drained(http, settings.place):
                     await asyncio.sleep(POLL_S)
                 complete = True
         self._history.observe("drained", **settings.place.fields, complete=complete)
@@ -190,18 +197,19 @@ class Ordering:
 
     async def _produce(self, number: int, rng: random.Random) -> None:
         settings = self.settings
-        keys = [f"key-{key}" for key in range(number, settings.keys, settings.producers)]
+        numbers = range(number, settings.keys, settings.producers)
+        keys, weights = [f"key-{key}" for key in numbers], [1 / (key + 1) for key in numbers]
         sequence, loop = 0, asyncio.get_running_loop()
         due = loop.time()
-        async with self._clients.access.client() as http:
-            while not self._ending.is_set():
+        async with self.clients.access.client() as http:
+            while not self.ending.is_set():
                 messages = Outgoing()
-                for _ in range(rng.choice((1, 2, 5, 20))):
-                    messages.add(sequence, rng.randbytes(rng.randint(1, 500)), key=rng.choice(keys))
+                for key in rng.choices(keys, weights, k=rng.choice((1, 2, 5, 20))):
+                    messages.add(sequence, rng.randbytes(rng.randint(1, 500)), key=key)
                     sequence += 1
-                await self._clients.access.base_url()
+                await self.clients.access.base_url()
                 batch = rng.random() < settings.batch_share
-                ids = await self._clients.produce(http, f"p{number}", settings.topic, messages, batch=batch)
+                ids = await self.clients.produce(http, f"p{number}", settings.topic, messages, batch=batch)
                 if not all(":" in text for text in ids):
                     await asyncio.sleep(RETRY_PAUSE_S)
                 due = max(due, loop.time() - 1.0) + len(ids) * settings.producers / settings.messages_per_s
@@ -213,28 +221,30 @@ class Ordering:
         """Play the lives of a slot, one after the other."""
         life, name, loop = 0, f"c{slot}", asyncio.get_running_loop()
         await asyncio.sleep(rng.uniform(0, self.settings.life_s[0]))
-        while not self._over.is_set():
-            ends_at, how = self._phases.end_of_life(loop.time(), slot, rng)
+        while not self.over.is_set():
+            ends_at, how = self.phases.end_of_life(loop.time(), slot, rng)
             await self._live(name, how, ends_at - loop.time(), rng)
             life += 1
             name = f"c{slot}.{life}" if how == "vanish" or rng.random() < 0.5 else name
             next_at = loop.time() + rng.uniform(*self.settings.pause_s)
-            begin, end = self._phases.calm_of(next_at)
+            begin, end = self.phases.calm_of(next_at)
             if slot and next_at >= begin - 0.5:
                 next_at = end + rng.uniform(0, 0.5)
-            await self._sleep(next_at - loop.time(), until=self._ending)
+            await self._sleep(next_at - loop.time(), until=self.ending)
 
     async def _live(self, name: str, how: str, seconds: float, rng: random.Random) -> None:
         """One life. It ends after `seconds` as `how` says, or at the end of the run."""
         place = self.settings.place
-        consumer = Consumer(self._clients, self.settings, name, rng, self._phases, self._ending, self._over)
+        is_short = how == "vanish" or rng.random() < self.settings.short_share
+        timeout_ms = self.settings.short_ack_timeout_ms if is_short else self.settings.ack_timeout_ms
+        consumer = Consumer(self, name, timeout_ms, rng)
         living = asyncio.create_task(consumer.run())
-        async with self._clients.access.client() as http:
+        async with self.clients.access.client() as http:
             try:
-                ending = asyncio.create_task(self._ending.wait())
+                ending = asyncio.create_task(self.ending.wait())
                 await asyncio.wait((living, ending), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
                 ending.cancel()
-                if living.done() or self._ending.is_set():
+                if living.done() or self.ending.is_set():
                     await living
                     return
                 if how in ("leave", "close"):
@@ -250,7 +260,7 @@ class Ordering:
                 living.cancel()
                 await asyncio.wait((living,))
             if how != "vanish":
-                while not await self._clients.leave(http, name, place):
+                while not await self.clients.leave(http, name, place):
                     await asyncio.sleep(RETRY_PAUSE_S)
         self.ends[how] += 1
         self._history.observe("note", text=f"{name}: {how}")
@@ -263,35 +273,25 @@ class Ordering:
 class Consumer:
     """One consumer. `last`: set to "leave" or "close" to end its life; it then returns from `run`."""
 
-    def __init__(
-        self,
-        clients: Clients,
-        settings: OrderingSettings,
-        name: str,
-        rng: random.Random,
-        phases: Phases,
-        ending: asyncio.Event,
-        over: asyncio.Event,
-    ) -> None:
+    def __init__(self, ordering: Ordering, name: str, ack_timeout_ms: int, rng: random.Random) -> None:
         self.last = ""
-        self._clients = clients
-        self._settings = settings
+        self._ordering = ordering
+        self._clients = ordering.clients
+        self._settings = settings = ordering.settings
         self._name = name
         self._rng = rng
-        self._phases = phases
-        self._ending = ending
-        self._over = over
+        self._is_short = ack_timeout_ms == settings.short_ack_timeout_ms
         self._body = {
             "max": settings.receive_max,
             "wait_ms": settings.receive_wait_ms,
-            "ack_timeout_ms": settings.ack_timeout_ms,
+            "ack_timeout_ms": ack_timeout_ms,
             "session_ttl_ms": settings.session_ttl_ms,
         }
 
     async def run(self) -> None:
         settings = self._settings
         async with self._clients.access.client(longer_s=settings.receive_wait_ms / 1000) as http:
-            while not self._over.is_set() and self.last != "leave":
+            while not self._ordering.over.is_set() and self.last != "leave":
                 await self._clients.access.base_url()
                 messages = await self._clients.receive(http, self._name, settings.place, self._body, recorded=LIMITS)
                 if self.last == "close":
@@ -303,14 +303,14 @@ class Consumer:
 
     async def _process(self, http: httpx.AsyncClient, messages: list[dict[str, Any]]) -> None:
         settings, rng, place = self._settings, self._rng, self._settings.place
-        if not self._ending.is_set():
+        if not self._ordering.ending.is_set():
             now = asyncio.get_running_loop().time()
             pause_s = rng.uniform(0, 0.02)
-            if rng.random() < settings.late_share:
-                pause_s = settings.ack_timeout_ms / 1000 * rng.uniform(0.9, 1.3)
+            if self._is_short and rng.random() < settings.late_share:
+                pause_s = settings.short_ack_timeout_ms / 1000 * rng.uniform(0.9, 1.3)
             elif rng.random() < settings.slow_share:
                 pause_s = rng.uniform(0.1, 1.0)
-            await asyncio.sleep(pause_s if self._phases.allows(now, until=now + pause_s) else 0.0)
+            await asyncio.sleep(pause_s if self._ordering.phases.allows(now, until=now + pause_s) else 0.0)
         kept, returned = self._choose(messages)
         cut = rng.randint(0, len(kept)) if rng.random() < 0.3 else len(kept)
         if kept[:cut] and not await self._clients.ack(http, self._name, place, kept[:cut]):
@@ -329,7 +329,9 @@ class Consumer:
         """Keys of which the later messages are returned, too."""
         for message in messages:
             key = message.get("key", "")
-            if not self._ending.is_set() and (key in followed or self._rng.random() < self._settings.nack_share):
+            if not self._ordering.ending.is_set() and (
+                key in followed or self._rng.random() < self._settings.nack_share
+            ):
                 returned.append(message["message_id"])
                 if self._rng.random() < 0.5:
                     followed.add(key)
