@@ -10,6 +10,7 @@ ARGS ?=
 SEED ?= 0
 KIND ?= service
 MINUTES ?= 60
+SECONDS ?= 60
 SIM_SECONDS ?= 60
 STORAGE_SECONDS ?= 60
 # Number of test processes: one more than cores, because many tests wait for servers; at most four, because servers
@@ -82,6 +83,10 @@ interop: $(SETUP) ## test against Apache BookKeeper and Pulsar's managed ledger;
 .PHONY: healing
 healing: $(COMPILED) ## kill bookies, auditors and ZooKeeper under load, and measure recovery
 	@exec $(BIN)/python -m pytest e2e/healing -rfEP --numprocesses 2 --dist loadfile $(ARGS)
+
+.PHONY: ordering
+ordering: $(COMPILED) ## load a key-shared subscription while its consumers join, leave and are killed; judge the order (SECONDS=60 SEED=7, ARGS="--kind failover")
+	@exec $(BIN)/python -m bindery_e2e ordering --seconds $(SECONDS) --seed $(SEED) $(ARGS)
 
 .PHONY: attacks
 attacks: $(COMPILED) ## attack the ports of real processes: hostile clients, without tokens and with limited memory

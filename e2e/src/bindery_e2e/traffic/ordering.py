@@ -76,7 +76,8 @@ class OrderingSettings:
     """Seconds of a life in a storm."""
     pause_s: tuple[float, float] = (0.05, 1.5)
     """Seconds between two lives in a slot."""
-    receive_max: int = 100
+    receive_max: tuple[int, ...] = (10, 100, 500)
+    """Messages per receive: a consumer of a storm has one of these limits; in calms, all have the last one."""
     receive_wait_ms: int = 250
     ack_timeout_ms: int = 10_000
     """Much more than the 2 s after which a key is stuck: leases that nobody ends are not mistaken for quick ones."""
@@ -280,20 +281,22 @@ class Consumer:
         self._settings = settings = ordering.settings
         self._name = name
         self._rng = rng
+        self._max = rng.choice(settings.receive_max)
         self._is_short = ack_timeout_ms == settings.short_ack_timeout_ms
         self._body = {
-            "max": settings.receive_max,
             "wait_ms": settings.receive_wait_ms,
             "ack_timeout_ms": ack_timeout_ms,
             "session_ttl_ms": settings.session_ttl_ms,
         }
 
     async def run(self) -> None:
-        settings = self._settings
+        settings, loop = self._settings, asyncio.get_running_loop()
         async with self._clients.access.client(longer_s=settings.receive_wait_ms / 1000) as http:
             while not self._ordering.over.is_set() and self.last != "leave":
                 await self._clients.access.base_url()
-                messages = await self._clients.receive(http, self._name, settings.place, self._body, recorded=LIMITS)
+                is_calm = not self._ordering.phases.allows(loop.time(), until=loop.time())
+                body = {**self._body, "max": settings.receive_max[-1] if is_calm else self._max}
+                messages = await self._clients.receive(http, self._name, settings.place, body, recorded=LIMITS)
                 if self.last == "close":
                     return
                 if messages is None:
