@@ -3,9 +3,10 @@
 import asyncio
 import functools
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from bindery_broker.dispatch import dispatcher as dispatching
 from bindery_broker.dispatch.consumers import Consumer
 from bindery_broker.dispatch.failover import pick_active
 from bindery_broker.dispatch.item import NOT_IN_BATCH, DispatchLimits, MessageRef, indexes_of
@@ -49,15 +50,18 @@ class Parts:
             limits=limits,
             read_ahead=self.read_ahead,
             now=self.now,
-            clock=lambda: round(self.now() * 1_000),
+            clock=lambda: round(self.now() * 1000),
             counts_of=cursor.counts_of,
-            record=lambda changes: cursor.record_redeliveries([Redelivered(*change) for change in changes]),
+            record=self._record,
             pick_active=functools.partial(pick_active, partition=PARTITION, topic="persistent://public/default/t"),
         )
         self.redelivery = Redelivery(self.loop, self.reader, now=self.now)
         self.acknowledger = Acknowledger(cursor, topic, self.loop, self.reader, partition=PARTITION)
         self.loop.change_type("shared")
         topic.on_new_entries(self.loop.wake)
+
+    async def _record(self, changes: Sequence[dispatching.Redelivered]) -> None:
+        await self.cursor.record_redeliveries([Redelivered(*change) for change in changes])
 
     @classmethod
     async def create(cls, cluster: Cluster, *entries: bytes, limits: DispatchLimits | None = None) -> "Parts":
@@ -103,7 +107,6 @@ class Parts:
     async def take(self, consumer: str = "c", **fields: Any) -> list[bytes]:
         return texts(await self.loop.take(self.call(consumer, **fields)))
 
-
     async def ack(self, *ids: MessageId) -> None:
         await self.acknowledger.ack(*await self.acknowledger.resolve(ids))
 
@@ -130,9 +133,7 @@ def texts(deliveries: Deliveries) -> list[bytes]:
 
 
 def keys_of(deliveries: Deliveries) -> list[MessageKey]:
-    return [
-        (*delivery.position, message.batch_index) for delivery in deliveries for message in messages_of(delivery)
-    ]
+    return [(*delivery.position, message.batch_index) for delivery in deliveries for message in messages_of(delivery)]
 
 
 def one(position: Position, index: int = NOT_IN_BATCH) -> MessageRef:

@@ -320,8 +320,10 @@ async def test_a_call_holds_the_bytes_of_its_messages(cluster: Cluster) -> None:
     parts = await Parts.create(cluster, single(b"a" * 1_000), single(b"b" * 1_000))
     call = parts.call()
     taken = await parts.loop.take(call)
-    assert call.charge.size == parts.responses.used == sum(
-        message.size + MESSAGE_OVERHEAD for delivery in taken for message in messages_of(delivery)
+    assert (
+        call.charge.size
+        == parts.responses.used
+        == sum(message.size + MESSAGE_OVERHEAD for delivery in taken for message in messages_of(delivery))
     )
     call.charge.release()
     assert parts.responses.used == 0

@@ -68,6 +68,7 @@ class World:
             topic="persistent://public/default/t",
             partition=PARTITION,
             now=self.now,
+            clock=lambda: round(self.now() * 1000),
             limits=self.limits,
             read_ahead=self.read_ahead,
             decoder=EntryDecoder(),

@@ -4,14 +4,20 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
-from bindery_broker.dispatch.dispatcher import Dispatcher
 from bindery_broker.dispatch.consumers import Consumer
+from bindery_broker.dispatch.dispatcher import Dispatcher
 from bindery_broker.dispatch.item import MessageRef
 from bindery_broker.dispatch.shared import SharedDispatcher
 from bindery_broker.dispatch.single_active import SingleActiveDispatcher
 from bindery_broker.managed_ledger import BatchAck
 from bindery_broker.subscriptions.decoding import DECODED_BYTES_MAX, LARGE_MAX
-from bindery_broker.subscriptions.reading import MESSAGE_OVERHEAD, READ_BYTES_MAX, READ_MESSAGES_MAX, BatchSizes, Messages
+from bindery_broker.subscriptions.reading import (
+    MESSAGE_OVERHEAD,
+    READ_BYTES_MAX,
+    READ_MESSAGES_MAX,
+    BatchSizes,
+    Messages,
+)
 from bindery_core.errors import BinderyError, MetadataUnavailable
 from bindery_pulsar.message_codec import (
     CorruptMessage,

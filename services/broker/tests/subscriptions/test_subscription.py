@@ -53,6 +53,7 @@ class World:
             topic="persistent://public/default/t",
             partition=PARTITION,
             now=now,
+            clock=lambda: round(now() * 1000),
             limits=limits,
             read_ahead=read_ahead or ReadAhead(limits.ready_bytes_max),
             decoder=EntryDecoder(),

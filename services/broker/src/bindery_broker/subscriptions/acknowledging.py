@@ -59,7 +59,9 @@ class Acknowledger:
         dispatcher.finish_ack(portions)
         if len(self._delays):
             self._delays.forget([*positions, *finished])
-        present = self._loop.dispatcher  # it may have been replaced, and messages that it did not know may have been read
+        present = (
+            self._loop.dispatcher
+        )  # it may have been replaced, and messages that it did not know may have been read
         present.finish_ack(present.begin_ack(refs))
         self._batch_sizes.forget(finished)
         # A repeated acknowledgement finishes no entry, but `resolve` looked up the size of its batch again.
@@ -106,7 +108,9 @@ class Acknowledger:
     def check_in_order(self) -> None:
         """Raise BadRequest unless messages are delivered in the topic's order."""
         if not self._loop.dispatcher.in_order:
-            raise BadRequest("cumulative acknowledgement needs an exclusive or failover consumer", subscription=self._cursor.name)
+            raise BadRequest(
+                "cumulative acknowledgement needs an exclusive or failover consumer", subscription=self._cursor.name
+            )
 
     async def resolve(self, ids: Sequence[MessageId]) -> tuple[list[Position], list[BatchAck]]:
         """Return `ids` as positions of whole entries and parts of batches, which a cursor accepts.

@@ -90,12 +90,16 @@ class Explainer:
                 return Reason("unreadable", f"the message cannot be decoded: {error}")
             if found.filtered:
                 wanted = " or ".join(sorted(self._reader.filter.tags))
-                return Reason("filtered", f"the message has tags, and the subscription wants only those tagged {wanted}")
+                return Reason(
+                    "filtered", f"the message has tags, and the subscription wants only those tagged {wanted}"
+                )
             deliver_at_ms, key_hash = found.deliver_at_ms, found.key_hash
         if deliver_at_ms is not None and deliver_at_ms > now_ms and self._loop.dispatcher.keeps_delays:
             left = deliver_at_ms - now_ms
             return Reason("delayed", f"the message is to be delivered in {left} ms, at {deliver_at_ms}", left)
-        return self._of_limits(consumer) or self._of_consumers(consumer, connected, key_hash) or self._of_order(position)
+        return (
+            self._of_limits(consumer) or self._of_consumers(consumer, connected, key_hash) or self._of_order(position)
+        )
 
     def _is_acked(self, position: Position, index: int) -> bool:
         if self._cursor.is_acked(position) or position < self._ledger.first_position:

@@ -388,9 +388,7 @@ class MessageReader:
                 raise
             return None
 
-    def _decode_small(
-        self, position: Position, entry: PackedEntry, part: range, *, stop: bool
-    ) -> list[Message] | None:
+    def _decode_small(self, position: Position, entry: PackedEntry, part: range, *, stop: bool) -> list[Message] | None:
         """Return what `_decode` returns for a small entry."""
         try:
             messages = self._decoder.decode_small(entry, first=part.start, count_max=len(part))

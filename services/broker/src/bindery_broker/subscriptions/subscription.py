@@ -20,7 +20,14 @@ from bindery_broker.dispatch.key_shared import KeySharedMode
 from bindery_broker.dispatch.read_ahead import ReadAhead
 from bindery_broker.dispatch.sessions import Session, Sessions
 from bindery_broker.errors import ConsumerBusy, SubscriptionTypeConflict
-from bindery_broker.managed_ledger import BatchAck, ManagedCursor, ManagedLedger, Redelivered, TransientCursor, WallClock
+from bindery_broker.managed_ledger import (
+    BatchAck,
+    ManagedCursor,
+    ManagedLedger,
+    Redelivered,
+    TransientCursor,
+    WallClock,
+)
 from bindery_broker.statistics.delivery import ConsumerStatistics, SubscriptionStatistics
 from bindery_broker.subscriptions.acknowledging import Acknowledger
 from bindery_broker.subscriptions.consumer import ClientWatch, ReceiveCall, ReceiveRequest, SubscriptionType

@@ -25,8 +25,8 @@ from bindery_broker.http.v1.produce_request import NDJSON, split_tags
 from bindery_broker.http.v1.schemas import (
     AckBody,
     Acknowledged,
-    NackBody,
     KeyShared,
+    NackBody,
     ReceiveBody,
     Received,
     Returned,
