@@ -39,7 +39,7 @@ async def read_on(
     parts: Parts, dispatcher: Dispatcher[Messages], room: int, *, messages_max: int = READ_MESSAGES_MAX
 ) -> bool:
     return await parts.reader.read_on(
-        dispatcher, room, size_max=READ_BYTES_MAX, decoded_max=DECODED_BYTES_MAX, messages_max=messages_max
+        dispatcher, room, size_max=READ_BYTES_MAX, decoded_max=DECODED_BYTES_MAX, messages_max=messages_max, now_ms=0
     )
 
 
