@@ -7,7 +7,7 @@ from typing import Literal
 from bindery_pulsar.message_codec import Message
 
 from bindery_broker.dispatch.key_ranges import KeyRange
-from bindery_broker.dispatch.key_shared import KeySharedMode
+from bindery_broker.dispatch.key_shared import AUTO_SPLIT, KeySharedMode
 from bindery_broker.dispatch.sessions import Session
 from bindery_broker.subscriptions.response_budget import Charge
 
@@ -31,7 +31,7 @@ class ReceiveRequest:
     redeliver: bool = False
     priority: int = 0
     """Priority of the consumer; 0 is served first."""
-    key_shared: KeySharedMode = KeySharedMode()
+    key_shared: KeySharedMode = AUTO_SPLIT
     key_ranges: tuple[KeyRange, ...] = ()
     """Ranges of key hashes that the consumer declares, if the mode is sticky."""
     address: str = ""

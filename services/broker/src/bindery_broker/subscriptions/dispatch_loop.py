@@ -29,7 +29,7 @@ from bindery_pulsar.entry_size import ENTRY_SIZE_MAX
 from bindery_broker.dispatch.consumers import Consumer
 from bindery_broker.dispatch.dispatcher import CountsOf, Dispatcher, Redelivered
 from bindery_broker.dispatch.item import Delivery, DispatchLimits, MessageRef
-from bindery_broker.dispatch.key_shared import KeySharedDispatcher, KeySharedMode
+from bindery_broker.dispatch.key_shared import AUTO_SPLIT, KeySharedDispatcher, KeySharedMode
 from bindery_broker.dispatch.read_ahead import ReadAhead
 from bindery_broker.dispatch.sessions import Session, Sessions
 from bindery_broker.dispatch.shared import SharedDispatcher
@@ -50,7 +50,8 @@ IDLE_S: Final = 10.0
 """Seconds without a call after which the messages that were read ahead are put down. Reading them again costs less than
 it takes to process as many."""
 DELAYS_STORED_S: Final = 1.0
-"""Minimum seconds between two writes of the index of delayed messages. What was added since is read again after a crash."""
+"""Minimum seconds between two writes of the index of delayed messages. What was added since is read again after
+a crash."""
 DUE_RETRY_S: Final = 0.05
 """Seconds after which messages that are due, and could not be delivered, are looked for again."""
 DUE_MAX: Final = 1_000
@@ -166,7 +167,7 @@ class DispatchLoop:
         """Number of calls that wait."""
         return sum(map(len, self._demands.values())) + len(self._parked)
 
-    def change_type(self, kind: SubscriptionType, *, key_shared: KeySharedMode = KeySharedMode()) -> None:
+    def change_type(self, kind: SubscriptionType, *, key_shared: KeySharedMode = AUTO_SPLIT) -> None:
         """Replace the dispatcher. No other consumer may be connected."""
         uncounted = list(self._dispatcher.redelivered)
         self._dispatcher.reset()

@@ -16,7 +16,7 @@ from bindery_broker.dispatch import dispatcher as dispatching
 from bindery_broker.dispatch.dispatcher import Dispatcher
 from bindery_broker.dispatch.failover import pick_active
 from bindery_broker.dispatch.item import DispatchLimits, refs_of
-from bindery_broker.dispatch.key_shared import KeySharedMode
+from bindery_broker.dispatch.key_shared import AUTO_SPLIT, KeySharedMode
 from bindery_broker.dispatch.read_ahead import ReadAhead
 from bindery_broker.dispatch.sessions import Session, Sessions
 from bindery_broker.errors import ConsumerBusy, SubscriptionTypeConflict
@@ -121,7 +121,7 @@ class Subscription:
 
     # -- consuming -----------------------------------------------------------------------------------------------
 
-    def join(self, consumer: str, kind: SubscriptionType, *, key_shared: KeySharedMode = KeySharedMode()) -> None:
+    def join(self, consumer: str, kind: SubscriptionType, *, key_shared: KeySharedMode = AUTO_SPLIT) -> None:
         """Check that `consumer` may consume as `kind`, and change the type if no other consumer is connected.
 
         Raises ConsumerBusy with the name of the connected consumer, or SubscriptionTypeConflict.
