@@ -36,8 +36,8 @@ ROOT = Path(__file__).resolve().parent.parent
 END_TIMEOUT_S = 180.0
 """Maximum time in seconds that ended processes may take to clean up. Stopping the cluster takes most of it."""
 COUNTS = re.compile(
-    r"^(?:=+ )?[0-9]+ (?:passed|failed).*|^[0-9,]+ (?:protocol histories|service seeds|crash points|damaged files"
-    r"|.*frames|requests in|messages of).*"
+    r"^(?:=+ )?[0-9]+ (?:passed|failed).*|^[0-9,]+ (?:protocol histories|service seeds|topics seeds|crash points"
+    r"|damaged files|.*frames|requests in|messages of).*"
 )
 FAILURES = re.compile(r"^(?:FAILED|ERROR) .*|^E  .*|^make: \*\*\*.*")
 FAILURE_LINES_MAX = 60

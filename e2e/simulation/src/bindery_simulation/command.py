@@ -27,18 +27,25 @@ from bindery_simulation.service.world import run_seed
 from bindery_simulation.storage import mutants as storage_mutants
 from bindery_simulation.storage import search as storage
 from bindery_simulation.storage.damage import CASES_PER_TEMPLATE
+from bindery_simulation.topics import mutants as topics_mutants
+from bindery_simulation.topics import search as topics
+from bindery_simulation.topics.faults import FAULTS as TOPICS_FAULTS
+from bindery_simulation.topics.gateway import SUPPORTED
+from bindery_simulation.topics.judging.history import Kind as SubscriptionKind
+from bindery_simulation.topics.world import run_seed as run_topics
 
 TABLES: Final[dict[Kind, MutantTable[Any]]] = {
     table.kind: table
     for table in (
         protocol_mutants.MUTANTS,
         service_mutants.MUTANTS,
+        topics_mutants.MUTANTS,
         storage_mutants.MUTANTS,
         storage_mutants.DAMAGE_MUTANTS,
     )
 }
 """The mutants of each search."""
-COST_MAX: Final = {Kind.PROTOCOL: 8_000, Kind.SERVICE: 150, Kind.CRASH: 5_000, Kind.DAMAGE: 5_000}
+COST_MAX: Final = {Kind.PROTOCOL: 8_000, Kind.SERVICE: 150, Kind.TOPICS: 150, Kind.CRASH: 5_000, Kind.DAMAGE: 5_000}
 """Maximum cost of the hunt for a mutant by kind, in histories, seeds, crash points and damaged files."""
 
 
@@ -112,6 +119,24 @@ def _service(arguments: argparse.Namespace) -> int:
     return int(outcome.violation is not None)
 
 
+def _topics(arguments: argparse.Namespace) -> int:
+    faults = arguments.faults
+    if arguments.seed is None:
+        return _search(topics.run_one, _pieces(arguments), topics.Tally(), arguments)
+    options = []
+    kinds: Sequence[SubscriptionKind] = SUPPORTED
+    if faults:
+        options += ["--faults", ",".join(fault.__name__ for fault in faults)]
+    if arguments.mutant:
+        options += ["--mutant", arguments.mutant]
+        conditions = topics_mutants.MUTANTS[arguments.mutant].conditions
+        faults, kinds = faults or conditions.faults, conditions.kinds
+    with _applied(Kind.TOPICS, arguments.mutant):
+        outcome = run_topics(arguments.seed, is_traced=True, faults=faults, kinds=kinds)
+    _print(topics.report(outcome, *options, trace=arguments.trace))
+    return int(outcome.violation is not None)
+
+
 def _crash(arguments: argparse.Namespace) -> int:
     if arguments.point is not None:
         seed, operation = arguments.point
@@ -157,7 +182,7 @@ def _mutants(arguments: argparse.Namespace) -> int:
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bindery_simulation", description=__doc__)
-    commands = parser.add_subparsers(required=True, metavar="protocol|service|storage|mutants")
+    commands = parser.add_subparsers(required=True, metavar="protocol|service|topics|storage|mutants")
 
     histories = commands.add_parser("protocol", help="histories of the ledger protocol")
     _add_seeds(histories, Kind.PROTOCOL, failures=5)
@@ -172,6 +197,11 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         "--healing", type=_healing, metavar="KIND", help=f"clusters with auditors: none, any, {kinds} (by seed)"
     )
     clusters.set_defaults(handler=_service, parser=clusters)
+
+    brokers = commands.add_parser("topics", help="clusters of bookies and brokers, producers and consumers")
+    _add_seeds(brokers, Kind.TOPICS, failures=1)
+    brokers.add_argument("--faults", type=_topics_faults, metavar="A,B", help="with --seed: inject only these faults")
+    brokers.set_defaults(handler=_topics, parser=brokers)
 
     searches = commands.add_parser("storage", help="storage of one bookie").add_subparsers(
         required=True, metavar="crash|damage|mutants"
@@ -207,7 +237,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     if "seeds" in arguments:
         if arguments.seed is None and arguments.seeds is None and arguments.seconds is None:
             arguments.parser.error("one of --seed, --seeds and --seconds is required")
-        if arguments.handler is _service and arguments.seed is None and (arguments.faults or arguments.mutant):
+        has_options = arguments.handler in (_service, _topics) and (arguments.faults or arguments.mutant)
+        if has_options and arguments.seed is None:
             arguments.parser.error("--faults and --mutant require --seed")
     return arguments
 
@@ -232,7 +263,15 @@ def _add_seeds(parser: argparse.ArgumentParser, kind: Kind, *, failures: int) ->
 
 
 def _faults(text: str) -> tuple[Fault, ...]:
-    known = {fault.__name__: fault for fault in (*FAULTS, *HEALING_FAULTS)}
+    return _named_faults(text, (*FAULTS, *HEALING_FAULTS))
+
+
+def _topics_faults(text: str) -> tuple[Fault, ...]:
+    return _named_faults(text, TOPICS_FAULTS)
+
+
+def _named_faults(text: str, faults: Sequence[Fault]) -> tuple[Fault, ...]:
+    known = {fault.__name__: fault for fault in faults}
     names = text.split(",")
     if unknown := [name for name in names if name not in known]:
         raise argparse.ArgumentTypeError(f"unknown fault: {', '.join(unknown)}; known are {', '.join(sorted(known))}")

@@ -1,7 +1,7 @@
 """Defects of the broker: each function returns the attributes to replace.
 
-They replace whole operations of topics, cursors and dispatchers, not lines of them, so that most of them survive changes
-of the code around them.
+They replace whole operations of topics, cursors and dispatchers, not lines of them, so that most of them survive a
+change of the code around them.
 """
 
 import asyncio
