@@ -66,6 +66,22 @@ def test_a_cluster_prints_its_result(capsys: pytest.CaptureFixture[str]) -> None
     assert "every invariant holds" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_clusters_with_brokers_are_counted(jobs: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["topics", "--seeds", "0..3", "--jobs", jobs]) == 0
+    assert capsys.readouterr().out.startswith("3 topics seeds from 0 in")
+
+
+def test_a_violation_of_a_cluster_with_brokers_can_be_replayed(capsys: pytest.CaptureFixture[str]) -> None:
+    name = "ack-before-durable"
+    seed = TABLES[Kind.TOPICS][name].seed
+    assert main(["topics", "--seed", str(seed), "--mutant", name]) == 1
+    printed = capsys.readouterr().out
+    assert f'replay: make sim KIND=topics SEED={seed} ARGS="--mutant {name}"' in printed
+    assert "VIOLATED no-delivery-after-durable-ack" in printed
+    assert "VERDICT" in printed
+
+
 @pytest.mark.simulator
 def test_a_violation_of_a_cluster_can_be_replayed(capsys: pytest.CaptureFixture[str]) -> None:
     """The output names the invariant, the seed and the command."""
@@ -128,6 +144,7 @@ def test_a_hunt_names_the_invariant_that_reported_the_mutant(capsys: pytest.Capt
         ["protocol"],
         ["service", "--faults", "kill_bookie", "--seconds", "1"],
         ["service", "--mutant", "early-lac", "--seconds", "1"],
+        ["topics", "--faults", "kill_broker", "--seconds", "1"],
     ],
 )
 def test_missing_options_are_reported(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,17 +59,6 @@ def group_commit_answers_all() -> list[Replacement]:
     return [(ManagedCursor, "_answer", answer)]
 
 
-def failed_record_ignored() -> list[Replacement]:
-    """A cursor record that the bookies did not store counts as written."""
-    original = CursorStore._append
-
-    async def append(self: Any, handle: WriteHandle, record: bytes) -> bool:
-        await original(self, handle, record)
-        return True
-
-    return [(CursorStore, "_append", append)]
-
-
 def znode_instead_of_record() -> list[Replacement]:
     """The state of a cursor is read from its znode, although a cursor ledger has a newer one."""
     original = CursorStore.load
