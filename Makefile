@@ -125,11 +125,11 @@ fuzz-http: $(SETUP) ## send hostile requests to a real broker, bookie and audito
 	@exec $(BIN)/python bench/fuzz_http.py $(ARGS)
 
 .PHONY: sim-ci
-sim-ci: $(SETUP) ## prove that the simulator catches each mutant; then simulate histories for four minutes (SIM_SECONDS=60)
+sim-ci: $(SETUP) ## prove that the simulator catches each mutant; then simulate histories for three and a half minutes (SIM_SECONDS=60)
 	@$(BIN)/python -m pytest e2e/simulation -m simulator --numprocesses 2 --dist loadfile
 	@$(BIN)/python -m bindery_simulation protocol --seconds $(SIM_SECONDS) --first $$(git log -1 --format=%ct 2>/dev/null || echo 0) --jobs 2
 	@$(BIN)/python -m bindery_simulation topics --seconds $(SIM_SECONDS) --first $$(git log -1 --format=%ct 2>/dev/null || echo 0) --jobs 2
-	@$(BIN)/python -m bindery_simulation service --seconds $$((2 * $(SIM_SECONDS))) --first $$(git log -1 --format=%ct 2>/dev/null || echo 0) --jobs 2
+	@$(BIN)/python -m bindery_simulation service --seconds $$((3 * $(SIM_SECONDS) / 2)) --first $$(git log -1 --format=%ct 2>/dev/null || echo 0) --jobs 2
 
 .PHONY: storage-ci
 storage-ci: $(SETUP) ## simulate power cuts of a bookie for one minute and damaged files for half of it (STORAGE_SECONDS=60)

@@ -438,7 +438,7 @@ def returned_twice(story: Story, *counts: int) -> Story:
     story.produce(FIRST)
     for count in counts:
         story.receive(FIRST, counts=[count])
-        story.call(Return(SUB, (FIRST,)))
+        story.call(Return(SUB, (FIRST,)), result=())  # the lease may have ended before
     story.ack(FIRST)
     return story
 
@@ -449,14 +449,24 @@ def test_a_redelivery_count_must_not_go_down() -> None:
 
 
 def test_a_redelivery_count_must_not_exceed_the_returns() -> None:
-    assert returned_twice(Story(), 0, 2).breaches() == ["redelivery-counts-have-causes"]
+    assert returned_twice(Story(), 0, 2).breaches() == ["redelivery-counts-match-returns"]
     story = Story()
     story.produce(FIRST)
     story.receive(FIRST, consumer="a")
     story.call(Leave(SUB, "a"))
     story.receive(FIRST, consumer="b", counts=[1])
     story.ack(FIRST)
-    assert story.breaches() == ["redelivery-counts-have-causes"]
+    assert story.breaches() == ["redelivery-counts-match-returns"]
+
+
+def test_each_return_that_was_answered_must_count() -> None:
+    story = Story()
+    story.produce(FIRST)
+    for count in (0, 0):
+        story.receive(FIRST, counts=[count])
+        story.call(Return(SUB, (FIRST,)), result=(FIRST,))
+    story.ack(FIRST)
+    assert story.breaches() == ["redelivery-counts-match-returns"]
 
 
 def test_the_end_of_a_lease_counts() -> None:

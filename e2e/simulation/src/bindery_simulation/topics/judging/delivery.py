@@ -261,8 +261,11 @@ def redelivery_counts_never_go_down(facts: Facts, rules: Rules) -> Iterator[Brea
                 seen[scope] = (max(count, highest), call if count >= highest else source)
 
 
-def redelivery_counts_have_causes(facts: Facts, rules: Rules) -> Iterator[Breach]:
-    """A redelivery count is at most the number of returns and of leases that ended, not of consumers that left."""
+def redelivery_counts_match_returns(facts: Facts, rules: Rules) -> Iterator[Breach]:
+    """Each return that was answered counts, and nothing counts but returns and leases that ended.
+
+    A consumer that leaves does not count. A seek may start anew.
+    """
     for life in facts.lives.values():
         returns: dict[Key, list[Call]] = defaultdict(list)
         for call in life.calls:
@@ -280,12 +283,13 @@ def redelivery_counts_have_causes(facts: Facts, rules: Rules) -> Iterator[Breach
             for key, text, count in call.deliveries:
                 ended = [one for one in earlier[key] if is_same(one) and _expires(one, at)]
                 given = [one for one in returns[key] if is_same(one) and one.sent < at]
-                if count > len(ended) + len(given):
+                certain = [one for one in given if _has_returned(life, one, key, call)]
+                if not len(certain) <= count <= len(ended) + len(given):
                     problem = (
-                        f"{call} delivered {text!r} ({id_text(key)}) with count {count}; "
-                        f"it was returned {len(given)} times, and {len(ended)} leases ended"
+                        f"{call} delivered {text!r} ({id_text(key)}) with count {count}; it was returned "
+                        f"{len(certain)} to {len(given)} times, and {len(ended)} leases may have ended"
                     )
-                    yield _breach("redelivery-counts-have-causes", problem, call)
+                    yield _breach("redelivery-counts-match-returns", problem, call)
                 earlier[key].append(call)
 
 
@@ -330,6 +334,19 @@ def _expires(call: Call, at: Instant) -> bool:
     assert isinstance(call.request, Receive)
     assert call.settled is not None
     return call.settled.time_s + call.request.ack_timeout_s <= at.time_s + SLACK_S
+
+
+def _has_returned(life: Life, call: Call, key: Key, before: Call) -> bool:
+    """Return whether a call certainly returned the message before another call, which the same broker served."""
+    return (
+        call.is_done
+        and call.incarnation == before.incarnation
+        and before.started is not None
+        and call.settled_before(before.started)
+        and isinstance(call.result, tuple)
+        and key in call.result
+        and all(seek.settled_before(call.sent) or seek.sent > (before.settled or before.sent) for seek in life.seeks)
+    )
 
 
 def _holds(life: Life, holder: Call, key: Key, at: Instant) -> bool:

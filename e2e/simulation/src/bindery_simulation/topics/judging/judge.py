@@ -12,7 +12,7 @@
 | one-lease                       | a message is held by one consumer                                               |
 | never-early                     | no delayed message before its time                                              |
 | redelivery-counts-never-go-down | redelivery counts do not decrease                                               |
-| redelivery-counts-have-causes   | returned messages and expired leases count, nothing else                        |
+| redelivery-counts-match-returns | returned messages count, and expired leases, and nothing else                   |
 | seek-delivers-again             | a seek undoes acknowledgements from its target on                               |
 | stale-owner-changes-nothing     | a broker that lost a topic carries out nothing                                  |
 | trim-keeps-unacknowledged       | ledgers are deleted only once every subscription has acknowledged them          |
@@ -41,7 +41,7 @@ INVARIANTS: Final[dict[str, Rule]] = {
     "one-lease": delivery.one_lease,
     "never-early": delivery.never_early,
     "redelivery-counts-never-go-down": delivery.redelivery_counts_never_go_down,
-    "redelivery-counts-have-causes": delivery.redelivery_counts_have_causes,
+    "redelivery-counts-match-returns": delivery.redelivery_counts_match_returns,
     "seek-delivers-again": completeness.seek_delivers_again,
     "acknowledged-is-delivered": completeness.acknowledged_is_delivered,
 }
