@@ -19,7 +19,6 @@ from bindery_broker.managed_ledger.ledger_list import LedgerList
 from bindery_broker.managed_ledger.topic_metadata import OwnedNode, TopicMetadata
 from bindery_broker.managed_ledger.writing.pending_adds import PendingAdds
 from bindery_broker.managed_ledger.writing.writer import TopicWriter
-from bindery_broker.subscriptions.acknowledging import Acknowledger
 from bindery_broker.subscriptions.subscription import Subscription
 from bindery_client.ledger.api import LedgerClient, WriteHandle
 from bindery_core.errors import BinderyError
@@ -319,19 +318,3 @@ def delivered_while_held() -> list[Replacement]:
         return taken
 
     return [(SharedDispatcher, "take", take)]
-
-
-def failed_ack_forgotten() -> list[Replacement]:
-    """Messages whose acknowledgement failed are not delivered again."""
-    original = Acknowledger.ack
-
-    async def ack(self: Any, positions: Any, batches: Any, ids: Any) -> None:
-        dispatcher = self._loop.dispatcher
-        fail_ack = dispatcher.fail_ack
-        dispatcher.fail_ack = lambda keys: None
-        try:
-            await original(self, positions, batches, ids)
-        finally:
-            dispatcher.fail_ack = fail_ack
-
-    return [(Acknowledger, "ack", ack)]

@@ -99,7 +99,5 @@ MUTANTS: Final[MutantTable[Conditions]] = MutantTable(Kind.TOPICS, _trials, (
      ("one-active-consumer",), 0, EXCLUSIVE, defects.exclusive_not_checked),
     ("delivered-while-held", "A message that is held is delivered to others, too.",
      ("one-lease",), 0, SHARED, defects.delivered_while_held),
-    ("failed-ack-forgotten", "Messages whose acknowledgement failed are not delivered again.",
-     ("acknowledged-is-delivered", "order-exclusive", "liveness"), 0, ANY, defects.failed_ack_forgotten),
 ), unit="seeds")
 # fmt: on
