@@ -1,6 +1,6 @@
 """The judge reports each kind of bad history under its name, and accepts the good one beside it.
 
-Outcomes that are unknown excuse a missing delivery and forbid nothing.
+After an unknown outcome, a message need not be delivered any more, and may be.
 """
 
 from collections.abc import Sequence
@@ -528,7 +528,7 @@ def test_a_seek_of_unknown_outcome_demands_nothing() -> None:
     assert story.breaches() == []
 
 
-def test_a_later_seek_forwards_excuses_the_messages_before_it() -> None:
+def test_a_later_seek_forwards_skips_the_messages_before_it() -> None:
     story = told(Story())
     story.seek(FIRST)
     story.seek(None, earliest=False, result=(0, 3))

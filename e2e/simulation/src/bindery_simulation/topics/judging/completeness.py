@@ -29,7 +29,7 @@ def acknowledged_is_delivered(facts: Facts, _rules: Rules) -> Iterator[Breach]:
 def seek_delivers_again(facts: Facts, _rules: Rules) -> Iterator[Breach]:
     """After a seek, the messages from its target on are delivered again, also those that were acknowledged before."""
     for life, message in _owed(facts):
-        if facts.is_excused(life, message, facts.end):
+        if facts.is_exempt(life, message, facts.end):
             continue
         if next(facts.acks_of(life, message.key), None) is not None:
             problem = f"{message.payload.text!r} ({id_text(message.key)}) was not delivered again to {life.id.name}"
@@ -45,7 +45,7 @@ def trim_keeps_unacknowledged(facts: Facts, _rules: Rules) -> Iterator[Breach]:
             for message in facts.messages(event.topic):
                 if message.key[0] not in event.ledgers or not facts.is_owed(life, message):
                     continue
-                if not facts.is_excused(life, message, event.at):
+                if not facts.is_exempt(life, message, event.at):
                     problem = (
                         f"ledger {message.key[0]} was deleted at {event.at.time_s:.3f} s with {message.payload.text!r} "
                         f"({id_text(message.key)}), which {life.id.name} had not acknowledged"

@@ -124,7 +124,7 @@ class _InOrder:
         stored, started = message.call.settled, call.started
         if stored is None or started is None or stored > started:
             return False
-        return not facts.is_excused(life, message, at)
+        return not facts.is_exempt(life, message, at)
 
     def _may_rewind(self, call: Call) -> bool:
         last, at = self._calls[-1], call.settled
@@ -164,7 +164,7 @@ def order_per_key(facts: Facts, _rules: Rules) -> Iterator[Breach]:
                         continue
                     holder = of_key.get(earlier.key)
                     if holder is None:
-                        if not facts.is_excused(life, earlier, at):
+                        if not facts.is_exempt(life, earlier, at):
                             problem = (
                                 f"{call} delivered {id_text(key)} of key {routing!r} before {id_text(earlier.key)}"
                             )

@@ -1,7 +1,7 @@
 """Index a history: its messages, the lives of its subscriptions, and which acknowledgements and seeks may have applied.
 
-An acknowledgement or a seek of unknown outcome may have applied at any time after it was sent; it excuses a missing
-delivery, and it forbids nothing. A seek that is done undoes the acknowledgements, and the seeks, that were settled
+An acknowledgement or a seek of unknown outcome may have applied at any time after it was sent: its messages need not be
+delivered any more, and may be. A seek that is done undoes the acknowledgements, and the seeks, that were settled
 before it started, for all messages from its target on.
 """
 
@@ -172,7 +172,7 @@ class Facts:
             for seek in life.seeks
         )
 
-    def is_excused(self, life: Life, message: Stored, at: Instant) -> bool:
+    def is_exempt(self, life: Life, message: Stored, at: Instant) -> bool:
         """Return whether the message need not be delivered after `at`."""
         return self.may_be_acked(life, message.key, at) or self.may_be_skipped(life, message, at)
 

@@ -17,8 +17,7 @@
 | stale-owner-changes-nothing     | a broker that lost a topic carries out nothing                                  |
 | trim-keeps-unacknowledged       | ledgers are deleted only once every subscription has acknowledged them          |
 
-Outcomes that are unknown count in both ways: what may have been done excuses, and what may not have been done forbids
-nothing.
+Outcomes that are unknown count in both ways: a message that may be acknowledged need not be delivered, and may be.
 """
 
 from collections.abc import Callable, Iterator
