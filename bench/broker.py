@@ -131,7 +131,7 @@ def producing(topic: str, *, size: int, batch: int) -> Step:
 
 
 def receiving(topic: str, *, subscription: str, batch: int, in_one_call: bool = False) -> Step:
-    """`in_one_call`: acknowledge the messages of the last call with the next receive call, instead of a call after it."""
+    """`in_one_call`: acknowledge the messages of the last receive call with the next one, not with a call after it."""
     path = f"/v1/topics/{topic}/subscriptions/{subscription}"
     received: dict[int, list[str]] = {}
 
