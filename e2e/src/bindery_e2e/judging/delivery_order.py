@@ -28,12 +28,14 @@ Rules, and the kinds of errors:
      and 6, and may acknowledge them. Message 7, which was not delivered yet, must not be delivered before 4 was
      delivered again. With the order `topic`, the return of one message returns all, so that 5 is delivered again after
      4, too.
-3. `stuck`. A lane *waits* while it has a stored message that is not acknowledged, no consumer can hold a message of the
-   lane, and the delay of a negative acknowledgement is over. A consumer has *demand* during receives that return fewer
-   messages than they asked for, and between two of them that are at most 0.5 s apart. No lane waits for more than 2 s
-   without interruption while all members of the subscription have demand. All, because the history does not have the
-   owner of a key; a consumer that disappeared without a request to leave is a member until its session and its leases
-   have ended. So, after a consumer left, its keys are delivered to the others within 2 s.
+3. `stuck`. A message is *reached* when it or a later message of the topic was delivered, or when a receive that was
+   sent after it was stored got nothing: before that, it may wait for its turn in a backlog. A lane *waits* while it has
+   a reached message that is not acknowledged, no consumer can hold a message of the lane, and the delay of a negative
+   acknowledgement is over. A consumer has *demand* during receives that return fewer messages than they asked for, and
+   between two of them that are at most 0.5 s apart. No lane waits for more than 2 s without interruption while all
+   members of the subscription have demand. All, because the history does not have the owner of a key; a consumer that
+   disappeared without a request to leave is a member until its session and its leases have ended. So, after a consumer
+   left, its keys are delivered to the others within 2 s.
 4. `unacknowledged`. At the end, each message that was acknowledged to its producer is acknowledged by a consumer.
 
 That nothing is delivered again after the acknowledgement was answered (`redelivered`), and that each message is
@@ -44,6 +46,7 @@ lost, its consumer may hold any message that was sent before: rule 2 does not co
 until the leases of that response have ended.
 """
 
+import itertools
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -78,12 +81,16 @@ class Stored:
 
     @property
     def place(self) -> tuple[int, int, int]:
-        """Position in the topic: ledger, entry, index in the batch."""
-        ledger, entry, _, index = self.id.split(":")
-        return int(ledger), int(entry), int(index)
+        return place_of(self.id)
 
     def __str__(self) -> str:
         return f"{self.id} ({self.text})"
+
+
+def place_of(message_id: str) -> tuple[int, int, int]:
+    """Return the position in the topic: ledger, entry, index in the batch."""
+    ledger, entry, _, index = message_id.split(":")
+    return int(ledger), int(entry), int(index)
 
 
 @dataclass(slots=True)
@@ -234,18 +241,41 @@ class Waiting:
         self._quiet_begins = [begin for begin, _ in self._quiet]
         self._quiet_ends = [end for _, end in self._quiet]
         self._last = max((call.ended for call in consuming.calls), default=0)
+        empty = sorted((call.begun, call.ended) for call in consuming.calls if not call.is_lost and not call.count)
+        self._empty_begins = [begin for begin, _ in empty]
+        self._empty_ends = list(itertools.accumulate((end for _, end in reversed(empty)), min))[::-1]
+        """For each empty response, the first end of it and all later ones."""
+        self._passed: list[tuple[int, int, int]] = []
+        """Ascending places of delivered messages."""
+        self._passed_at: list[int] = []
+        """The times at which each of them was delivered."""
+        for delivery in sorted(consuming.deliveries, key=lambda delivery: delivery.ended):
+            place = place_of(delivery.message_id)
+            if not self._passed or place > self._passed[-1]:
+                self._passed.append(place)
+                self._passed_at.append(delivery.ended)
+
+    def _reached_at(self, message: Stored) -> int:
+        """Time at which the broker has certainly read the message."""
+        passed = bisect_left(self._passed, message.place)
+        empty = bisect_left(self._empty_begins, message.stored_at)
+        return min(
+            self._passed_at[passed] if passed < len(self._passed) else self._last,
+            self._empty_ends[empty] if empty < len(self._empty_ends) else self._last,
+        )
 
     def find(self, lane: Lane) -> Iterator[Case]:
         held = [(delivery.begun, delivery.free_at) for delivery in lane.deliveries]
+        begins = {message.id: max(message.stored_at, self._reached_at(message)) for message in lane.messages}
         unacknowledged = [
-            (message.stored_at, self._last if message.acked_at is None else message.acked_at)
+            (begins[message.id], self._last if message.acked_at is None else message.acked_at)
             for message in lane.messages
         ]
         for begin, end in without(merged(unacknowledged), merged([*held, *self._lost])):
             near = self._quiet[bisect_right(self._quiet_ends, begin) : bisect_left(self._quiet_begins, end)]
             for since, until in without([(begin, end)], near):
                 if until - since > STUCK_NS:
-                    waiting = next(m for m in lane.messages if m.stored_at < until and (m.acked_at or until) > since)
+                    waiting = next(m for m in lane.messages if begins[m.id] < until and (m.acked_at or until) > since)
                     seconds = (until - since) / 1e9
                     yield "stuck", f"{waiting} of {waiting.key!r} waited {seconds:.3f} s while all consumers had demand"
 
