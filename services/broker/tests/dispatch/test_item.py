@@ -61,6 +61,19 @@ def test_an_index_that_no_batch_has_is_left_out_if_the_number_of_messages_is_not
     assert refs_of(ids, lambda _position: WHOLE) == [MessageRef(AT, 1 << 999_999)]
 
 
+def test_the_messages_of_an_entry_are_looked_up_once() -> None:
+    """An entry may consist of thousands of parts, and a call may name as many of its messages."""
+    looked_up: list[Position] = []
+
+    def known_bits(position: Position) -> int:
+        looked_up.append(position)
+        return 0b111
+
+    ids = [MessageId(7, 5, index, -1) for index in (2, 0, 1, 4)]
+    assert refs_of(ids, known_bits) == [MessageRef(AT, 0b111)]
+    assert looked_up == [AT]
+
+
 def test_references_have_the_order_of_the_topic() -> None:
     positions = [Position(2, 0), Position(1, 1), Position(1, 0)]
     assert sorted(MessageRef(position, SINGLE).position for position in positions) == positions[::-1]

@@ -35,14 +35,21 @@ def refs_of(ids: Iterable[MessageId], known_bits: Callable[[Position], int]) -> 
     `known_bits`: the messages of an entry that may be named, WHOLE if their number is not known. Others are left out,
     and indexes that no batch has: a client may send any index, and an integer with such a bit would be large.
     """
-    found: dict[Position, int] = {}
+    named: dict[Position, set[int]] = {}
     for message_id in ids:
-        position, index = message_id.position, message_id.batch_index
-        if index == NOT_IN_BATCH:
-            found[position] = WHOLE
-        elif index < BATCH_COUNT_MAX and known_bits(position) >> index & 1:
-            found[position] = found.get(position, 0) | 1 << index
-    return [MessageRef(position, bits) for position, bits in found.items()]
+        named.setdefault(message_id.position, set()).add(message_id.batch_index)
+    refs: list[MessageRef] = []
+    for position, indexes in named.items():
+        if NOT_IN_BATCH in indexes:
+            refs.append(MessageRef(position, WHOLE))
+            continue
+        known = known_bits(position)  # once for each entry: it may consist of thousands of parts
+        end = BATCH_COUNT_MAX if known < 0 else known.bit_length()
+        in_batch = sorted(index for index in indexes if index < end)
+        bits = bits_of(in_batch) & known if in_batch else 0
+        if bits:
+            refs.append(MessageRef(position, bits))
+    return refs
 
 
 def indexes_of(bits: int) -> Iterator[int]:
@@ -63,12 +70,12 @@ def lowest(bits: int) -> int:
 
 
 def bits_of(indexes: Sequence[int]) -> int:
-    """Return the bits with these numbers, at least one; the first is the lowest."""
+    """Return the bits with these numbers, ascending and at least one."""
     first = indexes[0]
-    bits = 0
+    found = bytearray((indexes[-1] - first >> 3) + 1)  # integers would be copied for each of the bits
     for index in indexes:
-        bits |= 1 << index - first
-    return bits << first
+        found[index - first >> 3] |= 1 << (index - first & 7)
+    return int.from_bytes(found, "little") << first
 
 
 def count_of(bits: int) -> int:
