@@ -20,6 +20,7 @@
 from typing import NamedTuple
 
 from bindery_core.errors import BinderyError
+from bindery_pulsar.message_codec import BATCH_COUNT_MAX
 from bindery_pulsar.message_id import MessageId, Position
 
 from bindery_broker.dispatch.item import NOT_IN_BATCH, SINGLE, MessageRef
@@ -76,9 +77,9 @@ class Explainer:
             raise NoSuchMessage("the topic holds no such message", message_id=str(message_id))
         if self._is_acked(position, index):
             return Reason("acknowledged", "the message is acknowledged and is never delivered again")
-        known = self._loop.dispatcher.known_bits(position)
-        ref = MessageRef(position, SINGLE if index <= 0 else known & (1 << index) if known >> index & 1 else 0)
-        portion = self._loop.dispatcher.find(ref) if ref.bits else None
+        # No batch has an index from BATCH_COUNT_MAX on, and an integer with such a bit would be large.
+        bits = SINGLE if index <= 0 else 1 << index if index < BATCH_COUNT_MAX else 0
+        portion = self._loop.dispatcher.find(MessageRef(position, bits)) if bits else None
         if portion is not None and (reason := self._of_state(portion, now=now)) is not None:
             return reason
         deliver_at_ms = self._reader.delays.deliver_at(position)

@@ -1,11 +1,13 @@
 """Why a message is not delivered: each reason, as the operation explain gives it for a message id."""
 
+import tracemalloc
 from typing import Any
 
 import pytest
-from bindery_broker.dispatch.item import DispatchLimits
+from bindery_broker.dispatch.item import WHOLE, DispatchLimits
 from bindery_broker.dispatch.key_ranges import HashRing
 from bindery_pulsar.message_codec import OutgoingMessage, encode_message
+from bindery_pulsar.message_id import MessageId
 from broker_harness import TOPIC, problem
 
 SUB = f"{TOPIC}/subscriptions/s"
@@ -61,6 +63,24 @@ async def test_a_delayed_message_whether_it_was_read_or_not(broker, is_read):
         await broker.receive()
     reason = await explain(broker, message_id)
     assert (reason["code"], reason["ends_in_ms"]) == ("delayed", 5_000)
+
+
+async def test_an_index_that_no_batch_has_takes_no_memory(broker):
+    """A message that is due, and was not read, may have any number of messages as far as the dispatcher knows."""
+    await broker.receive()
+    (message_id,) = await broker.produce("a", params={"deliver_after_ms": 5_000})
+    await broker.receive()
+    (topic,) = broker.broker.topics
+    subscription = topic.subscription("s")
+    position = MessageId.parse(message_id).position
+    subscription.dispatcher.replay_due([position])
+    assert subscription.dispatcher.known_bits(position) == WHOLE
+    tracemalloc.start()
+    try:
+        await explain(broker, f"{position.ledger_id}:{position.entry_id}:-1:{2**31 - 1}")
+        assert tracemalloc.get_traced_memory()[1] < 50 * 2**20
+    finally:
+        tracemalloc.stop()
 
 
 async def test_a_message_whose_tags_nobody_wants(broker):
