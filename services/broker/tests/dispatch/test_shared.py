@@ -394,6 +394,20 @@ def test_messages_of_a_batch_with_different_counts_are_delivered_apart():
     assert len(taken) == 4
 
 
+def test_stored_counts_are_in_force_for_a_delayed_entry_that_is_due_after_a_restart():
+    counts = StoredCounts()
+    counts.counts = {(7, 0): 2, (7, 2): 1}
+    shared: SharedDispatcher[int] = SharedDispatcher(counts_of=counts)
+    shared.replay_due([at(7), at(8)])
+    shared.replay(10)
+    shared.offer_again([batch(7, 0b111), item(8)], generation=0)
+    shared.forget_missing([ref(7, ~0b111), ref(8, ~1)])
+    taken = shared.take(Consumer("c"), count_max=9, bytes_max=99, lease_s=30, now=0)
+    found = {(message, delivery.redelivery_count) for delivery in taken for message in pairs([delivery])}
+    assert found == {((7, 0), 2), ((7, 1), 0), ((7, 2), 1), ((8, 0), 0)}
+    assert shared.known_count == 4
+
+
 def test_a_count_of_the_whole_item_does_not_divide_it():
     counts = StoredCounts()
     counts.counts = {(7, index): 3 for index in range(4)}

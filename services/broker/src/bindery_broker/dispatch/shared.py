@@ -227,8 +227,11 @@ class SharedDispatcher(Generic[B]):
                     part = rest.cut(portion.bits)
                 else:
                     rest = None
-                self._make_ready(portion, part)
-                self._enqueue_again(portion)
+                for piece, count in self._by_count(part):  # a delayed entry may have counts of before a restart
+                    one = portion if piece.bits == portion.bits else self._table.split(portion, piece.bits)
+                    one.redelivery_count = max(one.redelivery_count, count)
+                    self._make_ready(one, piece)
+                    self._enqueue_again(one)
         self._count()
 
     # -- delivering ----------------------------------------------------------------------------------------------
