@@ -8,9 +8,13 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from bindery_broker.dispatch.exclusive import ExclusiveDispatcher
+from bindery_broker.dispatch.consumers import Consumer
+from bindery_broker.dispatch.item import MessageRef
+from bindery_broker.dispatch.key_shared import AUTO_SPLIT
 from bindery_broker.dispatch.leases import LeaseTable
+from bindery_broker.dispatch.portions import State
 from bindery_broker.dispatch.shared import SharedDispatcher
+from bindery_broker.dispatch.single_active import SingleActiveDispatcher
 from bindery_broker.managed_ledger import opening, retention, trimming
 from bindery_broker.managed_ledger.cursors.ack_state import AckState
 from bindery_broker.managed_ledger.cursors.cursor import ManagedCursor
@@ -249,34 +253,34 @@ def published_before_durable() -> list[Replacement]:
 
 def expired_lease_forgotten() -> list[Replacement]:
     """The messages of an expired lease are not returned."""
-    original = LeaseTable.expire
+    original = LeaseTable.due
 
-    def expire(self: Any, *, now: float) -> list[Any]:
-        original(self, now=now)
+    def due(self: Any, *, now: float) -> list[Any]:
+        self.drop(original(self, now=now))
         return []
 
-    return [(LeaseTable, "expire", expire)]
+    return [(LeaseTable, "due", due)]
 
 
 def rewind_forgotten() -> list[Replacement]:
     """After a rewind, an exclusive consumer continues with the next message instead of the first unacknowledged one."""
-    original = ExclusiveDispatcher.rewind
+    original = SingleActiveDispatcher.rewind
 
     def rewind(self: Any) -> None:
         original(self)
         self.rewind_wanted = False
 
-    return [(ExclusiveDispatcher, "rewind", rewind)]
+    return [(SingleActiveDispatcher, "rewind", rewind)]
 
 
 def leaving_counts() -> list[Replacement]:
     """The messages of a consumer that leaves count as redelivered."""
     original = SharedDispatcher.release
 
-    def release(self: Any, consumer: str) -> int:
-        for grant in self.leases.grants_of(consumer):
-            for key in grant.sizes:
-                self._counts[key] += 1
+    def release(self: Any, consumer: Consumer) -> int:
+        for grant in consumer.grants.values():
+            for portion in grant.portions:
+                self._count_redelivery(portion)
         return original(self, consumer)
 
     return [(SharedDispatcher, "release", release)]
@@ -288,33 +292,42 @@ def counts_lost() -> list[Replacement]:
 
     def offer_again(self: Any, items: Sequence[Any], *, generation: int) -> None:
         for item in items:
-            self._counts.pop(item.key, None)
+            for portion in self._table.of(item.position):
+                if portion.state is State.LOADING:
+                    portion.redelivery_count = 0
         original(self, items, generation=generation)
 
     return [(SharedDispatcher, "offer_again", offer_again)]
 
 
 def exclusive_not_checked() -> list[Replacement]:
-    """A second consumer may use an exclusive subscription."""
+    """A second consumer may use an exclusive subscription, and takes it over."""
 
-    def join(self: Any, consumer: str, kind: Any) -> None:
+    def join(self: Any, consumer: str, kind: Any, *, key_shared: Any = AUTO_SPLIT) -> None:
         self._loop.tick()
         if kind != self.type:
-            self._loop.change_type(kind)
+            self._loop.change_type(kind, key_shared=key_shared)
 
-    return [(Subscription, "join", join)]
+    def choose(self: Any) -> None:
+        chosen = self.consumers[-1] if self.consumers else None
+        if chosen is not self.active:
+            if self.active is not None and self.active.held:
+                self.rewind()
+            self.active = chosen
+
+    return [(Subscription, "join", join), (SingleActiveDispatcher, "_choose", choose)]
 
 
 def delivered_while_held() -> list[Replacement]:
     """A returned message stays with its former consumer, and others get it, too."""
     original = SharedDispatcher.take
 
-    def take(self: Any, consumer: str, **others: Any) -> Any:
+    def take(self: Any, consumer: Consumer, **others: Any) -> Any:
         taken = original(self, consumer, **others)
-        again = [delivery.key for delivery in taken[:1]]
-        self.leases.drop(again)
-        for key in again:
-            self._to_replay(key)
+        for delivery in taken[:1]:
+            portion = self.find(MessageRef(delivery.position, delivery.bits))
+            self.leases.drop((portion,))
+            self._to_replay(portion)
         return taken
 
     return [(SharedDispatcher, "take", take)]

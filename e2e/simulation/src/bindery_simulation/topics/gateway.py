@@ -7,10 +7,11 @@ subscription, add it to SUPPORTED.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import Final
 
 from bindery_broker.broker import Broker
-from bindery_broker.subscriptions.consumer import ClientWatch, ReceiveRequest, SubscriptionType
+from bindery_broker.subscriptions.consumer import ClientWatch, ReceiveRequest
+from bindery_broker.subscriptions.reading import messages_of
 from bindery_broker.subscriptions.subscription import Subscription
 from bindery_broker.topics.topic import Topic
 from bindery_core.errors import BadRequest, BinderyError, Conflict, NotThere, TryAgain
@@ -39,7 +40,7 @@ from bindery_simulation.topics.judging.history import (
 
 SUPPORTED: Final = (Kind.EXCLUSIVE, Kind.SHARED)
 """Types of subscriptions that this version of the broker has."""
-RULES: Final = Rules(durable_counts=False)
+RULES: Final = Rules(durable_counts=True)
 """What this version of the broker promises."""
 BYTES_MAX: Final = 4 * 2**20
 """Maximum bytes of the messages of one call."""
@@ -130,7 +131,8 @@ class Gateway:
             await _acknowledge(subscription, request)
             return None
         if isinstance(request, Return):
-            return tuple(subscription.nack([_message_id(key) for key in request.keys], delay_s=request.delay_s))
+            returned = subscription.nack([_message_id(key) for key in request.keys], delay_s=request.delay_s)
+            return tuple((one.ledger_id, one.entry_id, one.batch_index) for one in returned)
         if isinstance(request, Leave):
             return subscription.leave(request.consumer)
         if isinstance(request, Seek):
@@ -152,12 +154,15 @@ class Gateway:
             request_id=request.request_id,
             redeliver=request.redeliver,
         )
-        kind = cast(SubscriptionType, request.kind.value)
         try:
-            deliveries, _ = await subscription.receive(wanted, kind=kind, charge=charge, client=client)
+            deliveries, _ = await subscription.receive(wanted, kind=request.kind.value, charge=charge, client=client)
         finally:
             charge.release()
-        return tuple(Delivered(one.key, one.message.payload.decode(), one.redelivery_count) for one in deliveries)
+        return tuple(
+            Delivered((*one.position, message.batch_index), message.payload.decode(), one.redelivery_count)
+            for one in deliveries
+            for message in messages_of(one)
+        )
 
 
 async def _produce(topic: Topic, request: Produce) -> tuple[Key, ...]:
