@@ -6,6 +6,7 @@ change of the code around them.
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from bindery_broker.dispatch.consumers import Consumer
@@ -23,6 +24,7 @@ from bindery_broker.managed_ledger.ledger_list import LedgerList
 from bindery_broker.managed_ledger.topic_metadata import OwnedNode, TopicMetadata
 from bindery_broker.managed_ledger.writing.pending_adds import PendingAdds
 from bindery_broker.managed_ledger.writing.writer import TopicWriter
+from bindery_broker.subscriptions.dispatch_loop import DispatchLoop
 from bindery_broker.subscriptions.subscription import Subscription
 from bindery_client.ledger.api import LedgerClient, WriteHandle
 from bindery_core.errors import BinderyError
@@ -298,6 +300,28 @@ def counts_lost() -> list[Replacement]:
         original(self, items, generation=generation)
 
     return [(SharedDispatcher, "offer_again", offer_again)]
+
+
+def counts_not_loaded() -> list[Replacement]:
+    """A broker that opens a topic begins with redelivery counts of 0."""
+    original = CursorStore.load
+
+    async def load(self: Any, data: bytes) -> CursorState | None:
+        found = await original(self, data)
+        return None if found is None else replace(found, redelivery_counts={})
+
+    return [(CursorStore, "load", load)]
+
+
+def delivered_before_counted() -> list[Replacement]:
+    """A returned message is delivered before its redelivery count is stored."""
+    original = DispatchLoop._record_counts
+
+    async def record_counts(self: Any, dispatcher: Any) -> None:
+        task = asyncio.ensure_future(original(self, dispatcher))
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    return [(DispatchLoop, "_record_counts", record_counts)]
 
 
 def exclusive_not_checked() -> list[Replacement]:

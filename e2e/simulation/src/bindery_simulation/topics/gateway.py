@@ -38,7 +38,7 @@ from bindery_simulation.topics.judging.history import (
     Unsubscribe,
 )
 
-SUPPORTED: Final = (Kind.EXCLUSIVE, Kind.SHARED)
+SUPPORTED: Final = tuple(Kind)
 """Types of subscriptions that this version of the broker has."""
 RULES: Final = Rules(durable_counts=True)
 """What this version of the broker promises."""

@@ -42,6 +42,7 @@ CLOSES: Final = Conditions((faults.close_topics,))
 BOOKIES: Final = Conditions((service.flaky_connections, service.slow_and_flaky, service.kill_bookie))
 BOOKIES_AND_KILLS: Final = Conditions((service.partition, service.slow_and_flaky, faults.kill_broker))
 SHARED: Final = Conditions((faults.close_topics,), (Type.SHARED,))
+SHARED_KILLS: Final = Conditions((faults.kill_broker,), (Type.SHARED,))
 EXCLUSIVE: Final = Conditions((faults.close_topics,), (Type.EXCLUSIVE,))
 
 # --- the table: name, what the defect does, invariants that may report it, first seed, conditions, defect ------------
@@ -95,6 +96,10 @@ MUTANTS: Final[MutantTable[Conditions]] = MutantTable(Kind.TOPICS, _trials, (
      ("redelivery-counts-match-returns",), 0, SHARED, defects.leaving_counts),
     ("counts-lost", "A returned message that is read again has the redelivery count 0.",
      ("redelivery-counts-never-go-down", "redelivery-counts-match-returns"), 0, SHARED, defects.counts_lost),
+    ("counts-not-loaded", "A broker that opens a topic begins with redelivery counts of 0.",
+     ("redelivery-counts-never-go-down",), 0, CLOSES, defects.counts_not_loaded),
+    ("delivered-before-counted", "A returned message is delivered before its redelivery count is stored.",
+     ("redelivery-counts-never-go-down",), 0, SHARED_KILLS, defects.delivered_before_counted),
     ("exclusive-not-checked", "A second consumer may use an exclusive subscription.",
      ("one-active-consumer",), 0, EXCLUSIVE, defects.exclusive_not_checked),
     ("delivered-while-held", "A message that is held is delivered to others, too.",

@@ -132,6 +132,11 @@ class _InOrder:
         assert at is not None
         if _consumer(last) != _consumer(call) or any(_expires(one, at) for one in self._calls):
             return True
+        request = call.request
+        if isinstance(request, Receive) and request.kind is Kind.FAILOVER:  # another one may have been active meanwhile
+            others = {_consumer(one) for one in self._life.calls if isinstance(one.request, Receive)}
+            if any(_may_have_joined(self._life, one, last, at) for one in others - {_consumer(call)}):
+                return True
         for other in self._life.calls:
             if other.incarnation != call.incarnation or other.started is None or other.started > at:
                 continue
@@ -176,7 +181,11 @@ def order_per_key(facts: Facts, _rules: Rules) -> Iterator[Breach]:
 
 
 def one_active_consumer(facts: Facts, _rules: Rules) -> Iterator[Breach]:
-    """Exclusive and Failover: another consumer receives only after the session of the former one has ended."""
+    """Exclusive and Failover: another consumer receives only after the session of the former one has ended.
+
+    A Failover subscription chooses anew when a consumer joins: the former one may be connected if the other one joined.
+    A consumer that was there already does not replace one that stays: the choice prefers one of two by their names.
+    """
     for life, calls in _by_incarnation(facts, (Kind.EXCLUSIVE, Kind.FAILOVER)):
         for before, call in pairwise(calls):
             former, at = _consumer(before), call.settled
@@ -184,6 +193,9 @@ def one_active_consumer(facts: Facts, _rules: Rules) -> Iterator[Breach]:
                 continue
             assert at is not None
             assert before.settled is not None
+            assert isinstance(call.request, Receive)
+            if call.request.kind is Kind.FAILOVER and _may_have_joined(life, _consumer(call), before, at):
+                continue
             own = [one for one in life.calls if one.incarnation == call.incarnation and one.started is not None]
             has_left = any(
                 isinstance(one.request, Leave)
@@ -255,7 +267,7 @@ def redelivery_counts_never_go_down(facts: Facts, rules: Rules) -> Iterator[Brea
                 highest, source = seen.get(scope, (0, call))
                 if source.settled is not None and any(not one.settled_before(source.settled) for one in life.seeks):
                     highest = 0
-                if count < highest and not (rules.durable_counts and facts.was_stale(call)):
+                if count < highest and not (rules.durable_counts and facts.was_stale(call, at=call.settled)):
                     problem = f"{call} delivered {text!r} ({id_text(key)}) with count {count}, {source} with {highest}"
                     yield _breach("redelivery-counts-never-go-down", problem, source, call)
                 seen[scope] = (max(count, highest), call if count >= highest else source)
@@ -312,6 +324,56 @@ def _by_incarnation(facts: Facts, kinds: tuple[Kind, ...]) -> Iterator[tuple[Lif
 def _consumer(call: Call) -> str:
     assert isinstance(call.request, Receive)
     return call.request.consumer
+
+
+def _may_have_joined(life: Life, consumer: str, since: Call, until: Instant) -> bool:
+    """Return whether the consumer may have joined after `since` was started, at the broker that served it."""
+    own = [one for one in life.calls if one.incarnation == since.incarnation and one.started is not None]
+    return any(
+        isinstance(one.request, Receive)
+        and one.request.consumer == consumer
+        and one.started is not None
+        and since.started is not None
+        and since.started < one.started < until
+        and not _is_connected(own, consumer, one.started)
+        for one in own
+    ) or _is_in_progress(own, consumer, since)
+
+
+def _is_in_progress(own: list[Call], consumer: str, since: Call) -> bool:
+    """Return whether the consumer was not certainly connected, and a call of it was in progress, when `since` started."""
+    at = since.started
+    assert at is not None
+    return not _is_connected(own, consumer, at) and any(
+        isinstance(one.request, Receive)
+        and one.request.consumer == consumer
+        and one.started is not None
+        and one.started < at
+        and not one.settled_before(at)
+        for one in own
+    )
+
+
+def _is_connected(own: list[Call], consumer: str, at: Instant) -> bool:
+    """Return whether the consumer certainly has a session at `at`: it called before, and neither left nor was idle."""
+    return any(
+        isinstance(one.request, Receive)
+        and one.request.consumer == consumer
+        and one.is_done
+        and one.settled is not None
+        and one.started is not None
+        and one.settled < at
+        and one.settled.time_s + one.request.session_ttl_s > at.time_s + SLACK_S
+        and not any(
+            isinstance(other.request, Leave)
+            and other.request.consumer == consumer
+            and other.started is not None
+            and other.started < at
+            and not other.settled_before(one.started)
+            for other in own
+        )
+        for one in own
+    )
 
 
 def _is_repeat(call: Call, earlier: list[Call]) -> bool:

@@ -216,9 +216,10 @@ class Facts:
         later = (number for number, opened in self._opened[topic] if number > incarnation and opened < at)
         return next(later, None)
 
-    def was_stale(self, call: Call) -> bool:
-        """Return whether another broker had opened the topic when the broker of the call started it."""
-        return call.started is not None and self.successor(topic_of(call), call.incarnation, call.started) is not None
+    def was_stale(self, call: Call, *, at: Instant | None = None) -> bool:
+        """Return whether another broker had opened the topic at `at`; None: when the broker of the call started it."""
+        at = at or call.started
+        return at is not None and self.successor(topic_of(call), call.incarnation, at) is not None
 
 
 def topic_of(call: Call) -> str:
