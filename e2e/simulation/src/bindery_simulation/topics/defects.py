@@ -5,13 +5,13 @@ change of the code around them.
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 from bindery_broker.dispatch.consumers import Consumer
 from bindery_broker.dispatch.item import MessageRef
-from bindery_broker.dispatch.key_shared import AUTO_SPLIT
+from bindery_broker.dispatch.key_shared import AUTO_SPLIT, KeySharedDispatcher, KeySharedMode
 from bindery_broker.dispatch.leases import LeaseTable
 from bindery_broker.dispatch.portions import State
 from bindery_broker.dispatch.shared import SharedDispatcher
@@ -340,6 +340,47 @@ def exclusive_not_checked() -> list[Replacement]:
             self.active = chosen
 
     return [(Subscription, "join", join), (SingleActiveDispatcher, "_choose", choose)]
+
+
+def active_with_each_call() -> list[Replacement]:
+    """Every consumer of a failover subscription gets messages."""
+    original = SingleActiveDispatcher.reads_for
+
+    def reads_for(self: Any, waiting: Collection[Consumer]) -> Consumer | None:
+        self.active = next((one for one in self.consumers if one in waiting), self.active)
+        return original(self, waiting)
+
+    return [(SingleActiveDispatcher, "reads_for", reads_for)]
+
+
+def kept_by_former_consumer() -> list[Replacement]:
+    """If another consumer of a failover subscription becomes active, the former one keeps what it holds."""
+
+    def choose(self: Any) -> None:
+        self.active = self._pick_active(self.consumers) if self.consumers else None
+
+    return [(SingleActiveDispatcher, "_choose", choose)]
+
+
+def key_moves_at_once() -> list[Replacement]:
+    """A key goes to its new owner while the former one holds messages of it, and returned messages are overtaken."""
+    original = KeySharedDispatcher.__init__
+
+    def __init__(self: Any, **others: Any) -> None:
+        original(self, **{**others, "mode": KeySharedMode(allow_out_of_order=True)})
+
+    return [(KeySharedDispatcher, "__init__", __init__)]
+
+
+def key_overtaken() -> list[Replacement]:
+    """Later messages of a key are delivered while returned ones wait to be read again."""
+    original = KeySharedDispatcher.__init__
+
+    def __init__(self: Any, **others: Any) -> None:
+        original(self, **others)
+        self._waiting_states = frozenset({State.READY, State.SHELVED})
+
+    return [(KeySharedDispatcher, "__init__", __init__)]
 
 
 def delivered_while_held() -> list[Replacement]:

@@ -44,6 +44,8 @@ BOOKIES_AND_KILLS: Final = Conditions((service.partition, service.slow_and_flaky
 SHARED: Final = Conditions((faults.close_topics,), (Type.SHARED,))
 SHARED_KILLS: Final = Conditions((faults.kill_broker,), (Type.SHARED,))
 EXCLUSIVE: Final = Conditions((faults.close_topics,), (Type.EXCLUSIVE,))
+FAILOVER: Final = Conditions((faults.close_topics,), (Type.FAILOVER,))
+KEY_SHARED: Final = Conditions((faults.close_topics,), (Type.KEY_SHARED,))
 
 # --- the table: name, what the defect does, invariants that may report it, first seed, conditions, defect ------------
 
@@ -102,6 +104,14 @@ MUTANTS: Final[MutantTable[Conditions]] = MutantTable(Kind.TOPICS, _trials, (
      ("redelivery-counts-never-go-down",), 0, SHARED_KILLS, defects.delivered_before_counted),
     ("exclusive-not-checked", "A second consumer may use an exclusive subscription.",
      ("one-active-consumer",), 0, EXCLUSIVE, defects.exclusive_not_checked),
+    ("active-with-each-call", "Every consumer of a failover subscription gets messages.",
+     ("one-active-consumer", "order-exclusive"), 0, FAILOVER, defects.active_with_each_call),
+    ("kept-by-former-consumer", "The former active consumer of a failover subscription keeps what it holds.",
+     ("order-exclusive",), 0, FAILOVER, defects.kept_by_former_consumer),
+    ("key-moves-at-once", "A key goes to another consumer although messages of it are held.",
+     ("order-per-key",), 0, KEY_SHARED, defects.key_moves_at_once),
+    ("key-overtaken", "Later messages of a key are delivered while returned ones wait.",
+     ("order-per-key",), 0, KEY_SHARED, defects.key_overtaken),
     ("delivered-while-held", "A message that is held is delivered to others, too.",
      ("one-lease",), 0, SHARED, defects.delivered_while_held),
 ), unit="seeds")

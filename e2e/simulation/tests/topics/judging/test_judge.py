@@ -376,6 +376,21 @@ def test_a_key_moves_once_its_messages_are_acknowledged_or_returned() -> None:
     assert story.breaches() == []
 
 
+def test_a_returned_message_comes_before_later_ones_of_its_key() -> None:
+    for returned_first, expected in [(True, []), (False, ["order-per-key"])]:
+        story = Story(Kind.KEY_SHARED)
+        story.produce(FIRST, SECOND, routing="k")
+        story.receive(FIRST)
+        story.call(Return(SUB, (FIRST,)), result=(FIRST,))
+        if returned_first:
+            story.receive(FIRST, SECOND, counts=(1, 0))
+        else:
+            story.receive(SECOND)
+            story.receive(FIRST, counts=(1,))
+        story.ack(FIRST, SECOND)
+        assert story.breaches() == expected
+
+
 # --- consumers and leases ---------------------------------------------------------------------------------------------
 
 
@@ -399,6 +414,41 @@ def test_a_consumer_that_left_is_not_active() -> None:
     story.receive(SECOND, consumer="b")
     story.ack(SECOND)
     assert story.breaches() == []
+
+
+def test_a_failover_consumer_that_joins_may_replace_one_that_stays() -> None:
+    for was_there, expected in [(False, []), (True, ["one-active-consumer"])]:
+        story = Story(Kind.FAILOVER)
+        story.produce(FIRST, SECOND)
+        if was_there:
+            story.receive(consumer="b", session_ttl_s=50.0)
+        story.receive(FIRST, consumer="a", session_ttl_s=50.0)
+        story.ack(FIRST)
+        story.receive(SECOND, consumer="b")
+        story.ack(SECOND)
+        assert story.breaches() == expected
+
+
+def test_what_a_replaced_failover_consumer_held_is_delivered_again() -> None:
+    for again, expected in [((FIRST, SECOND), []), ((SECOND,), ["order-exclusive"])]:
+        story = Story(Kind.FAILOVER)
+        story.produce(FIRST, SECOND)
+        story.receive(FIRST, consumer="a", session_ttl_s=50.0)
+        story.receive(*again, consumer="b")
+        story.ack(FIRST, SECOND)
+        assert story.breaches() == expected
+
+
+def test_a_rewind_for_a_consumer_that_was_active_meanwhile() -> None:
+    for joins, expected in [(True, []), (False, ["order-exclusive"])]:
+        story = Story(Kind.FAILOVER)
+        story.produce(FIRST)
+        story.receive(FIRST, consumer="a", session_ttl_s=50.0)
+        if joins:
+            story.receive(consumer="b")
+        story.receive(FIRST, consumer="a", session_ttl_s=50.0)
+        story.ack(FIRST)
+        assert story.breaches() == expected
 
 
 def test_a_message_has_one_lease() -> None:

@@ -69,7 +69,7 @@ def order_exclusive(facts: Facts, _rules: Rules) -> Iterator[Breach]:
     """Exclusive and Failover: the order of the topic, without gaps; backwards only for a reason, to the first message.
 
     A rewind has a reason: messages were returned, a lease ended, the consumer changed, an acknowledgement failed, or a
-    seek moved the subscription. After a rewind, no unacknowledged message is left out.
+    seek moved the subscription. After a rewind, and for another consumer, no unacknowledged message is left out.
     """
     for life, calls in _by_incarnation(facts, (Kind.EXCLUSIVE, Kind.FAILOVER)):
         walk = _InOrder(facts, life)
@@ -105,6 +105,8 @@ class _InOrder:
             if not self._may_rewind(call):
                 return f"delivered {id_text(keys[0])} after {id_text(before)} without a reason to deliver it again"
             before = None
+        if self._calls and _consumer(self._calls[-1]) != _consumer(call):
+            before = None  # what the former consumer held is returned
         for key in keys:
             for missing in self._facts.between(self._life.id.topic, before, key):
                 if self._is_missing(missing, call, at):
@@ -151,8 +153,12 @@ class _InOrder:
 
 
 def order_per_key(facts: Facts, _rules: Rules) -> Iterator[Breach]:
-    """Key_Shared: messages of one key go to one consumer at a time, in the order of the topic."""
+    """Key_Shared: messages of one key go to one consumer at a time, in the order of the topic.
+
+    A returned message is delivered again before later ones of its key.
+    """
     for life, calls in _by_incarnation(facts, (Kind.KEY_SHARED,)):
+        returns = [one for one in life.calls if isinstance(one.request, Return)]
         held: dict[str, dict[Key, Call]] = defaultdict(dict)
         for call in calls:
             at = call.settled
@@ -177,6 +183,11 @@ def order_per_key(facts: Facts, _rules: Rules) -> Iterator[Breach]:
                     elif _consumer(holder) != _consumer(call) and _holds(life, holder, earlier.key, at):
                         problem = f"{call} delivered {id_text(key)} of key {routing!r}; {holder} holds that key"
                         yield _breach("order-per-key", problem, holder, call)
+                    elif not facts.is_exempt(life, earlier, at):
+                        for one in returns:
+                            if holder.settled_before(one.sent) and _has_returned(life, one, earlier.key, call):
+                                problem = f"{call} delivered {id_text(key)} of key {routing!r}; {one} returned an earlier one"
+                                yield _breach("order-per-key", problem, holder, one, call)
                 of_key[key] = call
 
 
