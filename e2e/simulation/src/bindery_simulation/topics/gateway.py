@@ -1,8 +1,7 @@
 """Carry out requests of clients at one broker: the only module that calls the broker's topics and subscriptions.
 
 It does what the broker's HTTP port does, without HTTP: it locates the owner, opens the topic, calls it, and sorts
-errors into outcomes. If the signatures of `Topic` or `Subscription` change, only this module changes. To add a type of
-subscription, add it to SUPPORTED.
+errors into outcomes. If the signatures of `Topic` or `Subscription` change, only this module changes.
 """
 
 from collections.abc import Callable

@@ -161,41 +161,48 @@ def order_per_key(facts: Facts, _rules: Rules) -> Iterator[Breach]:
         returns = [one for one in life.calls if isinstance(one.request, Return)]
         held: dict[str, dict[Key, Call]] = defaultdict(dict)
         for call in calls:
-            at = call.settled
-            assert at is not None
             for key, text, _ in call.deliveries:
                 routing = facts.payloads[text].key if text in facts.payloads else None
                 if routing is None:
                     continue
                 of_key = held[routing]
                 for earlier in facts.between(life.id.topic, None, key):
-                    if earlier.payload.key != routing or not facts.is_owed(life, earlier):
-                        continue
-                    if earlier.call.settled is None or call.started is None or earlier.call.settled > call.started:
-                        continue
-                    holder = of_key.get(earlier.key)
-                    if holder is None:
-                        if not facts.is_exempt(life, earlier, at):
-                            problem = (
-                                f"{call} delivered {id_text(key)} of key {routing!r} before {id_text(earlier.key)}"
-                            )
+                    if earlier.payload.key == routing and facts.is_owed(life, earlier):
+                        why = _overtakes(facts, life, call, earlier, of_key.get(earlier.key), returns)
+                        if why is not None:
+                            problem = f"{call} delivered {id_text(key)} of key {routing!r} {why}"
                             yield _breach("order-per-key", problem, call)
-                    elif _consumer(holder) != _consumer(call) and _holds(life, holder, earlier.key, at):
-                        problem = f"{call} delivered {id_text(key)} of key {routing!r}; {holder} holds that key"
-                        yield _breach("order-per-key", problem, holder, call)
-                    elif not facts.is_exempt(life, earlier, at):
-                        for one in returns:
-                            if holder.settled_before(one.sent) and _has_returned(life, one, earlier.key, call):
-                                problem = f"{call} delivered {id_text(key)} of key {routing!r}; {one} returned an earlier one"
-                                yield _breach("order-per-key", problem, holder, one, call)
                 of_key[key] = call
+
+
+def _overtakes(
+    facts: Facts, life: Life, call: Call, earlier: Stored, holder: Call | None, returns: list[Call]
+) -> str | None:
+    """Return why `call` may not deliver a message after `earlier`, one of the same key; None: it may.
+
+    `holder`: the call that delivered `earlier` last. `returns`: the negative acknowledgements of the subscription.
+    """
+    stored, at = earlier.call.settled, call.settled
+    assert at is not None
+    if stored is None or call.started is None or stored > call.started:
+        return None
+    if holder is not None and _consumer(holder) != _consumer(call) and _holds(life, holder, earlier.key, at):
+        return f"while {holder} held {id_text(earlier.key)}"
+    if facts.is_exempt(life, earlier, at):
+        return None
+    if holder is None:
+        return f"before {id_text(earlier.key)}"
+    for one in returns:
+        if holder.settled_before(one.sent) and _has_returned(life, one, earlier.key, call):
+            return f"before {id_text(earlier.key)}, which {one} had returned"
+    return None
 
 
 def one_active_consumer(facts: Facts, _rules: Rules) -> Iterator[Breach]:
     """Exclusive and Failover: another consumer receives only after the session of the former one has ended.
 
-    A Failover subscription chooses anew when a consumer joins: the former one may be connected if the other one joined.
-    A consumer that was there already does not replace one that stays: the choice prefers one of two by their names.
+    A Failover subscription chooses anew when a consumer joins: the former one may stay connected if the other one has
+    joined. A consumer that was there already never replaces one that stays: of two, the same one is always preferred.
     """
     for life, calls in _by_incarnation(facts, (Kind.EXCLUSIVE, Kind.FAILOVER)):
         for before, call in pairwise(calls):
@@ -352,7 +359,7 @@ def _may_have_joined(life: Life, consumer: str, since: Call, until: Instant) -> 
 
 
 def _is_in_progress(own: list[Call], consumer: str, since: Call) -> bool:
-    """Return whether the consumer was not certainly connected, and a call of it was in progress, when `since` started."""
+    """Return whether a call of the consumer that may have connected it was in progress when `since` started."""
     at = since.started
     assert at is not None
     return not _is_connected(own, consumer, at) and any(
