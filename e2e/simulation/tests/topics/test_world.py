@@ -14,6 +14,7 @@ from bindery_simulation.topics import faults, search
 from bindery_simulation.topics.judging.history import (
     Acknowledge,
     Key,
+    Kind,
     Leave,
     Outcome,
     Produce,
@@ -100,6 +101,8 @@ def test_runs_reach_the_states_that_the_judge_checks() -> None:
         "lost with its broker",
         "repeated request",
         "refused",
+        "delayed",
+        *(f"received from {kind}" for kind in Kind),
     }
     seen: set[str] = set()
     for seed in range(60):
@@ -136,6 +139,7 @@ def _states(world: World) -> set[str]:
             found.add("unknown acknowledgement" if isinstance(request, Acknowledge) else "unknown produce")
         if isinstance(request, Receive):
             for key, _, count in call.deliveries:
+                found.add(f"received from {request.kind}")
                 assert call.settled is not None
                 lease_ends_s[request.subscription, key] = call.settled.time_s + request.ack_timeout_s
                 if count:
@@ -144,7 +148,9 @@ def _states(world: World) -> set[str]:
                 found.add("repeated request")
             requests.add((request.consumer, request.request_id))
         elif call.is_done:
-            if isinstance(request, Acknowledge):
+            if isinstance(request, Produce) and any(one.is_delayed for one in request.messages):
+                found.add("delayed")
+            elif isinstance(request, Acknowledge):
                 found |= _kinds_of_ack(request)
                 if any(lease_ends_s[request.subscription, key] < call.sent.time_s for key in request.keys):
                     found.add("late acknowledgement")

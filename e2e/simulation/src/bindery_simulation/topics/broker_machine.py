@@ -18,7 +18,7 @@ from bindery_metadata.coordination.leases import Leases
 from bindery_simulation.loop import Process
 from bindery_simulation.service.machine import ClientMachine
 from bindery_simulation.service.site import Site
-from bindery_simulation.topics.gateway import Gateway
+from bindery_simulation.topics.gateway import CLOCKS_APART_MS, Gateway
 from bindery_simulation.topics.judging.history import History
 
 BROKER_PORT: Final = 8080
@@ -32,6 +32,7 @@ class BrokerMachine(ClientMachine):
 
     def __init__(self, site: Site, name: str, *, settings: BrokerSettings, history: History) -> None:
         super().__init__(site, name, self._serve)
+        self.clock_ahead_ms = max(-CLOCKS_APART_MS, min(self.clock_ahead_ms // 1000, CLOCKS_APART_MS))
         self.url = f"http://{name}:{BROKER_PORT}"
         self.gateway: Gateway | None = None
         """Serves requests; None: the broker does not serve."""

@@ -383,6 +383,11 @@ def key_overtaken() -> list[Replacement]:
     return [(KeySharedDispatcher, "__init__", __init__)]
 
 
+def delay_ignored() -> list[Replacement]:
+    """Delayed messages of shared subscriptions are delivered at once."""
+    return [(SharedDispatcher, "keeps_delays", False)]
+
+
 def delivered_while_held() -> list[Replacement]:
     """A returned message stays with its former consumer, and others get it, too."""
     original = SharedDispatcher.take

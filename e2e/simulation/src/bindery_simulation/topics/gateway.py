@@ -4,6 +4,7 @@ It does what the broker's HTTP port does, without HTTP: it locates the owner, op
 errors into outcomes. If the signatures of `Topic` or `Subscription` change, only this module changes.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -18,6 +19,7 @@ from bindery_pulsar.message_codec import OutgoingMessage
 from bindery_pulsar.message_id import EARLIEST, LATEST, MessageId, Position
 from bindery_pulsar.topic_name import TopicName
 
+from bindery_simulation.service.machine import WALL_CLOCK_START_MS
 from bindery_simulation.topics.judging.history import (
     Acknowledge,
     Call,
@@ -39,7 +41,9 @@ from bindery_simulation.topics.judging.history import (
 
 SUPPORTED: Final = tuple(Kind)
 """Types of subscriptions that this version of the broker has."""
-RULES: Final = Rules(durable_counts=True)
+CLOCKS_APART_MS: Final = 60
+"""Maximum error of the clocks of brokers in ms. A delayed message may be early by this time."""
+RULES: Final = Rules(durable_counts=True, early_s_max=CLOCKS_APART_MS / 1000)
 """What this version of the broker promises."""
 BYTES_MAX: Final = 4 * 2**20
 """Maximum bytes of the messages of one call."""
@@ -165,7 +169,10 @@ class Gateway:
 
 
 async def _produce(topic: Topic, request: Produce) -> tuple[Key, ...]:
-    messages = [OutgoingMessage(payload=one.text.encode(), key=one.key) for one in request.messages]
+    messages = [
+        OutgoingMessage(payload=one.text.encode(), key=one.key, deliver_at_ms=_wall_clock_ms(one.deliver_at_s))
+        for one in request.messages
+    ]
     results = await topic.publish(messages, producer=None, batch=request.batch)
     keys: list[Key] = []
     for result in results:
@@ -188,6 +195,11 @@ async def _seek(subscription: Subscription, request: Seek) -> tuple[int, int]:
         target = _message_id(request.to)
     position = await subscription.seek(target)
     return position.ledger_id, position.entry_id
+
+
+def _wall_clock_ms(time_s: float | None) -> int | None:
+    """Return a time of the simulation as ms since 1970, not earlier; None: none."""
+    return None if time_s is None else WALL_CLOCK_START_MS + math.ceil(time_s * 1000)
 
 
 def _message_id(key: Key) -> MessageId:

@@ -112,6 +112,7 @@ MUTANTS: Final[MutantTable[Conditions]] = MutantTable(Kind.TOPICS, _trials, (
      ("order-per-key",), 0, KEY_SHARED, defects.key_moves_at_once),
     ("key-overtaken", "Later messages of a key are delivered while returned ones wait.",
      ("order-per-key",), 0, KEY_SHARED, defects.key_overtaken),
+    ("delay-ignored", "Delayed messages are delivered at once.", ("never-early",), 0, SHARED, defects.delay_ignored),
     ("delivered-while-held", "A message that is held is delivered to others, too.",
      ("one-lease",), 0, SHARED, defects.delivered_while_held),
 ), unit="seeds")

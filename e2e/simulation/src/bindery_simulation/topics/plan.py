@@ -32,6 +32,8 @@ class Plan:
     """Time in seconds of traffic and faults before all faults are undone."""
     faults: int
     seeks: int
+    delayed_share: float
+    """Share of the requests of producers whose messages have a time of delivery."""
 
 
 def draw_plan(rng: random.Random, kinds: Sequence[Kind]) -> Plan:
@@ -43,6 +45,7 @@ def draw_plan(rng: random.Random, kinds: Sequence[Kind]) -> Plan:
         traffic_s=rng.choice((8.0, 12.0, 20.0)),
         faults=rng.choice((1, 2, 3, 4, 6, 8)),
         seeks=rng.choice((0, 0, 1, 2, 4)),
+        delayed_share=rng.choice((0.0, 0.0, 0.3)),
     )
 
 

@@ -38,6 +38,8 @@ IN_ORDER: Final = (Kind.EXCLUSIVE, Kind.FAILOVER)
 """Types of subscriptions that allow cumulative acknowledgements."""
 KEYS: Final = (None, "a", "b", "c")
 """Keys of messages."""
+DELAYS_S: Final = (0.2, 1.5, 6.0)
+"""Delays of messages in seconds."""
 DRAIN_COUNT: Final = 8
 """Maximum number of messages of one call at the end of a run."""
 
@@ -62,6 +64,19 @@ class Client:
 class Producer(Client):
     """Sends requests with one to six messages, one after the other."""
 
+    def __init__(
+        self, caller: Caller, rng: random.Random, is_busy: Callable[[], bool], *, delayed_share: float = 0.0
+    ) -> None:
+        """`delayed_share`: see `Plan`."""
+        super().__init__(caller, rng, is_busy)
+        self._delayed_share = delayed_share
+
+    def _deliver_at_s(self) -> float | None:
+        """Draw a time before which the messages of a request are not delivered."""
+        if not self._delayed_share or self._rng.random() >= self._delayed_share:
+            return None
+        return asyncio.get_running_loop().time() + self._rng.choice(DELAYS_S)
+
     async def run(self, topic: str, begin: "asyncio.Event") -> None:
         rng = self._rng
         await begin.wait()
@@ -70,8 +85,13 @@ class Producer(Client):
         while self._is_busy() and sent < MESSAGES_MAX:
             count = rng.choice((1, 1, 2, 3, 6))
             key = rng.choice(KEYS)
+            deliver_at_s = self._deliver_at_s()
             messages = tuple(
-                Payload(f"{self._caller.name}-{sent + number}", key=rng.choice(KEYS) if rng.random() < 0.2 else key)
+                Payload(
+                    f"{self._caller.name}-{sent + number}",
+                    key=rng.choice(KEYS) if rng.random() < 0.2 else key,
+                    deliver_at_s=deliver_at_s,
+                )
                 for number in range(count)
             )
             sent += count

@@ -166,7 +166,7 @@ class World(Director):
         for topic in self.plan.topics:
             for _ in range(topic.producers):
                 caller = self._caller(f"p{len(self.callers)}")
-                producer = Producer(caller, rng, is_busy)
+                producer = Producer(caller, rng, is_busy, delayed_share=self.plan.delayed_share)
                 work.append(caller.process.spawn(producer.run(topic.name, begin)))
         for plan in plans:
             for _ in range(plan.consumers):

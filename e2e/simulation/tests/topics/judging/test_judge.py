@@ -481,6 +481,24 @@ def test_a_delayed_message_must_not_be_early() -> None:
         assert story.breaches(early_s_max=100.0) == []
 
 
+def test_a_consumer_that_keeps_the_order_of_the_topic_ignores_delays() -> None:
+    story = Story(Kind.EXCLUSIVE)
+    story.produce(FIRST, due_s=100.0)
+    story.receive(FIRST)
+    story.ack(FIRST)
+    assert story.breaches() == []
+
+
+def test_delayed_messages_of_a_key_have_no_order() -> None:
+    story = Story(Kind.KEY_SHARED)
+    story.produce(FIRST, due_s=4.0, routing="k")
+    story.produce(SECOND, routing="k")
+    story.receive(SECOND)
+    story.receive(FIRST)
+    story.ack(FIRST, SECOND)
+    assert story.breaches() == []
+
+
 # --- redelivery counts ------------------------------------------------------------------------------------------------
 
 

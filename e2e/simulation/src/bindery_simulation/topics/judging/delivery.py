@@ -155,7 +155,8 @@ class _InOrder:
 def order_per_key(facts: Facts, _rules: Rules) -> Iterator[Breach]:
     """Key_Shared: messages of one key go to one consumer at a time, in the order of the topic.
 
-    A returned message is delivered again before later ones of its key.
+    A returned message is delivered again before later ones of its key. Delayed messages have no order when they are
+    delivered for the first time.
     """
     for life, calls in _by_incarnation(facts, (Kind.KEY_SHARED,)):
         returns = [one for one in life.calls if isinstance(one.request, Return)]
@@ -168,7 +169,10 @@ def order_per_key(facts: Facts, _rules: Rules) -> Iterator[Breach]:
                 of_key = held[routing]
                 for earlier in facts.between(life.id.topic, None, key):
                     if earlier.payload.key == routing and facts.is_owed(life, earlier):
-                        why = _overtakes(facts, life, call, earlier, of_key.get(earlier.key), returns)
+                        holder = of_key.get(earlier.key)
+                        if holder is None and (facts.payloads[text].is_delayed or earlier.payload.is_delayed):
+                            continue
+                        why = _overtakes(facts, life, call, earlier, holder, returns)
                         if why is not None:
                             problem = f"{call} delivered {id_text(key)} of key {routing!r} {why}"
                             yield _breach("order-per-key", problem, call)
@@ -260,9 +264,12 @@ def one_lease(facts: Facts, _rules: Rules) -> Iterator[Breach]:
 
 
 def never_early(facts: Facts, rules: Rules) -> Iterator[Breach]:
-    """A delayed message is not delivered before its time."""
-    for life in facts.lives.values():
-        for call in life.receives:
+    """Shared, Key_Shared: a delayed message is not delivered before its time.
+
+    The other types keep the order of the topic instead.
+    """
+    for life, calls in _by_incarnation(facts, (Kind.SHARED, Kind.KEY_SHARED)):
+        for call in calls:
             for key, text, _ in call.deliveries:
                 due_s = facts.payloads[text].deliver_at_s if text in facts.payloads else None
                 if due_s is not None and call.settled is not None and call.settled.time_s < due_s - rules.early_s_max:

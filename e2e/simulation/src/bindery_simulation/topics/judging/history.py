@@ -62,6 +62,10 @@ class Payload:
     deliver_at_s: float | None = None
     """Time before which the message must not be delivered; None: at once."""
 
+    @property
+    def is_delayed(self) -> bool:
+        return self.deliver_at_s is not None
+
 
 @dataclass(frozen=True, slots=True)
 class Produce:
