@@ -101,7 +101,7 @@ MUTANTS: Final[MutantTable[Conditions]] = MutantTable(Kind.TOPICS, _trials, (
     ("counts-not-loaded", "A broker that opens a topic begins with redelivery counts of 0.",
      ("redelivery-counts-never-go-down",), 0, CLOSES, defects.counts_not_loaded),
     ("delivered-before-counted", "A returned message is delivered before its redelivery count is stored.",
-     ("redelivery-counts-never-go-down",), 0, SHARED_KILLS, defects.delivered_before_counted),
+     ("redelivery-counts-never-go-down",), 26, SHARED_KILLS, defects.delivered_before_counted),
     ("exclusive-not-checked", "A second consumer may use an exclusive subscription.",
      ("one-active-consumer",), 0, EXCLUSIVE, defects.exclusive_not_checked),
     ("active-with-each-call", "Every consumer of a failover subscription gets messages.",
