@@ -268,7 +268,7 @@ def never_early(facts: Facts, rules: Rules) -> Iterator[Breach]:
 
     The other types keep the order of the topic instead.
     """
-    for life, calls in _by_incarnation(facts, (Kind.SHARED, Kind.KEY_SHARED)):
+    for _, calls in _by_incarnation(facts, (Kind.SHARED, Kind.KEY_SHARED)):
         for call in calls:
             for key, text, _ in call.deliveries:
                 due_s = facts.payloads[text].deliver_at_s if text in facts.payloads else None
