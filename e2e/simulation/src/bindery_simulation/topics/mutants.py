@@ -21,15 +21,17 @@ COLLECT_EVERY: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """The faults to choose from, and the types of subscriptions."""
+    """The faults to choose from, the types of subscriptions, and whether messages may be delayed."""
 
     faults: tuple[Fault, ...]
     kinds: tuple[Type, ...] = (Type.EXCLUSIVE, Type.SHARED)
+    has_delays: bool = False
 
 
 def _trials(seeds: Iterable[int], conditions: Conditions) -> Iterator[Trial]:
     for number, seed in enumerate(seeds):
-        violation = run_seed(seed, faults=conditions.faults, kinds=conditions.kinds).violation
+        outcome = run_seed(seed, faults=conditions.faults, kinds=conditions.kinds, has_delays=conditions.has_delays)
+        violation = outcome.violation
         if number % COLLECT_EVERY == 0:
             collect()
         yield Trial(seed, 1, None if violation is None else violation.invariant, str(violation or ""))
@@ -42,6 +44,7 @@ CLOSES: Final = Conditions((faults.close_topics,))
 BOOKIES: Final = Conditions((service.flaky_connections, service.slow_and_flaky, service.kill_bookie))
 BOOKIES_AND_KILLS: Final = Conditions((service.partition, service.slow_and_flaky, faults.kill_broker))
 SHARED: Final = Conditions((faults.close_topics,), (Type.SHARED,))
+DELAYED: Final = Conditions((faults.close_topics,), (Type.SHARED,), has_delays=True)
 SHARED_KILLS: Final = Conditions((faults.kill_broker,), (Type.SHARED,))
 EXCLUSIVE: Final = Conditions((faults.close_topics,), (Type.EXCLUSIVE,))
 FAILOVER: Final = Conditions((faults.close_topics,), (Type.FAILOVER,))
@@ -78,7 +81,7 @@ MUTANTS: Final[MutantTable[Conditions]] = MutantTable(Kind.TOPICS, _trials, (
     ("znodes-without-versions", "The znodes of a topic are written whatever their versions are.",
      ("stale-owner-changes-nothing",), 31, STALE, defects.znodes_without_versions),
     ("cursors-without-check", "The znodes of cursors are written without a check of the ownership.",
-     ("stale-owner-changes-nothing",), 31, STALE, defects.cursors_without_check),
+     ("stale-owner-changes-nothing",), 11, STALE, defects.cursors_without_check),
     ("trimmed-too-far", "One more ledger is deleted than the cursors have acknowledged.",
      ("trim-keeps-unacknowledged",), 0, CLOSES, defects.trimmed_too_far),
     ("fastest-cursor-trims", "The cursor that is farthest decides what is deleted.",
@@ -112,7 +115,7 @@ MUTANTS: Final[MutantTable[Conditions]] = MutantTable(Kind.TOPICS, _trials, (
      ("order-per-key",), 0, KEY_SHARED, defects.key_moves_at_once),
     ("key-overtaken", "Later messages of a key are delivered while returned ones wait.",
      ("order-per-key",), 0, KEY_SHARED, defects.key_overtaken),
-    ("delay-ignored", "Delayed messages are delivered at once.", ("never-early",), 0, SHARED, defects.delay_ignored),
+    ("delay-ignored", "Delayed messages are delivered at once.", ("never-early",), 0, DELAYED, defects.delay_ignored),
     ("delivered-while-held", "A message that is held is delivered to others, too.",
      ("one-lease",), 0, SHARED, defects.delivered_while_held),
 ), unit="seeds")

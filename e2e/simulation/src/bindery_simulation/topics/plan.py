@@ -36,8 +36,8 @@ class Plan:
     """Share of the requests of producers whose messages have a time of delivery."""
 
 
-def draw_plan(rng: random.Random, kinds: Sequence[Kind]) -> Plan:
-    """Return a random plan with subscriptions of these kinds."""
+def draw_plan(rng: random.Random, kinds: Sequence[Kind], *, has_delays: bool = True) -> Plan:
+    """Return a random plan with subscriptions of these kinds. `has_delays`: whether messages may be delayed."""
     topics = tuple(_draw_topic(rng, f"public/default/t{number}", kinds) for number in range(rng.choice((1, 1, 2))))
     return Plan(
         brokers=rng.choice((2, 2, 3)),
@@ -45,7 +45,7 @@ def draw_plan(rng: random.Random, kinds: Sequence[Kind]) -> Plan:
         traffic_s=rng.choice((8.0, 12.0, 20.0)),
         faults=rng.choice((1, 2, 3, 4, 6, 8)),
         seeks=rng.choice((0, 0, 1, 2, 4)),
-        delayed_share=rng.choice((0.0, 0.0, 0.3)),
+        delayed_share=rng.choice((0.0, 0.0, 0.3)) if has_delays else 0.0,
     )
 
 

@@ -76,10 +76,11 @@ class World(Director):
         trace: Trace,
         faults: Sequence[Fault] | None = None,
         kinds: Sequence[Kind] = SUPPORTED,
+        has_delays: bool = True,
         caught: Sequence[str] = (),
     ) -> None:
         self.history = History(lambda: self.loop.time())
-        self.plan = draw_plan(random.Random(seed), kinds)
+        self.plan = draw_plan(random.Random(seed), kinds, has_delays=has_delays)
         super().__init__(seed, trace=trace, healing=None, caught=caught)
         self._fault_kinds = tuple(faults or FAULTS)
         self._ledgers: dict[str, tuple[int, ...]] = {}
@@ -249,7 +250,12 @@ class World(Director):
 
 
 def run_seed(
-    seed: int, *, is_traced: bool = False, faults: Sequence[Fault] | None = None, kinds: Sequence[Kind] = SUPPORTED
+    seed: int,
+    *,
+    is_traced: bool = False,
+    faults: Sequence[Fault] | None = None,
+    kinds: Sequence[Kind] = SUPPORTED,
+    has_delays: bool = True,
 ) -> Outcome:
     """Run one cluster from beginning to end, without garbage collection."""
     was_enabled = gc.isenabled()
@@ -257,7 +263,7 @@ def run_seed(
     trace = Trace(is_on=is_traced)
     try:
         with quiet(trace) as caught:
-            return World(seed, trace=trace, faults=faults, kinds=kinds, caught=caught).run()
+            return World(seed, trace=trace, faults=faults, kinds=kinds, has_delays=has_delays, caught=caught).run()
     finally:
         if was_enabled:
             gc.enable()
