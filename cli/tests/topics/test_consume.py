@@ -1,11 +1,14 @@
 """`bindery consume` against a broker in memory: acknowledgements, options that exclude each other, reconnecting."""
 
+import json
+from collections.abc import Callable
 from typing import Any
 
+import httpx
 import pytest
 from bindery.main import app
 from bindery.topics.broker_api import Broker, BrokerRefused, BrokerUnreachable
-from bindery.topics.consume import RETRY_S_MAX, Retries, _print_message, _read, _receive
+from bindery.topics.consume import LEAVE_TIMEOUT_S, RETRY_S_MAX, Retries, _print_message, _read, _receive
 from bindery_core.errors import BadRequest
 from typer.testing import CliRunner
 
@@ -16,17 +19,27 @@ class Recorder:
     def __init__(self, messages: list[str], failures: list[Exception | None] | None = None) -> None:
         self.messages = messages
         self.calls: list[tuple[str, Any]] = []
+        self.bodies: list[dict[str, Any]] = []
         self._failures = failures or []
 
     def post(self, path: str, body: Any) -> Any:
         verb = path.rpartition("/")[2]
-        self.calls.append((verb, body.get("message_ids")))
+        self.calls.append((verb, body.get("message_ids") or body.get("ack")))
+        self.bodies.append(body)
         if self._failures and (error := self._failures.pop(0)) is not None:
             raise error
         if verb != "receive":
             return {}
         batch, self.messages = self.messages, []
         return {"messages": [{"message_id": message_id} for message_id in batch]}
+
+    def request(self, method: str, path: str, **options: Any) -> Any:
+        consumer = path.rpartition("/")[2]
+        assert (method, {body["consumer"] for body in self.bodies}) == ("DELETE", {consumer})
+        assert options["timeout"] == LEAVE_TIMEOUT_S
+        self.calls.append(("leave", None))
+        if self._failures and (error := self._failures.pop(0)) is not None:
+            raise error
 
     def get(self, path: str, **query: Any) -> Any:
         self.calls.append(("get", query["start"]))
@@ -40,7 +53,8 @@ def receive(
     broker: Recorder, *, follow: bool = False, maximum: int | None = None, retries: Retries | None = None
 ) -> Any:
     retries = retries or Retries(is_enabled=False)
-    return _receive(broker, "/t", "s", follow=follow, maximum=maximum, retries=retries)  # type: ignore[arg-type]
+    fields = {"type": "shared"}
+    return _receive(broker, "/t", "s", fields, follow=follow, maximum=maximum, retries=retries)  # type: ignore[arg-type]
 
 
 def test_printed_messages_are_acknowledged_and_the_others_returned() -> None:
@@ -49,13 +63,40 @@ def test_printed_messages_are_acknowledged_and_the_others_returned() -> None:
     assert next(source)["message_id"] == "1"
     assert next(source)["message_id"] == "2"
     source.close()  # the reader of the pipe is gone, possibly before it read the second
-    assert broker.calls == [("receive", None), ("ack", ["1"]), ("nack", ["2", "3"])]
+    assert broker.calls == [("receive", None), ("ack", ["1"]), ("leave", None)]
 
 
 def test_a_drained_subscription_ends_consume() -> None:
     broker = Recorder(["1"])
     assert len(list(receive(broker))) == 1
-    assert broker.calls == [("receive", None), ("ack", ["1"]), ("receive", None)]
+    assert broker.calls == [("receive", None), ("receive", ["1"]), ("leave", None)]
+
+
+def test_the_consumer_leaves_also_if_the_last_acknowledgement_fails() -> None:
+    broker = Recorder(["1", "2"], [None, BROKEN])
+    source = receive(broker)
+    next(source)
+    next(source)
+    with pytest.raises(BrokerUnreachable):
+        source.close()
+    assert broker.calls == [("receive", None), ("ack", ["1"]), ("leave", None)]
+
+
+def test_a_consumer_that_cannot_leave_is_no_failure() -> None:
+    broker = Recorder(["1"], [None, None, BROKEN])
+    assert len(list(receive(broker, maximum=1))) == 1
+    assert broker.calls == [("receive", None), ("ack", ["1"]), ("leave", None)]
+
+
+def test_acknowledgements_are_repeated_in_a_request_whose_outcome_is_unknown() -> None:
+    broker = Recorder(["1"], [None, BROKEN])
+    retries = Retries(is_enabled=True, sleep=lambda seconds: None)
+    source = receive(broker, follow=True, retries=retries)
+    assert next(source)["message_id"] == "1"
+    broker.messages = ["2"]
+    assert next(source)["message_id"] == "2"
+    source.close()
+    assert broker.calls == [("receive", None), ("receive", ["1"]), ("receive", ["1"]), ("leave", None)]
 
 
 BROKEN = BrokerUnreachable("the connection broke")
@@ -83,7 +124,7 @@ def test_an_acknowledgement_is_repeated_after_the_connection_broke() -> None:
     broker = Recorder(["1"], [None, BROKEN])
     retries = Retries(is_enabled=True, sleep=lambda seconds: None)
     assert len(list(receive(broker, follow=True, maximum=1, retries=retries))) == 1
-    assert broker.calls == [("receive", None), ("ack", ["1"]), ("ack", ["1"])]
+    assert broker.calls == [("receive", None), ("ack", ["1"]), ("ack", ["1"]), ("leave", None)]
 
 
 @pytest.mark.parametrize(
@@ -101,13 +142,55 @@ def test_other_errors_end_consume(is_enabled: bool, failures: list[Exception | N
 
 @pytest.mark.parametrize(
     ("arguments", "reason"),
-    [(["-s", "me"], "--subscription needs --ack"), (["--ack", "--start", "earliest"], "--start cannot be used")],
+    [
+        (["-s", "me"], "--subscription needs --ack"),
+        (["--type", "failover"], "--type needs --ack"),
+        (["--priority", "0"], "--priority needs --ack"),
+        (["--key-range", "0-1"], "--key-range needs --ack"),
+        (["--no-durable"], "--no-durable needs --ack"),
+        (["--ack", "--start", "earliest"], "--start cannot be used"),
+        (["--ack", "--type", "key_shared", "--priority", "1"], "--priority has no effect with --type key_shared"),
+        (["--ack", "--key-range", "0-1"], "--key-range needs --type key_shared"),
+        (["--ack", "--allow-out-of-order"], "--allow-out-of-order needs --type key_shared"),
+        (["--ack", "--type", "key_shared", "--key-range", "5-4"], "not a range of key hashes"),
+        (["--ack", "--type", "key_shared", "--key-range", "0-65536"], "not a range of key hashes"),
+        (["--ack", "--type", "key_shared", "--key-range", "0"], "not a range of key hashes"),
+    ],
 )
 def test_options_without_effect_are_refused(arguments: list[str], reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Broker, "request", lambda *_, **__: pytest.fail("no request"))
     refused = CliRunner().invoke(app, ["consume", "t", *arguments]).exception
     assert isinstance(refused, BadRequest)
     assert str(refused).startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fields"),
+    [
+        ([], {"type": "shared"}),
+        (["--priority", "2"], {"type": "shared", "priority": 2}),
+        (["--type", "failover", "--no-durable"], {"type": "failover", "durable": False}),
+        (["--type", "key_shared", "--allow-out-of-order"],
+         {"type": "key_shared", "key_shared": {"allow_out_of_order": True}}),
+        (["--type", "key_shared", "--key-range", "0-9", "--key-range", "20-65535"],
+         {"type": "key_shared", "key_shared": {"mode": "sticky", "ranges": [[0, 9], [20, 65_535]]}}),
+    ],
+)  # fmt: skip
+def test_options_of_the_subscription_are_sent(
+    arguments: list[str], fields: dict[str, Any], serve: Callable[[Callable[[httpx.Request], httpx.Response]], None]
+) -> None:
+    bodies: list[dict[str, Any]] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        if request.method == "POST":
+            bodies.append(json.loads(request.read()))
+        return httpx.Response(200, json={"messages": []})
+
+    serve(handler)
+    done = CliRunner().invoke(app, ["consume", "t", "--ack", *arguments])
+    assert done.exit_code == 0, done.output
+    (body,) = bodies
+    assert {name: value for name, value in body.items() if name not in ("consumer", "max", "wait_ms")} == fields
 
 
 def test_payloads_that_are_not_decoded_are_printed_as_stored_with_one_warning(

@@ -52,6 +52,11 @@ def subscription_path(name: str) -> str:
     return f"/subscriptions/{quote(name, safe='')}"
 
 
+def consumer_path(name: str) -> str:
+    """Return the URL path of a consumer, relative to the path of its subscription."""
+    return f"/consumers/{quote(name, safe='')}"
+
+
 class Broker(JsonHttp):
     """`with Broker(url) as broker: broker.get(path)`: JSON in and out. Raises BrokerUnreachable, BrokerRefused."""
 

@@ -2,20 +2,27 @@
 
 With --follow, the command reconnects with exponential back-off when the connection breaks, and continues at the same
 position. With --ack, messages whose acknowledgement was not confirmed are received again.
+
+With --ack, each request acknowledges the messages that were printed since the request before it, and the consumer
+leaves the subscription at the end, so that its messages and keys go to other consumers at once.
 """
 
 import base64
 import json
 import os
 import random
+import re
+import socket
 import sys
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import suppress
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 from bindery_core.backoff import Backoff
-from bindery_core.errors import BadRequest
+from bindery_core.errors import BadRequest, BinderyError
 
 from bindery.common.options import AsJson
 from bindery.topics.options import Topic, Url
@@ -36,8 +43,22 @@ RETRY_S: Final = 0.2
 """Delay in seconds before the first attempt to reconnect."""
 RETRY_S_MAX: Final = 10.0
 """Maximum delay in seconds before an attempt to reconnect."""
+LEAVE_TIMEOUT_S: Final = 5.0
+"""Maximum time in seconds to leave the subscription. Without an answer, the broker ends the session by its own time."""
+KEY_HASH_MAX: Final = 65_535
+"""The last hash of a key. The first is 0."""
+_KEY_RANGE: Final = re.compile(r"(\d{1,5})-(\d{1,5})")
 _TEMPORARY: Final = frozenset({429, 502, 503, 504})
 """HTTP statuses of a broker that is busy or restarts, or whose topic is moving to another broker."""
+
+
+class SubscriptionType(StrEnum):
+    """How the consumers of a subscription share its messages."""
+
+    SHARED = "shared"
+    EXCLUSIVE = "exclusive"
+    FAILOVER = "failover"
+    KEY_SHARED = "key_shared"
 
 
 def consume(
@@ -62,6 +83,38 @@ def consume(
             metavar="POSITION", help="Position to read from: earliest, latest or a message id; default: earliest."
         ),
     ] = None,
+    kind: Annotated[
+        SubscriptionType | None,
+        typer.Option("--type", help="How consumers share the messages of the subscription; default: shared."),
+    ] = None,
+    priority: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=0,
+            max=1_000,
+            help="Consumers with the lowest number are preferred (shared and failover); default: 0.",
+        ),
+    ] = None,
+    key_ranges: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--key-range",
+            metavar="FIRST-LAST",
+            help="Range of key hashes (0 to 65535) for this consumer, instead of a share (key_shared); repeatable.",
+        ),
+    ] = None,
+    allow_out_of_order: Annotated[
+        bool,
+        typer.Option(
+            "--allow-out-of-order",
+            help="Deliver messages of a key even while another consumer holds earlier ones (key_shared).",
+        ),
+    ] = False,
+    no_durable: Annotated[
+        bool,
+        typer.Option("--no-durable", help="Do not store the subscription: it ends with its last consumer."),
+    ] = False,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
@@ -73,20 +126,40 @@ def consume(
     Without --ack nothing changes on the broker. With --ack a message is acknowledged after it was printed: if the
     command fails in between, the message is delivered again. The topic is not created if it does not exist.
 
+    Each consumer of a shared subscription gets other messages. key_shared is the same, with the messages of a key in
+    order to one consumer. In a failover subscription one consumer gets all messages in order, and another one takes
+    over when it leaves. An exclusive subscription has one consumer.
+
     Examples:
 
       bindery consume greetings --follow
 
       bindery consume orders --ack --subscription billing --max 100 --json
 
-    Exit codes: 0 success, 1 the topic does not exist or the broker failed.
+      bindery consume orders --ack --subscription shipping --type key_shared --follow
+
+    Exit codes: 0 success, 1 the topic does not exist or the broker failed, 2 wrong usage.
     """
     from bindery.topics.broker_api import Broker, topic_path
 
-    if subscription is not None and not ack:
-        raise BadRequest("--subscription needs --ack: without it, messages are read without a subscription")
+    given = {
+        "--subscription": subscription is not None,
+        "--type": kind is not None,
+        "--priority": priority is not None,
+        "--key-range": bool(key_ranges),
+        "--allow-out-of-order": allow_out_of_order,
+        "--no-durable": no_durable,
+    }
+    for option, is_given in given.items():
+        if is_given and not ack:
+            raise BadRequest(f"{option} needs --ack: without it, messages are read without a subscription")
     if start is not None and ack:
         raise BadRequest("--start cannot be used with --ack: a subscription has its own position")
+    fields = _consumer_fields(
+        kind or SubscriptionType.SHARED, priority, key_ranges or [], allow_out_of_order=allow_out_of_order
+    )
+    if no_durable:
+        fields["durable"] = False
     path = topic_path(topic)
     retries = Retries(is_enabled=follow)
     with Broker(url) as broker:
@@ -94,7 +167,13 @@ def consume(
             broker.get(path)  # receiving would create a topic that does not exist
         source = (
             _receive(
-                broker, path, subscription or DEFAULT_SUBSCRIPTION, follow=follow, maximum=maximum, retries=retries
+                broker,
+                path,
+                subscription or DEFAULT_SUBSCRIPTION,
+                fields,
+                follow=follow,
+                maximum=maximum,
+                retries=retries,
             )
             if ack
             else _read(broker, path, start or "earliest", follow=follow, maximum=maximum, retries=retries)
@@ -160,45 +239,85 @@ def _read(
 
 
 def _receive(
-    broker: "Broker", path: str, subscription: str, *, follow: bool, maximum: int | None, retries: Retries
+    broker: "Broker",
+    path: str,
+    subscription: str,
+    fields: Mapping[str, Any],
+    *,
+    follow: bool,
+    maximum: int | None,
+    retries: Retries,
 ) -> Generator[dict[str, Any], None, None]:
-    """Yield messages of the subscription, and acknowledge them.
+    """Yield messages of the subscription, and acknowledge them. `fields`: those of each request that say how to share.
 
-    A message counts as printed when the caller asks for the next one. Printed messages are acknowledged after each
-    request, and when the caller stops. The other received messages are then returned to the subscription.
+    A message counts as printed when the caller asks for the next one. The next request acknowledges the printed
+    messages, or the last one when the caller stops. The consumer then leaves, which returns the other messages.
     """
-    from bindery.topics.broker_api import subscription_path
+    from bindery.topics.broker_api import consumer_path, subscription_path
 
     base = path + subscription_path(subscription)
-    consumer = f"cli-{os.getpid()}"
+    consumer = f"cli-{socket.gethostname()}-{os.getpid()}"
     left = maximum
     printed: list[str] = []
-    pending: list[str] = []
     try:
         while left is None or left > 0:
             body = {
+                **fields,
                 "consumer": consumer,
                 "max": min(BATCH_MESSAGES, left or BATCH_MESSAGES),
                 "wait_ms": WAIT_MS if follow else DRAIN_WAIT_MS,
             }
+            if printed:
+                body["ack"] = printed
             messages = retries.run(lambda body=body: broker.post(base + "/receive", body))["messages"]  # type: ignore[misc]
+            printed = []
             if not messages and not follow:
                 return
-            pending = [message["message_id"] for message in messages]
             for message in messages:
                 yield message
-                printed.append(pending.pop(0))
+                printed.append(message["message_id"])
             if left is not None:
                 left -= len(messages)
-            if printed:
-                done = {"message_ids": printed, "consumer": consumer}
-                retries.run(lambda done=done: broker.post(base + "/ack", done))  # type: ignore[misc]
-                printed = []
-    finally:
         if printed:
-            broker.post(base + "/ack", {"message_ids": printed, "consumer": consumer})
-        if pending:
-            broker.post(base + "/nack", {"message_ids": pending, "consumer": consumer})
+            done, printed = {"message_ids": printed, "consumer": consumer}, []
+            retries.run(lambda: broker.post(base + "/ack", done))
+    finally:
+        try:
+            if printed:
+                broker.post(base + "/ack", {"message_ids": printed, "consumer": consumer})
+        finally:
+            with suppress(BinderyError):  # the broker then ends the session when its time is over
+                broker.request("DELETE", base + consumer_path(consumer), timeout=LEAVE_TIMEOUT_S)
+
+
+def _consumer_fields(
+    kind: SubscriptionType, priority: int | None, key_ranges: Sequence[str], *, allow_out_of_order: bool
+) -> dict[str, Any]:
+    """Return the fields of a request that say how the consumer shares the subscription. Raises BadRequest."""
+    fields: dict[str, Any] = {"type": kind.value}
+    if priority is not None:
+        if kind not in (SubscriptionType.SHARED, SubscriptionType.FAILOVER):
+            raise BadRequest(f"--priority has no effect with --type {kind}; it needs shared or failover")
+        fields["priority"] = priority
+    key_shared: dict[str, Any] = {}
+    if key_ranges:
+        key_shared |= {"mode": "sticky", "ranges": [_key_range(text) for text in key_ranges]}
+    if allow_out_of_order:
+        key_shared["allow_out_of_order"] = True
+    if key_shared:
+        if kind is not SubscriptionType.KEY_SHARED:
+            option = "--key-range" if key_ranges else "--allow-out-of-order"
+            raise BadRequest(f"{option} needs --type key_shared")
+        fields["key_shared"] = key_shared
+    return fields
+
+
+def _key_range(text: str) -> tuple[int, int]:
+    found = _KEY_RANGE.fullmatch(text)
+    first, last = (int(found[1]), int(found[2])) if found else (1, 0)
+    if not first <= last <= KEY_HASH_MAX:
+        raise BadRequest(f"not a range of key hashes; the format is FIRST-LAST, from 0 to {KEY_HASH_MAX}", given=text)
+    return first, last
 
 
 def _print_message(message: dict[str, Any], noted: set[str], *, as_json: bool) -> None:
