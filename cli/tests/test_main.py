@@ -32,7 +32,12 @@ VERBS = [
     ["topics", "list"],
     ["topics", "stats"],
     ["topics", "subscriptions"],
+    ["topics", "cancel"],
     ["topics", "delete"],
+    *(
+        ["subscriptions", verb]
+        for verb in ("list", "show", "create", "delete", "seek", "skip", "expire", "clear", "explain")
+    ),
     ["ledger", "list"],
     ["ledger", "show"],
     ["ledger", "read"],

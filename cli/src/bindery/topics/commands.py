@@ -1,16 +1,18 @@
-"""`bindery topics`: list, inspect and delete topics."""
+"""`bindery topics`: list, inspect and delete topics, and cancel delayed messages."""
 
 import sys
-import time
 from typing import Annotated, Any
 
 import typer
 
+from bindery.common import exit_codes
+from bindery.common.operator import now_ms
 from bindery.common.options import AsJson, group
 from bindery.common.output import confirm, emit, print_json
 from bindery.topics.options import Topic, Url
+from bindery.topics.subscriptions import list_subscriptions
 
-app = group("List, inspect and delete topics.")
+app = group("List, inspect and delete topics, and cancel delayed messages.")
 
 
 @app.command("list")
@@ -61,37 +63,55 @@ def stats(topic: Topic, url: Url = None, as_json: AsJson = False) -> None:
     if as_json:
         print_json(answer)
         return
-    for line in topic_lines(answer, now_ms=_now_ms()):
+    for line in topic_lines(answer, now_ms=now_ms()):
         print(line)
 
 
 @app.command("subscriptions")
 def subscriptions(topic: Topic, url: Url = None, as_json: AsJson = False) -> None:
-    """Show the subscriptions of a topic and their consumers. --json prints one array of subscriptions.
+    """Show the subscriptions of a topic and their consumers, as `bindery subscriptions list` does.
 
     Example: bindery topics subscriptions public/default/greetings
     """
-    from bindery.topics.broker_api import Broker, topic_path
-    from bindery.topics.stats_text import subscription_lines
+    list_subscriptions(topic, url=url, as_json=as_json)
 
-    found: list[dict[str, Any]] = []
-    damaged: dict[str, str] = {}
+
+@app.command("cancel")
+def cancel(
+    topic: Topic,
+    message_id: Annotated[
+        str,
+        typer.Argument(metavar="MESSAGE_ID", show_default=False, help="Id of a message that was sent with a delay."),
+    ],
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Cancel a delayed message in every subscription that has not delivered it.
+
+    Prints the result for each subscription: cancelled, or already_delivered. The message stays stored until no
+    subscription needs its ledger.
+
+    Example: bindery topics cancel reminders 5:0:-1:-1
+
+    Exit codes: 0 cancelled in every subscription, 1 delivered before in one of them, no such message or it has no
+    delay, 2 wrong usage.
+    """
+    from urllib.parse import quote
+
+    from bindery.topics.broker_api import Broker, topic_path
+
+    path = f"{topic_path(topic)}/messages/{quote(message_id, safe='')}"
     with Broker(url) as broker:
-        after: str | None = None
-        while True:
-            answer = broker.get(topic_path(topic) + "/subscriptions", after=after)
-            found += answer["subscriptions"]
-            damaged |= answer.get("damaged", {})
-            after = answer.get("next")
-            if after is None:
-                break
-    if as_json:
-        print_json(found)
-    else:
-        for line in subscription_lines(found, now_ms=_now_ms()):
-            print(line)
-    for name, reason in damaged.items():
-        print(f"subscription {name} is damaged: {reason}", file=sys.stderr)
+        answer = broker.request("DELETE", path)
+    results = answer["cancelled"]
+    emit(
+        answer,
+        [f"{name}: {result}" for name, result in results.items()]
+        or "no subscriptions: a later one delivers the message",
+        as_json=as_json,
+    )
+    if any(result != "cancelled" for result in results.values()):
+        raise typer.Exit(exit_codes.FAILURE)
 
 
 @app.command("delete")
@@ -126,7 +146,3 @@ def _confirm(stats: dict[str, Any], *, as_json: bool) -> None:
         unattended=f"{stats['topic']} has {held}, which would be deleted: pass --yes to confirm",
         as_json=as_json,
     )
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -23,7 +23,7 @@ from bindery.common import exit_codes
 from bindery.common.options import AsJson
 from bindery.common.output import print_json, report_error
 from bindery.common.progress import Progress
-from bindery.topics.options import Topic, Url
+from bindery.topics.options import Topic, Url, parse_properties
 
 if TYPE_CHECKING:
     from bindery.topics.broker_api import Broker
@@ -80,8 +80,8 @@ def produce(
     A line is sent at most 100 ms after it was read. If a line is refused, the command reports its number, how many
     messages were sent before it, and how to continue.
 
-    Shared subscriptions deliver a delayed message at its time. Exclusive subscriptions keep the order and deliver it at
-    once.
+    Shared and key_shared subscriptions deliver a delayed message at its time. Exclusive and failover subscriptions keep
+    the order and deliver it at once. `bindery topics cancel` cancels a message that was not delivered.
 
     Examples:
 
@@ -97,7 +97,7 @@ def produce(
     """
     from bindery.topics.broker_api import Broker, topic_path
 
-    fields: dict[str, Any] = {"properties": _properties(properties or [])}
+    fields: dict[str, Any] = {"properties": parse_properties(properties or [])}
     if key is not None:
         fields["key"] = key
     if tags is not None:
@@ -163,14 +163,6 @@ class _Total:
                 as_json=self._as_json,
             )
             raise typer.Exit(exit_codes.FAILURE)
-
-
-def _properties(given: list[str]) -> dict[str, str]:
-    pairs = [text.partition("=") for text in given]
-    for name, equals, _ in pairs:
-        if not name or not equals:
-            raise BadRequest("a property has the form NAME=VALUE", given=name)
-    return {name: value for name, _, value in pairs}
 
 
 def _delivery_time(after: str | None, at: str | None) -> dict[str, int]:
