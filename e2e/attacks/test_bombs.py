@@ -48,8 +48,8 @@ ENDED: Final = 0
 """Instead of a status: the broker ended the connection, because the client read too slowly."""
 
 BOMBS: Final = {
-    "128-MiB": ([compressed_message(128 * MIB - 4096)] * ENTRIES, READABLE),  # as stored
-    "a-million-messages": ([compressed_batch(1_000_000)] * ENTRIES, READABLE),
+    "128-MiB": ([compressed_message(128 * MIB - 4096)] * ENTRIES, UNREADABLE),
+    "a-million-messages": ([compressed_batch(1_000_000)] * ENTRIES, UNREADABLE),
     "properties": ([compressed_batch(100, properties=5_000)] * ENTRIES, UNREADABLE),
     "almost-16-MiB": ([compressed_message(16 * MIB - 4096)] * ENTRIES, READABLE),
     "almost-16-MiB-zstd": ([compressed_message(16 * MIB - 4096, compression=ZSTD)] * ENTRIES, READABLE),

@@ -11,7 +11,6 @@ from bindery_broker.subscriptions.reading import MESSAGE_OVERHEAD
 from bindery_pulsar.message_codec import (
     MESSAGE_SIZE,
     METADATA_READ_SIZE_MAX,
-    OpaqueMessage,
     OutgoingMessage,
     PackedEntry,
     UnreadableMessage,
@@ -67,13 +66,12 @@ async def test_few_large_entries_are_decoded_at_a_time(monkeypatch: pytest.Monke
     assert most == LARGE_MAX
 
 
-async def test_an_entry_above_the_limit_is_one_message_with_its_payload_as_stored() -> None:
+async def test_an_entry_above_the_limit_is_refused() -> None:
     decoder = EntryDecoder(size_max=1_000_000)
     (message,) = await decoder.decode(decoder.open(zipped(1_000_000)), room=2_000_000)
     assert len(message.payload) == 1_000_000
-    (message,) = await decoder.decode(decoder.open(zipped(1_000_001)), room=2_000_000)
-    assert isinstance(message, OpaqueMessage)
-    assert zlib.decompress(message.payload) == bytes(1_000_001)
+    with pytest.raises(UnreadableMessage):
+        decoder.open(zipped(1_000_001))
 
 
 async def test_an_entry_that_does_not_fit_is_not_decompressed_until_there_is_room(
@@ -92,9 +90,8 @@ async def test_an_entry_above_the_limit_is_not_decompressed(monkeypatch: pytest.
     decoder = EntryDecoder(size_max=1_000_000)
     monkeypatch.setattr(zlib, "decompressobj", None)
     for entry in (zipped(1_000_001), zipped_batch(2_000, size=300_000)):
-        (message,) = await decoder.decode(decoder.open(entry), room=1)
-        assert isinstance(message, OpaqueMessage)
-        assert message.size < 10_000
+        with pytest.raises(UnreadableMessage):
+            decoder.open(entry)
 
 
 async def test_the_room_of_an_entry_is_what_its_messages_count_once_they_are_read() -> None:
@@ -120,14 +117,6 @@ async def test_a_part_of_a_batch_needs_room_for_its_messages_only() -> None:
     with pytest.raises(RoomNeeded) as caught:
         await decoder.decode(entry, room=room, first=500, count_max=101)
     assert caught.value.size == room + MESSAGE_SIZE
-
-
-async def test_parts_of_an_entry_above_the_limit_are_not_decoded_either() -> None:
-    """What a subscription delivers must not depend on how much it reads at a time."""
-    decoder = EntryDecoder(size_max=4_000_000)
-    (message,) = await decoder.decode(decoder.open(zipped_batch(10_000)), room=4_000_000, first=0, count_max=1)
-    assert isinstance(message, OpaqueMessage)
-    assert message.batch_index == -1
 
 
 async def test_properties_count_as_what_they_take_in_memory() -> None:

@@ -27,8 +27,11 @@ log = structlog.get_logger()
 MESSAGE_OVERHEAD = 400
 """Bytes that are counted for each message in addition to its payload and metadata: what its objects take in memory."""
 READ_BYTES_MAX = 4 * 2**20
-"""Maximum bytes of one read from the managed ledger, and of its messages once decoded. The first entry is read
-whatever its size; a read that reaches the limit leaves the rest to the next one."""
+"""Maximum bytes that the messages of one read take once they are decoded. The first entry is decoded whatever its size;
+a read that reaches the limit leaves the rest to the next one."""
+STORED_BYTES_MAX = 2**20
+"""Maximum bytes of the entries of one read from the managed ledger, unless the first one is larger. Entries that arrive
+from bookies take a multiple of their size until they are decoded, and many readers may read at the same time."""
 READ_ENTRIES_MAX = 100
 """Maximum number of entries of one read from the managed ledger."""
 READ_MESSAGES_MAX = 2_000

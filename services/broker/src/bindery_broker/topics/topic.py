@@ -34,6 +34,7 @@ from bindery_broker.statistics.topic import TopicStatistics
 from bindery_broker.statistics.volume import Volume
 from bindery_broker.subscriptions.consumer import TAG_VERSION
 from bindery_broker.subscriptions.decoding import EntryDecoder, RoomNeeded
+from bindery_broker.subscriptions.reading import STORED_BYTES_MAX
 from bindery_broker.subscriptions.response_budget import Charge
 from bindery_broker.subscriptions.subscription import Subscription
 from bindery_broker.topics.batching import EntryPlan, encode_entries, message_ids, plan_entries
@@ -243,7 +244,7 @@ class Topic:
             entries = await self.ledger.read(
                 position,
                 entries_max=min(limits.count_max - len(found), READ_ENTRIES_MAX),
-                size_max=limits.bytes_max - found_bytes,
+                size_max=min(STORED_BYTES_MAX, limits.bytes_max - found_bytes),
             )
             if not entries:
                 break
