@@ -483,3 +483,45 @@ async def test_only_the_part_of_a_batch_with_returned_messages_is_decoded(
     found, _ = await load(parts, [one(at(0), 7), one(at(0), 4), one(at(1))])
     assert [(entry_id, message.batch_index) for entry_id, message in found] == [(0, 4), (0, 7), (1, -1)]
     assert decoded == [(4, 4), (0, 1)]
+
+
+async def test_scattered_delayed_messages_are_passed_in_large_steps(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a restart: each looking up in the index takes time in proportion to the entries that are looked up."""
+    count = 2_000
+    parts = await Parts.create(cluster, *[single(b"a")] * count)
+    await parts.cursor.ack_many([at(n) for n in range(0, count - 2, 2)])
+    for n in range(1, count - 2, 2):
+        parts.reader.delays.add(at(n), 1_000)
+    parts.reader.delays.add(at(count - 1), 1_000)
+    parts.reader.rewind()
+    look_up, looked_up = parts.reader.delays.delayed_in, []
+
+    def counted(ledger_id: int, first: int, last: int) -> list[tuple[int, int]]:
+        looked_up.append(first)
+        return look_up(ledger_id, first, last)
+
+    monkeypatch.setattr(parts.reader.delays, "delayed_in", counted)
+    dispatcher = SharedDispatcher[Messages]()
+    assert await read_on(parts, dispatcher, 100)
+    assert (dispatcher.ready_count, parts.reader.position) == (1, at(count - 1))
+    assert len(looked_up) < 20
+    assert not await read_on(parts, dispatcher, 100)
+    assert parts.reader.position == at(count)
+    assert len(parts.reader.delays) == count // 2
+
+
+async def test_a_read_ends_if_the_dispatcher_is_reset_while_delayed_messages_are_passed(cluster: Cluster) -> None:
+    parts = await Parts.create(cluster, *[single(b"a")] * 500)
+    for n in range(400):
+        parts.reader.delays.add(at(n), 1_000)
+    dispatcher = SharedDispatcher[Messages]()
+    reading = asyncio.get_running_loop().create_task(read_on(parts, dispatcher, 100))
+    await asyncio.sleep(0)
+    dispatcher.reset()
+    parts.reader.rewind()
+    assert await reading
+    assert (dispatcher.ready_count, parts.reader.position) == (0, at(0))
+    assert await read_on(parts, dispatcher, 100)
+    assert (dispatcher.ready_count, parts.reader.position) == (100, at(500))

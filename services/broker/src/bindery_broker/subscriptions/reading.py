@@ -40,7 +40,10 @@ each, its messages up to that part are skipped, which takes a microsecond each."
 
 
 SKIP_WINDOW: Final = 10_000
-"""Number of entries that are looked up in the index of delayed messages at a time."""
+"""Maximum number of entries that are looked up in the index of delayed messages at a time. Each may take a few
+microseconds."""
+SKIP_WINDOW_MIN: Final = 128
+"""Number of entries that are looked up first: most reads need no more."""
 Messages = Sequence[Message]
 """Decoded messages of one entry: the body of an item."""
 ONE: Final = range(1)
@@ -193,11 +196,13 @@ class MessageReader:
         in the room that is left, the read stops before it; a read that begins with such an entry raises the error, or
         RoomNeeded.
         """
+        generation = dispatcher.generation
         if dispatcher.keeps_delays and self._position <= self.delays.covered_upto:
-            room = min(room, self._skip_delayed())
+            room = min(room, await self._skip_delayed(dispatcher))
+            if generation != dispatcher.generation:
+                return True
         if not self.has_next:
             return False
-        generation = dispatcher.generation
         start = (self._position, self._index)
         read = await self._cursor.read_unacked(
             self._position, entries_max=min(room, READ_ENTRIES_MAX), size_max=size_max
@@ -266,18 +271,30 @@ class MessageReader:
             self.batch_sizes.forget(await self._cursor.ack_many(consumed, batches=parts))
         return start != end
 
-    def _skip_delayed(self) -> int:
-        """Move the read position over the messages in `delays`. Returns how many entries can be read from there."""
+    async def _skip_delayed(self, dispatcher: Dispatcher[Messages]) -> int:
+        """Move the read position over the messages in `delays`. Returns how many entries can be read from there.
+
+        Other tasks run after each window of entries. 0: the dispatcher was reset meanwhile.
+        """
+        generation = dispatcher.generation
+        window = SKIP_WINDOW_MIN
         while self._position <= self.delays.covered_upto and self.has_next:
             ledger_id, entry_id = self._position
-            ranges = self.delays.delayed_in(ledger_id, entry_id, entry_id + SKIP_WINDOW - 1)
+            ranges = self.delays.delayed_in(ledger_id, entry_id, entry_id + window - 1)
             if not ranges:
                 break
-            first, last = ranges[0]
-            if first > entry_id:
-                return first - entry_id
-            following = self._ledger.next_position(Position(ledger_id, last))
-            self._position, self._index = self._cursor.next_unacked(following), 0
+            for first, last in ranges:
+                if self._position.ledger_id != ledger_id:
+                    break
+                if first > self._position.entry_id:
+                    return first - self._position.entry_id
+                if last >= self._position.entry_id:
+                    following = self._ledger.next_position(Position(ledger_id, last))
+                    self._position, self._index = self._cursor.next_unacked(following), 0
+            window = min(2 * window, SKIP_WINDOW)
+            await asyncio.sleep(0)
+            if generation != dispatcher.generation:
+                return 0
         return READ_ENTRIES_MAX
 
     def _next_unacked(self, position: Position, index: int) -> int:
