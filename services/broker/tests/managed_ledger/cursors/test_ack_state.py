@@ -120,3 +120,17 @@ def test_the_bytes_of_a_backlog_exclude_acknowledged_entries() -> None:
     assert state.backlog == (3, 140)
     state.ack_upto(Position(2, 3))
     assert state.backlog == (0, 0)
+
+
+def test_many_messages_of_a_very_large_batch_are_acknowledged_at_once() -> None:
+    """A cumulative acknowledgement names up to a million messages: the time must not grow with their square."""
+    ledgers = LedgerList([LedgerRecord(ledger_id=4, entries=2)])
+    state = AckState(ledgers, CursorState(mark_delete=Position(4, -1)))
+    batch, size = Position(4, 1), 1_000_000
+    for indexes in (range(size // 2), [size - 1, size - 3, size - 1], [*range(size // 2, size - 4)], range(0)):
+        acked = BatchAck(batch, size, indexes)
+        state.check_batch(acked)
+        assert state.ack((), (acked,)) == (bool(indexes), [])
+    assert state.remaining(batch) == 0b101 << size - 4
+    rest = BatchAck(batch, size, [size - 4, size - 2])
+    assert state.ack((), (rest,)) == (True, [batch])
