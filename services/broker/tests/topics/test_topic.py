@@ -222,7 +222,7 @@ async def test_an_abandoned_topic_releases_its_ledgers_later(broker: Harness, to
     assert (topic.is_abandoned, topic.is_open) == (True, False)
     assert broker.broker.topics.loaded(NAME) is None
     with pytest.raises(TopicFenced, match="lost"):
-        subscription.leave("c")
+        subscription.leave("c1")
     await asyncio.sleep(0.01)
     assert not topic.ledger.is_open
 
@@ -231,7 +231,7 @@ async def test_a_deleted_topic_ends_its_subscriptions(topic: Topic) -> None:
     subscription, _ = await topic.subscribe("s")
     await topic.delete()
     with pytest.raises(NoSuchTopic):
-        subscription.leave("c")
+        subscription.leave("c1")
 
 
 async def test_deleting_a_subscription_ends_it(topic: Topic) -> None:
@@ -239,7 +239,7 @@ async def test_deleting_a_subscription_ends_it(topic: Topic) -> None:
     await publish(topic, b"a")
     await topic.unsubscribe("s")
     with pytest.raises(BinderyError, match="deleted"):
-        subscription.leave("c")
+        subscription.leave("c1")
     with pytest.raises(BinderyError, match="no such subscription"):
         topic.subscription("s")
 
@@ -253,3 +253,15 @@ async def test_a_refusal_names_the_consumers_of_a_subscription(broker: Harness, 
     problem(answer, status=409, code="topic_in_use")
     await topic.unsubscribe("s", force=True)
     assert not topic.has_consumers
+
+
+async def test_what_a_reader_received_still_counts_after_it_has_ended(broker: Harness, topic: Topic) -> None:
+    """The totals are counters: they must not decrease."""
+    await publish(topic, b"abc")
+    await broker.receive(durable=False, wait_ms=0)
+    assert (topic.volume.messages_out, topic.volume.bytes_out) == (1, 3)
+    (subscription,) = topic.subscriptions.values()
+    subscription.leave("c1")
+    topic.end_readers()
+    assert not topic.subscriptions
+    assert (topic.volume.messages_out, topic.volume.bytes_out) == (1, 3)

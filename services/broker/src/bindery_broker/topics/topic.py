@@ -431,6 +431,7 @@ class Topic:
                 _end(subscription, NoSuchSubscription("the subscription has ended", subscription=name))
                 subscription.cursor.end(NoSuchSubscription("the subscription has ended", subscription=name))
                 del self._subscriptions[name]
+                self.statistics.subscription_deleted(subscription.statistics)
 
     async def reset_subscription(self, name: str, *, initial: Position) -> MessageId:
         """Replace the state of a damaged subscription, durably. Returns the position that comes next.
