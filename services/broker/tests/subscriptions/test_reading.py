@@ -525,3 +525,37 @@ async def test_a_read_ends_if_the_dispatcher_is_reset_while_delayed_messages_are
     assert (dispatcher.ready_count, parts.reader.position) == (0, at(0))
     assert await read_on(parts, dispatcher, 100)
     assert (dispatcher.ready_count, parts.reader.position) == (100, at(500))
+
+
+async def test_a_delayed_batch_of_which_the_first_part_does_not_match_the_filter_is_read_on(cluster: Cluster) -> None:
+    tags = ["red", "red", "red", "blue", "red", "red"]
+    messages = [OutgoingMessage(payload=b"m", properties={tag: "TAGS"}, deliver_at_ms=9) for tag in tags]
+    topic = await cluster.open()
+    await topic.add_many([encode_batch(messages, producer_name="p", publish_time_ms=1, sequence_ids=range(len(tags)))])
+    parts = Parts(topic, await topic.open_cursor("s", start=at(0), properties={"blue": "1"}))
+    dispatcher = SharedDispatcher[Messages]()
+    assert await read_on(parts, dispatcher, 100, messages_max=2)
+    assert (len(parts.reader.delays), parts.reader.position) == (0, at(0))
+    assert await read_on(parts, dispatcher, 100, messages_max=2)
+    assert (len(parts.reader.delays), parts.reader.position) == (1, at(1))
+    assert dispatcher.ready_count == 0
+    assert not parts.cursor.is_acked(at(0))
+
+
+async def test_a_delayed_message_that_is_acknowledged_while_another_one_is_decoded_does_not_wait(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delayed = encode_message(
+        OutgoingMessage(payload=b"m", deliver_at_ms=9), producer_name="p", publish_time_ms=1, sequence_id=0
+    )
+    parts = await Parts.create(cluster, zipped(1_000_000), delayed)
+    decode = parts.decoder.decode
+
+    async def acknowledge_meanwhile(*arguments: object, **limits: object) -> object:
+        await parts.cursor.ack_many([at(1)])
+        return await decode(*arguments, **limits)
+
+    monkeypatch.setattr(parts.decoder, "decode", acknowledge_meanwhile)
+    dispatcher = SharedDispatcher[Messages]()
+    assert await read_on(parts, dispatcher, 100)
+    assert (dispatcher.ready_count, len(parts.reader.delays), parts.reader.position) == (1, 0, at(2))

@@ -222,6 +222,8 @@ class MessageReader:
             if entry is None or (number > 0 and entry.count > messages_max):
                 end = (position, first)
                 break
+            if has_waited and self._cursor.is_acked(position):  # meanwhile
+                continue
             is_delayed = dispatcher.keeps_delays and entry.deliver_at_ms > now_ms
             if is_delayed and not self.filter.is_active:  # its body is not needed before its time
                 if not self.delays.add(position, entry.deliver_at_ms):
@@ -246,12 +248,14 @@ class MessageReader:
             messages_max -= len(part)
             for message in messages:
                 decoded_size += message.size + MESSAGE_OVERHEAD
-            if not (has_waited and self._cursor.is_acked(position)):  # meanwhile
+            waits = False
+            if not (has_waited and self._cursor.is_acked(position)):
                 matching = self.filter.matching(messages)
                 if matching and is_delayed:
                     if not self.delays.add(position, entry.deliver_at_ms):
                         end = (position, first)
                         break
+                    waits = True
                 elif matching:
                     dispatcher.offer([_item(dispatcher, position, entry, matching)], generation=generation)
                 if not matching and len(part) == entry.count:  # completely filtered, or a marker without messages
@@ -262,7 +266,7 @@ class MessageReader:
                     offered = {message.batch_index for message in matching}
                     indexes = [message.batch_index for message in messages if message.batch_index not in offered]
                     parts.append(BatchAck(position, entry.count, indexes))
-            if part.stop < entry.count and not is_delayed:
+            if part.stop < entry.count and not waits:
                 end = (position, part.stop)
                 break
         self._position, self._index = end
