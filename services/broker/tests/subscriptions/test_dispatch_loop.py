@@ -21,7 +21,7 @@ from bindery_broker.subscriptions.reading import (
 )
 from bindery_broker.subscriptions.response_budget import Charge
 from bindery_core.errors import TryAgain
-from bindery_pulsar.message_codec import Message, OutgoingMessage, PackedEntry, encode_batch
+from bindery_pulsar.message_codec import Message, OutgoingMessage, PackedEntry, encode_batch, encode_message
 from bindery_pulsar.message_id import MessageId
 from managed_ledger_cluster import Cluster
 from subscription_parts import Parts, at, batch, expand, keys_of, single, texts, zipped, zipped_batch
@@ -797,3 +797,21 @@ async def test_each_message_is_delivered_until_it_is_acknowledged(
         await ack([*held])
     assert acked == everything
     assert parts.read_ahead.messages == 0
+
+
+async def test_delays_that_were_not_loaded_are_not_loaded_to_be_stored(cluster: Cluster) -> None:
+    """Loading takes 50 ms for each blob: too long for the close of a broker with many subscriptions."""
+    delayed = encode_message(
+        OutgoingMessage(payload=b"m", deliver_at_ms=10**12), producer_name="p", publish_time_ms=1, sequence_id=0
+    )
+    parts = await Parts.create(cluster, delayed, delayed)
+    assert await parts.take() == []
+    await parts.loop.store_delays(seal=True)
+    blobs = dict(parts.cursor.blobs)
+    assert len(blobs) == 1
+    again = Parts(parts.topic, parts.cursor)
+    await again.loop.store_delays(seal=True)
+    assert (len(again.reader.delays), again.cursor.blobs) == (0, blobs)
+    assert await again.take() == []
+    await again.loop.store_delays(seal=True)
+    assert (len(again.reader.delays), again.cursor.blobs) == (2, blobs)

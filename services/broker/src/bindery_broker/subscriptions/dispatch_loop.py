@@ -518,8 +518,9 @@ class DispatchLoop:
         """
         try:
             async with self._delays_lock:
+                if self._reader.has_delays_to_restore:  # what is stored is complete
+                    return
                 if seal:
-                    await self._reader.restore_delays()
                     self._reader.delays.seal()
                 await self._reader.store_delays()
         except BinderyError as error:

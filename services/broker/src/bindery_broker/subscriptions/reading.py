@@ -154,6 +154,11 @@ class MessageReader:
     def has_stored_delays(self) -> bool:
         return bool(self._cursor.blobs)
 
+    @property
+    def has_delays_to_restore(self) -> bool:
+        """Whether stored delays are not loaded yet: nothing was read since the topic was loaded."""
+        return bool(self._delays_to_restore)
+
     async def restore_delays(self) -> None:
         """Load the index of delayed messages from the cursor, once; other tasks run after each blob (50 ms)."""
         while self._delays_to_restore:
@@ -172,7 +177,6 @@ class MessageReader:
 
     async def store_delays(self) -> None:
         """Store what has changed in the index of delayed messages. Errors as `ManagedCursor.put_blobs`."""
-        await self.restore_delays()
         changes = self.delays.changes(self._cursor.blobs)
         if changes.put or changes.remove:
             await self._cursor.put_blobs(changes.put, changes.remove)
