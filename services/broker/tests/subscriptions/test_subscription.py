@@ -14,7 +14,7 @@ from bindery_broker.subscriptions.decoding import EntryDecoder, RoomNeeded
 from bindery_broker.subscriptions.dispatch_loop import KEYS_KEPT_S
 from bindery_broker.subscriptions.response_budget import ResponseBudget
 from bindery_broker.subscriptions.subscription import Subscription
-from bindery_core.errors import Conflict, TryAgain
+from bindery_core.errors import Conflict, TooManyRequests, TryAgain
 from bindery_pulsar.message_codec import OutgoingMessage, encode_message
 from bindery_pulsar.message_id import EARLIEST, MessageId
 from managed_ledger_cluster import Cluster
@@ -395,6 +395,22 @@ async def test_redelivery_counts_are_recorded_before_the_redelivery_and_kept_if_
     counts = [1, 1] if kind in ("shared", "key_shared") else [1, 0]
     assert [delivery.redelivery_count for delivery in again] == counts
     assert [change.redelivery_count for change in recorded] == [1] * sum(counts)
+
+
+async def test_returned_messages_are_delivered_although_the_cursor_has_no_room_for_their_counts(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise nobody gets the messages that must be acknowledged to make room."""
+    world = await World.create(cluster, single(b"1"), single(b"2"))
+
+    async def refuse(changes: Any) -> None:
+        raise TooManyRequests("made up")
+
+    monkeypatch.setattr(world.subscription._loop, "_record", refuse)
+    await world.take("a")
+    world.nack("0:0")
+    (again,) = await world.receive("b")
+    assert (texts([again]), again.redelivery_count) == ([b"1"], 1)
 
 
 async def test_redelivery_counts_that_are_not_recorded_yet_survive_a_change_of_type(cluster: Cluster) -> None:

@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 import structlog
-from bindery_core.errors import BinderyError
+from bindery_core.errors import BinderyError, TooManyRequests
 from bindery_core.sources import MonotonicClock
 from bindery_pulsar.entry_size import ENTRY_SIZE_MAX
 
@@ -643,13 +643,19 @@ class DispatchLoop:
                         self._read_ahead.release(reserved, messages=READ_MESSAGES_MAX)
 
     async def _record_counts(self, dispatcher: Dispatcher[Messages]) -> None:
-        """Store the redelivery counts of returned messages, before they are delivered again."""
+        """Store the redelivery counts of returned messages, before they are delivered again.
+
+        If the cursor cannot hold them, they are delivered nevertheless: otherwise nobody could get, and acknowledge,
+        the messages that take its room.
+        """
         if not dispatcher.redelivered:
             return
         counts = list(dispatcher.redelivered)
         dispatcher.redelivered.clear()
         try:
             await self._record(counts)
+        except TooManyRequests as error:
+            log.warning("redelivery_counts_not_stored", cursor=self._reader.cursor_name, error=str(error))
         except BaseException:
             self._dispatcher.redelivered[:0] = counts  # it may have been replaced meanwhile
             raise
