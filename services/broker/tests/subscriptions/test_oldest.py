@@ -51,3 +51,16 @@ async def test_an_entry_that_is_no_message_has_no_time(cluster: Cluster) -> None
     await topic.add_many([b"no message"])
     await oldest.read()
     assert oldest.publish_time_ms is None
+
+
+async def test_a_damaged_entry_is_read_once(cluster: Cluster) -> None:
+    """An answer reads a limited number of entries: damaged ones must not take the turn of others each time."""
+    topic = await cluster.open()
+    cursor = await topic.open_cursor("s", start=EARLIEST)
+    oldest = OldestMessage(cursor, topic)
+    await topic.add_many([b"\x0e\x01no message", entry(200)])
+    await oldest.read()
+    assert (oldest.must_read, oldest.publish_time_ms) == (False, None)
+    await cursor.ack_many(at(0))
+    await oldest.read()
+    assert oldest.publish_time_ms == 200

@@ -1,7 +1,8 @@
 """Find out when the oldest unacknowledged message of a subscription was published.
 
 Its entry is read only when somebody asks, and again only when another entry is the oldest: at most one read of one
-entry per question, limited in time. An entry that cannot be read in time has no known time.
+entry per question, limited in time. An entry that cannot be read in time has no known time, and is read again
+when somebody asks; a damaged one is not, so that those of other subscriptions have their turn.
 """
 
 import asyncio
@@ -48,8 +49,8 @@ class OldestMessage:
             async with asyncio.timeout(READ_TIME_S_MAX):
                 found = await self._ledger.read(position, entries_max=1, size_max=1)
             if found and found[0][0] == position:
-                time_ms = publish_time_ms(found[0][1])
-                self._position, self._time_ms = position, time_ms
+                self._position, self._time_ms = position, None
+                self._time_ms = publish_time_ms(found[0][1])
         except (BinderyError, TimeoutError):
             pass
         finally:
