@@ -413,6 +413,28 @@ async def test_returned_messages_are_delivered_although_the_cursor_has_no_room_f
     assert (texts([again]), again.redelivery_count) == ([b"1"], 1)
 
 
+async def test_what_is_returned_while_counts_are_recorded_is_recorded_before_its_redelivery(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = await World.create(cluster, single(b"1"), single(b"2"))
+    loop = world.subscription._loop
+    record = loop._record
+
+    async def slow(changes: Any) -> None:
+        await asyncio.sleep(1)
+        await record(changes)
+
+    monkeypatch.setattr(loop, "_record", slow)
+    await world.take("a")
+    world.nack("0:0")
+    call = asyncio.ensure_future(world.receive("b", wait_s=60))
+    await asyncio.sleep(0.5)
+    world.nack("0:1")
+    again = await call
+    assert [delivery.redelivery_count for delivery in again] == [1, 1]
+    assert [world.subscription.cursor.redelivery_count(one.position) for one in again] == [1, 1]
+
+
 async def test_redelivery_counts_that_are_not_recorded_yet_survive_a_change_of_type(cluster: Cluster) -> None:
     world = await World.create(cluster, single(b"1"))
     await world.take("a")

@@ -619,10 +619,10 @@ class DispatchLoop:
         """
         call, dispatcher = demand.call, self._dispatcher
         async with self.read_lock:
-            await self._record_counts(dispatcher)
             await self._reader.restore_delays()
             size = READ_BYTES_MAX
             while True:
+                await self._record_counts(dispatcher)
                 self.check_open()
                 if dispatcher is not self._dispatcher or demand.result.done():  # its charge may be in use again
                     return True
@@ -648,17 +648,16 @@ class DispatchLoop:
         If the cursor cannot hold them, they are delivered nevertheless: otherwise nobody could get, and acknowledge,
         the messages that take its room.
         """
-        if not dispatcher.redelivered:
-            return
-        counts = list(dispatcher.redelivered)
-        dispatcher.redelivered.clear()
-        try:
-            await self._record(counts)
-        except TooManyRequests as error:
-            log.warning("redelivery_counts_not_stored", cursor=self._reader.cursor_name, error=str(error))
-        except BaseException:
-            self._dispatcher.redelivered[:0] = counts  # it may have been replaced meanwhile
-            raise
+        while dispatcher.redelivered:  # more may be returned while these are stored
+            counts = list(dispatcher.redelivered)
+            dispatcher.redelivered.clear()
+            try:
+                await self._record(counts)
+            except TooManyRequests as error:
+                log.warning("redelivery_counts_not_stored", cursor=self._reader.cursor_name, error=str(error))
+            except BaseException:
+                self._dispatcher.redelivered[:0] = counts  # it may have been replaced meanwhile
+                raise
 
     async def _read_next(
         self, dispatcher: Dispatcher[Messages], request: ReceiveRequest, *, ahead: bool, decoded_max: int
