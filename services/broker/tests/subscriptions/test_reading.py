@@ -439,6 +439,22 @@ async def test_the_filter_acknowledges_messages_part_by_part(cluster: Cluster) -
     assert parts.cursor.is_acked(at(0))
 
 
+async def test_a_large_delayed_batch_is_filtered_to_its_end(cluster: Cluster) -> None:
+    topic = await cluster.open()
+    messages = [
+        OutgoingMessage(payload=b"", properties={tag: "TAGS"}, deliver_at_ms=5) for tag in ("red", "red", "red", "blue")
+    ]
+    entry = encode_batch(messages, producer_name="p", publish_time_ms=1, sequence_ids=range(4))
+    await topic.add_many([entry, single(b"next", "blue")])
+    parts = Parts(topic, await topic.open_cursor("s", start=at(0), properties={"blue": "1"}))
+    dispatcher = SharedDispatcher[Messages]()
+    while await read_on(parts, dispatcher, 100, messages_max=2):
+        pass
+    assert parts.cursor.remaining(at(0)) == 0b1000
+    assert parts.reader.delays.deliver_at(at(0)) == 5
+    assert offered(dispatcher) == [(1, -1)]
+
+
 async def test_parts_that_were_removed_by_compaction_are_acknowledged(cluster: Cluster) -> None:
     heads = [SingleMessageMetadata(payload_size=0, compacted_out=n != 5).SerializeToString() for n in range(6)]
     metadata = MessageMetadata(producer_name="p", sequence_id=0, publish_time=1, num_messages_in_batch=6)

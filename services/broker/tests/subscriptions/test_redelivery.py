@@ -3,6 +3,8 @@
 import asyncio
 
 import pytest
+from bindery_broker.subscriptions import reading
+from bindery_pulsar.message_id import MessageId
 from managed_ledger_cluster import Cluster
 from subscription_parts import Parts, batch, single, texts
 
@@ -39,6 +41,28 @@ async def test_an_answer_is_repeated_with_a_new_lease_only_under_its_own_request
     other = await parts.redelivery.take(parts.call(count_max=2), "other")
     assert (texts(first), texts(again), texts(other)) == ([b"a", b"b"], [b"a", b"b"], [b"c"])
     assert first[0].lease != again[0].lease
+
+
+async def test_a_repeated_answer_has_each_message_once_if_its_batch_is_read_in_parts(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages that one read does not reach are left out, and their leases are not extended."""
+    monkeypatch.setattr(reading, "READ_MESSAGES_MAX", 2)
+    parts = await Parts.create(cluster, batch(b"a", b"b", b"c", b"d"))
+    taken: list[bytes] = []
+    while len(taken) < 4:
+        taken += await parts.take()
+    first, last = MessageId.parse("0:0:-1:0"), MessageId.parse("0:0:-1:3")
+    parts.nack(first)
+    parts.nack(last)
+    dispatcher = parts.loop.dispatcher
+    for _ in range(2):
+        await parts.reader.read_again(dispatcher, dispatcher.replay(9), size_max=2**20, decoded_max=2**20)
+    answer = await parts.redelivery.take(parts.call("r"), "id")
+    assert texts(answer) == [b"a", b"d"]
+    again = await parts.redelivery.take(parts.call("r"), "id")
+    assert texts(again) == [b"a"]
+    assert parts.consumer("r").held == 2
 
 
 async def test_only_a_release_that_returns_messages_wakes_waiting_calls(

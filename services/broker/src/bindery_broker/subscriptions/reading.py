@@ -476,7 +476,7 @@ def _item(
         position,
         size=sum(sizes),
         body=messages,
-        bits=_bits(messages),
+        bits=bits_of_messages(messages),
         sizes=sizes if is_batch else None,
         key_hash=0 if hash_of is None else hash_of(entry.key_bytes),
         deliver_at_ms=entry.deliver_at_ms,
@@ -492,7 +492,8 @@ def messages_of(delivery: Delivery[Messages]) -> Messages:
     return [message for message in body if message.batch_index in indexes]
 
 
-def _bits(messages: Messages) -> int:
+def bits_of_messages(messages: Messages) -> int:
+    """Return the bits of the messages of one entry, at least one."""
     first = messages[0].batch_index
     return SINGLE if first == NOT_IN_BATCH else bits_of([message.batch_index for message in messages])
 

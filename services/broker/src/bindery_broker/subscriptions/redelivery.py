@@ -15,7 +15,7 @@ from bindery_broker.dispatch.item import Delivery, MessageRef, refs_of
 from bindery_broker.subscriptions.consumer import ReceiveCall
 from bindery_broker.subscriptions.decoding import RoomNeeded
 from bindery_broker.subscriptions.dispatch_loop import Deliveries, DispatchLoop
-from bindery_broker.subscriptions.reading import MessageReader
+from bindery_broker.subscriptions.reading import MessageReader, bits_of_messages
 
 
 class Redelivery:
@@ -81,7 +81,7 @@ class Redelivery:
         bodies = {position: messages for position, _, messages in found}
         lease, kept = self._loop.dispatcher.renew(
             consumer,
-            [ref for ref in wanted if ref.position in bodies],
+            [MessageRef(position, bits_of_messages(messages)) for position, messages in bodies.items()],
             lease_s=request.ack_timeout_s,
             now=self._now(),
         )
