@@ -325,14 +325,21 @@ class Topic:
     async def cancel(self, message_id: MessageId) -> dict[str, bool]:
         """Acknowledge a delayed entry in each subscription. Returns for each whether it was not delivered before.
 
-        Raises NoSuchMessage, or Conflict if the message has no delay.
+        Raises NoSuchMessage, or Conflict if the message has no delay, or is only a part of the entry.
         """
         position = message_id.position
         if message_id.partition not in (-1, self._partition) or not self.ledger.contains(position):
             raise NoSuchMessage("the topic holds no such message", message_id=str(message_id), topic=self.name.short)
-        ((_, payload),) = await self.ledger.read(position, entries_max=1, size_max=1)
-        if self._open(position, payload).deliver_at_ms <= 0:
+        entries = await self.ledger.read(position, entries_max=1, size_max=1)
+        if not entries or entries[0][0] != position:  # trimmed meanwhile
+            raise NoSuchMessage("the topic holds no such message", message_id=str(message_id), topic=self.name.short)
+        entry = self._open(*entries[0])
+        if entry.deliver_at_ms <= 0:
             raise Conflict("only a delayed message can be cancelled", message_id=str(message_id))
+        if entry.is_batch and message_id.batch_index >= 0:
+            raise Conflict(
+                "a batch can only be cancelled as a whole: leave the batch index out", message_id=str(message_id)
+            )
         names = list(self._subscriptions)
         done = await asyncio.gather(*(self._subscriptions[name].cancel(position) for name in names))
         return dict(zip(names, done, strict=True))

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from bindery_pulsar.message_codec import OutgoingMessage, encode_batch
 from broker_harness import TOPIC, ids, payloads, problem
 
 SUB = f"{TOPIC}/subscriptions/s"
@@ -87,6 +88,21 @@ async def test_only_delayed_messages_that_exist_can_be_cancelled(broker):
     problem(await broker.client.delete(f"{TOPIC}/messages/99:0"), status=404, code="no_such_message")
 
 
+async def test_a_part_of_a_batch_is_not_cancelled_with_the_others(broker):
+    """Bindery's producers store delayed messages as entries of their own; others may store batches of them."""
+    await broker.produce("a")
+    (topic,) = broker.broker.topics
+    messages = [OutgoingMessage(payload=b"", deliver_at_ms=2**42) for _ in range(2)]
+    entry = encode_batch(messages, producer_name="p", publish_time_ms=1, sequence_ids=range(2))
+    (position,) = await topic.ledger.add_many([entry])
+    await broker.client.put(SUB, json={})
+    batch_id = f"{position.ledger_id}:{position.entry_id}"
+    answer = await broker.client.delete(f"{TOPIC}/messages/{batch_id}:-1:1")
+    problem(answer, status=409, code="conflict")
+    assert not topic.subscription("s").cursor.is_acked(position)
+    assert (await broker.client.delete(f"{TOPIC}/messages/{batch_id}")).json() == {"cancelled": {"s": "cancelled"}}
+
+
 async def test_a_subscription_that_is_not_durable_ends_with_its_last_consumer(broker):
     await broker.produce("a")
     assert payloads(await broker.receive(durable=False)) == ["a"]
@@ -98,6 +114,17 @@ async def test_a_subscription_that_is_not_durable_ends_with_its_last_consumer(br
     broker.clock.advance(3_600)
     await broker.broker.topics.maintain()
     assert (await broker.client.get(f"{TOPIC}/subscriptions")).json()["subscriptions"] == []
+
+
+async def test_what_a_subscription_delivered_still_counts_when_it_has_ended(broker):
+    await broker.produce("a", "b")
+    await broker.receive(durable=False)
+    (topic,) = broker.broker.topics
+    before = topic.volume
+    assert before.messages_out == 2
+    await broker.client.delete(f"{SUB}/consumers/c1")
+    assert not topic.subscriptions
+    assert topic.volume == before
 
 
 async def test_a_durable_subscription_is_not_taken_for_another_kind(broker):
