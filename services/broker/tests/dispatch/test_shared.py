@@ -1,7 +1,9 @@
 """Shared dispatch: every message is acknowledged or delivered again, and has at most one lease."""
 
+import pytest
 from bindery_broker.dispatch.consumers import Consumer
 from bindery_broker.dispatch.item import WHOLE, DispatchLimits, Item, count_of
+from bindery_broker.dispatch.portions import PortionTable
 from bindery_broker.dispatch.read_ahead import ReadAhead
 from bindery_broker.dispatch.shared import SharedDispatcher
 from dispatch_parts import SIZE, Pair, StoredCounts, Topic, as_refs, at, batch, bodies, item, pairs, ref, refs
@@ -406,6 +408,17 @@ def test_stored_counts_are_in_force_for_a_delayed_entry_that_is_due_after_a_rest
     found = {(message, delivery.redelivery_count) for delivery in taken for message in pairs([delivery])}
     assert found == {((7, 0), 2), ((7, 1), 0), ((7, 2), 1), ((8, 0), 0)}
     assert shared.known_count == 4
+
+
+def test_putting_down_nothing_does_not_look_at_what_consumers_hold(monkeypatch):
+    """This happens at the end of each call while all subscriptions together hold too much."""
+    shared: SharedDispatcher[int] = SharedDispatcher()
+    shared.offer([item(n) for n in range(3)], generation=0)
+    take(shared, Consumer("c"))
+    with monkeypatch.context() as patch:
+        patch.setattr(PortionTable, "__iter__", lambda _table: pytest.fail("looked"))
+        assert shared.put_down() is None
+    assert shared.known_count == 3
 
 
 def test_a_count_of_the_whole_item_does_not_divide_it():

@@ -367,6 +367,8 @@ class SharedDispatcher(Generic[B]):
         New messages are forgotten; returns the lowest of them, from which the owner must read on. Returned messages are
         kept for replay.
         """
+        if not self._ready_count:
+            return None
         first: MessageRef | None = None
         kept_upto = self._kept_upto()
         for portion in list(self._table):
