@@ -9,6 +9,7 @@ from bindery_broker.dispatch.dispatcher import Dispatcher
 from bindery_broker.dispatch.item import MessageRef
 from bindery_broker.dispatch.shared import SharedDispatcher
 from bindery_broker.dispatch.single_active import SingleActiveDispatcher
+from bindery_broker.errors import UnknownMessages
 from bindery_broker.managed_ledger import BatchAck
 from bindery_broker.subscriptions.decoding import DECODED_BYTES_MAX, LARGE_MAX
 from bindery_broker.subscriptions.reading import (
@@ -28,7 +29,7 @@ from bindery_pulsar.message_codec import (
     encode_batch,
     encode_message,
 )
-from bindery_pulsar.message_id import Position
+from bindery_pulsar.message_id import MessageId, Position
 from bindery_pulsar.pulsar_messages_pb2 import MessageMetadata, SingleMessageMetadata
 from managed_ledger_cluster import Cluster
 from subscription_parts import Parts, at, batch, keys_of, one, single, zipped
@@ -178,6 +179,29 @@ async def test_a_returned_message_that_cannot_be_decoded_is_not_forgotten(
     assert "acknowledge" in str(caught.value.facts["hint"])
     assert dispatcher.state_counts() == {"replay": 1}
     assert await parts.take() == [b"a"]
+
+
+async def test_messages_before_one_that_cannot_be_decoded_are_read_again(cluster: Cluster) -> None:
+    """A delayed entry is decoded when it is due, together with returned messages before it."""
+    parts = await Parts.create(cluster, single(b"a"), BAD, single(b"c"))
+    dispatcher = parts.loop.dispatcher
+    dispatcher.replay_due([at(0), at(1), at(2)])
+    await read_again(parts)
+    assert await parts.take(count_max=1) == [b"a"]
+    with pytest.raises(CorruptMessage):
+        await read_again(parts)
+    await parts.cursor.ack_many([at(1)])
+    await read_again(parts)
+    assert await parts.take(count_max=1) == [b"c"]
+
+
+async def test_the_size_of_an_acknowledged_batch_is_not_remembered(cluster: Cluster) -> None:
+    """Ids of old messages, in calls that are refused, would fill the memory."""
+    parts = await Parts.create(cluster, batch(b"a", b"b"))
+    await parts.cursor.ack_many([at(0)])
+    with pytest.raises(UnknownMessages):
+        await parts.ack(MessageId.parse("0:0:-1:7"))
+    assert len(parts.reader.batch_sizes) == 0
 
 
 async def test_consecutive_entries_are_read_again_at_once(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,7 +87,8 @@ class BatchSizes:
             return 0
         if not 0 < head.messages_count <= BATCH_COUNT_MAX:
             raise CorruptMessage("impossible number of messages in a batch", count=head.messages_count)
-        self._sizes[position] = head.messages_count
+        if not self._cursor.is_acked(position):  # nothing would forget the size
+            self._sizes[position] = head.messages_count
         return head.messages_count
 
     def forget(self, positions: Iterable[Position]) -> None:
@@ -370,7 +371,8 @@ class MessageReader:
 
         Reads at least one entry, and no further one once the result has `size_max` bytes; of an entry at most
         READ_MESSAGES_MAX messages, counted from the first. The messages that were not read are the second part of the
-        result. Raises RoomNeeded if an entry takes more than `decoded_max` bytes.
+        result. The result ends before an entry that cannot be decoded, or not in `decoded_max` bytes; if that is the
+        first one, its error is raised, or RoomNeeded.
         """
         wanted: dict[Position, int] = {}
         for position, bits in sorted(refs):
@@ -393,14 +395,17 @@ class MessageReader:
                     position = Position(at.ledger_id, at.entry_id + 1)
                     if self._cursor.is_acked(at):
                         continue
-                    entry = self._open(at, payload, stop=False)
-                    assert entry is not None
-                    part, bits, later = _part(wanted[at], entry.count)
+                    entry = self._open(at, payload, stop=bool(found))
+                    decoded: list[Message] | None = None
+                    if entry is not None:
+                        part, bits, later = _part(wanted[at], entry.count)
+                        decoded = await self._decode(at, entry, part, stop=bool(found), room=decoded_max)
+                    if entry is None or decoded is None:
+                        return found, rest + [MessageRef(other, bits) for other, bits in wanted.items() if other >= at]
                     if later:
                         rest.append(MessageRef(at, later))
-                    decoded = await self._decode(at, entry, part, stop=False, room=decoded_max)
                     indexes = set(indexes_of(bits))
-                    messages = [one for one in decoded or () if max(one.batch_index, 0) in indexes]
+                    messages = [one for one in decoded if max(one.batch_index, 0) in indexes]
                     if messages:
                         room -= sum(message.size + MESSAGE_OVERHEAD for message in messages)
                         found.append((at, entry, messages))
