@@ -5,6 +5,7 @@ from bindery_broker.dispatch.consumers import Consumer
 from bindery_broker.dispatch.item import WHOLE, DispatchLimits
 from bindery_broker.dispatch.key_ranges import HashRing, StickyRanges
 from bindery_broker.dispatch.key_shared import HeldKey, KeySharedDispatcher, KeySharedMode
+from bindery_broker.dispatch.portions import PortionTable
 from bindery_broker.dispatch.read_ahead import ReadAhead
 from bindery_core.errors import BadRequest, Conflict
 from dispatch_parts import SIZE, Pair, StoredCounts, at, batch, bodies, item, pairs, ref, refs
@@ -625,3 +626,22 @@ def test_events_that_change_nothing_take_no_memory():
     assert rows(subscription) <= 6
     assert subscription.replay() == [0]
     assert subscription.take(a) == [0, 1, 2]
+
+
+def test_messages_that_were_returned_one_by_one_are_taken_without_a_search_for_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An entry may consist of thousands of parts: a look at all of them for each message would take seconds."""
+    dispatcher: KeySharedDispatcher[int] = KeySharedDispatcher()
+    consumer = Consumer("c")
+    dispatcher.join(consumer)
+    dispatcher.offer([batch(0, 0b111111, key_hash=X)], generation=0)
+    for _ in range(6):
+        dispatcher.take(consumer, count_max=1, bytes_max=99, lease_s=30, now=0)
+    dispatcher.release(consumer)
+    assert len(dispatcher.replay(9)) == 6
+    dispatcher.offer_again([batch(0, 0b111111, key_hash=X)], generation=0)
+    with monkeypatch.context() as patch:
+        patch.setattr(PortionTable, "of", lambda _table, _position: pytest.fail("searched"))
+        taken = dispatcher.take(consumer, count_max=9, bytes_max=999, lease_s=30, now=0)
+    assert pairs(taken) == [(0, index) for index in range(6)]

@@ -235,6 +235,11 @@ class KeySharedDispatcher(SharedDispatcher[B]):
         of another, if they were returned separately."""
         first = portion.bits & -portion.bits
         bits = portion.bits
+        # The first row is that of `portion`, and the least of the others is the second or the third. Its bit is not
+        # after the messages of its portion. An entry may have thousands of portions.
+        after = [row[1] for row in self._keys[portion.key_hash].waiting[1:3] if row[0] == portion.position]
+        if not after or min(after) > first:
+            return bits & min(after) - 1 if after else bits
         for other in self._table.of(portion.position):
             if other is not portion and other.state in _WAITING:
                 rest = other.bits & -first
