@@ -325,13 +325,13 @@ def _readable(about: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields with words instead of underscores, and times as text."""
     from bindery.common.operator import time_text
 
-    shown: dict[str, Any] = {}
+    shown: dict[str, Any] = {"subscription": about["subscription"]} if "subscription" in about else {}
     for name, value in about.items():
         label = name.replace("_", " ")
         if name == "consumers":
-            shown[label] = [_readable(consumer) for consumer in value]
+            shown[label] = [_readable(consumer) for consumer in value] or "none"
         elif name.endswith(("_at", "_since")) and isinstance(value, int):
             shown[label] = time_text(value)
-        elif isinstance(value, int | float | str | bool | dict) or value is None:
+        elif value != {}:
             shown[label] = value
     return shown

@@ -197,7 +197,7 @@ class MessageOut(Answer, kw_only=True):
     deliver_at: int | UnsetType = UNSET
     """Left out if the message was not delayed when it was published."""
     redelivery_count: int
-    """Number of earlier negative acknowledgements and timeouts. Kept in memory: 0 after the topic is loaded again."""
+    """Number of earlier negative acknowledgements and timeouts. Stored before the message is delivered again."""
     producer: str
     sequence_id: int
 
