@@ -97,6 +97,7 @@ def test_acknowledgements_are_repeated_in_a_request_whose_outcome_is_unknown() -
     assert next(source)["message_id"] == "2"
     source.close()
     assert broker.calls == [("receive", None), ("receive", ["1"]), ("receive", ["1"]), ("leave", None)]
+    assert [body["request_id"] for body in broker.bodies] == ["0", "1", "1"]
 
 
 BROKEN = BrokerUnreachable("the connection broke")
@@ -190,7 +191,9 @@ def test_options_of_the_subscription_are_sent(
     done = CliRunner().invoke(app, ["consume", "t", "--ack", *arguments])
     assert done.exit_code == 0, done.output
     (body,) = bodies
-    assert {name: value for name, value in body.items() if name not in ("consumer", "max", "wait_ms")} == fields
+    assert {
+        name: value for name, value in body.items() if name not in ("consumer", "request_id", "max", "wait_ms")
+    } == fields
 
 
 def test_payloads_that_are_not_decoded_are_printed_as_stored_with_one_warning(

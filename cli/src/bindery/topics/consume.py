@@ -8,6 +8,7 @@ leaves the subscription at the end, so that its messages and keys go to other co
 """
 
 import base64
+import itertools
 import json
 import os
 import random
@@ -259,11 +260,13 @@ def _receive(
     consumer = f"cli-{socket.gethostname()}-{os.getpid()}"
     left = maximum
     printed: list[str] = []
+    numbers = itertools.count()
     try:
         while left is None or left > 0:
             body = {
                 **fields,
                 "consumer": consumer,
+                "request_id": str(next(numbers)),  # a repeated request gets the messages of the answer that was lost
                 "max": min(BATCH_MESSAGES, left or BATCH_MESSAGES),
                 "wait_ms": WAIT_MS if follow else DRAIN_WAIT_MS,
             }
