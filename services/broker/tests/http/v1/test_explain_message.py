@@ -158,18 +158,3 @@ async def test_an_id_that_names_no_message_and_a_consumer_without_a_message_are_
     problem(answer, status=404, code="no_such_message")
     answer = await broker.client.get(f"{SUB}/explain", params={"consumer": "c"})
     problem(answer, status=400, code="bad_request")
-
-
-async def test_an_index_that_no_batch_has_takes_no_memory(broker):
-    (message_id,) = await broker.produce("a")
-    await broker.client.put(SUB, json={})
-    (topic,) = broker.broker.topics
-    topic.subscriptions["s"].dispatcher.replay_due([MessageId.parse(message_id).position])  # its size is not known now
-    ledger_id, entry_id, *_ = message_id.split(":")
-    tracemalloc.start()
-    try:
-        reason = await explain(broker, f"{ledger_id}:{entry_id}:-1:{2**31 - 1}")
-        assert tracemalloc.get_traced_memory()[1] < 2**26
-    finally:
-        tracemalloc.stop()
-    assert reason["code"] == "no_consumer"
