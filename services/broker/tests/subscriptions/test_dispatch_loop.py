@@ -278,7 +278,13 @@ async def test_ready_messages_are_put_down_when_the_last_session_ends_but_not_du
     parts.loop.tick()
     assert parts.loop.dispatcher.ready_count == 0
     assert parts.reader.position == at(1)
-    assert [await parts.take(), await parts.take()] == [[b"a"], [b"b"]]
+    assert await parts.take() == [b"a", b"b"]
+
+
+async def test_a_call_gets_as_much_as_it_asked_for_although_that_takes_several_reads(cluster: Cluster) -> None:
+    count = 2 * READ_ENTRIES_MAX + 1
+    parts = await Parts.create(cluster, *(single(b"%d" % n) for n in range(count)))
+    assert await parts.take(count_max=count) == [b"%d" % n for n in range(count)]
 
 
 async def test_a_restart_delivers_again_from_the_position_of_the_cursor(cluster: Cluster) -> None:

@@ -613,5 +613,4 @@ async def test_waiting_calls_go_on_after_the_cursor_was_moved_during_their_read(
     waiting = await world.wait("b", count_max=3)
     await world.add(single(b"3"))
     await world.subscription.seek(EARLIEST)
-    assert texts(await waiting)[:1] == [b"3"]  # the move waits for the read
-    assert await world.take("b", wait_s=5) == [b"1", b"2", b"3"]
+    assert texts(await waiting) == [b"1", b"2", b"3"]  # the move waits for the read, and what it read is dropped

@@ -117,6 +117,11 @@ class SharedDispatcher(Generic[B]):
         return self._ready_count
 
     @property
+    def ready_bytes(self) -> int:
+        """Bytes of the ready messages."""
+        return self._ready_bytes
+
+    @property
     def known_count(self) -> int:
         return self._table.messages
 

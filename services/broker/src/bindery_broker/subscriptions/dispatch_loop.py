@@ -489,11 +489,18 @@ class DispatchLoop:
                 if not demand.result.done() and demand not in self._parked:
                     self._park(demand, no_room.size)
                 continue
+            if has_read and not self._is_enough(demand):
+                continue
             pushed = self._push(demand)
             if not demand.result.done() and demand not in self._parked:
                 demand.call.charge.release()
             if not has_read and not pushed:
                 return
+
+    def _is_enough(self, demand: _Demand) -> bool:
+        """Whether what is ready may be all that the demand can take. Otherwise more is read, if there is room."""
+        dispatcher, request = self._dispatcher, demand.call.request
+        return dispatcher.ready_count >= request.count_max or dispatcher.ready_bytes >= request.bytes_max
 
     def _move_due(self) -> None:
         """Have delayed messages whose time has come read again, unless others are to be read again."""
