@@ -287,6 +287,29 @@ async def test_a_call_gets_as_much_as_it_asked_for_although_that_takes_several_r
     assert await parts.take(count_max=count) == [b"%d" % n for n in range(count)]
 
 
+async def test_what_is_read_after_the_last_call_has_ended_is_put_down(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = await Parts.create(cluster, single(b"a"))
+    read = parts.cursor.read_unacked
+
+    async def slow(*arguments: Any, **limits: Any) -> Any:
+        await asyncio.sleep(1)
+        return await read(*arguments, **limits)
+
+    monkeypatch.setattr(parts.cursor, "read_unacked", slow)
+    client = ClientWatch()
+    call = asyncio.ensure_future(parts.take(wait_s=20, client=client))
+    await asyncio.sleep(0.5)
+    client.set_gone()
+    assert await call == []
+    await asyncio.sleep(1)
+    assert parts.loop.dispatcher.ready_count == 1
+    await asyncio.sleep(IDLE_S)
+    assert parts.loop.dispatcher.ready_count == 0
+    assert await parts.take() == [b"a"]
+
+
 async def test_a_restart_delivers_again_from_the_position_of_the_cursor(cluster: Cluster) -> None:
     parts = await Parts.create(cluster, batch(b"a", b"b"), single(b"c"))
     assert await parts.take() == [b"a", b"b", b"c"]

@@ -463,6 +463,8 @@ class DispatchLoop:
             self._fail_all(error)
         finally:
             self._reading = None
+            self._put_down_if_over()
+            self._check_idle_later(IDLE_S)  # the calls may have ended before the read
 
     async def _read_for_demands(self) -> None:
         """Read, and serve demands, as long as there is something to read for one of them."""
