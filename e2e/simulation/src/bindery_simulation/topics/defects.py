@@ -293,11 +293,11 @@ def counts_lost() -> list[Replacement]:
     original = SharedDispatcher.offer_again
 
     def offer_again(self: Any, items: Sequence[Any], *, generation: int) -> None:
+        original(self, items, generation=generation)
         for item in items:
             for portion in self._table.of(item.position):
-                if portion.state is State.LOADING:
+                if portion.state is State.READY:
                     portion.redelivery_count = 0
-        original(self, items, generation=generation)
 
     return [(SharedDispatcher, "offer_again", offer_again)]
 
