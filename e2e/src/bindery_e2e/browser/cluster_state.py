@@ -25,6 +25,9 @@ MOVING: Final = ("/bindery/recovery/workers/",)
 MOVING_MEMBERS: Final = ("nextMs", "checkedMs")
 """Members of a bookie's responses that change by themselves: the time of the next scrub is computed anew for each
 request from two clocks; the check whether the metadata was rolled back runs every minute."""
+RATES_AND_AGES: Final = ("_per_s", "_age_ms", "_in_ms", "_at")
+"""Ends of the names of members of a topic's statistics that change by themselves: times are computed from two
+clocks."""
 OF_BOOKIES: Final = (
     "/api/v1/bookie/state", "/api/v1/bookie/state/readonly", "/api/v1/bookie/gc/suspend_compaction",
     "/api/v1/bookie/gc", "/api/v1/bookie/entry_location_compact", "/api/v1/bookie/ledgers", "/api/v1/bookie/drill",
@@ -55,7 +58,7 @@ async def cluster_state(cluster: ThrowawayCluster) -> State:
         state["broker topics"] = topics
         for topic in topics["topics"]:
             for part in OF_TOPICS:
-                state[f"broker {topic}{part}"] = get(f"{cluster.url}/v1/topics/{topic}{part}")
+                state[f"broker {topic}{part}"] = _lasting(get(f"{cluster.url}/v1/topics/{topic}{part}"))
         for number in range(cluster.bookies):
             url = bookie_url(cluster, number)
             for path in OF_BOOKIES:
@@ -111,9 +114,13 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tu
 
 
 def _lasting(value: Any) -> Any:
-    """Return a response without MOVING_MEMBERS."""
+    """Return a response without MOVING_MEMBERS and RATES_AND_AGES."""
     if isinstance(value, dict):
-        return {name: _lasting(member) for name, member in value.items() if name not in MOVING_MEMBERS}
+        return {
+            name: _lasting(member)
+            for name, member in value.items()
+            if name not in MOVING_MEMBERS and not name.endswith(RATES_AND_AGES)
+        }
     return [_lasting(member) for member in value] if isinstance(value, list) else value
 
 
