@@ -10,8 +10,7 @@ from bindery_e2e.cluster.images import Images
 from bindery_e2e.cluster.release import Release
 from bindery_e2e.runs.session import installed
 
-WAIT_S = 90.0
-LOG_GONE = "unable to retrieve container logs"
+WAIT_S = 150.0
 pytestmark = pytest.mark.timeout(300)
 
 
@@ -22,11 +21,9 @@ def release(images: Images, reports: Path) -> Iterator[Release]:
         yield found
 
 
-def break_it(release: Release, values: dict[str, Any], cause: str, file: Path) -> tuple[str, list[str]]:
-    """Upgrade with `values`, which name one workload, and wait until one of its pods ends with `cause` in its message.
-
-    Returns (termination message, last log lines) of this pod.
-    """
+def break_it(release: Release, values: dict[str, Any], cause: str, file: Path) -> str:
+    """Upgrade with `values`, which name one workload, and wait until one of its pods ends with `cause` in its message
+    and this message as its last log line. Returns the message."""
     file.write_text(json.dumps(values))
     (component,) = values
     release.upgrade(values=[file], wait=False, what=cause)
@@ -34,13 +31,15 @@ def break_it(release: Release, values: dict[str, Any], cause: str, file: Path) -
 
     def problem() -> str:
         found = release.cluster.last_words(component)
-        # The log of a container that was replaced may already be gone; the next one ends in the same way.
-        fitting.extend(words for words in found.values() if cause in words[0] and LOG_GONE not in "".join(words[1]))
+        # The container may be replaced between its status and its log, or its log be gone; the next one ends in the
+        # same way.
+        fitting.extend(words for words in found.values() if cause in words[0] and words[0] in words[1])
         return "" if fitting else f"messages so far: {found}"
 
     release.cluster.until(problem, f"a {component} ends and names {cause!r}", timeout_s=WAIT_S)
-    print(fitting[0][0])
-    return fitting[0]
+    message, _ = fitting[0]
+    print(message)
+    return message
 
 
 def variables(**values: str) -> list[dict[str, str]]:
@@ -75,7 +74,6 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_a_pod_that_cannot_start_reports_cause_and_fix(release: Release, case: str, tmp_path: Path) -> None:
     values, cause, fix = CASES[case]
-    message, lines = break_it(release, values, cause, tmp_path / "values.json")
+    message = break_it(release, values, cause, tmp_path / "values.json")
     assert fix in message
-    assert message in lines
     assert len(message.encode()) <= 2048
