@@ -1,7 +1,8 @@
 """A pytest plugin of `pipeline.py`, loaded with `-p ci_outcome`.
 
 If BINDERY_CI_OUTCOME names a file, the outcome of each test is recorded there by test id. The record says whether the
-run was complete, that is, whether every collected test was run and pytest itself ended in order.
+run was complete, that is, whether every collected test was run and pytest itself ended in order. The end of each
+failure is printed at once, because pytest prints failures at its own end, and the run may be ended before.
 
 If BINDERY_CI_SAMPLE is a number, one of the collected tests is run, chosen by that number.
 """
@@ -15,11 +16,13 @@ from typing import Any
 import pytest
 
 ORDERLY = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+FAILURE_LINES_MAX = 40
 
 
 class Outcome:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, config: pytest.Config) -> None:
         self._path = path
+        self._config = config
         self._collected: set[str] = set()
         self._finished: set[str] = set()
         self._failed: set[str] = set()
@@ -35,6 +38,8 @@ class Outcome:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
             self._failed.add(report.nodeid)
+            lines = report.longreprtext.splitlines()[-FAILURE_LINES_MAX:]
+            self._config.get_terminal_writer().write("\n".join(["", f"FAILED {report.nodeid}", *lines, ""]))
         elif report.skipped:
             self._skipped.add(report.nodeid)
         if str(report.when) in ("teardown", "???"):  # "???": its xdist worker died
@@ -68,4 +73,4 @@ def pytest_configure(config: Any) -> None:
         config.pluginmanager.register(Sample(int(seed)))
     path = os.environ.get("BINDERY_CI_OUTCOME")
     if path and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Outcome(Path(path)))
+        config.pluginmanager.register(Outcome(Path(path), config))
