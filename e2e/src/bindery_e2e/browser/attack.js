@@ -5,7 +5,7 @@
 "use strict";
 
 const AT_ONCE = 40;
-const ATTEMPT_MS = 1500;
+const ATTEMPT_MS = 2500;
 const SHORT_MS = 250; // for attempts whose end a page cannot notice
 const pause = (ms) => new Promise((done) => setTimeout(done, ms));
 
@@ -59,6 +59,13 @@ function added(name, properties, parent = document.body) {
   });
 }
 
+// Wait until a frame has loaded `count` pages, and a moment for what the last one does; at most ATTEMPT_MS.
+function loads(frame, count) {
+  let left = count;
+  const loaded = new Promise((done) => frame.addEventListener("load", () => (left -= 1) || done()));
+  return Promise.race([pause(ATTEMPT_MS), loaded.then(() => pause(50))]);
+}
+
 let frames = 0;
 
 // Submit a form into a frame of the page, or into a new window.
@@ -79,8 +86,7 @@ async function submitted(attempt, { action = attempt.url, target } = {}) {
   }
   document.body.append(form);
   form.submit();
-  const loaded = frame && new Promise((done) => frame.addEventListener("load", done));
-  await Promise.race([pause(ATTEMPT_MS / 2), ...(loaded ? [loaded.then(() => pause(50))] : [])]);
+  await (frame ? loads(frame, 1) : pause(ATTEMPT_MS));
   form.remove();
   frame?.remove();
   return { outcome: "submitted" };
@@ -129,7 +135,7 @@ const HOW = {
   },
   window: async (attempt) => {
     const opened = window.open(attempt.url);
-    await pause(ATTEMPT_MS / 2);
+    await pause(ATTEMPT_MS);
     let text = "";
     try {
       text = opened.document.body.innerText;
@@ -168,14 +174,14 @@ const HOW = {
   refresh: async (attempt) => {
     const frame = Object.assign(document.createElement("iframe"), { src: at("/refresh?", attempt) });
     document.body.append(frame);
-    await pause(ATTEMPT_MS / 2);
+    await loads(frame, 2);
     frame.remove();
     return { outcome: "led there" };
   },
   csp: async (attempt) => {
     const frame = Object.assign(document.createElement("iframe"), { src: at("/csp?", attempt) });
     document.body.append(frame);
-    await pause(ATTEMPT_MS / 2);
+    await pause(ATTEMPT_MS);
     frame.remove();
     return { outcome: "violated" };
   },
@@ -184,7 +190,7 @@ const HOW = {
     div.style.background = `url("${attempt.url}")`;
     div.textContent = ".";
     document.body.append(div);
-    await pause(2 * SHORT_MS);
+    await pause(ATTEMPT_MS);
     div.remove();
     return { outcome: "styled" };
   },
@@ -194,7 +200,7 @@ const HOW = {
     const list = [{ urls: [attempt.url], eagerness: "immediate" }];
     rules.textContent = JSON.stringify({ prefetch: list, prerender: list });
     document.body.append(rules);
-    await pause(ATTEMPT_MS / 2);
+    await pause(ATTEMPT_MS);
     rules.remove();
     return { outcome: "speculated" };
   },

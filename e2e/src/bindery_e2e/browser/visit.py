@@ -20,7 +20,7 @@ from bindery_e2e.browser.attempts import Attempt, as_json, attempts
 from bindery_e2e.browser.chromium import Chromium
 from bindery_e2e.browser.hostile_site import NAME, REBOUND, HostileSite
 
-PAGE_TIMEOUT_S: Final = 60.0
+PAGE_TIMEOUT_S: Final = 90.0
 
 
 @dataclass(frozen=True, slots=True)
