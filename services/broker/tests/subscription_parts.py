@@ -14,6 +14,7 @@ from bindery_broker.dispatch.key_ranges import KeyRange
 from bindery_broker.dispatch.read_ahead import ReadAhead
 from bindery_broker.dispatch.sessions import Sessions
 from bindery_broker.managed_ledger import ManagedLedger, Redelivered
+from bindery_broker.retries.targets import Destination
 from bindery_broker.subscriptions.acknowledging import Acknowledger
 from bindery_broker.subscriptions.consumer import ClientWatch, ReceiveCall, ReceiveRequest
 from bindery_broker.subscriptions.decoding import EntryDecoder
@@ -21,6 +22,7 @@ from bindery_broker.subscriptions.dispatch_loop import Deliveries, DispatchLoop
 from bindery_broker.subscriptions.reading import MessageReader, messages_of
 from bindery_broker.subscriptions.redelivery import Redelivery
 from bindery_broker.subscriptions.response_budget import ResponseBudget
+from bindery_core.errors import Conflict
 from bindery_pulsar.message_codec import OutgoingMessage, encode_batch, encode_message
 from bindery_pulsar.message_id import EARLIEST, MessageId, Position
 from bindery_pulsar.pulsar_messages_pb2 import ZLIB, MessageMetadata, SingleMessageMetadata
@@ -126,6 +128,13 @@ class Parts:
         """The answer to the call was sent."""
         call.charge.release()
         self.sessions.end_call(call.session, now=self.now())
+
+
+class NoTargets:
+    """Topics to which messages are moved: there are none."""
+
+    def open(self, to: Destination, *, create: bool) -> Any:
+        raise Conflict("no topics in this test", topic=to.topic.short)
 
 
 def texts(deliveries: Deliveries) -> list[bytes]:

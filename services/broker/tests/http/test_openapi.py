@@ -23,7 +23,8 @@ async def test_operations_keep_their_ids_and_document_their_errors(broker):
     assert sorted(operations) == [
         "ack", "cancelMessage", "clearBacklog", "createTopic", "deleteTopic", "expire", "explainSubscription", "leave",
         "listSubscriptions", "listTopics", "nack", "produce", "readMessage", "readMessages", "receive",
-        "resetSubscription", "seek", "skip", "stream", "subscribe", "topicInternalStats", "topicStats", "unsubscribe",
+        "resetSubscription", "retry", "seek", "skip", "stream", "subscribe", "topicInternalStats", "topicStats",
+        "unsubscribe",
     ]  # fmt: skip
     for operation in operations.values():
         for status, answer in operation["responses"].items():

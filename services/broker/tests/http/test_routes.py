@@ -37,7 +37,7 @@ def fill(template: str) -> str:
 
 
 def test_produce_and_consume_operations_are_hot():
-    assert {route.operation_id for route in HOT} == {"produce", "receive", "ack", "nack", "stream"}
+    assert {route.operation_id for route in HOT} == {"produce", "receive", "ack", "nack", "retry", "stream"}
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.operation_id)
@@ -95,6 +95,7 @@ JSON_ROUTES = [
     ("POST", "/receive", b'{"consumer":"c","wait_ms":0}'),
     ("POST", "/ack", b'{"message_ids":["0:0"]}'),
     ("POST", "/nack", b'{"message_ids":["0:0"]}'),
+    ("POST", "/retry", b'{"message_ids":["0:0"]}'),
     ("POST", "/seek", b'{"message_id":"earliest"}'),
     ("POST", "/reset", b'{"initial":"earliest"}'),
     ("POST", "/skip", b'{"entries":1}'),

@@ -23,8 +23,9 @@ from bindery_core.errors import BinderyError, TryAgain
 from bindery_pulsar.entry_size import ENTRY_SIZE_MAX
 from bindery_pulsar.message_codec import OutgoingMessage, encode_batch, encode_message
 from bindery_pulsar.message_id import EARLIEST, MessageId, Position
+from bindery_pulsar.topic_name import TopicName
 from managed_ledger_cluster import Cluster
-from subscription_parts import PARTITION, Deliveries, keys_of
+from subscription_parts import PARTITION, Deliveries, NoTargets, keys_of
 
 STEPS = 25
 ENDS_S = 60.0
@@ -65,14 +66,14 @@ class World:
         self.subscription = Subscription(
             self.cursor,
             self.topic,
-            topic="persistent://public/default/t",
-            partition=PARTITION,
+            topic=TopicName.parse("t"),
             now=self.now,
             clock=lambda: round(self.now() * 1000),
             limits=self.limits,
             read_ahead=self.read_ahead,
             decoder=EntryDecoder(),
             sessions_max=10,
+            targets=NoTargets(),
         )
         self.loop = self.subscription._loop
         self._lease = self.loop._lease

@@ -17,8 +17,9 @@ from bindery_broker.subscriptions.subscription import Subscription
 from bindery_core.errors import Conflict, TooManyRequests, TryAgain
 from bindery_pulsar.message_codec import OutgoingMessage, encode_message
 from bindery_pulsar.message_id import EARLIEST, MessageId
+from bindery_pulsar.topic_name import TopicName
 from managed_ledger_cluster import Cluster
-from subscription_parts import PARTITION, Deliveries, batch, single, texts
+from subscription_parts import Deliveries, NoTargets, batch, single, texts
 
 Task = asyncio.Task[Deliveries]
 
@@ -50,14 +51,14 @@ class World:
         subscription = Subscription(
             await topic.open_cursor("s", start=EARLIEST),
             topic,
-            topic="persistent://public/default/t",
-            partition=PARTITION,
+            topic=TopicName.parse("t"),
             now=now,
             clock=lambda: round(now() * 1000),
             limits=limits,
             read_ahead=read_ahead or ReadAhead(limits.ready_bytes_max),
             decoder=EntryDecoder(),
             sessions_max=10,
+            targets=NoTargets(),
         )
         world = cls(subscription, topic, ResponseBudget(64 * 2**20, now=now))
         world.kind = kind

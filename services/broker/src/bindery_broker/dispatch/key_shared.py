@@ -297,6 +297,13 @@ class KeySharedDispatcher(SharedDispatcher[B]):
                 self._wait(portion)
         return returned
 
+    def return_held(self, portions: Iterable[Portion[B]], *, delay_s: float, now: float) -> None:
+        portions = list(portions)
+        super().return_held(portions, delay_s=delay_s, now=now)
+        for portion in portions:
+            if portion.state is State.DELAYED and portion.key_hash:  # it was read before
+                self._wait(portion)
+
     def reset(self) -> None:
         super().reset()
         self._keys.clear()

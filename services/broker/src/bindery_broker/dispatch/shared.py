@@ -250,11 +250,20 @@ class SharedDispatcher(Generic[B]):
         return portion.item.first_size
 
     def take(
-        self, consumer: Consumer, *, count_max: int, bytes_max: int, lease_s: float, now: float
+        self,
+        consumer: Consumer,
+        *,
+        count_max: int,
+        bytes_max: int,
+        lease_s: float,
+        now: float,
+        alone_from: int | None = None,
     ) -> list[Delivery[B]]:
         """Lease ready messages to `consumer`: returned ones first, lowest first, then new ones in order.
 
-        At most `count_max` messages and `bytes_max` bytes, but at least one message, whatever its size.
+        At most `count_max` messages and `bytes_max` bytes, but at least one message, whatever its size. `alone_from`:
+        a message with this redelivery count is delivered alone, so that a consumer that fails because of it does not
+        raise the counts of others above the limit of dead letters.
         """
         count_max = min(count_max, self.limits.unacked_per_consumer_max - consumer.held)
         taken: list[tuple[Portion[B], Item[B]]] = []
@@ -264,8 +273,11 @@ class SharedDispatcher(Generic[B]):
                 break
             item = portion.item
             assert item is not None
-            if taken and item.first_size > bytes_max:
+            is_alone = portion.redelivery_count == alone_from
+            if taken and (is_alone or item.first_size > bytes_max):
                 break
+            if is_alone:
+                count_max = 1
             bits = item.first_bits(count_max=count_max, size_max=bytes_max) & self._first_part(portion)
             if bits != portion.bits:
                 portion = self._table.split(portion, bits)
@@ -327,6 +339,35 @@ class SharedDispatcher(Generic[B]):
         """The durable write failed: deliver the messages again."""
         for portion in portions:
             if portion.state is State.ACKING:
+                self._to_replay(portion)
+
+    def hold(self, refs: Iterable[MessageRef]) -> tuple[list[Portion[B]], list[Portion[B]]]:
+        """Withdraw messages from whoever holds them, and deliver them to nobody, also those that were not read yet.
+
+        Messages that are being acknowledged are left out. Returns the known ones, and those that were not known. Pass
+        both to `finish_ack` or `return_held`.
+        """
+        refs = list(refs)
+        known = self.begin_ack(refs)
+        added = []
+        for position, bits in refs:
+            fresh = bits & ~self._table.bits_of(position)
+            if fresh:
+                added.append(self._table.add(position, fresh, State.ACKING))
+        return known, added
+
+    def part_of(self, portion: Portion[B], bits: int) -> Portion[B]:
+        """Return `bits`, a part of the messages of a portion that is held, as a portion of their own."""
+        return self._table.split(portion, bits)
+
+    def return_held(self, portions: Iterable[Portion[B]], *, delay_s: float, now: float) -> None:
+        """Deliver messages that `hold` returned again, after `delay_s`. It does not count as a redelivery."""
+        for portion in portions:
+            if portion.state is not State.ACKING:
+                continue
+            if delay_s > 0:
+                self._delay(portion, now + delay_s)
+            else:
                 self._to_replay(portion)
 
     def forget_upto(self, position: Position) -> None:

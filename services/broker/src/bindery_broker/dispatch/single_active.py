@@ -209,9 +209,17 @@ class SingleActiveDispatcher(Generic[B]):
         return self._ready[0].first_size if self._ready and consumer is self.active else 0
 
     def take(
-        self, consumer: Consumer, *, count_max: int, bytes_max: int, lease_s: float, now: float
+        self,
+        consumer: Consumer,
+        *,
+        count_max: int,
+        bytes_max: int,
+        lease_s: float,
+        now: float,
+        alone_from: int | None = None,
     ) -> list[Delivery[B]]:
         """Lease the next ready messages to `consumer`, if it is active; at least one, whatever its size."""
+        assert alone_from is None, "messages that are delivered in order are not dead-lettered"
         if consumer is not self.active:
             return []
         if self.paused_until is not None:
@@ -306,6 +314,29 @@ class SingleActiveDispatcher(Generic[B]):
         """The durable write failed: deliver the messages again, and all that follow them."""
         self.finish_ack(portions)
         self.rewind()
+
+    def hold(self, refs: Iterable[MessageRef]) -> tuple[list[Portion[B]], list[Portion[B]]]:
+        """Mark messages as in `begin_ack`. Returns those that were known, and those that were not."""
+        refs = list(refs)
+        known = self.begin_ack(refs)
+        added = []
+        for position, bits in refs:
+            fresh = bits & ~self._table.bits_of(position)
+            if fresh:
+                added.append(self._table.add(position, fresh, State.ACKING))
+        return known, added
+
+    def part_of(self, portion: Portion[B], bits: int) -> Portion[B]:
+        """Return `bits`, a part of the messages of a portion that is held, as a portion of their own."""
+        return self._table.split(portion, bits)
+
+    def return_held(self, portions: Iterable[Portion[B]], *, delay_s: float, now: float) -> None:
+        """Deliver messages that `hold` returned again, and all that follow them, after `delay_s`."""
+        held = [portion for portion in portions if portion.state is State.ACKING]
+        if held:
+            self.fail_ack(held)
+            if delay_s > 0:
+                self.paused_until = max(self.paused_until or 0.0, now + delay_s)
 
     def forget_upto(self, position: Position) -> None:
         """Everything up to `position` is acknowledged. Messages that the consumer holds stay with it until they end."""

@@ -364,6 +364,15 @@ class ManagedLedger:
         self._raise_if_ended()
         return await self._reader.read(position, entries_max=entries_max, size_max=size_max)
 
+    async def decided(self) -> None:
+        """Return once no `add_many` that has ended may still store an entry, as it may after AddTimeout.
+
+        Waits at most `operation_timeout_s`. Raises TryAgain if that is not known then, or TopicFenced.
+        """
+        self._raise_if_ended()
+        if self._writer is not None:
+            await self._writer.decided(timeout_s=self._settings.operation_timeout_s)
+
     async def find_first(self, predicate: Callable[[bytes], bool]) -> Position:
         """Return the first entry for which `predicate` holds, or the position of the next add if there is none.
 

@@ -17,6 +17,7 @@ Source: Pulsar's clients (RetryMessageUtil, ConsumerImpl); the names and the mis
 """
 
 from collections.abc import Mapping
+from hashlib import sha256
 from typing import Final, NamedTuple
 
 from bindery_pulsar.message_codec import Message, OutgoingMessage
@@ -32,6 +33,8 @@ ORIGIN_MESSAGE_IDY_TIME: Final = "ORIGIN_MESSAGE_IDY_TIME"
 RECONSUMETIMES: Final = "RECONSUMETIMES"
 DELAY_TIME: Final = "DELAY_TIME"
 RECONSUMETIMES_MAX: Final = 2**31 - 1
+TEXT_MAX: Final = 96
+"""Maximum characters of each text of an identity."""
 
 
 class Identity(NamedTuple):
@@ -63,11 +66,19 @@ class Copy(NamedTuple):
 
 
 def identity_of(properties: Mapping[str, str]) -> Identity:
-    return Identity(
-        properties.get(REAL_SUBSCRIPTION, ""),
-        properties.get(ORIGIN_MESSAGE_ID, ""),
-        properties.get(RECONSUMETIMES, ""),
-    )
+    """Return the identity of a copy; all of its texts are empty if the message is no copy. See `_short`."""
+    subscription, origin, times = map(properties.get, (REAL_SUBSCRIPTION, ORIGIN_MESSAGE_ID, RECONSUMETIMES))
+    return Identity(_short(subscription), _short(origin), _short(times))
+
+
+def _short(text: str | None) -> str:
+    """Return a text that any producer may have set as at most TEXT_MAX printable ASCII characters: others as a digest.
+
+    So the size of an intent is limited.
+    """
+    if not text or (len(text) <= TEXT_MAX and text.isascii() and text.isprintable()):
+        return text or ""
+    return f"sha256:{sha256(text.encode(errors='surrogatepass')).hexdigest()}"
 
 
 def reconsume_times(properties: Mapping[str, str]) -> int:

@@ -1,12 +1,12 @@
 """Move messages of one subscription to another topic, so that each has exactly one copy and is then acknowledged.
 
-| step                                                    | after a crash at its end                                      |
-|---------------------------------------------------------|---------------------------------------------------------------|
-| 1 hold the messages: the dispatcher gives them to nobody | they are delivered again                                     |
-| 2 store an intent in the cursor                         | the target has no copy: they are delivered again              |
-| 3 write the copies, in order                            | those that the target has are acknowledged, the others are    |
-|                                                         | delivered again                                               |
-| 4 acknowledge, and remove the intent, in one record     | the move is complete                                          |
+| step                                                 | after a crash at its end                                 |
+|------------------------------------------------------|----------------------------------------------------------|
+| 1 hold the messages, so that nobody gets them        | they are delivered again                                 |
+| 2 store an intent in the cursor                      | the target has no copy: they are delivered again         |
+| 3 write the copies, in order                         | those that are stored are acknowledged, the others are   |
+|                                                      | delivered again                                          |
+| 4 acknowledge, and remove the intent, in one record  | the move is complete                                     |
 
 An intent that is stored is **settled** before its messages may be delivered: the entries of the target after the
 position in the intent are searched for the copies by their identity (`copies`). What is found is acknowledged, what is
@@ -34,7 +34,7 @@ from typing import Final, Protocol
 
 import structlog
 from bindery_core.backoff import Backoff
-from bindery_core.errors import BadRequest, BinderyError, Conflict, NoSuchTopic, NotThere, TryAgain
+from bindery_core.errors import BadRequest, BinderyError, Conflict, NoSuchTopic, NotThere, OutcomeUnknown, TryAgain
 from bindery_pulsar.message_codec import check_size
 from bindery_pulsar.message_id import MessageId, Position
 
@@ -73,9 +73,11 @@ log = structlog.get_logger()
 class Hold(Protocol):
     """Messages that the dispatcher gives to nobody until `finish` or `release`."""
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether it still holds all messages that were neither finished nor released: no seek, no change of type."""
+    def renew(self) -> bool:
+        """Hold the messages of others that were held when this began, and were released since.
+
+        Returns False, and holds nothing, if the subscription was moved or its type changed: nothing is held then.
+        """
         ...
 
     def finish(self, refs: Sequence[MessageRef]) -> None:
@@ -135,17 +137,20 @@ class Mover:
     async def move(self, copies: Sequence[Copy], to: Destination) -> list[Outcome]:
         """Move messages, at most MESSAGES_MAX, in their order. Returns the outcome of each.
 
-        The messages are held from the first step on, before anything is awaited. The move continues if the caller is
-        cancelled. An error that applies to all messages is raised; they are delivered again then, at once if the
-        subscription was reset, else later. After OutcomeUnknown they are held until it is known.
+        The move continues if the caller is cancelled. An error that is raised applies to all messages, and nothing was
+        written: they are delivered again later. A message with the outcome OutcomeUnknown is held until that is known.
         """
+        return await asyncio.shield(self.begin(copies, to))
+
+    def begin(self, copies: Sequence[Copy], to: Destination) -> "asyncio.Task[list[Outcome]]":
+        """Hold the messages at once, and begin to move them. The task returns what `move` returns."""
         assert 0 < len(copies) <= MESSAGES_MAX
         self._source.check_open()
         hold = self._source.hold([copy.ref for copy in copies])
         task = asyncio.get_running_loop().create_task(self._run(copies, to, hold))
         self._tasks.add(task)
         task.add_done_callback(self._done)
-        return await asyncio.shield(task)
+        return task
 
     def _done(self, task: "asyncio.Task[list[Outcome]]") -> None:
         self._tasks.discard(task)
@@ -187,7 +192,7 @@ class Mover:
         async with self._lock:
             try:
                 self._source.check_open()
-                if not hold.is_complete:
+                if not hold.renew():
                     raise TryAgain(
                         "the subscription was moved or its type changed before the messages were moved; receive again",
                         subscription=self._cursor.name,
@@ -195,11 +200,12 @@ class Mover:
                 await self._settle_all()
                 async with self._targets.open(to, create=True) as target:
                     return await self._move(copies, to, hold, target)
-            except BinderyError as error:
+            except BinderyError as error:  # nothing was written
                 self._refuse(copies, hold, error)
                 raise
 
     async def _move(self, copies: Sequence[Copy], to: Destination, hold: Hold, target: Target) -> list[Outcome]:
+        """Return the outcomes. Raises an error only if nothing was written to the target."""
         outcomes: dict[int, Outcome] = {}
         left: list[int] = []
         for number, copy in enumerate(copies):
@@ -211,15 +217,19 @@ class Mover:
                 check_size(copy.message)
             except BinderyError as error:
                 outcomes[number] = error
-                self._refuse([copy], hold, error)
             else:
                 left.append(number)
         if left:
             chosen = [copies[number] for number in left]
             outcomes |= zip(left, await self._write(chosen, to, hold, target), strict=True)
+        for number, copy in enumerate(copies):
+            outcome = outcomes[number]
+            if isinstance(outcome, REFUSALS):
+                self._refuse([copy], hold, outcome)
         return [outcomes[number] for number in range(len(copies))]
 
     async def _write(self, copies: Sequence[Copy], to: Destination, hold: Hold, target: Target) -> list[Outcome]:
+        """Store the intent, write the copies, acknowledge what was stored. Errors as `_move`."""
         name = next_name(self._cursor.blobs)
         intent = Intent(to, target.end, plan(copies))
         try:
@@ -229,23 +239,26 @@ class Mover:
             with suppress(BinderyError):  # if it is stored, it is settled later: the target has no copy
                 await self._cursor.put_blobs({}, [name])
             raise
-        results: Sequence[MessageId | BinderyError]
+        outcomes: list[Outcome]
         try:
-            results = await target.publish([copy.message for copy in copies])
+            outcomes = list(await target.publish([copy.message for copy in copies]))
         except BinderyError as error:
-            results = [error] * len(copies)
-        stored = [copy for copy, result in zip(copies, results, strict=True) if not isinstance(result, BinderyError)]
-        unknown = [result for result in results if isinstance(result, BinderyError) and not isinstance(result, REFUSALS)]
-        for copy, result in zip(copies, results, strict=True):
-            if isinstance(result, REFUSALS):
-                self._refuse([copy], hold, result)
+            outcomes = [error] * len(copies)
+        stored = [copy for copy, outcome in zip(copies, outcomes, strict=True) if isinstance(outcome, MessageId)]
+        unknown = [one for one in outcomes if isinstance(one, BinderyError) and not isinstance(one, REFUSALS)]
         if unknown:
             self._holds[name] = hold
             self._settle_later(name, unknown[0])
-        await self._acknowledge(stored, hold, remove=() if unknown else (name,))
-        if isinstance(results[0], BinderyError) and len(set(map(type, results))) == 1:
-            raise results[0]
-        return list(results)
+        try:
+            await self._acknowledge(stored, hold, remove=() if unknown else (name,))
+        except BinderyError as error:  # the copies are stored, and the cursor has the acknowledgements in memory
+            failed = OutcomeUnknown(
+                "the messages were moved, but it is not known whether that is stored; they are not moved again",
+                subscription=self._cursor.name,
+                cause=str(error),
+            )
+            outcomes = [failed if isinstance(outcome, MessageId) else outcome for outcome in outcomes]
+        return outcomes
 
     async def _acknowledge(
         self, messages: Sequence[Copy | Planned], hold: Hold | None, *, remove: Sequence[str]

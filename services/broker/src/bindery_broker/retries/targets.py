@@ -28,7 +28,10 @@ class Target(Protocol):
         ...
 
     async def publish(self, messages: Sequence[OutgoingMessage]) -> list[MessageId | BinderyError]:
-        """Store each message as an entry of its own, in order. Errors as `Topic.publish`; no wait precedes the write."""
+        """Store each message as an entry of its own, in order. Errors as `Topic.publish`.
+
+        No check of the caller precedes the write by more than one turn of the event loop.
+        """
         ...
 
     async def decided(self) -> None:

@@ -44,8 +44,7 @@ class Acknowledger:
         Returns how many messages in delivery, or read ahead, that acknowledges.
         """
         dispatcher = self._loop.dispatcher
-        refs = [MessageRef(position, WHOLE) for position in positions]
-        refs += [MessageRef(batch.position, bits_of(batch.indexes)) for batch in batches]
+        refs = _refs(positions, batches)
         known_before = dispatcher.known_count
         portions = dispatcher.begin_ack(refs)
         unknown = dispatcher.known_count - known_before
@@ -57,17 +56,22 @@ class Acknowledger:
             self._loop.wake()
             raise
         dispatcher.finish_ack(portions)
+        self.acknowledged(positions, batches, finished)
+        return sum(portion.count for portion in portions) - unknown
+
+    def acknowledged(
+        self, positions: Sequence[Position], batches: Sequence[BatchAck], finished: Sequence[Position]
+    ) -> None:
+        """The cursor has acknowledged these: forget them. `finished`: the entries that are complete by that."""
         if len(self._delays):
             self._delays.forget([*positions, *finished])
-        present = (
-            self._loop.dispatcher
-        )  # it may have been replaced, and messages that it did not know may have been read
-        present.finish_ack(present.begin_ack(refs))
+        # The dispatcher may have been replaced, and messages that it did not know may have been read.
+        present = self._loop.dispatcher
+        present.finish_ack(present.begin_ack(_refs(positions, batches)))
         self._batch_sizes.forget(finished)
         # A repeated acknowledgement finishes no entry, but `resolve` looked up the size of its batch again.
         self._batch_sizes.forget(batch.position for batch in batches if self._cursor.is_acked(batch.position))
         self._loop.wake_blocked()
-        return sum(portion.count for portion in portions) - unknown
 
     async def ack_cumulative(self, positions: Sequence[Position], batches: Sequence[BatchAck], last: MessageId) -> int:
         """Acknowledge everything up to and including `last`, durably; `resolve([last])` returned the other arguments.
@@ -89,7 +93,7 @@ class Acknowledger:
             self._loop.wake()
             raise
         dispatcher.finish_ack(portions)
-        present = self._loop.dispatcher  # as in `ack`
+        present = self._loop.dispatcher  # as in `acknowledged`
         present.finish_ack(present.begin_cumulative_ack(ref))
         if len(self._delays):
             self._delays.forget_upto(self._cursor.mark_delete)
@@ -151,3 +155,8 @@ class Acknowledger:
             return True
         # A trimmed entry was acknowledged before: a late repetition is no error.
         return position < self._ledger.first_position
+
+
+def _refs(positions: Sequence[Position], batches: Sequence[BatchAck]) -> list[MessageRef]:
+    refs = [MessageRef(position, WHOLE) for position in positions]
+    return refs + [MessageRef(batch.position, bits_of(batch.indexes)) for batch in batches]

@@ -2,19 +2,28 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from bindery_pulsar.message_codec import Message
 
 from bindery_broker.dispatch.key_ranges import KeyRange
 from bindery_broker.dispatch.key_shared import AUTO_SPLIT, KeySharedMode
 from bindery_broker.dispatch.sessions import Session
+from bindery_broker.retries.targets import Destination
 from bindery_broker.subscriptions.response_budget import Charge
 
 SubscriptionType = Literal["shared", "exclusive", "failover", "key_shared"]
 
 TAG_VERSION = "1"
 """Value of the subscription properties whose keys are tags (the convention of TDMQ's clients)."""
+
+
+class DeadLetters(NamedTuple):
+    """When messages are moved to a dead-letter topic instead of being delivered. Shared and key_shared only."""
+
+    max_redeliver: int
+    """Largest redelivery count with which a message is delivered."""
+    to: Destination
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +43,7 @@ class ReceiveRequest:
     key_shared: KeySharedMode = AUTO_SPLIT
     key_ranges: tuple[KeyRange, ...] = ()
     """Ranges of key hashes that the consumer declares, if the mode is sticky."""
+    dead_letters: DeadLetters | None = None
     address: str = ""
     """The client's address, for statistics."""
 

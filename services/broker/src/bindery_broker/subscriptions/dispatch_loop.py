@@ -117,6 +117,10 @@ class DispatchLoop:
         self.key_shared = KeySharedMode()
         self.read_lock = asyncio.Lock()
         """Held during a read, and while the cursor is moved."""
+        self.before_read: Callable[[], Awaitable[None]] | None = None
+        """Awaited before each read. If it raises, nothing is read, and the calls that wait fail."""
+        self.resets = 0
+        """Number of times that the dispatcher was replaced or reset: what it held before is not held any more."""
         self._reader = reader
         self._sessions = sessions
         self._limits = limits
@@ -171,6 +175,7 @@ class DispatchLoop:
     def change_type(self, kind: SubscriptionType, *, key_shared: KeySharedMode = AUTO_SPLIT) -> None:
         """Replace the dispatcher. No other consumer may be connected."""
         uncounted = list(self._dispatcher.redelivered)
+        self.resets += 1
         self._dispatcher.reset()
         self._members.clear()
         self.type = kind
@@ -193,6 +198,7 @@ class DispatchLoop:
 
     def restart(self) -> None:
         """Forget what was delivered and read, and continue after the cursor's position. Call it under `read_lock`."""
+        self.resets += 1
         self._dispatcher.reset()
         self._reader.batch_sizes.clear()
         self._reader.clear_delays()
@@ -351,6 +357,7 @@ class DispatchLoop:
             bytes_max=min(room, request.bytes_max),
             lease_s=request.ack_timeout_s,
             now=self._now(),
+            alone_from=None if request.dead_letters is None else request.dead_letters.max_redeliver,
         )
         if taken:
             charge.keep(self._dispatcher.leases.bytes_held - before)
@@ -629,6 +636,8 @@ class DispatchLoop:
         call, dispatcher = demand.call, self._dispatcher
         async with self.read_lock:
             await self._reader.restore_delays()
+            if self.before_read is not None:
+                await self.before_read()
             size = READ_BYTES_MAX
             while True:
                 await self._record_counts(dispatcher)

@@ -4,6 +4,7 @@ Invariants: a message in delivery is unacknowledged in the cursor as far as this
 while no other consumer is connected. An acknowledgement is durable in the cursor before the dispatcher forgets it.
 """
 
+import asyncio
 import functools
 from collections.abc import Awaitable, Sequence
 
@@ -11,6 +12,7 @@ from bindery_core.errors import BinderyError, Conflict
 from bindery_core.sources import MonotonicClock
 from bindery_pulsar.message_codec import publish_time_ms
 from bindery_pulsar.message_id import MessageId, Position
+from bindery_pulsar.topic_name import TopicName
 
 from bindery_broker.dispatch import dispatcher as dispatching
 from bindery_broker.dispatch.dispatcher import Dispatcher
@@ -28,12 +30,14 @@ from bindery_broker.managed_ledger import (
     TransientCursor,
     WallClock,
 )
+from bindery_broker.retries.targets import Targets
 from bindery_broker.statistics.delivery import ConsumerStatistics, SubscriptionStatistics
 from bindery_broker.subscriptions.acknowledging import Acknowledger
 from bindery_broker.subscriptions.consumer import ClientWatch, ReceiveCall, ReceiveRequest, SubscriptionType
 from bindery_broker.subscriptions.decoding import EntryDecoder
 from bindery_broker.subscriptions.dispatch_loop import Deliveries, DispatchLoop
 from bindery_broker.subscriptions.explaining import Explainer, Reason
+from bindery_broker.subscriptions.moving import MoveResult, Moving, RetryTo
 from bindery_broker.subscriptions.oldest import OldestMessage
 from bindery_broker.subscriptions.reading import MessageReader, Messages, messages_of
 from bindery_broker.subscriptions.redelivery import Redelivery
@@ -48,16 +52,18 @@ class Subscription:
         cursor: ManagedCursor,
         ledger: ManagedLedger,
         *,
-        topic: str,
-        partition: int,
+        topic: TopicName,
         now: MonotonicClock,
         clock: WallClock,
         limits: DispatchLimits,
         read_ahead: ReadAhead,
         decoder: EntryDecoder,
         sessions_max: int,
+        targets: Targets,
     ) -> None:
-        """`read_ahead` and `decoder`: shared by the broker's subscriptions. `topic`: full name of the topic."""
+        """`read_ahead` and `decoder`: shared by the broker's subscriptions. `targets`: topics to which messages are
+        moved."""
+        partition = topic.partition
         self.name = cursor.name
         self.cursor = cursor
         self.sessions = Sessions(sessions_max=sessions_max)
@@ -76,11 +82,14 @@ class Subscription:
             clock=clock,
             counts_of=cursor.counts_of,
             record=self._record,
-            pick_active=functools.partial(pick_active, partition=partition, topic=topic),
+            pick_active=functools.partial(pick_active, partition=partition, topic=topic.full),
         )
         self._redelivery = Redelivery(self._loop, self._reader, now=now)
         self._acknowledger = Acknowledger(cursor, ledger, self._loop, self._reader, partition=partition)
         self._explainer = Explainer(cursor, ledger, self._loop, self._reader, partition=partition)
+        self._moving = Moving(
+            cursor, self._loop, self._reader, self._acknowledger, topic=topic, targets=targets, now=now, clock=clock
+        )
         self.is_durable = not isinstance(cursor, TransientCursor)
         """Whether the subscription is stored. Otherwise it ends with its last consumer."""
         self._remove_listener = ledger.on_new_entries(self._loop.wake)
@@ -140,6 +149,7 @@ class Subscription:
                     consumers=len(others),
                 )
             self._loop.change_type(kind, key_shared=key_shared)
+            self._moving.mover.dispatcher_replaced()
         elif others:
             raise ConsumerBusy("another consumer holds the subscription", subscription=self.name, consumer=others[0])
 
@@ -169,10 +179,7 @@ class Subscription:
             self._connect(session, request)
             if request.redeliver:
                 self._redelivery.release(session.consumer)
-            if request.request_id is None:
-                deliveries = await self._loop.take(call)
-            else:
-                deliveries = await self._redelivery.take(call, request.request_id)
+            deliveries = await self._take(call)
         finally:
             self.sessions.end_call(session, now=self._now())
             self._loop.call_ended(session)
@@ -187,6 +194,24 @@ class Subscription:
         if count:
             self.statistics.deliver(session.statistics, count, size, redelivered=redelivered, now=session.last_call_at)
         return deliveries, session
+
+    async def _take(self, call: ReceiveCall) -> Deliveries:
+        """Return messages for a call. Those above its limit of redeliveries are moved instead of being returned."""
+        request = call.request
+        while True:
+            if request.request_id is None:
+                deliveries = await self._loop.take(call)
+            else:
+                deliveries = await self._redelivery.take(call, request.request_id)
+            if request.dead_letters is None or not deliveries:
+                return deliveries
+            kept, moves = self._moving.split_dead(deliveries, request.dead_letters)
+            if kept:
+                if moves:
+                    call.charge.keep(sum(message.size for one in kept for message in messages_of(one)))
+                return kept
+            call.charge.release()
+            await asyncio.wait(moves)
 
     def _connect(self, session: Session, request: ReceiveRequest) -> None:
         """Let the dispatcher know the consumer with what its request says of it.
@@ -252,11 +277,33 @@ class Subscription:
         session = self.sessions.get(consumer)
         return [] if session is None else self._redelivery.nack(ids, delay_s=delay_s, consumer=session.consumer)
 
+    async def retry(
+        self, ids: Sequence[MessageId], to: RetryTo, *, charge: Charge, consumer: str | None = None
+    ) -> MoveResult:
+        """Move messages to the retry topic, or to the dead-letter topic once they were retried too often.
+
+        Each has exactly one copy, in the order of `ids`, and is acknowledged. Acknowledged messages are not copied. A
+        message that its target refuses is delivered again later. Errors as `Moving.move_ids`; BadRequest if a target is
+        the topic itself, unless that is the retry topic.
+        """
+        self._loop.check_open()
+        self._touch(consumer)
+        acker = self._statistics_of(consumer, ids[:1])
+        result = await self._moving.retry(ids, to, charge=charge)
+        self.statistics.ack(acker, len(result.moved), now=self._now())
+        return result
+
+    @property
+    def moving(self) -> Moving:
+        """Moves messages of this subscription to other topics."""
+        return self._moving
+
     async def seek(self, target: MessageId | Position | int) -> Position:
         """Move to a message, to EARLIEST or LATEST, or to the first entry published at a time (ms since 1970) or later.
 
-        Returns the position that comes next. After an error delivery continues at the former position, and messages in
-        delivery are delivered again. Raises the errors of `ManagedCursor.seek`.
+        Waits for messages that are being moved to another topic; those that were sought back to are delivered again,
+        although they have a copy. Returns the position that comes next. After an error delivery continues at the former
+        position, and messages in delivery are delivered again. Raises the errors of `ManagedCursor.seek`.
         """
         self._loop.check_open()
         passed: BatchAck | None = None
@@ -269,7 +316,7 @@ class Subscription:
                 passed = batches[0]._replace(indexes=range(target.batch_index))
         else:
             position = target
-        async with self._loop.read_lock:
+        async with self._loop.read_lock, self._moving.mover.paused():
             try:
                 return await self.cursor.seek(position, passed=passed)
             finally:
@@ -335,6 +382,7 @@ class Subscription:
         """Fail all calls, also the waiting ones, with `reason`. Idempotent."""
         if not self._loop.is_closed:
             self._remove_listener()
+            self._moving.mover.close()
             self._loop.close(reason)
 
     async def store_delays(self) -> None:

@@ -30,6 +30,7 @@ from bindery_broker.dispatch.read_ahead import ReadAhead
 from bindery_broker.errors import RESPONSES_FULL, NoSuchMessage, NotOwner, ResponsesFull
 from bindery_broker.keyed_locks import KeyedLocks
 from bindery_broker.managed_ledger import ManagedCursor, ManagedLedger, WallClock
+from bindery_broker.retries.targets import Targets
 from bindery_broker.statistics.topic import TopicStatistics
 from bindery_broker.statistics.volume import Volume
 from bindery_broker.subscriptions.consumer import TAG_VERSION
@@ -79,6 +80,7 @@ class Topic:
         sessions_max: int,
         subscriptions_max: int,
         default_producer: str,
+        targets: Targets,
         on_closed: Callable[["Topic"], None],
     ) -> None:
         self.name = name
@@ -92,6 +94,7 @@ class Topic:
         self._sessions_max = sessions_max
         self._subscriptions_max = subscriptions_max
         self._default_producer = default_producer
+        self._targets = targets
         self._partition = name.partition
         self._next_sequence_id = 0
         self._subscriptions: dict[str, Subscription] = {}
@@ -530,14 +533,14 @@ class Topic:
         subscription = Subscription(
             cursor,
             self.ledger,
-            topic=self.name.full,
-            partition=self._partition,
+            topic=self.name,
             now=self._now,
             clock=self._clock,
             limits=self._limits,
             read_ahead=self._read_ahead,
             decoder=self._decoder,
             sessions_max=self._sessions_max,
+            targets=self._targets,
         )
         self._subscriptions[cursor.name] = subscription
         return subscription

@@ -30,6 +30,7 @@ from bindery_broker.ownership.ownership import Ownership
 from bindery_broker.statistics.volume import Volume
 from bindery_broker.subscriptions.decoding import EntryDecoder
 from bindery_broker.subscriptions.response_budget import ResponseBudget
+from bindery_broker.topics.move_targets import TopicTargets
 from bindery_broker.topics.topic import Topic
 
 OLDEST_READS_MAX = 1_000
@@ -100,6 +101,7 @@ class Topics:
         self._loading = asyncio.Semaphore(self.limits.loads_max)
         self._closing = False
         self._ownership: Ownership | None = None
+        self._targets = TopicTargets(self)
         self._cleanups: set[asyncio.Task[None]] = set()
         """Tasks that close the handles of abandoned topics, or close idle topics."""
         self.loads_failed = 0
@@ -113,6 +115,7 @@ class Topics:
     def bind(self, ownership: Ownership) -> None:
         """Set the ownership of bundles. A topic is opened only while this broker owns its bundle."""
         self._ownership = ownership
+        self._targets.bind(ownership)
 
     def __iter__(self) -> Iterator[Topic]:
         return iter(list(self._loaded.values()))
@@ -301,6 +304,7 @@ class Topics:
             sessions_max=self.limits.consumers_max,
             subscriptions_max=self.limits.subscriptions_max,
             default_producer=self._producer_name,
+            targets=self._targets,
             on_closed=self._forget,
         )
         if self._closing or (self._ownership is not None and not self._ownership.is_mine(Bundle.of(name))):

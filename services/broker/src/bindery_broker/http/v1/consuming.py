@@ -7,6 +7,7 @@ from itertools import pairwise
 from bindery_core.errors import BadRequest, BinderyError
 from bindery_kit.http.problem import problem_of
 from bindery_pulsar.message_id import EARLIEST, LATEST, MessageId
+from bindery_pulsar.topic_name import TopicName, validate_subscription
 from fastapi import APIRouter
 from msgspec import UNSET
 from starlette.responses import Response
@@ -25,25 +26,35 @@ from bindery_broker.http.v1.produce_request import NDJSON, split_tags
 from bindery_broker.http.v1.schemas import (
     AckBody,
     Acknowledged,
+    DeadLetterPolicy,
     KeyShared,
+    MessageError,
+    MovedOut,
     NackBody,
+    NotMoved,
     ReceiveBody,
     Received,
+    Retried,
+    RetryBody,
     Returned,
     RoutingQuery,
     StreamQuery,
 )
-from bindery_broker.subscriptions.consumer import ClientWatch, ReceiveRequest, SubscriptionType
+from bindery_broker.retries.names import DEAD_LETTERS, check_target, dead_letter_topic, origin_topic, retry_topic
+from bindery_broker.retries.targets import Destination
+from bindery_broker.subscriptions.consumer import ClientWatch, DeadLetters, ReceiveRequest, SubscriptionType
 from bindery_broker.subscriptions.dispatch_loop import Deliveries
+from bindery_broker.subscriptions.moving import MoveResult, RetryTo
 from bindery_broker.subscriptions.reading import messages_of
 from bindery_broker.subscriptions.subscription import Subscription
+from bindery_broker.topics.delivery_time import check_delay
 from bindery_broker.topics.topic import Topic
 
 STREAM_COUNT_MAX = 100
 """Maximum number of messages that a stream receives at once."""
 STREAM_PING_S = 15.0
 """Seconds after which a stream without messages sends a comment."""
-STRUCTS = (ReceiveBody, Received, AckBody, Acknowledged, NackBody, Returned)
+STRUCTS = (ReceiveBody, Received, AckBody, Acknowledged, NackBody, Returned, RetryBody, Retried)
 router = APIRouter(route_class=OwnedRoute, default_response_class=JsonLine, tags=["subscriptions"])
 _ERRORS = (*openapi.OF_TOPICS, 409)
 
@@ -133,6 +144,7 @@ async def receive(exchange: Exchange) -> Response:
     exchange.query(RoutingQuery)
     body = await exchange.json_body(ReceiveBody)
     key_shared, key_ranges = _key_shared(body)
+    dead_letters = _dead_letters(body, exchange)
     tags = split_tags(body.tags) if isinstance(body.tags, str) else []
     topic = await broker.topic(exchange.topic, create=True)
     properties = body.subscription_properties if isinstance(body.subscription_properties, dict) else {}
@@ -155,6 +167,7 @@ async def receive(exchange: Exchange) -> Response:
         priority=body.priority,
         key_shared=key_shared,
         key_ranges=key_ranges,
+        dead_letters=dead_letters,
         address=exchange.client_address,
     )
     if isinstance(body.ack, list):
@@ -243,6 +256,68 @@ async def nack(exchange: Exchange) -> Response:
     return json_reply(Returned(returned=[str(message_id) for message_id in returned]))
 
 
+@hot(
+    router,
+    "POST",
+    paths.SUBSCRIPTION + "/retry",
+    operation_id="retry",
+    summary="Move messages to the retry topic, or to the dead-letter topic if they were retried too often",
+    path_parameters=paths.SUBSCRIPTION_PARAMETERS,
+    query=RoutingQuery,
+    body=RetryBody,
+    answers={200: Retried},
+    errors=(*_ERRORS, *openapi.BODY_ERRORS, 422, 429, 503, 504),
+)
+async def retry(exchange: Exchange) -> Response:
+    """Each message is copied exactly once, also if brokers stop meanwhile, and then acknowledged.
+
+    The copies have the order of `message_ids`. If no message was moved, the answer is the first error.
+    """
+    exchange.query(RoutingQuery)
+    body = await exchange.json_body(RetryBody)
+    ids = parse_ids(body.message_ids)
+    name, subscription_name = exchange.topic, exchange.path_params["subscription"]
+    settings = exchange.broker.settings
+    check_delay(body.delay_ms, now_ms=0, delay_s_max=settings.delayed_delivery_max_delay_s)
+    topic_text = body.dead_letter_topic if isinstance(body.dead_letter_topic, str) else None
+    to = RetryTo(
+        retry=Destination(retry_topic(name, subscription_name), subscription_name),
+        dead_letters=Destination(_dead_letter_topic(topic_text, name, subscription_name), DEAD_LETTERS),
+        max_redeliver=body.max_redeliver,
+        delay_ms=body.delay_ms,
+        properties=body.properties,
+    )
+    subscription = await _subscription(exchange)
+    consumer = body.consumer if isinstance(body.consumer, str) else None
+    result = await subscription.retry(ids, to, charge=exchange.charge, consumer=consumer)
+    exchange.charge.release()
+    return json_reply(retried(result))
+
+
+def retried(result: MoveResult) -> Retried:
+    """Return the answer. Raises the first error if no message was moved, and none was acknowledged before."""
+    if result.failed and not result.moved and not result.acknowledged:
+        raise result.failed[0][1]
+    return Retried(
+        moved=[
+            MovedOut(
+                message_id=str(one.message_id),
+                topic=one.topic.short,
+                copy_id=str(one.copy_id),
+                reconsume_times=one.reconsume_times,
+            )
+            for one in result.moved
+        ],
+        acknowledged=list(map(str, result.acknowledged)),
+        failed=[
+            NotMoved(
+                message_id=str(message_id), error=MessageError(code=error.code, status=error.status, detail=str(error))
+            )
+            for message_id, error in result.failed
+        ],
+    )
+
+
 async def _subscription(exchange: Exchange) -> Subscription:
     topic = await exchange.broker.topic(exchange.topic)
     return topic.subscription(exchange.path_params["subscription"])
@@ -274,6 +349,30 @@ def _key_shared(body: ReceiveBody) -> tuple[KeySharedMode, tuple[KeyRange, ...]]
         raise BadRequest("ranges need the mode sticky", mode=wanted.mode)
     ranges = tuple(checked_ranges(wanted.ranges)) if sticky else ()
     return KeySharedMode(sticky=sticky, allow_out_of_order=wanted.allow_out_of_order), ranges
+
+
+def _dead_letters(body: ReceiveBody, exchange: Exchange) -> DeadLetters | None:
+    """Return the limit of redeliveries. Raises BadRequest if the type does not allow one, or for its topic."""
+    policy = body.dead_letter
+    if not isinstance(policy, DeadLetterPolicy):
+        return None
+    if body.type not in ("shared", "key_shared"):
+        raise BadRequest("the field dead_letter needs the type shared or key_shared", type=body.type)
+    name, subscription = exchange.topic, exchange.path_params["subscription"]
+    topic = _dead_letter_topic(policy.topic if isinstance(policy.topic, str) else None, name, subscription)
+    initial = policy.initial_subscription if isinstance(policy.initial_subscription, str) else DEAD_LETTERS
+    return DeadLetters(policy.max_redeliver, Destination(topic, validate_subscription(initial)))
+
+
+def _dead_letter_topic(text: str | None, name: TopicName, subscription: str) -> TopicName:
+    """Return the dead-letter topic. Raises BadRequest for a name that is not valid, or of a topic of the subscription:
+    its copies would be consumed again."""
+    if text is None:
+        return dead_letter_topic(name, subscription)
+    topic = TopicName.parse(text)
+    for other in (name, origin_topic(name, subscription), retry_topic(name, subscription)):
+        check_target(topic, other, what="dead-letter")
+    return topic
 
 
 def _sources(topic: Topic, deliveries: Deliveries) -> list[MessageSource]:

@@ -46,6 +46,12 @@ PRIORITY_MAX: Final = 1_000
 KEY_RANGES_MAX: Final = 1_000
 """Maximum number of ranges that a consumer declares."""
 KeyHash = Annotated[int, Meta(ge=0, le=65_535)]
+REDELIVER_DEFAULT: Final = 16
+"""Source: Pulsar's clients."""
+REDELIVER_MAX: Final = 1_000_000
+TopicText = Annotated[str, Meta(min_length=1, max_length=2_048, examples=["public/default/t-s-DLQ"])]
+"""Name of a topic, in full or as `tenant/namespace/topic`."""
+SubscriptionText = Annotated[str, Meta(min_length=1, max_length=255, pattern=NO_CONTROLS)]
 ConsumerName = Annotated[str, Meta(min_length=1, max_length=NAME_SIZE_MAX, pattern=NO_CONTROLS)]
 ProducerName = Annotated[str, Meta(min_length=1, max_length=NAME_SIZE_MAX, pattern=NO_CONTROLS)]
 Key = Annotated[str, Meta(max_length=TEXT_MAX)]
@@ -243,6 +249,17 @@ class KeyShared(Request, kw_only=True):
     """Deliver messages of a key even while another consumer holds earlier ones."""
 
 
+class DeadLetterPolicy(Request, kw_only=True):
+    max_redeliver: Annotated[int, Meta(ge=0, le=REDELIVER_MAX)] = REDELIVER_DEFAULT
+    """Largest redelivery count with which a message is delivered. A message that was returned more often, or whose
+    lease expired more often, goes to the dead-letter topic. At the limit, each message is delivered alone."""
+    topic: TopicText | UnsetType = UNSET
+    """Dead-letter topic; left out: `{topic}-{subscription}-DLQ`, without the partition of the topic."""
+    initial_subscription: SubscriptionText | UnsetType = UNSET
+    """Subscription with which the dead-letter topic is created, so that it keeps its messages; left out:
+    `dead-letters`."""
+
+
 class ReceiveBody(Request, kw_only=True):
     consumer: ConsumerName
     """Name of the consumer, unique in the subscription. It identifies the consumer over several calls."""
@@ -273,6 +290,9 @@ class ReceiveBody(Request, kw_only=True):
     message is delivered."""
     redeliver: bool = False
     """Return the messages that this consumer still holds before delivering any: for a consumer that has restarted."""
+    dead_letter: DeadLetterPolicy | UnsetType = UNSET
+    """Move messages that were delivered too often to a dead-letter topic, each exactly once (`shared` and `key_shared`
+    only). Left out: they are delivered again, however often."""
     tags: Tags | UnsetType = UNSET
     """Deliver only messages with one of these tags or without tags. Fixed when the subscription is created."""
     subscription_properties: Annotated[dict[Text, Text], Meta(max_length=100)] | UnsetType = UNSET
@@ -309,6 +329,45 @@ class NackBody(Request, kw_only=True):
     delay_ms: Annotated[int, Meta(ge=0, le=NACK_DELAY_MS_MAX)] = 0
     consumer: ConsumerName | UnsetType = UNSET
     """Return only messages that this consumer holds."""
+
+
+class RetryBody(Request, kw_only=True):
+    message_ids: Annotated[list[MessageIdText], Meta(min_length=1, max_length=ACKS_PER_REQUEST_MAX)]
+    delay_ms: Annotated[int, Meta(ge=0, le=MS_MAX)] = 0
+    """Delay of the next delivery, in milliseconds. The setting `delayed_delivery_max_delay_s` limits it."""
+    properties: Properties = {}
+    """Properties to add to the copies, or to replace."""
+    consumer: ConsumerName | UnsetType = UNSET
+    """Extends the session of this consumer."""
+    max_redeliver: Annotated[int, Meta(ge=0, le=REDELIVER_MAX)] = REDELIVER_DEFAULT
+    """Maximum number of retries of a message. After that, a retry moves it to the dead-letter topic."""
+    dead_letter_topic: TopicText | UnsetType = UNSET
+    """Left out: `{topic}-{subscription}-DLQ`, without the partition of the topic."""
+
+
+class MovedOut(Answer, kw_only=True):
+    message_id: str
+    """Id of the original, which is acknowledged."""
+    topic: str
+    """Topic of the copy: the retry topic or the dead-letter topic."""
+    copy_id: str
+    """Id of the copy."""
+    reconsume_times: int
+    """Number of retries of the message, this one included: the property RECONSUMETIMES of the copy."""
+
+
+class NotMoved(Answer, kw_only=True):
+    message_id: str
+    error: MessageError
+
+
+class Retried(Answer, kw_only=True):
+    moved: list[MovedOut]
+    acknowledged: list[str]
+    """Messages that were acknowledged before. They were not copied."""
+    failed: list[NotMoved]
+    """Messages that were not moved, or of which that is not known yet (status 504). They are delivered again later,
+    unless it turns out that they were moved."""
 
 
 class Returned(Answer, kw_only=True):

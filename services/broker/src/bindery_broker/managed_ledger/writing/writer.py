@@ -298,6 +298,16 @@ class TopicWriter:
         if self._end is not None:
             raise copy_error(self._end)
 
+    async def decided(self, *, timeout_s: float) -> None:
+        """Return once no add that was answered may still become stored: its outcome was unknown until the ledger was
+        replaced. Raises TryAgain after `timeout_s`, or the reason why the writer has ended."""
+        if self._switch_task is not None:
+            await asyncio.wait([self._switch_task], timeout=timeout_s)
+        if self._end is not None:
+            raise copy_error(self._end)
+        if self._paused or self._failure is not None:
+            raise TryAgain("the topic's ledger is being replaced; retry", topic=self._topic)
+
     def _switch(self) -> None:
         if self._switch_task is None:
             self._switch_task = self._loop.create_task(self._run_switch())
