@@ -20,6 +20,7 @@ from bindery_kit.http.http_server import HttpServer
 from bindery_kit.observability.metrics import Metrics
 from bindery_metadata.coordination.leases import Leases
 from bindery_metadata.stores.memory import MemoryStore, MemoryTree
+from managed_ledger_faults import FaultyClient, FaultyStore, Plan
 
 TOPIC = "/v1/topics/public/default/t"
 ROUTES = [route for router in ROUTERS for route in router.routes]
@@ -47,7 +48,17 @@ class Clock:
 class Harness:
     """One broker at `url`. Several can share ledgers and metadata and forward requests to one another."""
 
-    def __init__(self, *, tree: MemoryTree, ledgers: MemoryLedgers, clock: Clock, url: str, **settings: Any) -> None:
+    def __init__(
+        self,
+        *,
+        tree: MemoryTree,
+        ledgers: MemoryLedgers,
+        clock: Clock,
+        url: str,
+        plan: Plan | None = None,
+        **settings: Any,
+    ) -> None:
+        """`plan`: when calls of topics and cursors to bookies and metadata fail, or never return."""
         self.clock = clock
         self.tree = tree
         self.ledgers = ledgers
@@ -56,8 +67,8 @@ class Harness:
         self.settings = BrokerSettings(**{"topic_idle_s": 300, **settings})
         self.metrics = Metrics("broker", with_process=False)
         components = Components(
-            client=MemoryLedgerClient(ledgers),
-            store=self.store,
+            client=MemoryLedgerClient(ledgers) if plan is None else FaultyClient(ledgers, plan),
+            store=self.store if plan is None else _PlannedStore(self.store, plan),
             leases=self.leases,
             clock=clock.now_ms,
             now=clock.now,
@@ -146,6 +157,12 @@ class Harness:
         await self.app.close()
         await self.leases.close()
         await self.store.close()
+
+
+class _PlannedStore(FaultyStore):
+    @property
+    def session_id(self) -> int:
+        return self._inner.session_id
 
 
 class _Peers(httpx.AsyncBaseTransport):
