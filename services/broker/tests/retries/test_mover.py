@@ -1,0 +1,246 @@
+"""The mover over topics in memory: outcomes that are unknown, refused targets, and changes during a move."""
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from bindery_broker.retries.intents import names_of_intents
+from bindery_broker.topics.topic import Topic
+from bindery_client.memory.memory import MemoryLedgers
+from bindery_core.errors import AddTimeout, BookieUnavailable, NotEnoughBookies
+from bindery_pulsar.topic_name import TopicName
+from broker_harness import TOPIC, Harness, ids, payloads, problem
+
+RETRY = f"{TOPIC}-s-RETRY"
+SUB = f"{TOPIC}/subscriptions/s"
+LONG_MS = 3_600_000
+"""Lease and session of consumers, in milliseconds."""
+Results = list[Any]
+
+
+@pytest.fixture
+async def target(broker: Harness) -> Topic:
+    """The retry topic, with its subscription."""
+    await broker.client.put(f"{RETRY}/subscriptions/s", json={})
+    return await broker.broker.topic(TopicName.parse("t-s-RETRY"))
+
+
+async def held(broker: Harness, *texts: str, **fields: Any) -> list[str]:
+    """Produce messages, and let a consumer hold them. Returns their ids."""
+    await broker.produce(*texts)
+    return ids(await broker.receive(ack_timeout_ms=LONG_MS, session_ttl_ms=LONG_MS, **fields))
+
+
+async def retry(broker: Harness, message_ids: list[str], **fields: Any) -> Any:
+    return await broker.post(f"{SUB}/retry", {"message_ids": message_ids, **fields})
+
+
+async def texts(broker: Harness, topic: str = TOPIC, **fields: Any) -> list[str]:
+    fields = {"ack_timeout_ms": LONG_MS, "session_ttl_ms": LONG_MS, **fields}
+    return payloads(await broker.receive("z", topic=topic, **fields))
+
+
+def intents(broker: Harness) -> list[str]:
+    topic = broker.broker.topics.loaded(TopicName.parse("t"))
+    assert topic is not None
+    return names_of_intents(topic.ledger.cursors["s"].blobs)
+
+
+def before(topic: Topic, action: Callable[[], Any], *, wait: Awaitable[Any] | None = None) -> None:
+    """Run `action` when the next message is published to the topic, then wait for `wait`, then publish it."""
+    publish = topic.publish
+
+    async def hooked(*arguments: Any, **options: Any) -> Results:
+        topic.publish = publish  # type: ignore[method-assign]
+        action()
+        if wait is not None:
+            await wait
+        return list(await publish(*arguments, **options))
+
+    topic.publish = hooked  # type: ignore[method-assign]
+
+
+def fail_add(ledgers: MemoryLedgers, *, stored: bool = True) -> None:
+    """Let the next add fail, so that nobody can find out whether it is stored."""
+    ledgers.fail_next("add", AddTimeout("made up"), stored=stored)
+    for operation in ("open", "close", "create"):
+        ledgers.fail_next(operation, BookieUnavailable("made up"), count=1_000_000)
+
+
+@pytest.mark.parametrize("stored", [True, False])
+async def test_a_message_with_an_unknown_outcome_is_held_until_the_target_is_read(stored, broker, target, ledgers):
+    (message_id,) = await held(broker, "a")
+
+    before(target, functools.partial(fail_add, ledgers, stored=stored))
+    problem(await retry(broker, [message_id]), status=504, code="add_timeout")
+    assert intents(broker) == ["move-1"]
+    broker.clock.advance(100_000)
+    await asyncio.sleep(30)
+    assert await texts(broker) == [], "it is not known whether there is a copy"
+    assert intents(broker) == ["move-1"]
+    ledgers._faults.clear()
+    await asyncio.sleep(30)
+    assert intents(broker) == []
+    places = (await texts(broker), await texts(broker, RETRY))
+    assert places == (([], ["a"]) if stored else (["a"], []))
+
+
+async def test_a_message_with_an_unknown_outcome_is_settled_before_consumers_of_another_type_get_it(
+    broker, target, ledgers
+):
+    (message_id,) = await held(broker, "a")
+
+    before(target, functools.partial(fail_add, ledgers))
+    problem(await retry(broker, [message_id]), status=504, code="add_timeout")
+    await broker.client.delete(f"{SUB}/consumers/c1")
+    answer = await broker.receive_raw("z", type="key_shared")
+    assert problem(answer, status=503, code="try_again")["detail"].startswith("the topic's ledger is being replaced")
+    ledgers._faults.clear()
+    await asyncio.sleep(30)
+    assert await texts(broker, type="key_shared") == []
+    assert await texts(broker, RETRY) == ["a"]
+
+
+async def test_the_next_move_settles_the_last_one_first(broker, target, ledgers):
+    first, second = await held(broker, "a", "b")
+
+    before(target, functools.partial(fail_add, ledgers))
+    problem(await retry(broker, [first]), status=504, code="add_timeout")
+    problem(await retry(broker, [second]), status=503, code="try_again")
+    assert intents(broker) == ["move-1"]
+    ledgers._faults.clear()
+    await asyncio.sleep(30)
+    assert (await retry(broker, [first])).json()["acknowledged"] == [first]
+    broker.clock.advance(10)
+    assert await texts(broker) == ["b"], "the message that was refused is delivered again"
+    assert (await retry(broker, [second])).json()["moved"][0]["message_id"] == second
+    assert await texts(broker, RETRY) == ["a", "b"]
+
+
+async def test_messages_that_the_target_refuses_are_delivered_again_after_growing_delays(broker, target):
+    (message_id,) = await held(broker, "a")
+    for delay_s in (1, 2, 4):
+
+        async def refuse(*_: Any, **__: Any) -> Results:
+            raise NotEnoughBookies("made up")
+
+        target.publish = refuse  # type: ignore[method-assign]
+        problem(await retry(broker, [message_id]), status=503, code="not_enough_bookies")
+        assert intents(broker) == []
+        broker.clock.advance(delay_s - 0.5)
+        assert await texts(broker) == []
+        broker.clock.advance(1)
+        assert await texts(broker) == ["a"]
+    del target.publish
+    assert (await retry(broker, [message_id])).json()["moved"]
+    assert await texts(broker, RETRY) == ["a"]
+
+
+async def test_a_message_that_is_too_large_with_its_new_properties_is_refused_alone(broker, target):
+    first, second = await held(broker, "a", "b")
+    huge = {str(number): "x" * 60_000 for number in range(5)}
+    await broker.produce("c")
+    problem(await retry(broker, [first], properties=huge), status=413, code="too_large")
+    broker.clock.advance(2)
+    assert await texts(broker) == ["a", "c"]
+    answer = (await retry(broker, [first, second])).json()
+    assert [moved["message_id"] for moved in answer["moved"]] == [first, second]
+
+
+async def test_a_seek_during_a_move_delivers_the_messages_again(broker, target):
+    message_ids = await held(broker, "a", "b")
+    gate: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    seeks: list[asyncio.Task[Any]] = []
+
+    def seek() -> None:
+        seeks.append(asyncio.create_task(broker.post(f"{SUB}/seek", {"message_id": "earliest"})))
+        asyncio.get_running_loop().call_later(1, gate.set_result, None)
+
+    before(target, seek, wait=gate)
+    answer = await retry(broker, message_ids)
+    assert [moved["message_id"] for moved in answer.json()["moved"]] == message_ids
+    assert (await seeks[0]).status_code == 200
+    assert intents(broker) == []
+    assert await texts(broker) == ["a", "b"], "what was sought back to is not acknowledged by the move"
+    assert await texts(broker, RETRY) == ["a", "b"]
+
+
+async def test_a_seek_forgets_messages_with_an_unknown_outcome(broker, target, ledgers):
+    message_ids = await held(broker, "a")
+
+    before(target, functools.partial(fail_add, ledgers))
+    problem(await retry(broker, message_ids), status=504, code="add_timeout")
+    assert (await broker.post(f"{SUB}/seek", {"message_id": "earliest"})).status_code == 200
+    assert intents(broker) == []
+    assert await texts(broker) == ["a"]
+
+
+async def test_messages_of_a_move_whose_target_was_deleted_are_delivered_again(broker, target, tree, ledgers, clock):
+    message_ids = await held(broker, "a")
+
+    before(target, functools.partial(fail_add, ledgers))
+    problem(await retry(broker, message_ids), status=504, code="add_timeout")
+    ledgers._faults.clear()
+    await broker.client.delete(RETRY, params={"force": "true"})
+    await asyncio.sleep(30)
+    assert intents(broker) == []
+    assert await texts(broker) == ["a"]
+
+
+async def test_a_move_continues_if_its_caller_has_gone(broker, target):
+    (message_id,) = await held(broker, "a")
+    gate: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    reached = asyncio.Event()
+    before(target, reached.set, wait=gate)
+    call = asyncio.create_task(retry(broker, [message_id]))
+    await reached.wait()
+    call.cancel()
+    await asyncio.sleep(1)
+    gate.set_result(None)
+    await asyncio.sleep(1)
+    broker.clock.advance(100_000)
+    assert await texts(broker) == []
+    assert await texts(broker, RETRY) == ["a"]
+
+
+async def test_messages_that_are_being_moved_are_delivered_to_nobody(broker, target):
+    assert await texts(broker) == []  # so that the type is known
+    message_ids = await broker.produce("a", "b", "c")
+    gate: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    reached = asyncio.Event()
+    before(target, reached.set, wait=gate)
+    call = asyncio.create_task(retry(broker, [message_ids[1]]))  # not read before
+    await reached.wait()
+    assert await texts(broker) == ["a", "c"]
+    gate.set_result(None)
+    assert (await call).json()["moved"]
+    assert await texts(broker) == []
+
+
+async def test_a_delayed_message_that_is_refused_keeps_its_delay(broker, target):
+    await broker.client.put(SUB, json={})
+    (message_id,) = await broker.produce("a", params={"deliver_after_ms": 60_000})
+    assert await texts(broker) == []
+
+    async def refuse(*_: Any, **__: Any) -> Results:
+        raise NotEnoughBookies("made up")
+
+    target.publish = refuse  # type: ignore[method-assign]
+    problem(await retry(broker, [message_id]), status=503, code="not_enough_bookies")
+    broker.clock.advance(30)
+    assert await texts(broker) == []
+    broker.clock.advance(31)
+    assert await texts(broker) == ["a"]
+
+
+async def test_a_target_of_another_broker_is_refused_with_its_owner(broker, tree, ledgers, clock):
+    other = Harness(tree=tree, ledgers=ledgers, clock=clock, url="http://two")
+    await other.client.put(f"{RETRY}/subscriptions/s", json={})
+    (message_id,) = await held(broker, "a")
+    body = problem(await retry(broker, [message_id]), status=503, code="target_elsewhere")
+    assert "owner=http://two" in str(body)
+    broker.clock.advance(2)
+    assert await texts(broker) == ["a"]
+    await other.close()
