@@ -31,11 +31,11 @@ class Cluster:
         self.born += 1
         return Harness(tree=self.tree, ledgers=self.ledgers, clock=self.clock, url=f"http://b{self.born}", plan=plan)
 
-    async def left(self, broker: Harness, topic: str) -> list[dict[str, Any]]:
+    async def left(self, broker: Harness, topic: str, *, sub: str = "s") -> list[dict[str, Any]]:
         """Return the messages that the subscription has not acknowledged, in the order of the topic. Consumes none."""
         found: list[dict[str, Any]] = []
         for _ in range(10):
-            found += await broker.receive("z", topic=topic, ack_timeout_ms=3_600_000, session_ttl_ms=3_600_000)
+            found += await broker.receive("z", topic=topic, sub=sub, ack_timeout_ms=3_600_000, session_ttl_ms=3_600_000)
         return sorted(found, key=lambda message: MessageId.parse(message["message_id"]))
 
     async def check(self, broker: Harness, originals: dict[str, str]) -> int:
@@ -111,6 +111,29 @@ async def test_a_broker_that_stops_at_any_step_leaves_each_message_in_one_place(
         assert copies == len(ORDER)
     cursor = (await following.broker.topic(TopicName.parse("t"))).ledger.cursors["s"]
     assert not cursor.blobs, "the intent is removed once it is settled"
+    await following.close()
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("step", range(1, STEPS_MAX))
+async def test_a_broker_that_stops_at_any_step_dead_letters_each_message_once(step, seed, cluster):
+    plan = Plan(seed, die_at=None, fault_rate=0)
+    broker, originals, _ = await begin(cluster, plan)
+    dead = [one for one, text in originals.items() if text in "bd"]
+    await broker.post(f"{TOPIC}/subscriptions/s/nack", {"message_ids": dead})
+    plan._die_at = plan.steps + step
+    task = asyncio.create_task(broker.receive_raw("c2", dead_letter={"max_redeliver": 0}))
+    await until_dead_or_done(plan, task)
+    await broker.die()
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    following = cluster.broker()
+    await following.client.put(f"{DLQ}/subscriptions/dead-letters", json={})
+    here = await cluster.left(following, TOPIC)
+    letters = await cluster.left(following, DLQ, sub="dead-letters")
+    assert sorted(message["payload"] for message in [*here, *letters]) == PAYLOADS
+    assert [message["payload"] for message in letters] in ([], ["b"], ["b", "d"])
     await following.close()
 
 
