@@ -50,8 +50,7 @@ class World:
     def some(self, topic: str) -> list[str]:
         """Choose leased messages of a topic, for one call only."""
         known = sorted(message_id for of, message_id in self.leased if of == topic)
-        chosen = self.lots.sample(known, self.lots.randint(0, min(4, len(known))))
-        return chosen
+        return self.lots.sample(known, self.lots.randint(0, min(4, len(known))))
 
     async def round(self) -> None:
         acts = self.lots.choices(

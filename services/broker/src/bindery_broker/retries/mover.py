@@ -222,10 +222,11 @@ class Mover:
         if left:
             chosen = [copies[number] for number in left]
             outcomes |= zip(left, await self._write(chosen, to, hold, target), strict=True)
-        for number, copy in enumerate(copies):
-            outcome = outcomes[number]
-            if isinstance(outcome, REFUSALS):
-                self._refuse([copy], hold, outcome)
+        refused = [number for number, outcome in outcomes.items() if isinstance(outcome, REFUSALS)]
+        if refused:
+            error = outcomes[refused[0]]
+            assert isinstance(error, BinderyError)
+            self._refuse([copies[number] for number in refused], hold, error)
         return [outcomes[number] for number in range(len(copies))]
 
     async def _write(self, copies: Sequence[Copy], to: Destination, hold: Hold, target: Target) -> list[Outcome]:

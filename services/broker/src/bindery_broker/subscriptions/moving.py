@@ -23,7 +23,7 @@ from bindery_broker.retries import copies as copying
 from bindery_broker.retries.copies import Copy, copy_of, reconsume_times
 from bindery_broker.retries.intents import MESSAGES_MAX
 from bindery_broker.retries.mover import Mover, Outcome
-from bindery_broker.retries.names import check_target, origin_topic
+from bindery_broker.retries.names import check_target, is_retry_topic, origin_topic
 from bindery_broker.retries.targets import Destination, Targets
 from bindery_broker.subscriptions.acknowledging import Acknowledger
 from bindery_broker.subscriptions.consumer import DeadLetters
@@ -35,8 +35,17 @@ from bindery_broker.subscriptions.response_budget import Charge
 MoveTask = asyncio.Task[list[Outcome]]
 MOVE_SIZE_MAX: Final = 2**20
 """Maximum bytes of the messages that are moved at a time, unless the first one is larger."""
-RESERVED: Final = frozenset({copying.REAL_TOPIC, copying.REAL_SUBSCRIPTION, copying.ORIGIN_MESSAGE_ID})
-"""Properties that tell a copy from others: callers cannot set them."""
+RESERVED: Final = frozenset(
+    {
+        copying.REAL_TOPIC,
+        copying.REAL_SUBSCRIPTION,
+        copying.ORIGIN_MESSAGE_ID,
+        copying.ORIGIN_MESSAGE_IDY_TIME,
+        copying.RECONSUMETIMES,
+        copying.DELAY_TIME,
+    }
+)
+"""Properties that only the broker sets."""
 
 
 class RetryTo(NamedTuple):
@@ -175,9 +184,9 @@ class Moving:
         for name in to.properties:
             if name in RESERVED:
                 raise BadRequest("the property is set by the broker", property=name)
-        for destination, what in ((to.retry, "retry"), (to.dead_letters, "dead-letter")):
-            if destination.topic != self._topic or what != "retry":
-                check_target(destination.topic, self._topic, what=what)
+        check_target(to.dead_letters.topic, self._topic, what="dead-letter")
+        if not is_retry_topic(self._topic, self.cursor.name):  # else it is its own retry topic
+            check_target(to.retry.topic, self._topic, what="retry")
         now_ms = self._clock()
 
         def copy(message: Message, position: Position) -> tuple[Copy, Destination]:
