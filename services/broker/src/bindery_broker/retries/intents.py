@@ -77,7 +77,9 @@ def decode_intent(blob: bytes) -> Intent:
             raise Corrupt("the version of a stored move is unknown", version=version)
         to = Destination(TopicName.parse(topic), subscription)
     except (msgspec.MsgspecError, BinderyError) as error:
-        raise Corrupt("a stored move cannot be read", why=str(error)[:200]) from error
+        raise Corrupt(
+            "a stored move cannot be read; a seek of the subscription discards it", why=str(error)[:200]
+        ) from error
     planned = tuple(
         Planned(Position(ledger, entry), index, size, Identity(*identity))
         for ledger, entry, index, size, *identity in rows

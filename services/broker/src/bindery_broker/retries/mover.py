@@ -224,9 +224,9 @@ class Mover:
             outcomes |= zip(left, await self._write(chosen, to, hold, target), strict=True)
         refused = [number for number, outcome in outcomes.items() if isinstance(outcome, REFUSALS)]
         if refused:
-            error = outcomes[refused[0]]
-            assert isinstance(error, BinderyError)
-            self._refuse([copies[number] for number in refused], hold, error)
+            why = outcomes[refused[0]]
+            assert isinstance(why, BinderyError)
+            self._refuse([copies[number] for number in refused], hold, why)
         return [outcomes[number] for number in range(len(copies))]
 
     async def _write(self, copies: Sequence[Copy], to: Destination, hold: Hold, target: Target) -> list[Outcome]:
@@ -327,11 +327,12 @@ class Mover:
             ) from error
         stored = [message for message, is_stored in zip(intent.messages, found, strict=True) if is_stored]
         missing = [message for message, is_stored in zip(intent.messages, found, strict=True) if not is_stored]
-        hold = self._holds.get(name)
-        await self._acknowledge(stored, hold, remove=(name,))
-        self._holds.pop(name, None)
-        if hold is not None:
-            hold.release([message.ref for message in missing])
+        hold = self._holds.pop(name, None)
+        try:
+            await self._acknowledge(stored, hold, remove=(name,))
+        finally:  # if that is not stored, the cursor has it in memory, and the next owner settles the intent again
+            if hold is not None:
+                hold.release([message.ref for message in missing])
         log.info(
             "move_settled",
             cursor=self._cursor.name,

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from bindery_core.errors import BadRequest, BinderyError
+from bindery_core.errors import BadRequest, BinderyError, TryAgain
 from bindery_core.sources import MonotonicClock
 from bindery_pulsar.entry_size import ENTRY_SIZE_MAX
 from bindery_pulsar.message_codec import Message, OpaqueMessage
@@ -224,8 +224,8 @@ class Moving:
         """Move the messages that `ids` name, in this order and each once. An id without a batch index names all.
 
         `copy` returns the copy of a message and where it goes. `charge` holds the bytes of the messages; the caller
-        releases it. Raises UnknownMessages, with nothing done, if an id names no message; ResponsesFull if there is no
-        room for the messages. If one part of the messages cannot be moved, the following ones are not moved either.
+        releases it. Raises UnknownMessages, with nothing done, if an id names no message. If one part of the messages
+        cannot be read or moved now, the following ones are not moved either.
         """
         self._loop.check_open()
         await self._acknowledger.resolve(ids)
@@ -237,10 +237,23 @@ class Moving:
         while left:
             part = left[:1] if rest else left[:count_max]
             refs = rest or [_ref(one) for one in part]
-            found, rest = await self._load(refs, charge)
+            try:
+                found, rest = await self._load(refs, charge)
+            except TryAgain as error:
+                result.failed.extend((one, error) for one in left)
+                break
+            except BinderyError as error:  # an entry cannot be decoded
+                rest = []
+                if len(part) == 1:
+                    result.failed.append((part[0], error))
+                    left = left[1:]
+                else:
+                    count_max = len(part) // 2
+                continue
             if rest and len(part) > 1:
                 count_max, rest = len(part) // 2, []
                 continue
+            count_max = min(2 * count_max, MESSAGES_MAX)
             chosen: list[tuple[Copy, Destination]] = []
             for one in part:
                 here = found.get(one.position, {})
@@ -255,9 +268,9 @@ class Moving:
                         chosen.append(copy(message, one.position))
             if not rest:
                 left = left[len(part) :]
-            error = await self._move_chosen(chosen, result)
-            if error is not None:
-                result.failed.extend((one, error) for one in left)
+            stop = await self._move_chosen(chosen, result)
+            if stop is not None:
+                result.failed.extend((one, stop) for one in left)
                 break
         return result
 

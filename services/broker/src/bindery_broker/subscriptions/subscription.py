@@ -39,7 +39,7 @@ from bindery_broker.subscriptions.dispatch_loop import Deliveries, DispatchLoop
 from bindery_broker.subscriptions.explaining import Explainer, Reason
 from bindery_broker.subscriptions.moving import MoveResult, Moving, RetryTo
 from bindery_broker.subscriptions.oldest import OldestMessage
-from bindery_broker.subscriptions.reading import MessageReader, Messages, messages_of
+from bindery_broker.subscriptions.reading import MESSAGE_OVERHEAD, MessageReader, Messages, messages_of
 from bindery_broker.subscriptions.redelivery import Redelivery
 from bindery_broker.subscriptions.response_budget import Charge
 
@@ -208,7 +208,9 @@ class Subscription:
             kept, moves = self._moving.split_dead(deliveries, request.dead_letters)
             if kept:
                 if moves:
-                    call.charge.keep(sum(message.size for one in kept for message in messages_of(one)))
+                    call.charge.keep(
+                        sum(message.size + MESSAGE_OVERHEAD for one in kept for message in messages_of(one))
+                    )
                 return kept
             call.charge.release()
             await asyncio.wait(moves)

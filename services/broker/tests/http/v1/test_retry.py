@@ -153,6 +153,26 @@ async def test_an_entry_that_the_broker_cannot_decode_is_not_moved(broker):
     assert position.entry_id == 0
 
 
+async def test_an_entry_that_is_damaged_does_not_prevent_the_others_from_being_moved(broker):
+    await broker.client.put(f"{TOPIC}/subscriptions/s", json={})
+    topic = await broker.broker.topic(TopicName.parse("t"))
+    message_ids = await broker.produce("a")
+    (damaged,) = await topic.ledger.add_many([b"x"])
+    message_ids += [str(damaged), *await broker.produce("b", "c")]
+    answer = await retry(broker, message_ids)
+    assert [moved["message_id"] for moved in answer["moved"]] == [message_ids[0], *message_ids[2:]]
+    assert [failed["error"]["code"] for failed in answer["failed"]] == ["corrupt_message"]
+
+
+async def test_messages_that_do_not_fit_into_one_move_keep_their_order(broker):
+    message_ids = await broker.produce("a" * 700_000, "b" * 900_000, "c" * 10, "d" * 600_000)
+    await broker.client.put(f"{TOPIC}/subscriptions/s", json={})
+    answer = await retry(broker, message_ids[::-1])
+    assert [moved["message_id"] for moved in answer["moved"]] == message_ids[::-1]
+    copies = [moved["copy_id"] for moved in answer["moved"]]
+    assert copies == sorted(copies, key=MessageId.parse)
+
+
 def encrypted() -> bytes:
     metadata = MessageMetadata(producer_name="p", sequence_id=0, publish_time=1)
     metadata.encryption_keys.add(key="k", value=b"v")
