@@ -645,3 +645,17 @@ def test_messages_that_were_returned_one_by_one_are_taken_without_a_search_for_e
         patch.setattr(PortionTable, "of", lambda _table, _position: pytest.fail("searched"))
         taken = dispatcher.take(consumer, count_max=9, bytes_max=999, lease_s=30, now=0)
     assert pairs(taken) == [(0, index) for index in range(6)]
+
+
+def test_a_message_that_is_held_does_not_hold_up_its_key_until_it_is_returned():
+    subscription, first, _ = sticky()
+    subscription.offer(X, X, X)
+    assert subscription.take(first, 1) == [0]
+    known, added = subscription.dispatcher.hold(refs(0))
+    assert not added
+    assert subscription.take(first, 1) == [1]
+    subscription.dispatcher.return_held(known, delay_s=3, now=0)
+    assert subscription.take(first) == [], "the key waits for the message that was returned"
+    subscription.dispatcher.tick(now=3)
+    assert subscription.replay() == [0]
+    assert subscription.take(first) == [0, 2]

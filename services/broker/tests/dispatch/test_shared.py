@@ -804,3 +804,59 @@ def test_ended_delays_of_acknowledged_messages_take_no_memory():
         shared.finish_ack(shared.begin_ack(refs(n)))
     assert len(shared._delayed) < 200
     assert shared.next_deadline() is None
+
+
+def test_messages_that_are_held_go_to_nobody_until_they_are_returned():
+    shared = dispatcher(3)
+    a = Consumer("a")
+    assert take(shared, a, 1) == [0]
+    known, added = shared.hold([ref(0), ref(1), ref(9)])
+    assert (pairs(known), pairs(added)) == ([(0, 0), (1, 0)], [(9, 0)])
+    assert (a.held, shared.ready_count) == (0, 1)
+    shared.offer([item(9)], generation=0)
+    assert take(shared, a) == [2]
+    assert shared.tick(now=1_000) == 1  # the lease of 2
+    shared.return_held([*known, *added], delay_s=0, now=0)
+    assert replay(shared) == [0, 1, 2, 9]
+
+
+def test_a_part_of_what_is_held_can_be_returned_with_a_delay():
+    shared: SharedDispatcher[int] = dispatcher()
+    shared.offer([batch(0, 0b1111)], generation=0)
+    (portion,), added = shared.hold([ref(0, 0b0111)])
+    assert not added
+    shared.return_held([shared.part_of(portion, 0b0010)], delay_s=5, now=0)
+    shared.finish_ack([portion])
+    assert shared.known_bits(at(0)) == 0b1010
+    assert shared.next_deadline() == 5
+    shared.tick(now=5)
+    assert pairs(shared.replay(100)) == [(0, 1)]
+
+
+def test_what_was_held_before_a_reset_is_not_returned():
+    shared = dispatcher(1)
+    known, _ = shared.hold(refs(0))
+    shared.reset()
+    shared.return_held(known, delay_s=0, now=0)
+    shared.finish_ack(known)
+    assert (shared.known_count, shared.replay(100)) == (0, [])
+
+
+def test_a_message_near_the_limit_of_redeliveries_is_delivered_alone():
+    counts = StoredCounts()
+    shared: SharedDispatcher[int] = SharedDispatcher(counts_of=counts)
+    shared.offer([item(0), item(1), batch(2, 0b11), item(3), item(4)], generation=0)
+    consumer = Consumer("c")
+
+    def take_alone(count: int) -> list[Pair]:
+        taken = shared.take(consumer, count_max=count, bytes_max=10**6, lease_s=30, now=0, alone_from=1)
+        return pairs(taken)
+
+    assert len(take_alone(100)) == 6
+    shared.nack([ref(1), ref(2, 0b11)], delay_s=0, now=0)
+    shared.release(consumer)
+    counts.store(shared.redelivered)
+    again = {n: item(n) for n in (0, 1, 3, 4)} | {2: batch(2, 0b11)}
+    found = shared.replay(100)
+    shared.offer_again([again[position.entry_id] for position, _ in found], generation=0)
+    assert [take_alone(100) for _ in range(5)] == [[(0, 0)], [(1, 0)], [(2, 0)], [(2, 1)], [(3, 0), (4, 0)]]

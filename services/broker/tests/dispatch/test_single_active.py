@@ -765,3 +765,17 @@ class SingleActiveModel(RuleBasedStateMachine):
 
 TestSingleActiveModel = SingleActiveModel.TestCase
 TestSingleActiveModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_messages_that_are_held_are_skipped_until_they_are_returned():
+    reader = Reader(5)
+    reader.read(3)
+    assert reader.take(1) == [0]
+    known, added = reader.dispatcher.hold(refs(1, 4))
+    assert pairs([*known, *added]) == [(1, 0), (4, 0)]
+    reader.read()
+    assert reader.take() == [2, 3]
+    reader.dispatcher.return_held([*known, *added], delay_s=7, now=0)
+    reader.read()
+    assert reader.take(now=6) == []
+    assert reader.take(now=7) == [0, 1, 2, 3, 4]

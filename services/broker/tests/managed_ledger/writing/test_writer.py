@@ -464,3 +464,22 @@ async def test_ledgers_have_their_purpose_in_their_metadata(cluster: Cluster) ->
         "pulsar/managed-ledger": TOPIC.encode(),
     }
     assert topic.name == TOPIC
+
+
+async def test_whether_an_add_was_stored_is_decided_once_its_ledger_was_replaced(cluster: Cluster) -> None:
+    topic = await cluster.open(add_timeout_s=1.0)
+    await topic.decided()
+    cluster.ledgers.fail_next("add", AddTimeout("made up"), stored=True)
+    cluster.ledgers.fail_next("open", BookieUnavailable("no recovery now"), count=10_000)
+    with pytest.raises(AddTimeout):
+        await topic.add_many([b"x"])
+    with pytest.raises(TryAgain, match="is being replaced"):
+        await topic.decided()
+    assert topic.entries_count == 0
+    cluster.ledgers._faults.clear()
+    await asyncio.sleep(20)
+    await topic.decided()
+    assert topic.entries_count == 1
+    await topic.close()
+    with pytest.raises(TryAgain):
+        await topic.decided()
