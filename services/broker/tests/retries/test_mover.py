@@ -219,6 +219,39 @@ async def test_messages_that_are_being_moved_are_delivered_to_nobody(broker, tar
     assert await texts(broker) == []
 
 
+async def test_a_retry_that_waits_continues_if_the_type_of_the_subscription_changes(broker, target):
+    first, second = await held(broker, "a", "b")
+    gate: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    reached = asyncio.Event()
+    before(target, reached.set, wait=gate)
+    calls = [asyncio.create_task(retry(broker, [first]))]
+    await reached.wait()
+    calls.append(asyncio.create_task(retry(broker, [second])))
+    await asyncio.sleep(1)
+    await broker.client.delete(f"{SUB}/consumers/c1")
+    receiving = asyncio.create_task(texts(broker, type="exclusive"))
+    await asyncio.sleep(1)
+    gate.set_result(None)
+    for call in calls:
+        assert len((await call).json()["moved"]) == 1
+    assert await receiving == []
+    assert await texts(broker, RETRY) == ["a", "b"]
+
+
+async def test_an_unexpected_error_of_the_target_is_an_unknown_outcome(broker, target):
+    (message_id,) = await held(broker, "a")
+
+    async def fail(*_: Any, **__: Any) -> Results:
+        raise RuntimeError("made up")
+
+    target.publish = fail  # type: ignore[method-assign]
+    problem(await retry(broker, [message_id]), status=504, code="outcome_unknown")
+    del target.publish
+    await asyncio.sleep(10)
+    assert await texts(broker) == ["a"]
+    assert intents(broker) == []
+
+
 async def test_a_delayed_message_that_is_refused_keeps_its_delay(broker, target):
     await broker.client.put(SUB, json={})
     (message_id,) = await broker.produce("a", params={"deliver_after_ms": 60_000})

@@ -74,9 +74,9 @@ class Hold(Protocol):
     """Messages that the dispatcher gives to nobody until `finish` or `release`."""
 
     def renew(self) -> bool:
-        """Hold the messages of others that were held when this began, and were released since.
+        """Hold also the messages that another one held when this began, and those of a dispatcher that was replaced.
 
-        Returns False, and holds nothing, if the subscription was moved or its type changed: nothing is held then.
+        Returns False if the position of the subscription was changed: nothing is held then.
         """
         ...
 
@@ -194,13 +194,13 @@ class Mover:
                 self._source.check_open()
                 if not hold.renew():
                     raise TryAgain(
-                        "the subscription was moved or its type changed before the messages were moved; receive again",
+                        "the subscription's position was changed before the messages were moved; receive them again",
                         subscription=self._cursor.name,
                     )
                 await self._settle_all()
                 async with self._targets.open(to, create=True) as target:
                     return await self._move(copies, to, hold, target)
-            except BinderyError as error:  # nothing was written
+            except Exception as error:  # nothing was written
                 self._refuse(copies, hold, error)
                 raise
 
@@ -245,6 +245,9 @@ class Mover:
             outcomes = list(await target.publish([copy.message for copy in copies]))
         except BinderyError as error:
             outcomes = [error] * len(copies)
+        except Exception as error:
+            log.exception("move_failed", cursor=self._cursor.name, topic=to.topic.short)
+            outcomes = [OutcomeUnknown("the messages may have been moved", cause=repr(error))] * len(copies)
         stored = [copy for copy, outcome in zip(copies, outcomes, strict=True) if isinstance(outcome, MessageId)]
         unknown = [one for one in outcomes if isinstance(one, BinderyError) and not isinstance(one, REFUSALS)]
         if unknown:
@@ -281,7 +284,7 @@ class Mover:
             self._refusals.pop(ref, None)
         self._source.acked(positions, batches, completed)
 
-    def _refuse(self, copies: Sequence[Copy], hold: Hold, error: BinderyError) -> None:
+    def _refuse(self, copies: Sequence[Copy], hold: Hold, error: Exception) -> None:
         """Release messages with the delays that follow a refusal."""
         by_delay: dict[float, list[MessageRef]] = {}
         for copy in copies:

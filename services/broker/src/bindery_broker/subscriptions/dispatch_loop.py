@@ -120,7 +120,7 @@ class DispatchLoop:
         self.before_read: Callable[[], Awaitable[None]] | None = None
         """Awaited before each read. If it raises, nothing is read, and the calls that wait fail."""
         self.resets = 0
-        """Number of times that the dispatcher was replaced or reset: what it held before is not held any more."""
+        """Number of times that the cursor was moved: what was held or delivered before does not count any more."""
         self._reader = reader
         self._sessions = sessions
         self._limits = limits
@@ -175,7 +175,6 @@ class DispatchLoop:
     def change_type(self, kind: SubscriptionType, *, key_shared: KeySharedMode = AUTO_SPLIT) -> None:
         """Replace the dispatcher. No other consumer may be connected."""
         uncounted = list(self._dispatcher.redelivered)
-        self.resets += 1
         self._dispatcher.reset()
         self._members.clear()
         self.type = kind

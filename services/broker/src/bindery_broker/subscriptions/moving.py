@@ -100,6 +100,10 @@ class _Hold:
     def renew(self) -> bool:
         if self._resets != self._loop.resets:
             return False
+        if self._dispatcher is not self._loop.dispatcher:
+            self._dispatcher = self._loop.dispatcher
+            self._portions.clear()
+            self._unread.clear()
         self._hold()
         return True
 
