@@ -16,6 +16,7 @@ from bindery_broker.metrics import BrokerMetrics
 from bindery_broker.ownership.bundles import Bundle
 from bindery_broker.ownership.ownership import OwnerRecord, Ownership, RemoteOwner
 from bindery_broker.settings import BrokerSettings
+from bindery_broker.topics.retry_topics import RetryTopics
 from bindery_broker.topics.topic import Topic
 from bindery_broker.topics.topics import Topics
 
@@ -53,6 +54,7 @@ class Broker:
         )
         self.ownership = Ownership(components.leases, record=OwnerRecord(http_url=url), on_lost=self.topics.abandon)
         self.topics.bind(self.ownership)
+        self.retry_topics = RetryTopics(self.topics, locate=self.locate, now=self.now)
         self.metrics = BrokerMetrics(components.metrics, self.topics)
         self._closing = False
         self.draining = False

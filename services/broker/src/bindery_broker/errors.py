@@ -14,6 +14,9 @@
 | ResponsesFull            | too_many_requests          |    429 | responses take too much memory; retry             |
 """
 
+from collections.abc import Sequence
+from typing import Final
+
 from bindery_core.errors import BadRequest, Conflict, NotThere, TooManyRequests, TryAgain
 
 RESPONSES_FULL = "messages in responses that clients have not read yet take too much memory; retry"
@@ -53,6 +56,18 @@ class UnknownMessages(BadRequest):
     """Ids in a request name no message of the topic. The request changed nothing."""
 
     code = "unknown_messages"
+
+
+UNKNOWN_SHOWN_MAX: Final = 20
+"""Maximum number of unknown message ids listed in an error."""
+
+
+def unknown_messages(unknown: Sequence[object], *, count: int) -> UnknownMessages:
+    """Return the error for a request with `count` message ids, some of which are `unknown`."""
+    return UnknownMessages(
+        f"{len(unknown)} of {count} message ids name no message of this topic; nothing was done",
+        message_ids=[str(message_id) for message_id in unknown[:UNKNOWN_SHOWN_MAX]],
+    )
 
 
 class DelayTooLong(BadRequest):

@@ -4,9 +4,8 @@ import asyncio
 
 import pytest
 from bindery_broker.dispatch.item import DispatchLimits
-from bindery_broker.errors import UnknownMessages
+from bindery_broker.errors import UNKNOWN_SHOWN_MAX, UnknownMessages
 from bindery_broker.managed_ledger import BatchAck
-from bindery_broker.subscriptions.acknowledging import UNKNOWN_SHOWN_MAX
 from bindery_broker.subscriptions.consumer import SubscriptionType
 from bindery_core.errors import BadRequest, MetadataUnavailable
 from bindery_pulsar.message_id import MessageId

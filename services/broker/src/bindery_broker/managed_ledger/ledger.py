@@ -338,6 +338,10 @@ class ManagedLedger:
         """Return whether `position` is an acknowledged entry that still exists."""
         return self._ledgers.contains(position)
 
+    def has_ledger(self, ledger_id: int) -> bool:
+        """Return whether this is one of the topic's ledgers, which were not trimmed."""
+        return self._ledgers.get(ledger_id) is not None
+
     def clamp(self, position: Position) -> Position:
         """Return the first existing entry >= `position`, or the position of the next add.
 

@@ -10,13 +10,10 @@ from bindery_core.errors import BadRequest
 from bindery_pulsar.message_id import MessageId, Position
 
 from bindery_broker.dispatch.item import NOT_IN_BATCH, WHOLE, MessageRef, bits_of
-from bindery_broker.errors import UnknownMessages
+from bindery_broker.errors import unknown_messages
 from bindery_broker.managed_ledger import BatchAck, ManagedCursor, ManagedLedger
 from bindery_broker.subscriptions.dispatch_loop import DispatchLoop
 from bindery_broker.subscriptions.reading import MessageReader
-
-UNKNOWN_SHOWN_MAX = 20
-"""Maximum number of unknown message ids listed in an error."""
 
 
 class Acknowledger:
@@ -121,6 +118,13 @@ class Acknowledger:
 
         Raises UnknownMessages with the ids that name no message of this topic.
         """
+        positions, batches, unknown = await self.look_up(ids)
+        if unknown:
+            raise unknown_messages(unknown, count=len(ids))
+        return positions, batches
+
+    async def look_up(self, ids: Sequence[MessageId]) -> tuple[list[Position], list[BatchAck], list[MessageId]]:
+        """Return what `resolve` returns, and the ids that name no message of this topic."""
         unknown = [message_id for message_id in ids if not self._may_exist(message_id)]
         indexed: dict[Position, set[int]] = {}
         positions: dict[Position, None] = {}
@@ -136,16 +140,13 @@ class Acknowledger:
                 bad = [index for index in indexes if size is not None and index >= size]
                 unknown += [MessageId.of(position, batch_index=index, partition=self._partition) for index in bad]
         if unknown:
-            raise UnknownMessages(
-                f"{len(unknown)} of {len(ids)} message ids name no message of this topic; nothing was done",
-                message_ids=[str(message_id) for message_id in unknown[:UNKNOWN_SHOWN_MAX]],
-            )
+            return [], [], unknown
         batches = []
         for position, indexes in indexed.items():
             size = sizes[position]
             if size is not None and position not in positions:
                 batches.append(BatchAck(position, size, sorted(indexes)))
-        return list(positions), batches
+        return list(positions), batches, []
 
     def _may_exist(self, message_id: MessageId) -> bool:
         if message_id.partition not in (-1, self._partition):

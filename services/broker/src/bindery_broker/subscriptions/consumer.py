@@ -56,10 +56,14 @@ class ClientWatch:
     def __init__(self) -> None:
         self.is_gone = False
         self.on_gone: Callable[[], None] | None = None
-        """Ends the call in progress."""
+        """Ends the wait of the call in progress."""
 
     def set_gone(self) -> None:
         self.is_gone = True
+        self.end_wait()
+
+    def end_wait(self) -> None:
+        """End the wait of the call in progress, if there is one, with the messages that it already has."""
         if self.on_gone is not None:
             self.on_gone()
 

@@ -272,12 +272,12 @@ class DispatchLoop:
             taken = await self._wait(demand)
         except asyncio.CancelledError:
             if demand.result.done() and not demand.result.cancelled() and demand.result.exception() is None:
-                self._hand_back(consumer, demand.result.result())
+                self.hand_back(consumer, demand.result.result())
             raise
         finally:
             self._remove(demand)
         if (call.client is not None and call.client.is_gone) or self._has_left(call):
-            self._hand_back(consumer, taken)
+            self.hand_back(consumer, taken)
             taken = []
         if not taken:
             call.charge.release()
@@ -333,7 +333,7 @@ class DispatchLoop:
             demand.granted.cancel()
             demand.granted = None
 
-    def _hand_back(self, consumer: Consumer, taken: Deliveries) -> None:
+    def hand_back(self, consumer: Consumer, taken: Deliveries) -> None:
         """Return messages whose client has gone before it got them."""
         if taken and consumer in self._members:
             self._dispatcher.hand_back(consumer, [MessageRef(one.position, one.bits) for one in taken])

@@ -63,6 +63,10 @@ class Charge:
         """Whether fewer than WAITING_MAX charges wait, or none of this client."""
         return self._budget.may_wait(self.client)
 
+    def another(self) -> "Charge":
+        """Return a charge of the same client that holds nothing."""
+        return Charge(self._budget, self.client)
+
     def keep(self, size: int) -> None:
         """Hold exactly `size` bytes, even if they do not fit: the messages are in memory."""
         by = size - self.size

@@ -215,6 +215,29 @@ class Subscription:
             call.charge.release()
             await asyncio.wait(moves)
 
+    def attend(self, request: ReceiveRequest, *, kind: SubscriptionType) -> None:
+        """Begin or continue the session of a consumer as `receive` does, without a call. Raises its errors."""
+        self._loop.check_open()
+        self.join(request.consumer, kind, key_shared=request.key_shared)
+        session = self.sessions.begin_call(request.consumer, ttl_s=request.session_ttl_s, now=self._now())
+        try:
+            self._connect(session, request)
+        finally:
+            self.sessions.end_call(session, now=self._now())
+        session.call_count -= 1
+
+    def count_call(self, consumer: str) -> None:
+        """Count a call of a consumer that was answered without `receive`."""
+        session = self.sessions.get(consumer)
+        if session is not None:
+            session.call_count += 1
+
+    def hand_back(self, consumer: str, deliveries: Deliveries) -> None:
+        """Return messages that `receive` returned and that were not sent. That is no redelivery, unlike a nack."""
+        session = self.sessions.get(consumer)
+        if session is not None and not self._loop.is_closed:
+            self._loop.hand_back(session.consumer, deliveries)
+
     def _connect(self, session: Session, request: ReceiveRequest) -> None:
         """Let the dispatcher know the consumer with what its request says of it.
 
@@ -257,6 +280,15 @@ class Subscription:
         acker = self._statistics_of(consumer, ids[:1])
         count = await self._acknowledger.ack(positions, batches)
         self.statistics.ack(acker, count, now=self._now())
+
+    async def unknown(self, ids: Sequence[MessageId]) -> list[MessageId]:
+        """Return those of `ids` that name no message of the topic, so that `ack` would refuse all of them."""
+        self._loop.check_open()
+        return (await self._acknowledger.look_up(ids))[2]
+
+    def touch(self, consumer: str) -> None:
+        """Extend the session of a consumer, if it has one."""
+        self._touch(consumer)
 
     async def ack_cumulative(self, last: MessageId, *, consumer: str | None = None) -> None:
         """Acknowledge everything up to and including `last`, durably. Exclusive subscriptions only."""

@@ -82,7 +82,9 @@ class Topic:
         default_producer: str,
         targets: Targets,
         on_closed: Callable[["Topic"], None],
+        on_subscription: Callable[[str], None] = lambda _name: None,
     ) -> None:
+        """`on_subscription`: called for each subscription that is attached: those that exist, then new ones."""
         self.name = name
         self.ledger = ledger
         self.statistics = TopicStatistics()
@@ -100,6 +102,7 @@ class Topic:
         self._subscriptions: dict[str, Subscription] = {}
         self._subscribing: KeyedLocks[str] = KeyedLocks()
         self._on_closed = on_closed
+        self._on_subscription = on_subscription
         self.used_at = now()
         """Time at which the last request for the topic ended; monotonic seconds."""
         self._waiting: set[asyncio.Timeout] = set()
@@ -543,6 +546,7 @@ class Topic:
             targets=self._targets,
         )
         self._subscriptions[cursor.name] = subscription
+        self._on_subscription(cursor.name)
         return subscription
 
     def _check_open(self) -> None:

@@ -104,6 +104,8 @@ class Topics:
         self._targets = TopicTargets(self)
         self._cleanups: set[asyncio.Task[None]] = set()
         """Tasks that close the handles of abandoned topics, or close idle topics."""
+        self.on_subscription: Callable[[TopicName, str], None] = lambda _topic, _subscription: None
+        """Called when a subscription of a topic was created, or loaded with it."""
         self.loads_failed = 0
         self.former_volume = Volume()
         """What went in and out of the topics that were closed."""
@@ -306,6 +308,7 @@ class Topics:
             default_producer=self._producer_name,
             targets=self._targets,
             on_closed=self._forget,
+            on_subscription=lambda subscription: self.on_subscription(name, subscription),
         )
         if self._closing or (self._ownership is not None and not self._ownership.is_mine(Bundle.of(name))):
             await topic.close()

@@ -7,6 +7,7 @@ import pytest
 from bindery_broker.http.v1.models import DeliveryStats, Explanation, SubscriptionInfo
 from bindery_broker.http.v1.statistics_view import Times
 from bindery_broker.http.v1.subscription_view import explain, info, size_of
+from bindery_broker.topics.retried import RetriedSubscription
 from broker_harness import TOPIC, Clock, Harness, ids, settle
 
 COUNTED = set(DeliveryStats.model_fields)
@@ -29,12 +30,17 @@ async def broker(tree, ledgers, clock) -> AsyncIterator[Harness]:
 
 def shown(broker: Harness, *, after_s: float = 0) -> SubscriptionInfo:
     (topic,) = broker.broker.topics
-    return info(topic, topic.subscription("s"), times(broker, after_s=after_s))
+    return info(topic, topic.subscription("s"), retried(broker), times(broker, after_s=after_s))
 
 
 def explained(broker: Harness, *, after_s: float = 0) -> Explanation:
     (topic,) = broker.broker.topics
-    return explain(topic, topic.subscription("s"), times(broker, after_s=after_s))
+    return explain(topic, topic.subscription("s"), retried(broker), times(broker, after_s=after_s))
+
+
+def retried(broker: Harness) -> RetriedSubscription:
+    (topic,) = broker.broker.topics
+    return RetriedSubscription(topic, topic.subscription("s"), broker.broker.retry_topics)
 
 
 def times(broker: Harness, *, after_s: float = 0) -> Times:
@@ -64,6 +70,8 @@ async def test_a_subscription_without_consumers_has_its_positions_and_properties
         "consumers": [],
         "tags": "x||y",
         "properties": {"p": "v", "x": "1", "y": "1"},
+        "retry": None,
+        "dead_letters": None,
     }
 
 

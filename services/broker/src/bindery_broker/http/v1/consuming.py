@@ -43,11 +43,10 @@ from bindery_broker.http.v1.schemas import (
 from bindery_broker.retries.names import DEAD_LETTERS, check_target, dead_letter_topic, origin_topic, retry_topic
 from bindery_broker.retries.targets import Destination
 from bindery_broker.subscriptions.consumer import ClientWatch, DeadLetters, ReceiveRequest, SubscriptionType
-from bindery_broker.subscriptions.dispatch_loop import Deliveries
 from bindery_broker.subscriptions.moving import MoveResult, RetryTo
 from bindery_broker.subscriptions.reading import messages_of
-from bindery_broker.subscriptions.subscription import Subscription
 from bindery_broker.topics.delivery_time import check_delay
+from bindery_broker.topics.retried import Part, RetriedSubscription
 from bindery_broker.topics.topic import Topic
 
 STREAM_COUNT_MAX = 100
@@ -64,7 +63,7 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, exchange: Exchange, topic: Topic, subscription: Subscription, query: StreamQuery) -> None:
+    def __init__(self, exchange: Exchange, topic: Topic, subscription: RetriedSubscription, query: StreamQuery) -> None:
         super().__init__()
         self.raw_headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
         self._exchange, self._topic, self._subscription, self._query = exchange, topic, subscription, query
@@ -101,13 +100,11 @@ class EventStream(Response):
             await push(b": connected\n\n")
             while not (exchange.gone or exchange.broker.draining):
                 try:
-                    deliveries, _ = await subscription.receive(
-                        request, kind=query.type, charge=exchange.charge, client=client
-                    )
+                    parts = await subscription.receive(request, kind=query.type, charge=exchange.charge, client=client)
                 except ResponsesFull:
-                    deliveries = []
+                    parts = []
                 if not exchange.gone:
-                    await self._push(push, deliveries)
+                    await self._push(push, _sources(parts))
         except BinderyError as error:
             await push(b"event: error\ndata: " + bytes(problem_of(error).body).strip() + b"\n\n")
         finally:
@@ -115,13 +112,13 @@ class EventStream(Response):
         if not exchange.gone:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _push(self, push: Callable[[bytes], Awaitable[None]], deliveries: Deliveries) -> None:
+    async def _push(self, push: Callable[[bytes], Awaitable[None]], sources: list[MessageSource]) -> None:
         """Send the messages, or a comment if there are none."""
-        if not deliveries:
+        if not sources:
             await push(b": waiting\n\n")
             return
         async with self._exchange.paced():
-            for piece in event_pieces(_sources(self._topic, deliveries)):
+            for piece in event_pieces(sources):
                 await push(piece)
             await push(b"")  # returns when the server has passed on the pieces before it
 
@@ -148,13 +145,14 @@ async def receive(exchange: Exchange) -> Response:
     tags = split_tags(body.tags) if isinstance(body.tags, str) else []
     topic = await broker.topic(exchange.topic, create=True)
     properties = body.subscription_properties if isinstance(body.subscription_properties, dict) else {}
-    subscription, _ = await topic.subscribe(
+    subscribed, _ = await topic.subscribe(
         exchange.path_params["subscription"],
         initial=EARLIEST if body.initial == "earliest" else LATEST,
         tags=tags,
         properties=properties,
         durable=body.durable,
     )
+    subscription = RetriedSubscription(topic, subscribed, broker.retry_topics)
     request = ReceiveRequest(
         consumer=body.consumer,
         count_max=body.max,
@@ -172,8 +170,8 @@ async def receive(exchange: Exchange) -> Response:
     )
     if isinstance(body.ack, list):
         await subscription.ack(parse_ids(body.ack), consumer=body.consumer)
-    deliveries = await _wait_for(subscription, request, body.type, exchange)
-    return messages_reply(exchange, _sources(topic, deliveries), lines=exchange.accepts(NDJSON.encode()))
+    parts = await _wait_for(subscription, request, body.type, exchange)
+    return messages_reply(exchange, _sources(parts), lines=exchange.accepts(NDJSON.encode()))
 
 
 @hot(
@@ -200,7 +198,7 @@ async def stream(exchange: Exchange) -> Response:
     subscription = topic.subscription(exchange.path_params["subscription"], tags=tags)
     subscription.join(query.consumer, query.type)
     await exchange.read_body(size_max=0)
-    return EventStream(exchange, topic, subscription, query)
+    return EventStream(exchange, topic, RetriedSubscription(topic, subscription, exchange.broker.retry_topics), query)
 
 
 @hot(
@@ -249,10 +247,9 @@ async def nack(exchange: Exchange) -> Response:
     exchange.query(RoutingQuery)
     body = await exchange.json_body(NackBody)
     ids = parse_ids(body.message_ids)
-    topic = await exchange.broker.topic(exchange.topic)
-    subscription = topic.subscription(exchange.path_params["subscription"])
+    subscription = await _subscription(exchange)
     consumer = body.consumer if isinstance(body.consumer, str) else None
-    returned = subscription.nack(ids, delay_s=body.delay_ms / 1000, consumer=consumer)
+    returned = await subscription.nack(ids, delay_s=body.delay_ms / 1000, consumer=consumer)
     return json_reply(Returned(returned=[str(message_id) for message_id in returned]))
 
 
@@ -318,21 +315,22 @@ def retried(result: MoveResult) -> Retried:
     )
 
 
-async def _subscription(exchange: Exchange) -> Subscription:
+async def _subscription(exchange: Exchange) -> RetriedSubscription:
     topic = await exchange.broker.topic(exchange.topic)
-    return topic.subscription(exchange.path_params["subscription"])
+    subscription = topic.subscription(exchange.path_params["subscription"])
+    return RetriedSubscription(topic, subscription, exchange.broker.retry_topics)
 
 
 async def _wait_for(
-    subscription: Subscription, request: ReceiveRequest, kind: SubscriptionType, exchange: Exchange
-) -> Deliveries:
+    subscription: RetriedSubscription, request: ReceiveRequest, kind: SubscriptionType, exchange: Exchange
+) -> list[Part]:
     """Receive; stop when the client disconnects, so that nothing is leased to a client that is gone."""
     if request.wait_s == 0:
-        return (await subscription.receive(request, kind=kind, charge=exchange.charge))[0]
+        return await subscription.receive(request, kind=kind, charge=exchange.charge)
     client = ClientWatch()
     watcher = asyncio.create_task(exchange.watch_connection(client.set_gone))
     try:
-        return (await subscription.receive(request, kind=kind, charge=exchange.charge, client=client))[0]
+        return await subscription.receive(request, kind=kind, charge=exchange.charge, client=client)
     finally:
         watcher.cancel()
 
@@ -375,18 +373,20 @@ def _dead_letter_topic(text: str | None, name: TopicName, subscription: str) -> 
     return topic
 
 
-def _sources(topic: Topic, deliveries: Deliveries) -> list[MessageSource]:
-    """Return the messages in the order of the topic: those of one entry may be in several deliveries."""
-    partition = topic.partition
-    pairs = [(delivery, message) for delivery in deliveries for message in messages_of(delivery)]
-    if any(following.position <= delivery.position for delivery, following in pairwise(deliveries)):
-        pairs.sort(key=lambda pair: (pair[0].position, pair[1].batch_index))
-    return [
-        MessageSource(
-            message,
-            f"{delivery.position.ledger_id}:{delivery.position.entry_id}:{partition}:{message.batch_index}",
-            delivery.lease,
-            delivery.redelivery_count,
-        )
-        for delivery, message in pairs
-    ]
+def _sources(parts: list[Part]) -> list[MessageSource]:
+    """Return the messages of each topic in its order: those of one entry may be in several deliveries."""
+    sources: list[MessageSource] = []
+    for partition, deliveries in parts:
+        pairs = [(delivery, message) for delivery in deliveries for message in messages_of(delivery)]
+        if any(following.position <= delivery.position for delivery, following in pairwise(deliveries)):
+            pairs.sort(key=lambda pair: (pair[0].position, pair[1].batch_index))
+        sources += [
+            MessageSource(
+                message,
+                f"{delivery.position.ledger_id}:{delivery.position.entry_id}:{partition}:{message.batch_index}",
+                delivery.lease,
+                delivery.redelivery_count,
+            )
+            for delivery, message in pairs
+        ]
+    return sources

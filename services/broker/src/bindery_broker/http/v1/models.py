@@ -190,6 +190,30 @@ class DeliveryStats(Answer):
     last_acked_at: int | None
 
 
+class RetryInfo(Answer):
+    """The subscription of the same name of the retry topic: `receive` delivers from it, too."""
+
+    topic: str
+    backlog_entries: int
+    """Entries that are not completely acknowledged. An entry is a message or a batch."""
+    backlog_messages: int | None
+    """Messages in these entries; null: unknown."""
+    delayed: int
+    """Messages that wait for their delivery time."""
+    unacked: int
+    """Number of messages that consumers hold."""
+
+
+class DeadLettersInfo(Answer):
+    """The dead-letter topic with the default name."""
+
+    topic: str
+    backlog_entries: int
+    """Entries that the subscription `dead-letters` has not acknowledged completely; without it, entries stored."""
+    subscriptions: int
+    """Number of subscriptions. Without any, the topic keeps no messages."""
+
+
 class SubscriptionInfo(DeliveryStats):
     subscription: str
     type: str | None
@@ -198,8 +222,13 @@ class SubscriptionInfo(DeliveryStats):
     """Everything up to this entry is acknowledged."""
     read_position: str
     consumers: list[ConsumerInfo]
+    """Their messages include those of the retry topic."""
     tags: str | None = None
     properties: dict[str, str]
+    retry: RetryInfo | None = None
+    """Left out unless the retry topic is loaded and has the subscription."""
+    dead_letters: DeadLettersInfo | None = None
+    """Left out unless the dead-letter topic is loaded."""
 
 
 class SubscriptionList(Answer):
@@ -239,6 +268,8 @@ class Explanation(Answer):
     """One sentence: what is not acknowledged, and what blocks delivery."""
     blocked_by: list[str]
     """Reasons why messages are not delivered now; empty: none."""
+    warnings: list[str] = []
+    """What may lose messages. Left out if there is nothing."""
 
 
 class TopicList(Answer):

@@ -1,32 +1,101 @@
 """Show a subscription as JSON: which messages its consumers hold, and why messages are not delivered."""
 
+from collections.abc import Callable
+from typing import Final
+
 from bindery_broker.dispatch.sessions import Session
-from bindery_broker.http.v1.models import ConsumerInfo, Explanation, SubscriptionInfo
+from bindery_broker.http.v1.models import ConsumerInfo, DeadLettersInfo, Explanation, RetryInfo, SubscriptionInfo
 from bindery_broker.http.v1.statistics_view import Times, consumer_fields, delivery_fields
+from bindery_broker.retries.names import DEAD_LETTERS
 from bindery_broker.subscriptions.subscription import Subscription
+from bindery_broker.topics.backlog import backlog_of
+from bindery_broker.topics.retried import RetriedSubscription
 from bindery_broker.topics.topic import Topic
 
 SUBSCRIPTION_SIZE = 850
-"""Approximate bytes of a subscription as JSON, without its properties and consumers."""
+"""Approximate bytes of a subscription as JSON, without its properties, consumers, retry and dead-letter topics."""
 CONSUMER_SIZE = 450
 """Approximate bytes of a consumer as JSON, without its name."""
 
 
-def info(topic: Topic, subscription: Subscription, times: Times) -> SubscriptionInfo:
-    """Return the state of a subscription."""
+def info(topic: Topic, subscription: Subscription, retried: RetriedSubscription, times: Times) -> SubscriptionInfo:
+    """Return the state of a subscription, with that of its retry and dead-letter topics if they are loaded."""
     subscription.tick()
+    found, dead_letters = retried.loaded, retried.dead_letters
+    consumers = [_consumer(subscription, session, times) for session in subscription.sessions]
+    if found is not None:
+        found.subscription.tick()
+        others = [_consumer(found.subscription, session, times) for session in found.subscription.sessions]
+        consumers = _merged(consumers, others)
     answer = SubscriptionInfo(
         subscription=subscription.name,
         type=subscription.type,
         mark_delete=str(subscription.cursor.mark_delete),
         read_position=str(subscription.read_position),
-        consumers=[_consumer(subscription, session, times) for session in subscription.sessions],
+        consumers=consumers,
         properties=dict(subscription.cursor.properties),
         **delivery_fields(topic, subscription, times),
     )
     if subscription.tags:
         answer.tags = "||".join(sorted(subscription.tags))
+    if found is not None:
+        backlog = backlog_of(found.subscription.cursor, found.topic.ledger, found.topic.statistics)
+        answer.retry = RetryInfo(
+            topic=found.topic.name.short,
+            backlog_entries=backlog.entries,
+            backlog_messages=backlog.messages,
+            delayed=found.subscription.delayed_count,
+            unacked=len(found.subscription.dispatcher.leases),
+        )
+    if dead_letters is not None:
+        answer.dead_letters = _dead_letters(dead_letters)
     return answer
+
+
+def dead_letters_lost(topic: Topic | None) -> str | None:
+    """Return a warning if a dead-letter topic does not keep its messages."""
+    if topic is None or not topic.ledger.entries_count or topic.subscriptions:
+        return None
+    return (
+        f"the dead-letter topic {topic.name.short} has {topic.ledger.entries_count} entries and no subscription, so "
+        f"that they are deleted; create its subscription {DEAD_LETTERS}"
+    )
+
+
+def _dead_letters(topic: Topic) -> DeadLettersInfo:
+    keeper = topic.subscriptions.get(DEAD_LETTERS)
+    return DeadLettersInfo(
+        topic=topic.name.short,
+        backlog_entries=topic.ledger.entries_count if keeper is None else keeper.cursor.backlog_entries,
+        subscriptions=len(topic.subscriptions),
+    )
+
+
+def _merged(consumers: list[ConsumerInfo], others: list[ConsumerInfo]) -> list[ConsumerInfo]:
+    """Return consumers of a subscription with what they do in its retry topic, where they are `others`."""
+    by_name = {one.consumer: one for one in others}
+    merged = []
+    for one in consumers:
+        other = by_name.pop(one.consumer, None)
+        if other is not None:
+            for name in ("unacked", "messages", "bytes", "messages_per_s", "bytes_per_s", "redelivered", "acked"):
+                setattr(one, name, getattr(one, name) + getattr(other, name))
+            for name, choose in _CHOSEN.items():
+                values = [value for value in (getattr(one, name), getattr(other, name)) if value is not None]
+                if values:
+                    setattr(one, name, choose(values))
+        merged.append(one)
+    return [*merged, *by_name.values()]
+
+
+_CHOSEN: Final[dict[str, Callable[[list[int]], int]]] = {
+    "oldest_lease_age_ms": max,
+    "next_timeout_in_ms": min,
+    "session_ends_in_ms": max,
+    "last_delivered_at": max,
+    "last_acked_at": max,
+}
+"""Which of the values of both topics counts for a consumer."""
 
 
 def size_of(subscription: Subscription) -> int:
@@ -39,8 +108,8 @@ def size_of(subscription: Subscription) -> int:
     return size
 
 
-def explain(topic: Topic, subscription: Subscription, times: Times) -> Explanation:
-    about = info(topic, subscription, times)
+def explain(topic: Topic, subscription: Subscription, retried: RetriedSubscription, times: Times) -> Explanation:
+    about = info(topic, subscription, retried, times)
     limits = subscription.dispatcher.limits
     blocked_by = _blocked_by(subscription, about, now=times.now)
     return Explanation(

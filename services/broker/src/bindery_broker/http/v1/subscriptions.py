@@ -1,8 +1,9 @@
 """Subscriptions: list, create, delete and seek them, and explain why messages are not delivered."""
 
+import contextlib
 from typing import Annotated
 
-from bindery_core.errors import BadRequest
+from bindery_core.errors import BadRequest, BinderyError
 from bindery_pulsar.message_id import EARLIEST, LATEST, MessageId
 from bindery_pulsar.topic_name import TopicName
 from fastapi import APIRouter, Query
@@ -33,8 +34,10 @@ from bindery_broker.http.v1.models import (
 )
 from bindery_broker.http.v1.produce_request import split_tags
 from bindery_broker.http.v1.statistics_view import Times, read_oldest
-from bindery_broker.http.v1.subscription_view import explain, info, size_of
+from bindery_broker.http.v1.subscription_view import dead_letters_lost, explain, info, size_of
 from bindery_broker.subscriptions.subscription import Subscription
+from bindery_broker.topics.retried import RetriedSubscription
+from bindery_broker.topics.topic import Topic
 
 router = APIRouter(route_class=OwnedRoute, default_response_class=JsonLine, tags=["subscriptions"])
 Routing = Annotated[RoutingQuery, Query()]
@@ -70,7 +73,7 @@ async def list_subscriptions(
         shown.append(subscription)
     await read_oldest(shown)
     times = _times(exchange)
-    answer.subscriptions = [info(topic, subscription, times) for subscription in shown]
+    answer.subscriptions = [info(topic, one, _retried(exchange, topic, one), times) for one in shown]
     if damaged := topic.ledger.damaged_cursors:
         answer.damaged = {name: str(error) for name, error in sorted(damaged.items())}
     return answer
@@ -231,9 +234,16 @@ async def explain_subscription(
     topic = await exchange.broker.topic(name)
     found = topic.subscription(subscription)
     await read_oldest([found])
-    answer = explain(topic, found, _times(exchange))
+    retried = _retried(exchange, topic, found)
+    lost: str | None = None
+    if query.message_id is None:
+        with contextlib.suppress(BinderyError):  # an explanation that leaves one warning out is better than none
+            lost = dead_letters_lost(await retried.find_dead_letters())
+    answer = explain(topic, found, retried, _times(exchange))
+    if lost is not None:
+        answer.warnings = [lost]
     if query.message_id is not None:
-        reason = await found.explain(MessageId.parse(query.message_id), consumer=query.consumer)
+        reason = await retried.explain(MessageId.parse(query.message_id), consumer=query.consumer)
         answer.message = MessageExplanation(message_id=query.message_id, code=reason.code, detail=reason.detail)
         if reason.until_ms is not None:
             answer.message.ends_in_ms = reason.until_ms
@@ -257,13 +267,17 @@ async def leave(
     _query: Routing,
 ) -> Deleted:
     topic = await exchange.broker.topic(name)
-    topic.subscription(subscription).leave(consumer)
+    _retried(exchange, topic, topic.subscription(subscription)).leave(consumer)
     topic.end_readers()
     return Deleted(deleted=consumer)
 
 
 def _times(exchange: Exchange) -> Times:
     return Times(exchange.broker.now(), exchange.broker.clock())
+
+
+def _retried(exchange: Exchange, topic: Topic, subscription: Subscription) -> RetriedSubscription:
+    return RetriedSubscription(topic, subscription, exchange.broker.retry_topics)
 
 
 async def _find(exchange: Exchange, name: TopicName, subscription: str) -> Subscription:

@@ -1,0 +1,190 @@
+"""Find the retry topic of a subscription: its name, whether it exists, and its subscription of the same name.
+
+Whether the topic exists is read once for each subscription, when it is first used. From then on `Topics` says when a
+subscription was created or loaded, and a topic that is missing when it is opened is known to be gone. A call thus reads
+no metadata. Retry topics that another broker owns are left out; their owner may change, so they are looked for again.
+
+| state     | the retry topic                                                                      |
+|-----------|--------------------------------------------------------------------------------------|
+| UNKNOWN   | was not looked for                                                                   |
+| ABSENT    | does not exist, or has no subscription of this name                                  |
+| PRESENT   | exists; it is opened when it is needed                                               |
+| ELSEWHERE | belongs to another broker                                                            |
+"""
+
+import asyncio
+import contextlib
+import enum
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Final, NamedTuple, Protocol
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+from bindery_core.errors import BinderyError, NoSuchTopic
+from bindery_core.sources import MonotonicClock
+from bindery_kit.observability.logs import get_logger
+from bindery_pulsar.topic_name import TopicName
+
+from bindery_broker.retries.names import dead_letter_topic, retry_topic
+from bindery_broker.subscriptions.subscription import Subscription
+from bindery_broker.topics.topic import Topic
+from bindery_broker.topics.topics import Topics
+
+ELSEWHERE_S: Final = 10.0
+"""Seconds after which a retry topic of another broker is looked for again."""
+
+log = get_logger(__name__)
+
+
+class State(enum.Enum):
+    UNKNOWN = enum.auto()
+    ABSENT = enum.auto()
+    PRESENT = enum.auto()
+    ELSEWHERE = enum.auto()
+
+
+class Locate(Protocol):
+    def __call__(self, name: TopicName, /, *, create: bool) -> Awaitable[object | None]:
+        """Return the other broker that owns a topic; None: this one does. Raises NoSuchTopic."""
+        ...
+
+
+class RetryLink:
+    """What is known of the retry topic of one subscription. The partitions of a topic share it."""
+
+    __slots__ = (
+        "__weakref__",
+        "dead_letters",
+        "in_progress",
+        "name",
+        "next_look_at",
+        "state",
+        "subscription",
+        "waiting",
+    )
+
+    def __init__(self, name: TopicName | None, dead_letters: TopicName | None, subscription: str) -> None:
+        self.name = name
+        """Name of the retry topic; None: the subscription can have none."""
+        self.dead_letters = dead_letters
+        """Default name of the dead-letter topic; None: the subscription can have none."""
+        self.subscription = subscription
+        self.state = State.UNKNOWN if name is not None else State.ABSENT
+        self.next_look_at = 0.0
+        """When a topic that is ELSEWHERE is looked for again; monotonic seconds."""
+        self.waiting: dict[Callable[[], None], None] = {}
+        """Called when the retry topic appears: they end the waits of calls that do not know it yet."""
+        self.in_progress: dict[tuple[TopicName, str, str], asyncio.Future[None]] = {}
+        """Calls by topic, consumer and request id."""
+
+
+class Found(NamedTuple):
+    topic: Topic
+    subscription: Subscription
+
+
+class RetryTopics:
+    """The retry topics of the subscriptions of a broker."""
+
+    def __init__(self, topics: Topics, *, locate: Locate, now: MonotonicClock) -> None:
+        self.now = now
+        self._topics = topics
+        self._locate = locate
+        self._links: WeakKeyDictionary[Subscription, RetryLink] = WeakKeyDictionary()
+        self._by_name: WeakValueDictionary[tuple[TopicName, str], RetryLink] = WeakValueDictionary()
+        topics.on_subscription = self._appeared
+
+    def link(self, topic: Topic, subscription: Subscription) -> RetryLink:
+        """Return what is known of the retry topic of a subscription."""
+        link = self._links.get(subscription)
+        if link is None:
+            link = self._links[subscription] = self._make_link(topic.name, subscription)
+        return link
+
+    def _make_link(self, topic: TopicName, subscription: Subscription) -> RetryLink:
+        name = dead_letters = None
+        if subscription.is_durable:
+            with contextlib.suppress(BinderyError):  # the name would be too long, or have a slash: nobody can create it
+                dead_letters = dead_letter_topic(topic, subscription.name)
+                name = retry_topic(topic, subscription.name)
+        if name is None or name == topic:  # a retry topic is its own
+            return RetryLink(None, dead_letters, subscription.name)
+        link = self._by_name.get((name, subscription.name))
+        if link is None:
+            link = RetryLink(name, dead_letters, subscription.name)
+            self._by_name[name, subscription.name] = link
+        return link
+
+    async def find(self, link: RetryLink) -> Found | None:
+        """Return the retry topic and its subscription; None: there is none here.
+
+        Raises the errors with which topics are opened, and Corrupt if the state of the subscription cannot be read.
+        """
+        if link.name is None or link.state is State.ABSENT:
+            return None
+        topic = self._topics.loaded(link.name)
+        if topic is None:
+            topic = await self._open(link, link.name)
+            if topic is None:
+                return None
+        subscription = topic.subscriptions.get(link.subscription)
+        if subscription is None:
+            topic.ledger.check_cursor(link.subscription)
+            link.state = State.ABSENT
+            return None
+        link.state = State.PRESENT
+        return Found(topic, subscription)
+
+    def loaded(self, link: RetryLink) -> Found | None:
+        """Return what `find` returns if the retry topic is loaded, else None."""
+        topic = None if link.name is None else self._topics.loaded(link.name)
+        subscription = None if topic is None else topic.subscriptions.get(link.subscription)
+        return None if topic is None or subscription is None else Found(topic, subscription)
+
+    def dead_letters(self, link: RetryLink) -> Topic | None:
+        """Return the dead-letter topic with the default name if it is loaded."""
+        return None if link.dead_letters is None else self._topics.loaded(link.dead_letters)
+
+    async def find_dead_letters(self, link: RetryLink) -> Topic | None:
+        """Return the dead-letter topic with the default name; None: there is none here. Errors as `find`."""
+        if link.dead_letters is None:
+            return None
+        try:
+            topic = self._topics.loaded(link.dead_letters)
+            if topic is None and await self._locate(link.dead_letters, create=False) is None:
+                topic = await self._topics.get(link.dead_letters)
+        except NoSuchTopic:
+            return None
+        return topic
+
+    @contextlib.contextmanager
+    def in_use(self, found: Found) -> Iterator[None]:
+        """Keep the retry topic open during the block."""
+        self._topics.begin_use(found.topic.name)
+        try:
+            yield
+        finally:
+            self._topics.end_use(found.topic.name)
+
+    async def _open(self, link: RetryLink, name: TopicName) -> Topic | None:
+        if link.state is State.ELSEWHERE and self.now() < link.next_look_at:
+            return None
+        try:
+            if await self._locate(name, create=False) is not None:
+                if link.state is not State.ELSEWHERE:
+                    log.warning("retry_topic_elsewhere", topic=name.short, subscription=link.subscription)
+                link.state, link.next_look_at = State.ELSEWHERE, self.now() + ELSEWHERE_S
+                return None
+            return await self._topics.get(name)
+        except NoSuchTopic:
+            if self._topics.loaded(name) is None:  # it may have been created meanwhile
+                link.state = State.ABSENT
+            return None
+
+    def _appeared(self, topic: TopicName, subscription: str) -> None:
+        """A subscription was created or loaded: if it is one of a retry topic, calls that wait receive from it, too."""
+        link = self._by_name.get((topic, subscription))
+        if link is None:
+            return
+        link.state = State.PRESENT
+        for end_wait in list(link.waiting):
+            end_wait()
