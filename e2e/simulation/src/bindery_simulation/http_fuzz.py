@@ -535,8 +535,11 @@ BODIES: Final[Mapping[Route, Mapping[str, object]]] = {
     },
     ("POST", f"{_SUBSCRIPTION}/ack"): _RETURNED,
     ("POST", f"{_SUBSCRIPTION}/nack"): {**_RETURNED, "delay_ms": 10},
+    ("POST", f"{_SUBSCRIPTION}/retry"): {**_RETURNED, "delay_ms": 10, "properties": {"a": "b"}, "max_redeliver": 3},
     ("POST", f"{_SUBSCRIPTION}/reset"): {"initial": "latest"},
     ("POST", f"{_SUBSCRIPTION}/seek"): {"message_id": "earliest"},
+    ("POST", f"{_SUBSCRIPTION}/dead-letters/redrive"): {"max": 10, "after": "900000000:0", "dry_run": False},
+    ("POST", f"{_SUBSCRIPTION}/dead-letters/purge"): {"before": 1, "initial_subscription": "k"},
     ("PUT", "/api/v1/bookie/state/readonly"): {"readOnly": False},
     ("PUT", "/api/v1/bookie/gc"): {"forceMajor": True, "forceMinor": True},
     ("PUT", "/api/v1/bookie/gc/suspend_compaction"): {"suspendMajor": True, "suspendMinor": True},
@@ -553,7 +556,10 @@ BODIES: Final[Mapping[Route, Mapping[str, object]]] = {
 """Routes that take a JSON object, with a valid one: fault injection is disabled, and `gone:3181` does not exist."""
 _REFUSED_LATE: Final = frozenset({
     ("PUT", "/api/v1/bookie/drill"),
-    *(("POST", f"{_SUBSCRIPTION}/{name}") for name in ("ack", "nack", "reset", "seek")),
+    *(
+        ("POST", f"{_SUBSCRIPTION}/{name}")
+        for name in ("ack", "nack", "retry", "reset", "seek", "dead-letters/redrive", "dead-letters/purge")
+    ),
 })  # fmt: skip
 """Routes that can give another response before they check the body: no fault injection, no such topic."""
 _PLAIN: Final = {"{tenant}": "public", "{namespace}": "fuzz", "{topic}": "fuzz-0", "{subscription}": "s"}

@@ -101,6 +101,8 @@ JSON_ROUTES = [
     ("POST", "/skip", b'{"entries":1}'),
     ("POST", "/expire", b'{"older_than_ms":1}'),
     ("POST", "/clear", b"{}"),
+    ("POST", "/dead-letters/redrive", b"{}"),
+    ("POST", "/dead-letters/purge", b"{}"),
 ]
 
 

@@ -404,9 +404,10 @@ class RetriedSubscription:
                 side = found.subscription if is_retry else self._main
                 done = await side.retry(part, to, charge=charge, consumer=consumer)
                 charge.release()
-                for field, more in zip(result, done, strict=True):
-                    field.extend(more)
-                if done.failed:
+                result.moved.extend(done.moved)
+                result.acknowledged.extend(done.acknowledged)
+                result.failed.extend(done.failed)
+                if done.failed and done.failed[-1][0].position == part[-1].position:
                     failure = done.failed[-1][1]
         return result
 

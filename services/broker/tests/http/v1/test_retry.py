@@ -32,8 +32,8 @@ async def test_messages_are_moved_to_the_retry_topic_in_the_order_of_the_call(br
         "failed": [],
     }
     broker.clock.advance(2)
-    assert ids(await broker.receive()) == [second]
-    copies = await broker.receive(topic=RETRY)
+    *copies, left = await broker.receive()
+    assert left["message_id"] == second
     assert payloads(copies) == ["c", "a"]
     assert copies[0]["properties"] == {
         "REAL_TOPIC": "persistent://public/default/t",

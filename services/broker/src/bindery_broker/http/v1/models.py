@@ -21,6 +21,8 @@ from bindery_broker.http.v1.schemas import (
 )
 
 ENTRIES_SKIPPED_MAX: Final = 1_000_000_000
+REDRIVE_MAX: Final = 1_000
+"""Maximum number of dead letters that one call moves, or names."""
 _NAMESPACE: Final = r"^[-=:.A-Za-z0-9_]{1,128}/[-=:.A-Za-z0-9_]{1,128}" + END
 Place = Annotated[str, Field(max_length=64, pattern=PLACE_PATTERN, examples=["earliest"])]
 Text = Annotated[str, Field(max_length=TEXT_MAX)]
@@ -270,6 +272,110 @@ class Explanation(Answer):
     """Reasons why messages are not delivered now; empty: none."""
     warnings: list[str] = []
     """What may lose messages. Left out if there is nothing."""
+
+
+_TopicText = Annotated[str, Field(min_length=1, max_length=2_048, pattern=NO_CONTROLS)]
+_KeeperName = Annotated[str, Field(min_length=1, max_length=255, pattern=NO_CONTROLS)]
+_MessageIds = Annotated[
+    list[Annotated[str, Field(max_length=64, pattern=ID_PATTERN)]],
+    Field(min_length=1, max_length=REDRIVE_MAX),
+]
+_After = Annotated[str, Field(max_length=64, pattern=ID_PATTERN)]
+
+
+class DeadLettersQuery(RoutingQuery):
+    limit: Annotated[int, Field(ge=1, le=1_000)] = 100
+    after: _After | None = None
+    """Continue after this message."""
+    topic: _TopicText | None = None
+    """The dead-letter topic, if a policy named another one than `{topic}-{subscription}-DLQ`: `tenant/namespace/x`. Of
+    its messages, those count that this subscription moved there."""
+    initial_subscription: _KeeperName | None = None
+    """The subscription of the dead-letter topic that keeps its messages; by default `dead-letters`."""
+
+
+class DeadLetter(Answer):
+    message_id: str
+    """Id in the dead-letter topic."""
+    origin_message_id: str | None = None
+    """Id in the original topic."""
+    origin_topic: str | None = None
+    reconsume_times: int | None = None
+    """Number of retries; left out if the message was never retried."""
+    redelivery_count: int
+    """How often consumers of the dead-letter topic returned it."""
+    publish_time: int
+    """When the message became a dead letter."""
+    event_time: int | None = None
+    key: str | None = None
+    key_base64: str | None = None
+    properties: dict[str, str]
+    size: int
+    """Bytes of the payload. `GET /v1/topics/.../messages/{message_id}` of the dead-letter topic returns it."""
+
+
+class DeadLetterList(Answer):
+    topic: str
+    """The dead-letter topic."""
+    messages: list[DeadLetter]
+    next: str | None = None
+    """Value of `after` for the next call, if messages follow."""
+
+
+class RedriveBody(Body):
+    max: Annotated[int, Field(ge=1, le=REDRIVE_MAX)] = 100
+    """Maximum number of messages to move, unless `message_ids` names them."""
+    message_ids: _MessageIds | None = None
+    """Ids in the dead-letter topic."""
+    after: _After | None = None
+    """Continue after this message."""
+    dry_run: bool = False
+    """Move nothing; the answer says what would be moved."""
+    topic: _TopicText | None = None
+    """The dead-letter topic, if a policy named another one."""
+    initial_subscription: _KeeperName | None = None
+
+
+class NotRedriven(Answer):
+    message_id: str
+    code: str
+    detail: str
+
+
+class RedrivenLetters(Answer):
+    topic: str
+    """The retry topic."""
+    moved: int
+    skipped: int
+    """Number of messages that had been moved, or acknowledged, before."""
+    failed: int
+    """Number of messages that stay dead letters because of an error."""
+    failures: list[NotRedriven] = []
+    """The first of them. Left out if there are none."""
+    dry_run: bool
+    next: str | None = None
+    """Value of `after` for the next call, if messages follow."""
+
+
+class PurgeBody(Body):
+    message_ids: _MessageIds | None = None
+    """Ids in the dead-letter topic."""
+    before: Annotated[int, Field(ge=0, le=MS_MAX)] | None = None
+    """Only messages that became dead letters before this time."""
+    after: _After | None = None
+    """Continue after this message, if the last call answered `next`."""
+    topic: _TopicText | None = None
+    """The dead-letter topic, if a policy named another one."""
+    initial_subscription: _KeeperName | None = None
+
+
+class Purged(Answer):
+    topic: str
+    """The dead-letter topic."""
+    purged: int
+    """Number of messages that were acknowledged. A batch counts as one, unless `message_ids` names its messages."""
+    next: str | None = None
+    """Value of `after` for the next call, if not all messages were looked at."""
 
 
 class TopicList(Answer):
