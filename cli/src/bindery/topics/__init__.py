@@ -1,1 +1,1 @@
-"""`bindery topics`, `bindery produce` and `bindery consume`."""
+"""`bindery topics`, `bindery subscriptions`, `bindery dead-letters`, `bindery produce` and `bindery consume`."""

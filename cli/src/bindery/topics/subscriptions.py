@@ -280,6 +280,7 @@ def explain(
         lines = [answer["summary"]]
         if states:
             lines.append(f"messages read and not acknowledged: {states}")
+        lines += [f"warning: {warning}" for warning in answer.get("warnings", [])]
         emit(answer, lines, as_json=as_json)
         return
     reason = answer["message"]
