@@ -43,8 +43,22 @@ def test_the_commands_work_one_after_another(tmp_path: Path) -> None:
         )
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
-    for payload in ("three", "four", "order of eve", "sticky order", "early order", "set y", "page-1", "to Paris"):
+    for payload in (
+        "three",
+        "four",
+        "order of eve",
+        "sticky order",
+        "early order",
+        "set y",
+        "page-1",
+        "to Paris",
+        "charge card 7",
+        "charge card 8",
+    ):
         assert payload in lines, done.stdout
     assert '"redelivery_count":1' in done.stdout
     assert "to Tokyo" not in lines
     assert "phone: cancelled" in lines
+    assert "2 dead letters would be moved" in lines
+    assert '"moved":1' in done.stdout
+    assert "1 dead letter moved" in lines
