@@ -300,6 +300,7 @@ class RetriedSubscription:
             self._hand_back(request, found, due, more)
             due, more = [], []
             charge.release()
+            extra.release()
             if not is_gone and (raised := error or failure) is not None:
                 raise raised
         parts = self._join(request, found, due, extra, more, charge)
