@@ -33,7 +33,7 @@ from bindery_broker.subscriptions.moving import MoveResult, RetryTo
 from bindery_broker.subscriptions.reading import messages_of
 from bindery_broker.subscriptions.response_budget import Charge
 from bindery_broker.subscriptions.subscription import Subscription
-from bindery_broker.topics.retry_topics import Found, RetryTopics
+from bindery_broker.topics.retry_topics import Found, RetryTopics, State
 from bindery_broker.topics.topic import Topic
 
 NO_WAIT: Final = 0.0
@@ -91,7 +91,9 @@ class RetriedSubscription:
         client: ClientWatch | None = None,
     ) -> list[Part]:
         """Return messages as `Subscription.receive` does, those of the retry topic first. Raises its errors."""
-        if kind not in ("shared", "key_shared") or self._link.name is None:
+        link = self._link
+        is_absent = link.state is State.ABSENT and request.wait_s <= 0 and request.request_id is None
+        if is_absent or link.name is None or kind not in ("shared", "key_shared"):
             return [await self._receive_main(request, kind=kind, charge=charge, client=client)]
         if request.request_id is None:
             return await self._receive(request, kind=kind, charge=charge, client=client)
@@ -217,8 +219,12 @@ class RetriedSubscription:
                 if due:
                     return _Outcome(await self._fill(at_once, found, due, extra, kind=kind, charge=charge))
                 retry_request = dataclasses.replace(request, redeliver=False)
-            if request.wait_s <= 0:
-                return _Outcome([await self._receive_main(request, kind=kind, charge=charge, client=client)])
+            if request.wait_s <= 0 or self._main.dispatcher.ready_count:
+                at_once = dataclasses.replace(request, wait_s=NO_WAIT)
+                part = await self._receive_main(at_once, kind=kind, charge=charge, client=client)
+                if part.deliveries or request.wait_s <= 0:
+                    return _Outcome([part])
+                request = dataclasses.replace(request, redeliver=False)
             return await self._race(request, retry_request, found, extra, kind=kind, charge=charge, client=client)
         finally:
             extra.release()
