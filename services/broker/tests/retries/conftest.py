@@ -1,11 +1,26 @@
-"""An event loop without real time: waits end at once."""
+"""An event loop without real time: waits end at once. And each topic is received from alone."""
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import pytest
+from bindery_broker.topics.retry_topics import RetryTopics
 from bindery_simulation.instant import InstantLoop
 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     return {"instant": InstantLoop}
+
+
+@pytest.fixture(autouse=True)
+def topics_are_received_from_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A receive delivers only from the topic that it names, so that a test sees in which topic each message is.
+
+    The tests of `topics.retried` and those of consuming retries over HTTP receive from both.
+    """
+
+    async def find(_self: RetryTopics, _link: Any) -> None:
+        return None
+
+    monkeypatch.setattr(RetryTopics, "find", find)
