@@ -48,7 +48,6 @@ EFFECTIVE: Final[Mapping[str, Mapping[tuple[str, str], object]]] = {
         ("POST", f"{IN_TOPICS}/subscriptions/{{subscription}}/nack"): {"message_ids": ["0:0:-1:-1"]},
         ("POST", f"{IN_TOPICS}/subscriptions/{{subscription}}/retry"): {"message_ids": ["0:0:-1:-1"]},
         ("POST", f"{IN_TOPICS}/subscriptions/{{subscription}}/receive"): {"consumer": "evil", "wait_ms": 0},
-        ("POST", f"{IN_TOPICS}/subscriptions/{{subscription}}/retry"): {"message_ids": ["0:0:-1:-1"]},
         ("POST", f"{IN_TOPICS}/subscriptions/{{subscription}}/reset"): {"initial": "latest"},
         ("POST", f"{IN_TOPICS}/subscriptions/{{subscription}}/seek"): {"timestamp": 2**41},
         ("GET", f"{IN_TOPICS}/subscriptions/{{subscription}}/stream"): "?consumer=evil",
