@@ -7,7 +7,7 @@ from bindery_broker.dispatch.consumers import Consumer
 from bindery_broker.dispatch.failover import pick_active
 from bindery_broker.dispatch.item import WHOLE, DispatchLimits
 from bindery_broker.dispatch.read_ahead import ReadAhead
-from bindery_broker.dispatch.single_active import PickActive, SingleActiveDispatcher, first_of
+from bindery_broker.dispatch.single_active import HANDOVER_S, PickActive, SingleActiveDispatcher, first_of
 from dispatch_parts import SIZE, Pair, StoredCounts, Topic, as_refs, at, batch, bodies, item, pairs, ref, refs
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -66,9 +66,14 @@ def with_batches(*bits: int) -> tuple[SingleActiveDispatcher[int], Consumer]:
 
 
 def take_from(
-    dispatcher: SingleActiveDispatcher[int], consumer: Consumer, count: int = 100, *, bytes_max: int = 10**6
+    dispatcher: SingleActiveDispatcher[int],
+    consumer: Consumer,
+    count: int = 100,
+    *,
+    bytes_max: int = 10**6,
+    now: float = 0,
 ) -> list[Pair]:
-    return pairs(dispatcher.take(consumer, count_max=count, bytes_max=bytes_max, lease_s=30, now=0))
+    return pairs(dispatcher.take(consumer, count_max=count, bytes_max=bytes_max, lease_s=30, now=now))
 
 
 def test_messages_are_delivered_in_order():
@@ -523,19 +528,113 @@ def test_only_the_active_consumer_gets_messages():
     assert (dispatcher.next_size(a), len(take_from(dispatcher, a))) == (SIZE, 5)
 
 
-def test_a_consumer_that_becomes_active_gets_what_the_former_one_held_again_and_in_order():
-    """At most one consumer holds messages, so that a change of the active one returns everything."""
+def handover(*, taken: int = 3) -> tuple[SingleActiveDispatcher[int], Consumer, Consumer]:
+    """Return a dispatcher with five messages, its active consumer, and the former one, which holds the first ones."""
     a, b = Consumer("a"), Consumer("b")
     dispatcher = failover(b, pick=by_name)
-    assert take_from(dispatcher, b, 3) == [(0, 0), (1, 0), (2, 0)]
-    dispatcher.finish_ack(dispatcher.begin_ack(refs(1)))
+    take_from(dispatcher, b, taken)
     dispatcher.join(a)
-    assert (dispatcher.active, dispatcher.rewind_wanted, b.held) == (a, True, 0)
+    assert dispatcher.active is a
+    dispatcher.tick(now=10)
+    return dispatcher, a, b
+
+
+def test_a_consumer_that_becomes_active_waits_for_the_acknowledgements_of_the_former_one():
+    """Nothing is delivered twice then, and what was read before is not read again."""
+    dispatcher, a, b = handover()
+    dispatcher.finish_ack(dispatcher.begin_ack(refs(0, 2)))
+    assert (dispatcher.waits_for, b.held, dispatcher.next_deadline()) == (b, 1, 10 + HANDOVER_S)
+    assert (dispatcher.taker([a, b], now=10.9), dispatcher.reads_for([a, b]), dispatcher.room()) == (None, None, 0)
+    assert take_from(dispatcher, a, now=10.9) == take_from(dispatcher, b, now=10.9) == []
+    dispatcher.finish_ack(dispatcher.begin_ack(refs(1)))
+    assert dispatcher.waits_for is None
+    assert (dispatcher.taker([a, b], now=10.9), dispatcher.reads_for([a, b])) == (a, a)
+    assert not dispatcher.rewind_wanted
+    assert take_from(dispatcher, a, now=10.9) == [(3, 0), (4, 0)]
+    dispatcher.tick(now=11)
+    assert (a.held, dispatcher.rewind_wanted) == (2, False), "the wait is over"
+
+
+def test_after_a_second_a_consumer_that_becomes_active_gets_what_the_former_one_holds_in_order():
+    dispatcher, a, b = handover()
+    dispatcher.finish_ack(dispatcher.begin_ack(refs(1)))
+    assert dispatcher.tick(now=10 + HANDOVER_S - 0.01) == 0
+    assert (b.held, dispatcher.rewind_wanted) == (2, False)
+    assert dispatcher.tick(now=10 + HANDOVER_S) == 0
+    assert (b.held, dispatcher.rewind_wanted, dispatcher.waits_for) == (0, True, None)
     assert dispatcher.redelivered == [], "a change of the consumer is no failure of the messages"
     dispatcher.rewound()
     dispatcher.offer([item(n) for n in (0, 2, 3, 4)], generation=dispatcher.generation)
-    assert take_from(dispatcher, b) == []
-    assert take_from(dispatcher, a) == [(0, 0), (2, 0), (3, 0), (4, 0)]
+    assert take_from(dispatcher, b, now=12) == []
+    assert take_from(dispatcher, a, now=12) == [(0, 0), (2, 0), (3, 0), (4, 0)]
+
+
+def leaves(dispatcher: SingleActiveDispatcher[int], former: Consumer) -> None:
+    assert dispatcher.leave(former) == 3
+
+
+def returns_one(dispatcher: SingleActiveDispatcher[int], former: Consumer) -> None:
+    assert dispatcher.nack(refs(1), delay_s=0, now=10, consumer=former) == refs(1)
+
+
+def returns_all(dispatcher: SingleActiveDispatcher[int], former: Consumer) -> None:
+    assert dispatcher.release(former) == 3
+
+
+def has_gone_during_the_call(dispatcher: SingleActiveDispatcher[int], former: Consumer) -> None:
+    dispatcher.hand_back(former, refs(0, 1, 2))
+
+
+def fails_to_acknowledge(dispatcher: SingleActiveDispatcher[int], former: Consumer) -> None:
+    dispatcher.fail_ack(dispatcher.begin_ack(refs(1)))
+
+
+@pytest.mark.parametrize("end", [leaves, returns_one, returns_all, has_gone_during_the_call, fails_to_acknowledge])
+def test_the_wait_ends_when_the_former_consumer_returns_its_messages(end):
+    dispatcher, a, b = handover()
+    end(dispatcher, b)
+    assert (b.held, dispatcher.rewind_wanted, dispatcher.waits_for) == (0, True, None)
+    dispatcher.rewound()
+    dispatcher.offer([item(n) for n in range(5)], generation=dispatcher.generation)
+    assert [n for n, _ in take_from(dispatcher, a, now=10)] == [0, 1, 2, 3, 4]
+
+
+def test_the_wait_ends_when_the_lease_of_the_former_consumer_ends():
+    a, b = Consumer("a"), Consumer("b")
+    dispatcher = failover(b, pick=by_name)
+    dispatcher.take(b, count_max=1, bytes_max=SIZE, lease_s=0.5, now=0)
+    dispatcher.join(a)
+    assert dispatcher.tick(now=0.1) == 0
+    assert dispatcher.next_deadline() == 0.5
+    assert dispatcher.tick(now=0.5) == 1
+    assert (dispatcher.waits_for, dispatcher.rewind_wanted, len(dispatcher.redelivered)) == (None, True, 1)
+
+
+def test_a_former_consumer_that_becomes_active_again_keeps_what_it_holds():
+    dispatcher, a, b = handover()
+    assert dispatcher.leave(a) == 0
+    assert (dispatcher.active, dispatcher.waits_for, dispatcher.next_deadline()) == (b, None, 30)
+    dispatcher.tick(now=20)
+    assert (b.held, dispatcher.rewind_wanted) == (3, False)
+    assert take_from(dispatcher, b, now=20) == [(3, 0), (4, 0)]
+    dispatcher.join(a)
+    dispatcher.tick(now=21)
+    assert dispatcher.next_deadline() == 21 + HANDOVER_S, "each change has its own wait"
+
+
+def test_a_second_change_does_not_prolong_the_wait():
+    dispatcher, _, b = handover()
+    dispatcher.join(first := Consumer("0"))
+    assert (dispatcher.active, dispatcher.waits_for, dispatcher.next_deadline()) == (first, b, 10 + HANDOVER_S)
+    dispatcher.tick(now=10 + HANDOVER_S)
+    assert (dispatcher.waits_for, dispatcher.rewind_wanted) == (None, True)
+
+
+def test_no_consumer_waits_after_a_reset():
+    dispatcher, a, _ = handover()
+    dispatcher.reset()
+    dispatcher.offer([item(7)], generation=dispatcher.generation)
+    assert take_from(dispatcher, a, now=10) == [(7, 0)]
 
 
 def test_a_consumer_that_becomes_active_while_nothing_is_held_gets_what_is_ready():
@@ -591,7 +690,7 @@ class SingleActiveModel(RuleBasedStateMachine):
     """Each delivery is the lowest message that is neither acknowledged nor held.
 
     Entries are batches of one to three messages, which are read and delivered in parts. Up to three consumers are
-    connected, of which the one with the lowest name is active.
+    connected, of which the one with the lowest name is active. While another one holds messages, nothing is delivered.
     """
 
     ENTRIES = 8
@@ -613,6 +712,8 @@ class SingleActiveModel(RuleBasedStateMachine):
         self.counts: dict[Pair, int] = {}
         self.now = 0.0
         self.held: dict[Pair, float] = {}
+        self.holder: Consumer | None = None
+        self.handover_ends_at: float | None = None
         self.not_before = 0.0
         self.members = [Consumer(name) for name in "abc"]
         self.present = [self.members[1]]
@@ -621,6 +722,10 @@ class SingleActiveModel(RuleBasedStateMachine):
     @property
     def active(self):
         return min(self.present, key=lambda consumer: consumer.name, default=None)
+
+    @property
+    def waits(self):
+        return bool(self.held) and self.holder is not self.active
 
     def rewound(self):
         self.held.clear()
@@ -647,6 +752,9 @@ class SingleActiveModel(RuleBasedStateMachine):
         taken = self.dispatcher.take(self.active, count_max=count, bytes_max=size * SIZE, lease_s=30, now=self.now)
         got = pairs(taken)
         assert (offers is self.active) == bool(got)
+        assert not (got and self.waits)
+        if got:
+            self.holder = self.active
         expected = [message for message in self.messages if message not in self.acked and message not in self.held]
         assert got == expected[: len(got)]
         assert len(got) <= min(count, max(1, size))
@@ -660,7 +768,7 @@ class SingleActiveModel(RuleBasedStateMachine):
         if self.members[who] is not self.active:
             assert take_from(self.dispatcher, self.members[who]) == []
 
-    @rule(seconds=st.sampled_from([1, 31]))
+    @rule(seconds=st.sampled_from([0.4, 1, 31]))
     def advance(self, seconds):
         self.now += seconds
         expired = [message for message, until in self.held.items() if until <= self.now]
@@ -668,6 +776,10 @@ class SingleActiveModel(RuleBasedStateMachine):
         for message in expired:
             self.counts[message] = self.counts.get(message, 0) + 1
         if expired:
+            self.rewound()
+        elif self.waits and self.handover_ends_at is None:
+            self.handover_ends_at = self.now + HANDOVER_S
+        elif self.waits and self.now >= self.handover_ends_at:
             self.rewound()
 
     @rule(data=st.data(), ok=st.booleans())
@@ -700,7 +812,7 @@ class SingleActiveModel(RuleBasedStateMachine):
     @rule(data=st.data(), delay=st.sampled_from([0, 2]))
     def nack(self, data, delay):
         chosen = data.draw(st.sets(st.sampled_from(sorted(self.held)), min_size=1, max_size=3))
-        returned = self.dispatcher.nack(as_refs(chosen), delay_s=delay, now=self.now, consumer=self.active)
+        returned = self.dispatcher.nack(as_refs(chosen), delay_s=delay, now=self.now, consumer=self.holder)
         assert sorted(pairs(returned)) == sorted(chosen)
         for message in chosen:
             self.counts[message] = self.counts.get(message, 0) + 1
@@ -710,8 +822,8 @@ class SingleActiveModel(RuleBasedStateMachine):
 
     @rule()
     def release(self):
-        if self.active is not None:
-            assert self.dispatcher.release(self.active) == len(self.held)
+        if self.holder is not None:
+            assert self.dispatcher.release(self.holder) == len(self.held)
             self.rewound()
 
     @rule(who=st.integers(0, 2))
@@ -719,12 +831,14 @@ class SingleActiveModel(RuleBasedStateMachine):
         consumer, before = self.members[who], self.active
         if consumer in self.present:
             self.present.remove(consumer)
-            self.dispatcher.leave(consumer)
+            assert self.dispatcher.leave(consumer) == (len(self.held) if consumer is self.holder else 0)
+            if consumer is self.holder:
+                self.rewound()
         else:
             self.present.append(consumer)
             self.dispatcher.join(consumer)
-        if self.active is not before:
-            self.rewound()
+        if self.active is not before and self.holder is before:
+            self.handover_ends_at = None
 
     @rule()
     def put_down(self):
@@ -740,7 +854,7 @@ class SingleActiveModel(RuleBasedStateMachine):
         assert dispatcher.active is self.active
         assert sorted(pairs(dispatcher.leases)) == sorted(self.held)
         assert [consumer.held for consumer in self.members] == [
-            len(self.held) if consumer is self.active else 0 for consumer in self.members
+            len(self.held) if consumer is self.holder else 0 for consumer in self.members
         ]
         assert dispatcher.leases.bytes_held == SIZE * len(self.held)
         assert dispatcher.known_count == dispatcher.ready_count + len(self.held) <= 8

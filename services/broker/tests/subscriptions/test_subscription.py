@@ -9,6 +9,7 @@ from bindery_broker.dispatch.item import DispatchLimits
 from bindery_broker.dispatch.key_ranges import HashRing
 from bindery_broker.dispatch.key_shared import KeySharedMode
 from bindery_broker.dispatch.read_ahead import ReadAhead
+from bindery_broker.dispatch.single_active import HANDOVER_S
 from bindery_broker.subscriptions.consumer import ClientWatch, ReceiveRequest, SubscriptionType
 from bindery_broker.subscriptions.decoding import EntryDecoder, RoomNeeded
 from bindery_broker.subscriptions.dispatch_loop import KEYS_KEPT_S
@@ -42,6 +43,7 @@ class World:
         kind: SubscriptionType = "shared",
         limits: DispatchLimits | None = None,
         read_ahead: ReadAhead | None = None,
+        partition: int = -1,
     ) -> "World":
         topic = await cluster.open()
         if entries:
@@ -51,7 +53,7 @@ class World:
         subscription = Subscription(
             await topic.open_cursor("s", start=EARLIEST),
             topic,
-            topic=TopicName.parse("t"),
+            topic=TopicName.parse("t" if partition < 0 else f"t-partition-{partition}"),
             now=now,
             clock=lambda: round(now() * 1000),
             limits=limits,
@@ -500,6 +502,63 @@ async def test_a_read_for_a_consumer_that_is_no_longer_active_serves_the_one_tha
     assert texts(await preferred) == [b"1"]
     assert not standby.done()
     standby.cancel()
+
+
+async def test_a_consumer_that_becomes_active_gets_the_next_message_with_the_last_acknowledgement(
+    cluster: Cluster,
+) -> None:
+    """On an idle topic, nothing is delivered twice."""
+    world = await World.create(cluster, *(single(b"%d" % n) for n in range(4)), kind="failover")
+    assert await world.take("standby", priority=1, count_max=2) == [b"0", b"1"]
+    began = world.now()
+    preferred = await world.wait("preferred", priority=0)
+    await world.ack("0:1")
+    await asyncio.sleep(HANDOVER_S / 2)
+    assert not preferred.done()
+    await world.ack("0:0")
+    assert texts(await preferred) == [b"2", b"3"]
+    assert world.now() - began == pytest.approx(HANDOVER_S / 2, abs=0.01)
+
+
+@pytest.mark.parametrize("waits", ["all the time", "from the change on", "not yet"])
+async def test_a_consumer_that_becomes_active_gets_what_the_former_one_still_holds_after_a_second(
+    cluster: Cluster, waits: str
+) -> None:
+    world = await World.create(cluster, *(single(b"%d" % n) for n in range(4)), kind="failover")
+    assert await world.take("standby", priority=1, count_max=2) == [b"0", b"1"]
+    began = world.now()
+    if waits == "not yet":
+        assert await world.take("preferred", priority=0) == []
+        await asyncio.sleep(HANDOVER_S)
+    elif waits == "all the time":  # from call to call
+        assert await world.take("preferred", priority=0, wait_s=HANDOVER_S / 2) == []
+    preferred = asyncio.create_task(world.receive("preferred", priority=0, wait_s=60))
+    again = await preferred
+    assert texts(again) == [b"0", b"1", b"2", b"3"]
+    assert {one.redelivery_count for one in again} == {0}
+    assert world.now() - began == pytest.approx(HANDOVER_S, abs=0.01)
+    await world.ack("0:0")
+    assert await world.take("standby", priority=1) == []
+
+
+@pytest.mark.parametrize("waits", [True, False])
+async def test_a_consumer_that_becomes_active_because_another_one_left_waits_for_the_former_one(
+    cluster: Cluster, waits: bool
+) -> None:
+    """Of three consumers of a partition, the choice may change when one leaves that was not the active one."""
+    world = await World.create(cluster, *(single(b"%d" % n) for n in range(4)), kind="failover", partition=2)
+    for name in "ab":
+        assert await world.take(name, count_max=1, wait_s=0) == ([b"0"] if name == "a" else [])
+    await world.ack("0:0")
+    assert await world.take("c", count_max=2) == [b"1", b"2"]
+    next_one = await world.wait("b") if waits else None
+    began = world.now()
+    world.subscription.leave("a")
+    await settle()
+    await world.ack("0:2", "0:1")
+    next_one = next_one or asyncio.create_task(world.receive("b", wait_s=60))
+    assert texts(await next_one) == [b"3"]
+    assert world.now() == began
 
 
 # -- key_shared

@@ -362,6 +362,18 @@ def kept_by_former_consumer() -> list[Replacement]:
     return [(SingleActiveDispatcher, "_choose", choose)]
 
 
+def taken_from_former_consumer() -> list[Replacement]:
+    """A consumer of a failover subscription that becomes active gets at once what the former one holds."""
+
+    def choose(self: Any) -> None:
+        chosen = self._pick_active(self.consumers) if self.consumers else None
+        if chosen is not self.active and self.active is not None and self.active.held:
+            self.rewind()
+        self.active = chosen
+
+    return [(SingleActiveDispatcher, "_choose", choose)]
+
+
 def key_moves_at_once() -> list[Replacement]:
     """A key goes to its new owner while the former one holds messages of it, and returned messages are overtaken."""
     original = KeySharedDispatcher.__init__

@@ -111,6 +111,8 @@ MUTANTS: Final[MutantTable[Conditions]] = MutantTable(Kind.TOPICS, _trials, (
      ("one-active-consumer", "order-exclusive"), 0, FAILOVER, defects.active_with_each_call),
     ("kept-by-former-consumer", "The former active consumer of a failover subscription keeps what it holds.",
      ("order-exclusive",), 0, FAILOVER, defects.kept_by_former_consumer),
+    ("taken-from-former-consumer", "A new active consumer does not wait for acknowledgements of the former one.",
+     ("handover-waits",), 0, FAILOVER, defects.taken_from_former_consumer),
     ("key-moves-at-once", "A key goes to another consumer although messages of it are held.",
      ("order-per-key",), 0, KEY_SHARED, defects.key_moves_at_once),
     ("key-overtaken", "Later messages of a key are delivered while returned ones wait.",

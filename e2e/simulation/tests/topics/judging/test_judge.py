@@ -3,7 +3,7 @@
 After an unknown outcome, a message need not be delivered any more, and may be.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -40,17 +40,18 @@ FIRST, SECOND, THIRD = (0, 0, WHOLE_ENTRY), (0, 1, WHOLE_ENTRY), (0, 2, WHOLE_EN
 
 
 class Story:
-    """Writes a history: calls that are sent, started and settled one after the other, a second apart."""
+    """Writes a history: calls that are sent, started and settled one after the other, `step_s` seconds apart."""
 
     def __init__(self, kind: Kind = Kind.SHARED) -> None:
         self.now_s = 0.0
+        self.step_s = 1.0
         self.history = History(lambda: self.now_s)
         self.kind = kind
         self.incarnation = 1
         self.subscribed = self.call(Subscribe(SUB), result=True)
 
     def begin(self, request: Request) -> Call:
-        self.now_s += 1.0
+        self.now_s += self.step_s
         call = self.history.begin("client", request)
         call.broker, call.incarnation = "broker", self.incarnation
         call.started = self.history.instant()
@@ -115,7 +116,7 @@ def test_a_good_history_has_no_breach(kind: Kind) -> None:
 
 
 def test_every_invariant_has_a_rule_with_its_meaning() -> None:
-    assert len(INVARIANTS) == 13
+    assert len(INVARIANTS) == 14
     assert all(rule.__doc__ for rule in INVARIANTS.values())
 
 
@@ -448,6 +449,41 @@ def test_a_rewind_for_a_consumer_that_was_active_meanwhile() -> None:
             story.receive(consumer="b")
         story.receive(FIRST, consumer="a", session_ttl_s=50.0)
         story.ack(FIRST)
+        assert story.breaches() == expected
+
+
+RETURNS: dict[str, Callable[[Story], object]] = {
+    "nothing": lambda story: None,
+    "return": lambda story: story.call(Return(SUB, (SECOND,))),
+    "leave": lambda story: story.call(Leave(SUB, "a")),
+    "seek": lambda story: story.seek(FIRST),
+    "failed": lambda story: story.ack(SECOND, outcome=REFUSED),
+    "redeliver": lambda story: story.receive(consumer="a", redeliver=True),
+    "stays": lambda story: story.receive(consumer="b"),
+}
+
+
+@pytest.mark.parametrize("what", RETURNS)
+def test_a_consumer_that_becomes_active_waits_for_the_former_one(what: str) -> None:
+    story = Story(Kind.FAILOVER)
+    story.produce(FIRST, SECOND)
+    story.receive(FIRST, SECOND, consumer="a", session_ttl_s=50.0)
+    story.step_s = 0.1
+    RETURNS[what](story)
+    story.receive(FIRST, SECOND, consumer="b")
+    story.ack(FIRST, SECOND)
+    assert story.breaches() == (["handover-waits"] if what in ("nothing", "stays") else [])
+
+
+def test_a_lease_that_ends_ends_the_wait_for_the_former_consumer() -> None:
+    for timeout_s, expected in [(0.15, []), (0.5, ["handover-waits"])]:
+        story = Story(Kind.FAILOVER)
+        story.produce(FIRST, SECOND)
+        story.step_s = 0.1
+        story.receive(FIRST, consumer="a", ack_timeout_s=timeout_s)
+        story.receive(SECOND, consumer="a", session_ttl_s=50.0)
+        story.receive(FIRST, SECOND, consumer="b", counts=[int(timeout_s < 0.2), 0])
+        story.ack(FIRST, SECOND)
         assert story.breaches() == expected
 
 

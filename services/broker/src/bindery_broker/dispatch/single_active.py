@@ -3,18 +3,31 @@
 Messages are delivered in order. If one is returned (negative acknowledgement, timeout, or the consumer left), every
 message in delivery is returned with it, and reading starts again at the lowest unacknowledged message: `rewind_wanted`
 makes the owner move the read position there before it reads on. Messages that were read before a rewind are recognized
-by their `generation` and dropped. A failover subscription has several consumers, of which `pick_active` chooses one
-whenever one joins or leaves; if the choice changes, everything in delivery is returned as well.
+by their `generation` and dropped.
+
+A failover subscription has several consumers, of which `pick_active` chooses one whenever one joins or leaves. If the
+choice changes while the former active consumer holds messages, the new one waits, because acknowledgements may be on
+their way:
+
+| meanwhile the former active consumer              | the new one continues                                     |
+|---------------------------------------------------|-----------------------------------------------------------|
+| acknowledges all that it holds                    | with the next message, at once: nothing is delivered twice |
+| still holds messages after HANDOVER_S             | with the lowest unacknowledged message                    |
+| returns one, leaves, or its session or lease ends | with the lowest unacknowledged message, at once           |
+| becomes active again                              | not at all; the former one keeps what it holds            |
+
+Nobody waits for a consumer that holds nothing, nor for one that has left: it cannot process what it returned.
 
 Invariants: ready messages are in ascending order and above all held ones; after a rewind no message is held or ready;
 between rewinds no message is offered again after its delivery, also if later ones were put down; at most one consumer
-holds messages.
-Source: Pulsar's single-active-consumer dispatcher (rewind to mark-delete + 1).
+holds messages; nothing is delivered while another consumer than the active one holds messages.
+Source: Pulsar's single-active-consumer dispatcher (rewind to mark-delete + 1), which always waits for
+activeConsumerFailoverDelayTimeMillis after a change of a failover subscription.
 """
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Generic
+from typing import Final, Generic
 
 from bindery_pulsar.message_id import Position
 
@@ -24,6 +37,10 @@ from bindery_broker.dispatch.item import B, Delivery, DispatchLimits, Item, Mess
 from bindery_broker.dispatch.leases import LeaseTable
 from bindery_broker.dispatch.portions import Portion, PortionTable, State
 from bindery_broker.dispatch.read_ahead import ReadAhead
+
+HANDOVER_S: Final = 1.0
+"""Maximum seconds for which a new active consumer waits for the acknowledgements of the former one. Pulsar's default
+of activeConsumerFailoverDelayTimeMillis."""
 
 PickActive = Callable[[Sequence[Consumer]], Consumer]
 
@@ -66,6 +83,10 @@ class SingleActiveDispatcher(Generic[B]):
         self.consumers: list[Consumer] = []
         """In the order in which they joined."""
         self.active: Consumer | None = None
+        self._former: Consumer | None = None
+        """The consumer that held messages when another one became active."""
+        self._handover_ends_at: float | None = None
+        """When the messages of `_former` are returned; monotonic seconds. None: no time has passed since the change."""
         self._ready: deque[Item[B]] = deque()
         self._ready_count = 0
         self._ready_bytes = 0
@@ -94,26 +115,42 @@ class SingleActiveDispatcher(Generic[B]):
 
     def _choose(self) -> None:
         chosen = self._pick_active(self.consumers) if self.consumers else None
-        if chosen is not self.active:
-            if self.active is not None and self.active.held:
-                self.rewind()
-            self.active = chosen
+        if chosen is self.active:
+            return
+        if self.active is not None and self.active.held:
+            self._former, self._handover_ends_at = self.active, None
+        self.active = chosen
+
+    @property
+    def waits_for(self) -> Consumer | None:
+        """The former active consumer, if it holds messages whose acknowledgements the active one waits for."""
+        former = self._former
+        return former if former is not None and former is not self.active and former.held else None
+
+    def _hand_over(self, *, now: float) -> None:
+        """Return what the former active consumer still holds HANDOVER_S after it was replaced."""
+        if self.waits_for is None:
+            self._former = None
+        elif self._handover_ends_at is None:
+            self._handover_ends_at = now + HANDOVER_S
+        elif now >= self._handover_ends_at:
+            self.rewind()
 
     def taker(self, waiting: Collection[Consumer], *, now: float) -> Consumer | None:
         """Return the active consumer, if it waits and something can be delivered to it."""
         active = self.active
-        if active is None or active not in waiting or not self._ready:
+        if active is None or active not in waiting or not self._ready or self.waits_for is not None:
             return None
         if self.paused_until is not None and now < self.paused_until:
             return None
         return active if active.held < self.limits.unacked_per_consumer_max else None
 
     def reads_for(self, waiting: Collection[Consumer]) -> Consumer | None:
-        """Return the active consumer, if it is in `waiting` and may hold more."""
+        """Return the active consumer, if it is in `waiting` and may hold more now."""
         active = self.active
-        if active is None or active not in waiting or active.held >= self.limits.unacked_per_consumer_max:
+        if active is None or active not in waiting or self.waits_for is not None:
             return None
-        return active
+        return active if active.held < self.limits.unacked_per_consumer_max else None
 
     def prepare(self, waiting: Collection[Consumer]) -> None:
         """Nothing to do: only the active consumer can get messages, and it can get each of them."""
@@ -145,11 +182,14 @@ class SingleActiveDispatcher(Generic[B]):
         return next((portion for portion in self._table.of(ref.position) if portion.bits & ref.bits), None)
 
     def room(self, *, asked: int | None = None) -> int:
-        """Return how many messages may be read now; 0 while a limit is reached.
+        """Return how many messages may be read now; 0 while a limit is reached, or the active consumer has to wait for
+        acknowledgements of the former one.
 
         `asked`: number of messages that a consumer requested while there is no room to read ahead. At most this number
         may be read, and none while a message is ready.
         """
+        if self.waits_for is not None:
+            return 0
         if self._ready_bytes >= self.limits.ready_bytes_max or (asked is not None and self._ready):
             return 0
         room = max(0, min(self.limits.ready_max - self._ready_count, self.limits.unacked_max - self.known_count))
@@ -220,7 +260,7 @@ class SingleActiveDispatcher(Generic[B]):
     ) -> list[Delivery[B]]:
         """Lease the next ready messages to `consumer`, if it is active; at least one, whatever its size."""
         assert alone_from is None, "messages that are delivered in order are not dead-lettered"
-        if consumer is not self.active:
+        if consumer is not self.active or self.waits_for is not None:
             return []
         if self.paused_until is not None:
             if now < self.paused_until:
@@ -384,18 +424,22 @@ class SingleActiveDispatcher(Generic[B]):
         return first
 
     def tick(self, *, now: float) -> int:
-        """End expired leases; if there are any, all held messages are delivered again. Returns the number of expired
-        messages."""
+        """End expired leases and waits for a former active consumer; all held messages are delivered again then.
+
+        Returns the number of messages whose leases expired.
+        """
         if self.paused_until is not None and now >= self.paused_until:
             self.paused_until = None
         expired = self.leases.expire(now=now)
         if expired:
             self._count_redeliveries(expired)
             self.rewind()
+        self._hand_over(now=now)
         return sum(portion.count for portion in expired)
 
     def next_deadline(self) -> float | None:
-        times = [time for time in (self.paused_until, self.leases.next_deadline()) if time is not None]
+        handover = None if self.waits_for is None else self._handover_ends_at
+        times = [time for time in (self.paused_until, self.leases.next_deadline(), handover) if time is not None]
         return min(times) if times else None
 
     def rewind(self) -> None:
@@ -403,7 +447,7 @@ class SingleActiveDispatcher(Generic[B]):
         self.generation += 1
         self.rewind_wanted = True
         self._drop_all_ready()
-        self._offered_upto = self._taken_upto = None
+        self._offered_upto = self._taken_upto = self._former = None
         self.leases.clear()
         for portion in list(self._table):
             if portion.state is not State.ACKING:

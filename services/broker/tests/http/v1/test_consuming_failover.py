@@ -33,11 +33,45 @@ async def test_the_next_consumer_gets_everything_unacknowledged_in_order_when_th
     assert {message["redelivery_count"] for message in taken_over} == {0}
 
 
-async def test_a_preferred_consumer_that_joins_becomes_active(broker):
+async def test_a_preferred_consumer_that_joins_becomes_active_when_the_former_one_has_acknowledged(broker):
+    message_ids = await broker.produce("a", "b")
+    assert payloads(await receive(broker, "standby", priority=1, max=1)) == ["a"]
+    waiting = asyncio.create_task(receive(broker, "preferred", priority=0, wait_ms=30_000))
+    await settle()
+    assert not waiting.done()
+    await broker.ack(message_ids[:1])
+    async with asyncio.timeout(30):
+        assert payloads(await waiting) == ["b"]
+    assert await receive(broker, "standby", priority=1) == []
+
+
+async def test_a_preferred_consumer_that_joins_gets_what_is_not_acknowledged_within_a_second(broker):
     await broker.produce("a", "b")
     assert payloads(await receive(broker, "standby", priority=1, max=1)) == ["a"]
+    assert await receive(broker, "preferred", priority=0) == []
+    broker.clock.advance(0.9)
+    assert await receive(broker, "preferred", priority=0) == []
+    broker.clock.advance(0.1)
     assert payloads(await receive(broker, "preferred", priority=0)) == ["a", "b"]
     assert await receive(broker, "standby", priority=1) == []
+
+
+async def test_changes_of_the_active_consumer_deliver_each_message_once_on_an_idle_topic(broker):
+    """Consumers that acknowledge in the next call, while a preferred one joins and leaves again and again."""
+    found = []
+    for n in range(10):
+        await broker.produce(f"{n}")
+        standby = await receive(broker, "standby", priority=1)
+        waiting = asyncio.create_task(receive(broker, "preferred", priority=0, wait_ms=30_000))
+        await settle()
+        await broker.produce(f"{n} later")
+        await broker.ack(ids(standby))
+        async with asyncio.timeout(30):
+            preferred = await waiting
+        await broker.ack(ids(preferred))
+        found += [*payloads(standby), *payloads(preferred)]
+        await broker.client.delete(f"{SUB}/consumers/preferred")
+    assert found == [text for n in range(10) for text in (f"{n}", f"{n} later")]
 
 
 async def test_a_standby_consumer_takes_over_when_the_session_of_the_active_one_has_ended(broker):

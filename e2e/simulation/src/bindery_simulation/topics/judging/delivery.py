@@ -27,6 +27,8 @@ from bindery_simulation.topics.judging.history import (
 
 SLACK_S = 1e-6
 """Tolerance in seconds of comparisons of sums of times."""
+HANDOVER_S = 1.0
+"""Seconds for which a new active consumer of a failover subscription waits for acknowledgements of the former one."""
 
 
 def nothing_invented(facts: Facts, _rules: Rules) -> Iterator[Breach]:
@@ -238,6 +240,54 @@ def one_active_consumer(facts: Facts, _rules: Rules) -> Iterator[Breach]:
             if not has_left and last > at.time_s + SLACK_S:
                 problem = f"{call} delivered while {former} was connected until {last:.3f} s ({before})"
                 yield _breach("one-active-consumer", problem, before, call)
+
+
+def handover_waits(facts: Facts, _rules: Rules) -> Iterator[Breach]:
+    """Failover: what a consumer holds is delivered to another one after HANDOVER_S, or when something returned it.
+
+    The other one cannot have become active before the delivery, so the time since then is at least HANDOVER_S. One
+    message that is returned, a lease that ends, or an acknowledgement that fails returns all of them.
+    """
+    for life, calls in _by_incarnation(facts, (Kind.FAILOVER,)):
+        held: dict[Key, Call] = {}
+        for number, call in enumerate(calls):
+            at = call.settled
+            assert at is not None
+            for key, text, _ in call.deliveries:
+                holder = held.get(key)
+                held[key] = call
+                if holder is None or _consumer(holder) == _consumer(call):
+                    continue
+                assert holder.settled is not None
+                waited_s = at.time_s - holder.settled.time_s
+                if waited_s >= HANDOVER_S - SLACK_S or any(_expires(one, at) for one in calls[:number]):
+                    continue
+                if not _may_be_returned(life, holder, at):
+                    problem = (
+                        f"{call} delivered {text!r} ({id_text(key)}) {waited_s:.3f} s after {holder}, "
+                        "which still holds it"
+                    )
+                    yield _breach("handover-waits", problem, holder, call)
+
+
+def _may_be_returned(life: Life, holder: Call, at: Instant) -> bool:
+    """Return whether anything may have returned what a consumer of a failover subscription held, before `at`."""
+    consumer, since = _consumer(holder), holder.started
+    assert since is not None
+    for call in life.calls:
+        if call is holder or call.started is None or call.started > at or call.settled_before(since):
+            continue
+        request = call.request
+        if isinstance(request, Return | Seek):
+            return True
+        if isinstance(request, Acknowledge) and not (call.is_done and call.settled_before(at)):
+            return True
+        if isinstance(request, Leave) and request.consumer == consumer:
+            return True
+        # A call without messages may have returned some, because its client has gone.
+        if isinstance(request, Receive) and request.consumer == consumer and (request.redeliver or not call.deliveries):
+            return True
+    return False
 
 
 def one_lease(facts: Facts, _rules: Rules) -> Iterator[Breach]:

@@ -9,6 +9,7 @@
 | order-exclusive                 | Exclusive, Failover: the order of the topic between rewinds, without gaps       |
 | order-per-key                   | Key_Shared: the order of each key, one consumer at a time                       |
 | one-active-consumer             | Exclusive, Failover: one connected consumer receives                            |
+| handover-waits                  | Failover: a new active consumer waits for acknowledgements of the former one    |
 | one-lease                       | a message is held by one consumer                                               |
 | never-early                     | no delayed message before its time                                              |
 | redelivery-counts-never-go-down | redelivery counts do not decrease                                               |
@@ -37,6 +38,7 @@ INVARIANTS: Final[dict[str, Rule]] = {
     "order-exclusive": delivery.order_exclusive,
     "order-per-key": delivery.order_per_key,
     "one-active-consumer": delivery.one_active_consumer,
+    "handover-waits": delivery.handover_waits,
     "one-lease": delivery.one_lease,
     "never-early": delivery.never_early,
     "redelivery-counts-never-go-down": delivery.redelivery_counts_never_go_down,
