@@ -1,10 +1,13 @@
 """The table of portions compared with a state for each message."""
 
+import operator
+import sys
+
 import pytest
 from bindery_broker.dispatch.consumers import Consumer
 from bindery_broker.dispatch.item import SINGLE, WHOLE, MessageRef, indexes_of
 from bindery_broker.dispatch.leases import LeaseTable
-from bindery_broker.dispatch.portions import Portion, PortionTable, State
+from bindery_broker.dispatch.portions import SHORT_BITS_MAX, Portion, PortionTable, State
 from dispatch_parts import SIZE, Pair, as_refs, at, batch, item, pairs, ref
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -124,11 +127,35 @@ def test_an_entry_with_an_unknown_number_of_messages_counts_as_one_until_a_part_
     assert (table.messages, table.bits_of(at(5))) == (3, 0b111)
 
 
+def test_a_message_at_the_end_of_a_large_batch_takes_as_little_memory_as_one_at_the_beginning() -> None:
+    sizes = []
+    for bits in (1 << 40_000, 1):
+        portion = Portion[int](at(5), 0b11 * bits, State.READY)
+        portion.bits &= ~bits
+        assert (portion.bits, portion.count, portion.ref) == (0b10 * bits, 1, ref(5, 0b10 * bits))
+        sizes.append(sum(sys.getsizeof(getattr(portion, slot)) for slot in Portion.__slots__))
+    assert sizes[0] <= sizes[1] + 8
+
+
+def test_a_message_of_a_batch_that_was_delivered_singly_is_found_without_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    table: PortionTable[int] = PortionTable()
+    portions = [table.add(at(5), 1 << index, State.LEASED) for index in range(1_000)]
+    looked_at: list[int] = []
+    monkeypatch.setattr(Portion, "bits", property(lambda self: looked_at.append(self.index) or 1 << self.index))
+    assert table.select([ref(5, 1 << 700)], EVERY) == [portions[700]]
+    assert table.find(ref(5, 1 << 700)) is portions[700]
+    table.remove(portions[700])
+    assert table.find(ref(5, 1 << 700)) is None
+    assert set(looked_at) == {700}
+
+
 class PortionModel(RuleBasedStateMachine):
     """A table of portions against a dictionary of messages."""
 
     entries = st.integers(0, 3)
-    bits = st.integers(1, 63)
+    bits = st.builds(operator.lshift, st.integers(1, 63), st.sampled_from([0, 3, 2 * SHORT_BITS_MAX]))
 
     def __init__(self) -> None:
         super().__init__()

@@ -115,10 +115,14 @@ class Item(Generic[B]):
         assert self.sizes is not None
         chosen: list[int] = []
         kept: list[int] = []
-        first = lowest(self.bits)
-        relative = bits >> first  # the bits of a part of a large batch may be many zeros
-        for index, size in zip(indexes_of(self.bits >> first), self.sizes, strict=True):
-            (chosen if relative >> index & 1 else kept).append(size)
+        if bits == self.bits & ((1 << bits.bit_length()) - 1):  # the first ones, as in most deliveries
+            count = bits.bit_count()
+            chosen, kept = [*self.sizes[:count]], [*self.sizes[count:]]
+        else:
+            first = lowest(self.bits)
+            relative = bits >> first  # the bits of a part of a large batch may be many zeros
+            for index, size in zip(indexes_of(self.bits >> first), self.sizes, strict=True):
+                (chosen if relative >> index & 1 else kept).append(size)
         taken = Item(
             self.position,
             size=sum(chosen),

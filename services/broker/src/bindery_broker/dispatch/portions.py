@@ -13,18 +13,21 @@ portion for all their messages. It is split when a part of them is delivered, ac
 | LOADING | being read again                                         | no   | no    |
 | SHELVED | put aside without its body, because its key cannot be delivered now | no | no |
 
+A large batch that is delivered one message at a time has very many portions. Each keeps its bits without the zeros
+below the lowest one, so that it takes as much memory as its messages, wherever they are in the batch.
+
 Invariants: the portions of an entry have no message in common; a portion has at least one message; `messages` is the
 number of messages in all portions.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from enum import IntEnum
-from typing import Any, Generic
+from typing import Any, Final, Generic
 
 from bindery_pulsar.message_id import Position
 
 from bindery_broker.dispatch.consumers import Grant
-from bindery_broker.dispatch.item import B, Item, MessageRef, count_of
+from bindery_broker.dispatch.item import WHOLE, B, Item, MessageRef, count_of, indexes_of, lowest
 
 
 class State(IntEnum):
@@ -39,17 +42,21 @@ class State(IntEnum):
     """Acknowledged or forgotten. Queues may still refer to such a portion."""
 
 
+SHORT_BITS_MAX: Final = 256
+"""Maximum number of bits that are kept as they are, with the zeros below the lowest one."""
+
+
 class Portion(Generic[B]):
     """Messages of one entry that share a state. Compared by identity."""
 
     __slots__ = (
-        "bits",
+        "_base",
+        "_bits",
         "due",
         "grant",
         "is_returned",
         "item",
         "key_hash",
-        "next",
         "position",
         "redelivery_count",
         "size",
@@ -70,8 +77,22 @@ class Portion(Generic[B]):
         self.grant: Grant[Portion[Any]] | None = None
         self.due: float | None = None
         """When the delay of a negative acknowledgement ends."""
-        self.next: Portion[B] | None = None
-        """The next portion of the same entry."""
+
+    @property
+    def bits(self) -> int:
+        """The messages, as in a MessageRef."""
+        return self._bits << self._base if self._base else self._bits
+
+    @bits.setter
+    def bits(self, bits: int) -> None:
+        self._base = lowest(bits) if bits.bit_length() > SHORT_BITS_MAX else 0
+        self._bits = bits >> self._base if self._base else bits
+
+    @property
+    def index(self) -> int | None:
+        """Index of the message in its batch; None: the portion may have several messages."""
+        bits = self._bits
+        return self._base + bits.bit_length() - 1 if bits > 0 and not bits & (bits - 1) else None
 
     @property
     def ref(self) -> MessageRef:
@@ -80,47 +101,94 @@ class Portion(Generic[B]):
     @property
     def count(self) -> int:
         """Number of messages."""
-        return count_of(self.bits)
+        return count_of(self._bits)
+
+
+class _Parts(Generic[B]):
+    """The portions of an entry that has several. Those of one message are found by its index."""
+
+    __slots__ = ("bits", "others", "singles")
+
+    def __init__(self, only: Portion[B]) -> None:
+        self.bits = only.bits
+        """The messages of all portions."""
+        self.singles: dict[int, Portion[B]] = {}
+        self.others: dict[Portion[B], None] = {}
+        self.put(only)
+
+    def __len__(self) -> int:
+        return len(self.singles) + len(self.others)
+
+    def put(self, portion: Portion[B]) -> None:
+        index = portion.index
+        if index is None:
+            self.others[portion] = None
+        else:
+            self.singles[index] = portion
+
+    def discard(self, portion: Portion[B]) -> None:
+        index = portion.index
+        if index is None:
+            del self.others[portion]
+        else:
+            del self.singles[index]
+
+    def all(self) -> list[Portion[B]]:
+        return [*self.others, *self.singles.values()]
+
+    def near(self, bits: int) -> list[Portion[B]]:
+        """Return the portions that may have messages of `bits`."""
+        if bits < 0 or bits.bit_count() > len(self.singles):
+            return self.all()
+        return [*self.others, *(self.singles[index] for index in indexes_of(bits) if index in self.singles)]
 
 
 class PortionTable(Generic[B]):
-    """The portions of one subscription, by position."""
+    """The portions of one subscription, by position. Those of a single message are found without the others."""
 
     def __init__(self) -> None:
-        self._first: dict[Position, Portion[B]] = {}
+        self._entries: dict[Position, Portion[B] | _Parts[B]] = {}
         self.messages = 0
 
     def __iter__(self) -> Iterator[Portion[B]]:
-        for position in self._first:
+        for position in self._entries:
             yield from self.of(position)
 
     def of(self, position: Position) -> Iterator[Portion[B]]:
         """Yield the portions of an entry. They may be split or removed meanwhile."""
-        portion = self._first.get(position)
-        while portion is not None:
-            following = portion.next
-            yield portion
-            portion = following
+        return iter(self._near(position, WHOLE))
+
+    def _near(self, position: Position, bits: int) -> Sequence[Portion[B]]:
+        """Return the portions of an entry that may have messages of `bits`."""
+        found = self._entries.get(position)
+        if found is None:
+            return ()
+        return found.near(bits) if isinstance(found, _Parts) else (found,)
+
+    def find(self, ref: MessageRef) -> Portion[B] | None:
+        """Return a portion with a message of `ref`; None: no portion has one."""
+        return next((portion for portion in self._near(*ref) if portion.bits & ref.bits), None)
 
     def __contains__(self, position: object) -> bool:
-        return position in self._first
+        return position in self._entries
 
     def bits_of(self, position: Position) -> int:
         """Return the messages of an entry that are known."""
-        bits = 0
-        for portion in self.of(position):
-            bits |= portion.bits
-        return bits
+        found = self._entries.get(position)
+        return 0 if found is None else found.bits
 
     def add(self, position: Position, bits: int, state: State) -> Portion[B]:
         """Add messages that are not known yet."""
         portion: Portion[B] = Portion(position, bits, state)
-        first = self._first.get(position)
-        if first is None:
-            self._first[position] = portion
+        found = self._entries.get(position)
+        if found is None:
+            self._entries[position] = portion
         else:
-            assert not self.bits_of(position) & bits
-            portion.next, first.next = first.next, portion
+            if not isinstance(found, _Parts):
+                found = self._entries[position] = _Parts(found)
+            assert not found.bits & bits
+            found.bits |= bits
+            found.put(portion)
         self.messages += count_of(bits)
         return portion
 
@@ -128,17 +196,15 @@ class PortionTable(Generic[B]):
         self.messages -= portion.count
         portion.state = State.GONE
         portion.item = None
-        first = self._first[portion.position]
-        if first is portion:
-            if portion.next is None:
-                del self._first[portion.position]
-            else:
-                self._first[portion.position] = portion.next
+        found = self._entries[portion.position]
+        if not isinstance(found, _Parts):
+            assert found is portion
+            del self._entries[portion.position]
             return
-        while first.next is not portion:
-            assert first.next is not None
-            first = first.next
-        first.next = portion.next
+        found.discard(portion)
+        found.bits &= ~portion.bits
+        if len(found) == 1:
+            (self._entries[portion.position],) = found.all()
 
     def split(self, portion: Portion[B], bits: int) -> Portion[B]:
         """Make `bits`, a part of the portion's, a portion of their own in the same state, and return it.
@@ -148,12 +214,17 @@ class PortionTable(Generic[B]):
         bits &= portion.bits
         assert bits not in (0, portion.bits)
         before = portion.count
+        found = self._entries[portion.position]
+        if not isinstance(found, _Parts):
+            found = self._entries[portion.position] = _Parts(portion)
         part: Portion[B] = Portion(portion.position, bits, portion.state)
+        found.discard(portion)
         portion.bits &= ~bits
+        found.put(portion)
+        found.put(part)
         self.messages += portion.count + part.count - before
         part.redelivery_count, part.due, part.key_hash = portion.redelivery_count, portion.due, portion.key_hash
         part.is_returned = portion.is_returned
-        part.next, portion.next = portion.next, part
         if portion.item is not None:
             part.item = portion.item.cut(bits)
             part.size = part.item.size
@@ -169,7 +240,7 @@ class PortionTable(Generic[B]):
         """Return the messages of `refs` in one of `states` as portions; those of which a part is chosen are split."""
         chosen: list[Portion[B]] = []
         for position, bits in refs:
-            for portion in self.of(position):
+            for portion in self._near(position, bits):
                 if portion.state not in states:
                     continue
                 common = portion.bits & bits
@@ -183,5 +254,5 @@ class PortionTable(Generic[B]):
         for portion in self:
             portion.state = State.GONE
             portion.item = None
-        self._first.clear()
+        self._entries.clear()
         self.messages = 0

@@ -131,7 +131,7 @@ class SharedDispatcher(Generic[B]):
 
     def find(self, ref: MessageRef) -> Portion[B] | None:
         """Return the portion with a message of `ref`; None: it is not known, or only read."""
-        return next((portion for portion in self._table.of(ref.position) if portion.bits & ref.bits), None)
+        return self._table.find(ref)
 
     def room(self, *, asked: int | None = None) -> int:
         """Return how many new messages may be read now; 0 while a limit is reached.
