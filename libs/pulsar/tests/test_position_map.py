@@ -21,7 +21,7 @@ STEPS = st.lists(
 @settings(deadline=None, max_examples=200)
 @given(STEPS)
 def test_a_map_equals_a_dictionary_in_the_order_of_positions(steps: list[tuple[str, Position]]) -> None:
-    values, naive = PositionMap[int](), dict[Position, int]()
+    values, naive = PositionMap[int](weight_of=lambda value: 3 * value + 1), dict[Position, int]()
     for number, (kind, position) in enumerate(steps):
         if kind == "set":
             values[position] = naive[position] = number
@@ -37,10 +37,13 @@ def test_a_map_equals_a_dictionary_in_the_order_of_positions(steps: list[tuple[s
         assert list(values.items()) == sorted(naive.items())
         assert values == naive
         assert len(values) == len(naive)
+        assert values.weight == sum(3 * value + 1 for value in naive.values())
         assert (position in values) == (position in naive)
     assert PositionMap(naive) == values
+    assert PositionMap(naive).weight == 0
     values.clear()
     assert not values
+    assert values.weight == 0
     assert list(values) == []
 
 

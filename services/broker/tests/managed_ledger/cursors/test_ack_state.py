@@ -1,6 +1,6 @@
 """AckState and its changes compared with a set of acknowledged messages, over ledgers that grow and roll."""
 
-from bindery_broker.managed_ledger import BatchAck
+from bindery_broker.managed_ledger import BatchAck, Redelivered
 from bindery_broker.managed_ledger.cursors.ack_state import AckState
 from bindery_broker.managed_ledger.ledger_list import LedgerList, LedgerRecord
 from bindery_pulsar.managed_ledger_codec import CursorState
@@ -134,3 +134,19 @@ def test_many_messages_of_a_very_large_batch_are_acknowledged_at_once() -> None:
     assert state.remaining(batch) == 0b101 << size - 4
     rest = BatchAck(batch, size, [size - 4, size - 2])
     assert state.ack((), (rest,)) == (True, [batch])
+
+
+def test_the_size_of_the_state_includes_the_messages_of_batches() -> None:
+    """The estimate is not below the record, and not many times as large."""
+    ledgers = LedgerList([LedgerRecord(ledger_id=4, entries=200)])
+    state = AckState(ledgers, CursorState(mark_delete=Position(4, -1)))
+    assert state.size == 0
+    count = 10_000
+    state.ack((), [BatchAck(Position(4, n), count, range(n % 7, count, 3)) for n in range(100)])
+    state.record_redeliveries([Redelivered(Position(4, n), (1 << count) // 3, 1 + n) for n in range(50, 150)])
+    stored = sum(map(len, encode_snapshot(state.frozen(), entry_id=0)))
+    assert stored <= state.size <= 2 * stored
+    assert AckState(ledgers, state.stored()).size == state.size
+    state.ack((), [BatchAck(Position(4, n), count, range(count)) for n in range(100)])
+    state.ack_upto(Position(4, 199))
+    assert state.size == 0

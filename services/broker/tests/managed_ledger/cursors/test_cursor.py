@@ -528,6 +528,24 @@ async def test_invalid_blobs_are_refused_and_change_nothing(cluster: Cluster) ->
     assert not cursor.blobs
 
 
+async def test_blobs_and_counts_that_make_the_state_too_large_are_refused_and_change_nothing(cluster: Cluster) -> None:
+    """Otherwise every later acknowledgement would fail, too, because of the state in memory."""
+    _, cursor = await topic_of(cluster, cursor_state_size_max=1024, cursor_inline_size_max=512)
+    await cursor.put_blobs({"a": bytes(500), "b": bytes(300)})
+    commits = cursor.commits
+    with pytest.raises(TooManyRequests, match="size_max=1024"):
+        await cursor.put_blobs({"b": bytes(525)})
+    with pytest.raises(TooManyRequests, match="size_max=1024"):
+        await cursor.put_blobs({"c": bytes(725)}, ["a"])
+    with pytest.raises(TooManyRequests, match="size_max=1024"):
+        await cursor.record_redeliveries([Redelivered(Position(0, n), 1 << 640, 1) for n in (1, 2)])
+    assert {name: len(value) for name, value in cursor.blobs.items()} == {"a": 500, "b": 300}
+    assert (list(cursor.redelivery_counts()), cursor.commits) == ([], commits)
+    await cursor.ack_many(at(0))
+    await cursor.put_blobs({"b": bytes(524)})
+    await cursor.put_blobs({"c": bytes(524)}, ["b"])
+
+
 async def test_a_failed_seek_brings_back_counts_and_blobs(cluster: Cluster) -> None:
     topic, cursor = await topic_of(cluster)
     await cursor.record_redeliveries([Redelivered(Position(0, 2), 1, 3)])

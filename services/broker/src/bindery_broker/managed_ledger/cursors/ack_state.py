@@ -36,7 +36,9 @@ BATCH_SIZE_MAX: Final = 2**20
 _BLOCK_SIZE: Final = 704
 """Maximum bytes of a block of acknowledged entries in a record."""
 _BATCH_SIZE: Final = 48
-"""Approximate bytes of a partly acknowledged batch, or of the counts of an entry, in a record."""
+"""Approximate bytes of a partly acknowledged batch, or of the counts of an entry, in a record, without its bits."""
+_WORD_SIZE: Final = 11
+"""Maximum bytes of 64 bits of a batch in a record."""
 
 
 class BatchAck(NamedTuple):
@@ -66,8 +68,8 @@ class AckState:
         self._ledgers = ledgers
         self.mark_delete = stored.mark_delete
         self.acked = stored.acked.copy()
-        self.batches = PositionMap(stored.batches)
-        self.counts = PositionMap(stored.redelivery_counts)
+        self.batches = PositionMap(stored.batches, weight_of=_batch_size)
+        self.counts = PositionMap(stored.redelivery_counts, weight_of=_counts_size)
         self.blobs: dict[str, bytes] = dict(stored.blobs)
         self.properties: Mapping[str, int] = dict(stored.properties)
         self._changes = Changes()
@@ -125,8 +127,8 @@ class AckState:
     @property
     def size(self) -> int:
         """Approximate maximum bytes of the stored state. Takes O(ledgers)."""
-        batches = (len(self.batches) + len(self.counts)) * _BATCH_SIZE
-        return self.acked.blocks_count * _BLOCK_SIZE + batches + sum(map(len, self.blobs.values()))
+        entries = self.batches.weight + self.counts.weight
+        return self.acked.blocks_count * _BLOCK_SIZE + entries + sum(map(len, self.blobs.values()))
 
     # --- questions
 
@@ -201,21 +203,30 @@ class AckState:
         ):
             raise BadRequest("no such message in this batch", position=str(batch.position), size=batch.batch_size)
 
-    def check_redelivered(self, changes: Sequence[Redelivered]) -> None:
-        """Raise BadRequest unless positions, bits and counts are valid, TooManyRequests if there are too many."""
+    def check_redelivered(self, changes: Sequence[Redelivered], *, size_max: float) -> None:
+        """Raise BadRequest unless positions, bits and counts are valid, TooManyRequests if there are too many.
+
+        `size_max`: maximum bytes of the stored state.
+        """
+        added = 0
         for position, bits, count in changes:
             self.check(position)
             if not 1 <= count <= REDELIVERY_COUNT_MAX or bits < 1 or bits.bit_length() > BATCH_SIZE_MAX:
                 raise BadRequest("the redelivery count is not valid", position=str(position), count=count)
+            added += _counts_size(((count, bits),))
         if len(self.counts) + len(changes) > COUNTED_ENTRIES_MAX:
             raise TooManyRequests(
                 "the subscription has too many redelivered messages; acknowledge some of them",
                 count=len(self.counts),
                 count_max=COUNTED_ENTRIES_MAX,
             )
+        self._check_size(added, size_max)
 
-    def check_blobs(self, put: Mapping[str, bytes], remove: Collection[str]) -> None:
-        """Raise BadRequest or TooLarge if names, sizes or the number of blobs are not valid."""
+    def check_blobs(self, put: Mapping[str, bytes], remove: Collection[str], *, size_max: float) -> None:
+        """Raise BadRequest or TooLarge if names, sizes or the number of blobs are not valid.
+
+        `size_max`: maximum bytes of the stored state. Raises TooManyRequests if it would be larger.
+        """
         for name, value in put.items():
             if not 1 <= len(name.encode()) <= BLOB_NAME_SIZE_MAX or name in remove:
                 raise BadRequest("the name of the blob is not valid", name=name)
@@ -224,6 +235,18 @@ class AckState:
         count = len(self.blobs.keys() - set(remove) | put.keys())
         if count > BLOBS_MAX:
             raise TooLarge("the cursor has too many blobs", count=count, count_max=BLOBS_MAX)
+        added = sum(map(len, put.values()))
+        removed = sum(len(value) for name, value in self.blobs.items() if name in put or name in remove)
+        self._check_size(added - removed, size_max)
+
+    def _check_size(self, added: int, size_max: float) -> None:
+        """Raise TooManyRequests if the stored state would grow by `added` bytes, and exceed `size_max`."""
+        if added > 0 and (size := self.size + added) > size_max:
+            raise TooManyRequests(
+                "the state of the subscription is too large to store; acknowledge its oldest messages",
+                size=size,
+                size_max=size_max,
+            )
 
     # --- changes
 
@@ -333,6 +356,16 @@ class AckState:
         self.acked.remove_upto(*self.mark_delete)
         self.batches.remove_upto(self.mark_delete)
         self.counts.remove_upto(self.mark_delete)
+
+
+def _batch_size(bits: int) -> int:
+    """Return the approximate maximum bytes of a partly acknowledged batch in a record."""
+    return _BATCH_SIZE + _WORD_SIZE * (bits.bit_length() + 63 >> 6)
+
+
+def _counts_size(counts: Counts) -> int:
+    """Return the approximate maximum bytes of the counts of an entry in a record."""
+    return _BATCH_SIZE + _WORD_SIZE * sum(bits.bit_length() + 63 >> 6 for _, bits in counts)
 
 
 def _bits_of(indexes: Sequence[int]) -> int:

@@ -54,6 +54,10 @@ class StateStore(Protocol):
     def ledger_id(self) -> int: ...
 
     @property
+    def state_size_max(self) -> float:
+        """Maximum bytes of the stored state."""
+
+    @property
     def last_record(self) -> int: ...
 
     @property
@@ -314,10 +318,11 @@ class ManagedCursor:
 
         Acknowledged and trimmed messages are left out. Acknowledging a message forgets its count, and so does `seek`.
         Raises BadRequest, and changes nothing, if a position, a count or the bits are not valid, TooManyRequests if
-        more than a million entries would have counts; other errors as `ack_many`.
+        more than a million entries would have counts, or if the state would be too large to store; other errors as
+        `ack_many`.
         """
         await self._turn()
-        self._state.check_redelivered(changes)
+        self._state.check_redelivered(changes, size_max=self._store.state_size_max)
         await self._make_durable(self._state.record_redeliveries(changes))
 
     async def put_blobs(self, put: Mapping[str, bytes], remove: Collection[str] = ()) -> None:
@@ -325,10 +330,11 @@ class ManagedCursor:
 
         At most 64 blobs of 1 MiB each, with names of 1 to 255 bytes. Removing a missing blob changes nothing. `seek`
         removes all blobs. A broker of Pulsar that takes the topic over does so, too. Raises BadRequest or TooLarge, and
-        changes nothing, if a name, a size or the number of blobs is not valid; other errors as `ack_many`.
+        changes nothing, if a name, a size or the number of blobs is not valid, TooManyRequests if the state would be
+        too large to store; other errors as `ack_many`.
         """
         await self._turn()
-        self._state.check_blobs(put, remove)
+        self._state.check_blobs(put, remove, size_max=self._store.state_size_max)
         await self._make_durable(self._state.put_blobs(put, remove))
 
     async def seek(self, position: Position, *, passed: BatchAck | None = None) -> Position:

@@ -116,6 +116,11 @@ class CursorStore:
         return self._named_ledger_id
 
     @property
+    def state_size_max(self) -> float:
+        """Maximum bytes of the stored state."""
+        return self._settings.cursor_state_size_max
+
+    @property
     def last_record(self) -> int:
         """Entry id of the last record; -1: this broker wrote none."""
         return self._log.records - 1 if self._log is not None else -1
@@ -176,12 +181,12 @@ class CursorStore:
         """
         self.may_be_stored = False
         present = unstored()
-        if (size := present.state.size) > self._settings.cursor_state_size_max:
+        if (size := present.state.size) > self.state_size_max:
             raise TooManyRequests(
                 "the subscription has too many scattered acknowledgements to store; acknowledge its oldest messages",
                 cursor=self._name,
                 size=size,
-                size_max=self._settings.cursor_state_size_max,
+                size_max=self.state_size_max,
             )
         if self._log is not None and not self._log.is_roll_due and await self._append(self._log, present):
             return

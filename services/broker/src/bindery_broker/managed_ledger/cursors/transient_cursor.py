@@ -6,6 +6,7 @@ Source: Pulsar NonDurableCursorImpl.
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping
 
 from bindery_core.errors import BinderyError, NoSuchSubscription
@@ -26,6 +27,7 @@ class NoStore:
     last_record = -1
     is_too_old = False
     may_be_stored = False
+    state_size_max = math.inf
 
     def __init__(self) -> None:
         self.cursor_properties: Mapping[str, str] = {}
