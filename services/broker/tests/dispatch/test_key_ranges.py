@@ -28,10 +28,13 @@ def crc_of(ranges: KeyRanges[int], hashes: range) -> int:
 
 
 def check_ranges(ranges: KeyRanges[Any], hashes: range) -> None:
-    """`ranges()` must cover exactly the hashes that each consumer owns."""
+    """`ranges()` must cover exactly the hashes that each consumer owns, and so must `owned`."""
     found: dict[int, Any] = {}
     for consumer, held in ranges.ranges().items():
         assert held == sorted(held)
+        hashes_held = [key_hash for first, last in held for key_hash in range(first, last + 1)]
+        owned = [key_hash for first, last in ranges.owned(consumer) for key_hash in range(first, last + 1)]
+        assert sorted(owned) == hashes_held
         for (_, last), (first, _) in itertools.pairwise(held):
             assert last + 1 < first, "adjacent ranges are joined"
         for first, last in held:

@@ -659,3 +659,38 @@ def test_a_message_that_is_held_does_not_hold_up_its_key_until_it_is_returned():
     subscription.dispatcher.tick(now=3)
     assert subscription.replay() == [0]
     assert subscription.take(first) == [0, 2]
+
+
+@pytest.mark.parametrize("mode", [KeySharedMode(), KeySharedMode(sticky=True)], ids=["ring", "sticky"])
+@pytest.mark.parametrize("shelved", [False, True])
+def test_of_very_many_keys_each_goes_to_its_owner_after_consumers_have_joined_and_left(
+    mode: KeySharedMode, shelved: bool
+) -> None:
+    """A consumer that joins or leaves changes the keys of its share only. Here, it has fewer hashes than there are
+    keys."""
+    subscription = Subscription(mode, ready_max=10_000)
+    hashes = range(1, 65_536, 20)
+    span = 65_536 // 50
+    consumers = [subscription.join(f"c{n}", ((n * span, n * span + span - 1),)[: mode.sticky]) for n in range(25)]
+    subscription.offer(*hashes)
+    if shelved:
+        subscription.dispatcher._shelve()
+    for n in range(25, 50):
+        consumers.append(subscription.join(f"c{n}", ((n * span, n * span + span - 1),)[: mode.sticky]))
+    held = subscription.take(consumers[3])
+    assert bool(held) is not shelved
+    for consumer in (consumers.pop(3), consumers.pop(-1), consumers.pop(7)):
+        subscription.dispatcher.leave(consumer)
+    found: dict[Consumer, list[int]] = {consumer: [] for consumer in consumers}
+    for _ in range(60):
+        subscription.dispatcher.prepare(consumers)
+        subscription.replay(10_000)
+        for consumer in consumers:
+            found[consumer] += subscription.take(consumer)
+    owner = subscription.dispatcher.ranges.owner
+    expected: dict[Consumer, list[int]] = {consumer: [] for consumer in consumers}
+    for n, key_hash in enumerate(hashes):
+        if (consumer := owner(key_hash)) is not None:
+            expected[consumer].append(n)
+    assert {consumer: sorted(got) for consumer, got in found.items()} == expected
+    assert sum(map(len, expected.values())) > 3_000

@@ -48,6 +48,9 @@ class KeyRanges(Protocol[C]):
     def remove(self, consumer: C) -> None:
         """Remove a consumer that was added."""
 
+    def owned(self, consumer: C) -> list[KeyRange]:
+        """Return the ranges of one consumer, in any order; they may be adjacent."""
+
     def ranges(self) -> dict[C, list[KeyRange]]:
         """Return the ranges of each consumer, ascending and not adjacent, for statistics."""
 
@@ -105,6 +108,18 @@ class HashRing(Generic[C]):
             return None
         index = bisect_left(points, key_hash)
         return self._queues[points[index if index < len(points) else 0]][0]
+
+    def owned(self, consumer: C) -> list[KeyRange]:
+        found: list[KeyRange] = []
+        points = self._points
+        for point in _points_of(*self._names[consumer]):
+            if self._queues[point][0] is not consumer:
+                continue
+            index = bisect_left(points, point)
+            found.append((points[index - 1] + 1 if index else RING_HASH_MIN, point))
+            if not index and points[-1] < HASH_MAX:
+                found.append((points[-1] + 1, HASH_MAX))
+        return found
 
     def ranges(self) -> dict[C, list[KeyRange]]:
         found: dict[C, list[KeyRange]] = {consumer: [] for consumer in self._names}
@@ -164,6 +179,9 @@ class StickyRanges(Generic[C]):
             return None
         _, last, consumer = self._held[index]
         return consumer if key_hash <= last else None
+
+    def owned(self, consumer: C) -> list[KeyRange]:
+        return [(first, last) for first, last, holder in self._held if holder is consumer]
 
     def ranges(self) -> dict[C, list[KeyRange]]:
         found: dict[C, list[KeyRange]] = {consumer: [] for consumer in self._names}

@@ -139,17 +139,20 @@ class KeySharedDispatcher(SharedDispatcher[B]):
             self.ranges.add(consumer, consumer.name)
         self._runnable[consumer] = []
         self._shelved[consumer] = {}
-        self._update_all()
+        for key in self._owned(consumer):
+            self._update(key)
 
     def leave(self, consumer: Consumer) -> int:
         """The consumer has left: its keys, and the messages that it held, go to others."""
         count = self.release(consumer)
+        moved = self._owned(consumer)
         self.ranges.remove(consumer)
-        del self._runnable[consumer], self._shelved[consumer]
-        for key in self._keys.values():
+        del self._shelved[consumer]
+        for _, _, _, key, _ in self._runnable.pop(consumer):
             if key.row is not None and key.row[0] is consumer:
                 key.row = None
-        self._update_all()
+        for key in moved:
+            self._update(key)
         return count
 
     def taker(self, waiting: Collection[Consumer], *, now: float) -> Consumer | None:
@@ -376,9 +379,13 @@ class KeySharedDispatcher(SharedDispatcher[B]):
             return owner
         return None
 
-    def _update_all(self) -> None:
-        for key in list(self._keys.values()):
-            self._update(key)
+    def _owned(self, consumer: Consumer) -> list[_Key[B]]:
+        """Return the keys that the consumer owns. Takes O(its share of the hashes), or O(keys) if they are fewer."""
+        owned = self.ranges.owned(consumer)
+        if sum(last - first + 1 for first, last in owned) > len(self._keys):
+            return [key for key in self._keys.values() if self.ranges.owner(key.key_hash) is consumer]
+        hashes = (key_hash for first, last in owned for key_hash in range(first, last + 1))
+        return [self._keys[key_hash] for key_hash in hashes if key_hash in self._keys]
 
     def _unshelve(self, key: _Key[B], *, count_max: int) -> int:
         """Have the first messages of the key read again. Returns the number of portions."""
