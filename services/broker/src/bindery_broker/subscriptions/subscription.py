@@ -7,6 +7,7 @@ while no other consumer is connected. An acknowledgement is durable in the curso
 import asyncio
 import functools
 from collections.abc import Awaitable, Sequence
+from typing import Final
 
 from bindery_core.errors import BinderyError, Conflict
 from bindery_core.sources import MonotonicClock
@@ -42,6 +43,9 @@ from bindery_broker.subscriptions.oldest import OldestMessage
 from bindery_broker.subscriptions.reading import MESSAGE_OVERHEAD, MessageReader, Messages, messages_of
 from bindery_broker.subscriptions.redelivery import Redelivery
 from bindery_broker.subscriptions.response_budget import Charge
+
+CANCELLED_REMEMBERED_MAX: Final = 1_000
+"""Maximum number of cancelled messages of which a repeated cancelling is recognized after their time."""
 
 
 class Subscription:
@@ -92,6 +96,8 @@ class Subscription:
         )
         self.is_durable = not isinstance(cursor, TransientCursor)
         """Whether the subscription is stored. Otherwise it ends with its last consumer."""
+        self._cancelled: dict[Position, None] = {}
+        """Entries that were cancelled since the last seek, oldest first."""
         self._remove_listener = ledger.on_new_entries(self._loop.wake)
 
     # -- state ---------------------------------------------------------------------------------------------------
@@ -354,6 +360,7 @@ class Subscription:
             try:
                 return await self.cursor.seek(position, passed=passed)
             finally:
+                self._cancelled.clear()
                 for session in self.sessions:
                     session.remembered.clear()
                 self._loop.restart()
@@ -393,12 +400,29 @@ class Subscription:
     async def _first_since(self, at_ms: int) -> Position:
         return await self._ledger.find_first(lambda entry: publish_time_ms(entry) >= at_ms)
 
-    async def cancel(self, position: Position) -> bool:
-        """Acknowledge an entry if it is delayed and was not delivered, durably. Returns whether that was so."""
+    async def cancel(self, position: Position, *, deliver_at_ms: int) -> bool:
+        """Acknowledge a delayed entry if it was not delivered, durably. Returns whether that was so, now or before.
+
+        `deliver_at_ms`: its time, in ms since 1970. A repeated call is recognized among the last
+        CANCELLED_REMEMBERED_MAX of this broker. Shared and key_shared consumers get no message before its time, so one
+        that is acknowledged before was not delivered to them.
+        """
         self._loop.check_open()
-        if self.cursor.is_acked(position) or self.dispatcher.known_bits(position):
-            return False
-        await self._acknowledger.ack([position], [])
+        if position not in self._cancelled:
+            if self.cursor.is_acked(position):
+                if self.type not in ("shared", "key_shared") or deliver_at_ms <= self._clock():
+                    return False
+            elif self.dispatcher.known_bits(position):
+                return False
+            self._cancelled[position] = None
+            if len(self._cancelled) > CANCELLED_REMEMBERED_MAX:
+                del self._cancelled[next(iter(self._cancelled))]
+        try:
+            await self._acknowledger.ack([position], [])  # a repeated one waits until the first is durable
+        except BaseException:
+            if not self.cursor.is_acked(position):
+                self._cancelled.pop(position, None)
+            raise
         return True
 
     async def explain(self, message_id: MessageId, *, consumer: str | None = None) -> Reason:

@@ -329,7 +329,7 @@ class Topic:
             return found
 
     async def cancel(self, message_id: MessageId) -> dict[str, bool]:
-        """Acknowledge a delayed entry in each subscription. Returns for each whether it was not delivered before.
+        """Acknowledge a delayed entry in each subscription, idempotently. Returns for each if it was not delivered.
 
         Raises NoSuchMessage, or Conflict if the message has no delay, or is only a part of the entry.
         """
@@ -347,7 +347,9 @@ class Topic:
                 "a batch can only be cancelled as a whole: leave the batch index out", message_id=str(message_id)
             )
         names = list(self._subscriptions)
-        done = await asyncio.gather(*(self._subscriptions[name].cancel(position) for name in names))
+        done = await asyncio.gather(
+            *(self._subscriptions[name].cancel(position, deliver_at_ms=entry.deliver_at_ms) for name in names)
+        )
         return dict(zip(names, done, strict=True))
 
     async def _read_one(self, message_id: MessageId, decoded_max: int) -> ReadMessage:

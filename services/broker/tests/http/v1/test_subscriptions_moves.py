@@ -82,6 +82,40 @@ async def test_a_delayed_message_is_cancelled_where_it_was_not_delivered(broker)
     assert await broker.receive() == []
 
 
+async def test_a_message_that_was_cancelled_before_is_still_cancelled(broker):
+    """The answer to the first request may be lost; the second one must not say that the message was delivered."""
+    await broker.client.put(f"{TOPIC}/subscriptions/ordered", json={})
+    await broker.client.put(SUB, json={})
+    assert await broker.receive(sub="ordered", type="exclusive") == []
+    message_id, other = await broker.produce("a", "b", params={"deliver_after_ms": 1_000})
+    one, two = f"{TOPIC}/messages/{message_id}", f"{TOPIC}/messages/{other}"
+    answers = await asyncio.gather(*(broker.client.delete(one) for _ in range(3)))
+    broker.clock.advance(2)
+    answers.append(await broker.client.delete(one))
+    assert [answer.json() for answer in answers] == [{"cancelled": {"ordered": "cancelled", "s": "cancelled"}}] * 4
+    for sub in ("s", "ordered"):
+        (found,) = await broker.receive(sub=sub, type="exclusive" if sub == "ordered" else "shared")
+        await broker.ack(ids([found]), sub=sub)
+    answer = await broker.client.delete(two)
+    assert answer.json() == {"cancelled": {"ordered": "already_delivered", "s": "already_delivered"}}
+    await post(broker, "seek", message_id="earliest")
+    assert len(await broker.receive()) == 2
+    assert (await broker.client.delete(one)).json()["cancelled"]["s"] == "already_delivered"
+
+
+async def test_another_broker_recognizes_a_cancelled_message_that_is_not_due(broker):
+    """Shared consumers cannot have got it. Exclusive ones may have."""
+    await broker.client.put(SUB, json={})
+    (message_id,) = await broker.produce("a", params={"deliver_after_ms": 1_000})
+    await broker.client.delete(f"{TOPIC}/messages/{message_id}")
+    (topic,) = broker.broker.topics
+    for kind, expected in [("exclusive", "already_delivered"), ("shared", "cancelled")]:
+        topic.subscription("s")._cancelled.clear()
+        assert await broker.receive(type=kind) == []
+        answer = await broker.client.delete(f"{TOPIC}/messages/{message_id}")
+        assert answer.json() == {"cancelled": {"s": expected}}
+
+
 async def test_only_delayed_messages_that_exist_can_be_cancelled(broker):
     (message_id,) = await broker.produce("a")
     problem(await broker.client.delete(f"{TOPIC}/messages/{message_id}"), status=409, code="conflict")

@@ -164,6 +164,8 @@ async def cancel_message(
 ) -> Cancelled:
     """The message is acknowledged durably in each existing subscription. It stays stored, and can be read by its id.
 
+    A repeated request gets the same answer.
+
     409: the message was published without a delay.
     """
     topic = await exchange.broker.topic(name)
