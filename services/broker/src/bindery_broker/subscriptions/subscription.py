@@ -125,6 +125,11 @@ class Subscription:
         return len(self._reader.delays)
 
     @property
+    def next_due_ms(self) -> int | None:
+        """When the first message that waits for its time is due, in ms since 1970; None: no message waits for it."""
+        return self._reader.delays.next_due_ms() if self.dispatcher.keeps_delays else None
+
+    @property
     def stuck(self) -> str | None:
         """Reason why the entry at the read position cannot be decoded; None: it can be decoded."""
         return self._reader.stuck

@@ -189,6 +189,35 @@ async def test_messages_wait_for_a_consumer(broker: Harness) -> None:
     )
 
 
+async def test_delayed_messages_wait_for_their_time(broker: Harness, clock: Clock) -> None:
+    for after_ms in (7_000, 5_000):
+        await broker.produce("late", params={"deliver_after_ms": after_ms})
+    await broker.receive("c1")
+    clock.advance(2)
+    due = clock.now_ms() + 3_000
+    assert blocked_by(broker) == []
+    assert summary(broker) == (
+        "2 entries are not acknowledged; 0 messages are with 0 consumers; "
+        f"2 are delayed, the first of them until {due}, for 3000 ms more"
+    )
+    await broker.produce("now")
+    assert summary(broker).endswith("for 3000 ms more; the other messages are delivered to later calls")
+    await broker.client.delete(f"{TOPIC}/subscriptions/s/consumers/c1")
+    assert summary(broker).endswith("for 3000 ms more; blocked: no consumer is connected")
+    await broker.receive("c1", type="exclusive", max=1)
+    assert "delayed" not in summary(broker), "an exclusive consumer gets them at once"
+
+
+async def test_a_consumer_that_becomes_active_waits_for_the_former_one(broker: Harness) -> None:
+    await broker.produce("a", "b")
+    await broker.receive("standby", type="failover", priority=1, max=1)
+    await broker.receive("preferred", type="failover", priority=0)
+    assert blocked_by(broker) == [
+        "the active consumer waits, for a second at most, until standby, which was active before, has acknowledged "
+        "1 messages"
+    ]
+
+
 async def test_messages_wait_for_acknowledgements_at_the_limits(broker: Harness) -> None:
     await broker.produce("a", "b", "c", "d")
     await broker.receive("c1", max=1)

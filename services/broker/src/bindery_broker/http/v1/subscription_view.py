@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Final
 
 from bindery_broker.dispatch.sessions import Session
+from bindery_broker.dispatch.single_active import SingleActiveDispatcher
 from bindery_broker.http.v1.models import ConsumerInfo, DeadLettersInfo, Explanation, RetryInfo, SubscriptionInfo
 from bindery_broker.http.v1.statistics_view import Times, consumer_fields, delivery_fields
 from bindery_broker.retries.names import DEAD_LETTERS
@@ -121,7 +122,7 @@ def explain(topic: Topic, subscription: Subscription, retried: RetriedSubscripti
             "ready_max": limits.ready_max,
             "ready_bytes_max": limits.ready_bytes_max,
         },
-        summary=_summary(about, blocked_by),
+        summary=_summary(about, blocked_by, due_ms=subscription.next_due_ms, now_ms=times.wall_ms),
         blocked_by=blocked_by,
     )
 
@@ -147,20 +148,33 @@ def _blocked_by(subscription: Subscription, about: SubscriptionInfo, *, now: flo
             reasons.append(
                 f"a negative acknowledgement holds delivery back for {_ms(dispatcher.paused_until - now)} ms more"
             )
-        if dispatcher.leases and about.consumers and not about.consumers[0].calls_open:
+        if isinstance(dispatcher, SingleActiveDispatcher) and (former := dispatcher.waits_for) is not None:
+            reasons.append(
+                f"the active consumer waits, for a second at most, until {former.name}, which was active before, has "
+                f"acknowledged {former.held} messages"
+            )
+        elif dispatcher.leases and about.consumers and not about.consumers[0].calls_open:
             reasons.append(f"consumer {about.consumers[0].consumer} has not called again yet")
     return reasons
 
 
-def _summary(about: SubscriptionInfo, blocked_by: list[str]) -> str:
-    held = f"{about.unacked} messages are with {sum(c.unacked > 0 for c in about.consumers)} consumers"
+def _summary(about: SubscriptionInfo, blocked_by: list[str], *, due_ms: int | None, now_ms: int) -> str:
+    """`due_ms`: when the first delayed message is due, in ms since 1970; None: no message waits for its time."""
     if not about.backlog_entries:
         return "everything is acknowledged"
+    parts = [
+        f"{about.backlog_entries} entries are not acknowledged",
+        f"{about.unacked} messages are with {sum(c.unacked > 0 for c in about.consumers)} consumers",
+    ]
+    delayed = 0
+    if due_ms is not None:
+        delayed = about.delayed
+        parts.append(f"{delayed} are delayed, the first of them until {due_ms}, for {max(0, due_ms - now_ms)} ms more")
     if blocked_by:
-        return f"{about.backlog_entries} entries are not acknowledged; {held}; blocked: {'; '.join(blocked_by)}"
-    return (
-        f"{about.backlog_entries} entries are not acknowledged; {held}; the other messages are delivered to later calls"
-    )
+        parts.append(f"blocked: {'; '.join(blocked_by)}")
+    elif about.backlog_entries > delayed:
+        parts.append("the other messages are delivered to later calls")
+    return "; ".join(parts)
 
 
 def _consumer(subscription: Subscription, session: Session, times: Times) -> ConsumerInfo:
