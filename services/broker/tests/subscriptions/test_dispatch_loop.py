@@ -6,6 +6,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from bindery_broker.dispatch.delays import DelayIndex
 from bindery_broker.dispatch.item import WHOLE, DispatchLimits, MessageRef
 from bindery_broker.errors import ResponsesFull
 from bindery_broker.managed_ledger import BatchAck
@@ -844,3 +845,26 @@ async def test_delays_that_were_not_loaded_are_not_loaded_to_be_stored(cluster: 
     assert await again.take() == []
     await again.loop.store_delays(seal=True)
     assert (len(again.reader.delays), again.cursor.blobs) == (2, blobs)
+
+
+async def test_delays_that_were_not_loaded_before_a_seek_that_failed_are_replaced_under_other_names(
+    cluster: Cluster,
+) -> None:
+    """The cursor still has its blobs. With one of their names, the new index would count as stored."""
+    delayed = encode_message(
+        OutgoingMessage(payload=b"m", deliver_at_ms=10**12), producer_name="p", publish_time_ms=1, sequence_id=0
+    )
+    parts = await Parts.create(cluster, delayed, delayed)
+    assert await parts.take() == []
+    await parts.loop.store_delays(seal=True)
+    (name,) = parts.cursor.blobs
+    await parts.topic.add_many([delayed] * 3)
+    again = Parts(parts.topic, parts.cursor)
+    async with again.loop.read_lock:
+        again.loop.restart()  # as after a seek that failed
+    assert await again.take() == []
+    await again.loop.store_delays(seal=True)
+    assert name not in again.cursor.blobs
+    stored = DelayIndex()
+    stored.restore(again.cursor.blobs, again.cursor.is_acked)
+    assert stored.delayed_in(0, 0, 9) == [(0, 4)]

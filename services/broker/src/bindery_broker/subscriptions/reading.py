@@ -172,8 +172,8 @@ class MessageReader:
             await asyncio.sleep(0)
 
     def clear_delays(self) -> None:
-        """The cursor was moved: forget the index of delayed messages."""
-        self.delays.clear()
+        """The cursor was moved, or may have been: forget the index of delayed messages."""
+        self.delays.clear(self._cursor.blobs)
         self._delays_to_restore.clear()
 
     async def store_delays(self) -> None:

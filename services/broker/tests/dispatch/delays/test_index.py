@@ -228,6 +228,17 @@ def test_a_damaged_blob_costs_only_its_messages():
 
 
 @pytest.mark.usefixtures("small_limits")
+def test_a_name_is_not_used_again_although_its_blob_was_not_restored():
+    delays = DelayIndex()
+    delays.clear(["another", "delays-7", "delays-x"])
+    for n in range(4):
+        delays.add(at(n), 5_000)
+    delays.seal()
+    changes = delays.changes(["another", "delays-7"])
+    assert (changes.put.keys(), changes.remove) == ({"delays-8"}, ["delays-7"])
+
+
+@pytest.mark.usefixtures("small_limits")
 def test_a_name_is_not_used_again_after_a_restart_and_after_clearing():
     store, delays = Store(), filled(12)
     store.save(delays)

@@ -75,8 +75,15 @@ class DelayIndex:
         self._serial = 0
         self.clear()
 
-    def clear(self) -> None:
-        """Forget all messages: the cursor was moved. The next `changes` removes their blobs."""
+    def clear(self, stored: Iterable[str] = ()) -> None:
+        """Forget all messages: the cursor was moved. The next `changes` removes their blobs.
+
+        `stored`: the names of all blobs that are stored, of which some may not have been restored. No bucket gets one
+        of these names: it would count as stored with the messages of the former one.
+        """
+        for name in stored:
+            if (matched := _NAME.fullmatch(name)) is not None:
+                self._serial = max(self._serial, int(matched[1]))
         self._open: dict[Position, int] = {}
         self._open_first: Position | None = None
         """Not after any message of the open part."""
