@@ -156,6 +156,8 @@ class _RecoveryRun:
     # -- actions of the state machine ---------------------------------------------------------------------------------
 
     def _run(self, actions: Sequence[RecoveryAction]) -> None:
+        if self._done.done():  # `run` was cancelled while a metadata change was ending
+            return
         todo = list(actions)
         sends: list[SendAdds] = []
         for action in todo:  # `todo` grows in the loop
