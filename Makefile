@@ -11,6 +11,7 @@ SEED ?= 0
 KIND ?= service
 MINUTES ?= 60
 SECONDS ?= 60
+KILLS ?= 50
 SIM_SECONDS ?= 60
 STORAGE_SECONDS ?= 60
 # Number of test processes: one more than cores, because many tests wait for servers; at most four, because servers
@@ -87,6 +88,10 @@ healing: $(COMPILED) ## kill bookies, auditors and ZooKeeper under load, and mea
 .PHONY: ordering
 ordering: $(COMPILED) ## load a key-shared subscription while its consumers join, leave and are killed; judge the order (SECONDS=60 SEED=7, ARGS="--kind failover")
 	@exec $(BIN)/python -m bindery_e2e ordering --seconds $(SECONDS) --seed $(SEED) $(ARGS)
+
+.PHONY: kills
+kills: $(COMPILED) ## kill -9 the broker under load; judge redelivery counts and acknowledgements (KILLS=50 SEED=7)
+	@exec $(BIN)/python -m bindery_e2e kills --kills $(KILLS) --seed $(SEED) $(ARGS)
 
 .PHONY: attacks
 attacks: $(COMPILED) ## attack the ports of real processes: hostile clients, without tokens and with limited memory

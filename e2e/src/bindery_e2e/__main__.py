@@ -23,10 +23,12 @@ from bindery_e2e.cluster.images import NEXT_VERSION, VERSION, Images
 from bindery_e2e.cluster.world import World
 from bindery_e2e.reporting.report import Report, report_of, write_report
 from bindery_e2e.runs.chaos import random_steps
+from bindery_e2e.runs.kills import run_kills
 from bindery_e2e.runs.ordering import run_ordering
 from bindery_e2e.runs.runner import RunSettings, Step
 from bindery_e2e.runs.session import CHAOS_VALUES, REQUIRED, facts_of, installed, play, world_of
 from bindery_e2e.runs.suite import quick_steps
+from bindery_e2e.traffic.kills import KillsSettings
 from bindery_e2e.traffic.ordering import ORDERS, OrderingSettings
 from bindery_e2e.traffic.traffic import TrafficError, TrafficSettings
 
@@ -78,6 +80,11 @@ def parser() -> argparse.ArgumentParser:
     ordering.add_argument(
         "--report", type=Path, metavar="DIR", help="report directory (e2e-reports/ordering-<seed>-<time>)"
     )
+    kills = verbs.add_parser("kills", help="load three subscriptions while their broker is killed and started again")
+    kills.add_argument("--kills", type=int, default=50, metavar="N", help="number of kills, at least 2 (50)")
+    kills.add_argument("--seed", type=int, default=None, metavar="N", help="seed of the load (default: random)")
+    kills.add_argument("--rate", type=float, default=300.0, metavar="N", help="messages per second (300)")
+    kills.add_argument("--report", type=Path, metavar="DIR", help="report directory (e2e-reports/kills-<seed>-<time>)")
     judge = verbs.add_parser("judge", help="judge a recorded history")
     judge.add_argument("history", type=Path, metavar="HISTORY.jsonl")
     judge.add_argument("--report", type=Path, metavar="DIR", help="write report.html and summaries to DIR")
@@ -95,6 +102,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _images()
         case "ordering":
             return _ordering(args)
+        case "kills":
+            return _kills(args)
         case "judge":
             return _judge(args)
     seed = random.randrange(10**6) if args.seed is None else args.seed
@@ -149,6 +158,22 @@ def _ordering(args: argparse.Namespace) -> int:
     say(command)
     try:
         report = run_ordering(settings, folder, facts=facts_of(command), url=args.url, say=say)
+    except (TrafficError, StandaloneError, FileExistsError) as error:
+        print(f"bindery_e2e: {error}", file=sys.stderr)
+        return EXIT_CODES["BAD"]
+    except KeyboardInterrupt:
+        return EXIT_STOPPED
+    return EXIT_CODES[report.judgement.verdict]
+
+
+def _kills(args: argparse.Namespace) -> int:
+    seed = random.randrange(10**6) if args.seed is None else args.seed
+    command = f"python -m bindery_e2e kills --kills {args.kills} --seed {seed} --rate {args.rate:g}"
+    folder = args.report or Path("e2e-reports") / f"kills-{seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+    settings = KillsSettings(seed=seed, kills=args.kills, messages_per_s=args.rate)
+    say(command)
+    try:
+        report = run_kills(settings, folder, facts=facts_of(command), say=say)
     except (TrafficError, StandaloneError, FileExistsError) as error:
         print(f"bindery_e2e: {error}", file=sys.stderr)
         return EXIT_CODES["BAD"]

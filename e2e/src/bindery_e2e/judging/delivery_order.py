@@ -35,7 +35,7 @@ Rules, and the kinds of errors:
    between two of them that are at most 0.5 s apart. No lane waits for more than 2 s without interruption while all
    members of the subscription have demand. All, because the history does not have the owner of a key; a consumer that
    disappeared without a request to leave is a member until its session and its leases have ended. So, after a consumer
-   left, its keys are delivered to the others within 2 s.
+   left, its keys are delivered to the others within 2 s. The periods of faults do not count.
 4. `unacknowledged`. At the end, each message that was acknowledged to its producer is acknowledged by a consumer.
 
 That nothing is delivered again after the acknowledgement was answered (`redelivered`), and that each message is
@@ -103,17 +103,17 @@ class Lane:
 
 
 def find(
-    consuming: Consuming, stored: Iterable[Stored], *, drained: bool, faults: Sequence[int] = ()
+    consuming: Consuming, stored: Iterable[Stored], *, drained: bool, faults: Sequence[Period] = ()
 ) -> Iterator[Case]:
     """Find all errors.
 
     `stored`: the messages that the subscription must deliver. `drained`: whether the cluster confirmed at the end that
-    all of them are acknowledged; an acknowledgement without a response then counts. `faults`: times at which faults
-    began, ascending.
+    all of them are acknowledged; an acknowledgement without a response then counts. `faults`: periods of faults,
+    ascending by their begin.
     """
-    consuming.settle(faults)
+    consuming.settle([begin for begin, _ in faults])
     lanes, by_id = _lanes(consuming, stored)
-    waits = Waiting(consuming)
+    waits = Waiting(consuming, faults)
     lost = [call for call in consuming.calls if call.is_lost]
     for lane in lanes:
         yield from _order(lane, by_id, lost, is_exclusive=consuming.kind != "failover")
@@ -235,9 +235,9 @@ def _described(delivery: Delivery, message: Stored) -> str:
 class Waiting:
     """Finds lanes that wait for too long."""
 
-    def __init__(self, consuming: Consuming) -> None:
+    def __init__(self, consuming: Consuming, faults: Iterable[Period] = ()) -> None:
         self._lost = [(call.begun, _lost_until(consuming, call)) for call in consuming.calls if call.is_lost]
-        self._quiet = no_demand(consuming)
+        self._quiet = merged([*no_demand(consuming), *faults])
         self._quiet_begins = [begin for begin, _ in self._quiet]
         self._quiet_ends = [end for _, end in self._quiet]
         self._last = max((call.ended for call in consuming.calls), default=0)

@@ -25,7 +25,9 @@ An operation without an end (the runner was killed) is unknown. Operations and t
 |         |          | "exclusive", "failover" or           |                                                          |
 |         |          | "key_shared"); with an order also    |                                                          |
 |         |          | max, ack_timeout_ms, session_ttl_ms  |                                                          |
-| ack     | consumer | topic, subscription, ids             |                                                          |
+| ack     | consumer | topic, subscription, ids; or         |                                                          |
+|         |          | cumulative: the last id, of an       |                                                          |
+|         |          | acknowledgement of all up to it      |                                                          |
 | nack    | consumer | topic, subscription, ids, delay_ms   | returned: ids of the messages that were returned         |
 | leave   | consumer | topic, subscription                  |                                                          |
 | read    | reader   | topic, start ("earliest" or an id),  | messages: [id, producer, sequence, digest]; end: whether |
@@ -51,6 +53,7 @@ A message that the traffic did not send has producer "" and sequence -1. `round`
 | entries_copied_max | begin | maximum entries that recovery may copy because of the fault (0: a rolling restart)    |
 | entries_copied     | end   | entries copied because of the fault; required if entries_copied_max was given         |
 | bytes_copied       | end   | size of these entries in bytes                                                        |
+| killed_at          | end   | `at` of a moment when the broker was dead because of the fault                        |
 | detail             | end   | text                                                                                  |
 """
 

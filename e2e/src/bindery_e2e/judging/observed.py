@@ -9,6 +9,8 @@ from sys import intern  # an id occurs about a dozen times: all share one string
 from typing import Any, Final
 
 from bindery_e2e.judging.consuming import Consuming
+from bindery_e2e.judging.delivery_order import place_of
+from bindery_e2e.judging.durability import Durability
 from bindery_e2e.judging.history import HistoryError, Record
 
 LOST_ANSWER_NS: Final = 90 * 10**9
@@ -64,6 +66,9 @@ class Subscribed:
     lost_answer_at: int | None = None
     consuming: Consuming | None = None
     """What its consumers did, if the order of deliveries is to be judged."""
+    durability: Durability = field(default_factory=Durability)
+    open: dict[str, None] = field(default_factory=dict)
+    """Ids of delivered messages that no cumulative acknowledgement covers that was answered."""
 
     def __str__(self) -> str:
         return f"{self.topic} {self.name}"
@@ -152,6 +157,10 @@ class Observed:
         """Kind of observation -> (time, values)."""
         self.first_at = 0
         self.last_at = 0
+        self.waits: dict[str, tuple[int, int]] = {}
+        """Operation -> (time of its last success, longest time between two of them) in nanoseconds."""
+        self.acks_by_kind = {"whole": 0, "index": 0, "cumulative": 0}
+        """Successful acknowledgements: messages that are entries, messages in batches, requests of all up to one."""
         self._readings: dict[str, Reading] = {}
         self._open: dict[int, Record] = {}
         for record in records:
@@ -217,10 +226,11 @@ class Observed:
     # -- operations ----------------------------------------------------------------------------------------------------
 
     def _end(self, begun: Record, ended: Record) -> None:
+        if ended.type == "ok":
+            last, longest = self.waits.get(begun.values["op"], (ended.at, 0))
+            self.waits[begun.values["op"]] = ended.at, max(longest, ended.at - last)
         if "subscription" in begun.values:
-            subscribed = self.subscriptions.get((begun.values["topic"], begun.values["subscription"]))
-            if subscribed is not None and subscribed.consuming is not None:
-                subscribed.consuming.take(begun, ended)
+            begun = self._take_on_subscription(begun, ended)
         match begun.values["op"]:
             case "produce":
                 self._end_produce(begun, ended)
@@ -233,6 +243,30 @@ class Observed:
                 self.counts["acks"] += len(begun.values["ids"])
             case "read" if ended.type == "ok":
                 self._end_read(begun, ended)
+
+    def _take_on_subscription(self, begun: Record, ended: Record) -> Record:
+        """Add an operation to what the subscription has. Returns its begin, with `ids` if it is an acknowledgement."""
+        values = begun.values
+        subscribed = self._subscribed(values, kind=values.get("kind", "shared"))
+        last = values.get("cumulative")
+        if last is not None:
+            place = place_of(last)
+            ids = [text for text in subscribed.open if place_of(text) <= place]
+            begun = Record(begun.type, begun.at, begun.wall, begun.n, {**values, "ids": ids})
+            if ended.type == "ok":
+                self.acks_by_kind["cumulative"] += 1
+                for text in ids:
+                    del subscribed.open[text]
+        elif values["op"] == "ack" and ended.type == "ok":
+            in_batch = sum(not text.endswith(":-1") for text in values["ids"])
+            self.acks_by_kind["index"] += in_batch
+            self.acks_by_kind["whole"] += len(values["ids"]) - in_batch
+        elif values["op"] == "receive" and ended.type == "ok" and subscribed.kind in ("exclusive", "failover"):
+            subscribed.open.update((row[0], None) for row in ended.values["messages"])
+        subscribed.durability.take(begun, ended)
+        if subscribed.consuming is not None:
+            subscribed.consuming.take(begun, ended)
+        return begun
 
     def _invoke_produce(self, record: Record) -> None:
         values = record.values

@@ -28,7 +28,7 @@ from typing import Final
 
 from bindery_e2e.judging import delivery_order
 from bindery_e2e.judging.delivery_order import Stored
-from bindery_e2e.judging.figures import Gaps
+from bindery_e2e.judging.figures import Gaps, end_of
 from bindery_e2e.judging.history import Record
 from bindery_e2e.judging.observed import Observed, Row, Subscribed
 from bindery_e2e.judging.verdict import KINDS, Finding, Judgement
@@ -82,6 +82,7 @@ def find(observed: Observed) -> Iterator[Case]:
         yield from _deliveries(observed, subscribed)
         yield from _undelivered(observed, subscribed)
         yield from _delivery_order(observed, subscribed)
+        yield from _durability(observed, subscribed)
     yield from _cluster(observed)
     yield from _faults(observed)
 
@@ -101,6 +102,13 @@ def coverage(observed: Observed) -> tuple[dict[str, int], dict[str, str]]:
     judged["undelivered"] = sum(len(s.first) for s in observed.subscriptions.values())
     if undrained or not observed.subscriptions:
         unjudged["undelivered"] = f"not drained: {', '.join(undrained) or 'no subscription was there'}"
+    kept = [s.durability for s in observed.subscriptions.values()]
+    judged["count-fell"] = sum(durability.counted for durability in kept)
+    judged["inconsistent"] = sum(durability.unknown for durability in kept)
+    if not judged["count-fell"]:
+        unjudged["count-fell"] = "no message was delivered again"
+    if undrained or not kills_of(observed):
+        unjudged["inconsistent"] = "a subscription was not drained, or no broker was killed"
     ordered = [s.consuming for s in observed.subscriptions.values() if s.consuming is not None]
     for kind in OF_ORDER:
         judged[kind] = sum(len(consuming.deliveries) for consuming in ordered)
@@ -263,11 +271,22 @@ def _delivery_order(observed: Observed, subscribed: Subscribed) -> Iterator[Case
             stored[delivery.message_id] = Stored(
                 delivery.message_id, first.key, first.sent_at, delivery.ended, False, str(first)
             )
-    faults = sorted(seen.begin for seen in observed.faults.values())
+    faults = sorted((seen.begin, end_of(seen, observed)) for seen in observed.faults.values())
     for kind, text in delivery_order.find(
         subscribed.consuming, stored.values(), drained=bool(subscribed.drained), faults=faults
     ):
         yield kind, f"{subscribed}: {text}"
+
+
+def _durability(observed: Observed, subscribed: Subscribed) -> Iterator[Case]:
+    """Find the errors that `durability` defines."""
+    for kind, text in subscribed.durability.find(kills_of(observed), drained=bool(subscribed.drained)):
+        yield kind, f"{subscribed}: {text}"
+
+
+def kills_of(observed: Observed) -> list[int]:
+    """Return the times at which a broker was dead because of a fault, ascending."""
+    return sorted(seen.values["killed_at"] for seen in observed.faults.values() if "killed_at" in seen.values)
 
 
 # -- the cluster -------------------------------------------------------------------------------------------------------

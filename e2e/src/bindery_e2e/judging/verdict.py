@@ -13,6 +13,8 @@ KINDS: Final = {
     "changed": "the payload differs from the one sent, or an acknowledged id belongs to another message",
     "undelivered": "acknowledged, and never delivered to a subscription that existed before it",
     "redelivered": "delivered again by a request made after its acknowledgement had been answered",
+    "count-fell": "delivered with a lower redelivery count than before",
+    "inconsistent": "an acknowledgement of unknown outcome held for a part of its messages, or only for a while",
     "out-of-order": "delivered before an earlier message of the key or topic that was not acknowledged nor held by it",
     "held-twice": "delivered while another consumer held a message of the key, or twice at once",
     "stuck": "a key or topic was not delivered for more than 2 s while all consumers had demand",

@@ -1,20 +1,17 @@
 """Play the load of `traffic.ordering` on a cluster of local processes, and judge its history."""
 
 import asyncio
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from bindery.standalone.throwaway import ThrowawayCluster
-
 from bindery_e2e.judging.history import History
 from bindery_e2e.reporting.report import Report, report_of, write_report
+from bindery_e2e.runs.local import broker_at
 from bindery_e2e.traffic.exchange import fixed
 from bindery_e2e.traffic.ordering import Ordering, OrderingSettings
 
 REQUIRED: Final = ("out-of-order", "held-twice", "stuck", "unacknowledged", "redelivered", "undelivered")
-BOOKIES: Final = 3
 
 
 def run_ordering(
@@ -31,7 +28,7 @@ def run_ordering(
     if the folder has a history.
     """
     path = folder / "history.jsonl"
-    with _broker(url) as at, History(path, facts=facts) as history:
+    with broker_at(url) as at, History(path, facts=facts) as history:
         ordering = Ordering(history, fixed(at), settings)
         try:
             asyncio.run(ordering.play())
@@ -47,12 +44,3 @@ def run_ordering(
         f"consumers: {ends or 'none'}; {report.judgement.verdict}"
     )
     return report
-
-
-@contextlib.contextmanager
-def _broker(url: str | None) -> Iterator[str]:
-    if url is not None:
-        yield url
-        return
-    with ThrowawayCluster(bookies=BOOKIES) as cluster:
-        yield cluster.url

@@ -143,15 +143,24 @@ class Clients:
     ) -> list[dict[str, Any]] | None:
         """Return the messages of one receive; None: it did not succeed.
 
-        `body`: fields of the request, besides consumer and type. `recorded`: those of them that the history gets.
+        `body`: fields of the request, besides consumer and type; with `ack`, it is recorded as two operations.
+        `recorded`: those of the fields that the history gets.
         """
         limits = {name: body[name] for name in recorded}
+        acked = None
+        if "ack" in body:
+            acked = self._history.invoke("ack", consumer, **place.fields, ids=body["ack"])
         n = self._history.invoke("receive", consumer, **place.fields, kind=place.kind, **limits)
         request = {"consumer": consumer, "type": place.kind, "initial": "earliest", **body}
-        outcome = await self._recorded(n, self.access.call(http, "POST", f"{place.path}/receive", json=request))
+        call = self._recorded(n, self.access.call(http, "POST", f"{place.path}/receive", json=request))
+        outcome = await (call if acked is None else self._recorded(acked, call))
         if outcome.kind != "ok":
             self._refused(n, outcome)
+            if acked is not None:  # it may have been done, unless nothing was sent
+                self._refused(acked, outcome if not outcome.status else replace(outcome, kind="unknown"))
             return None
+        if acked is not None:
+            self._history.ok(acked)
         messages: list[dict[str, Any]] = outcome.body["messages"]
         rows = [[*row_of(message), message.get("redelivery_count", 0)] for message in messages]
         self._history.ok(n, messages=rows)
@@ -160,6 +169,17 @@ class Clients:
     async def ack(self, http: httpx.AsyncClient, consumer: str, place: Place, ids: list[str]) -> bool:
         n = self._history.invoke("ack", consumer, **place.fields, ids=ids)
         body = {"message_ids": ids, "consumer": consumer}
+        outcome = await self._recorded(n, self.access.call(http, "POST", f"{place.path}/ack", json=body))
+        if outcome.kind == "ok":
+            self._history.ok(n)
+            return True
+        self._refused(n, outcome)
+        return False
+
+    async def ack_cumulative(self, http: httpx.AsyncClient, consumer: str, place: Place, last: str) -> bool:
+        """Acknowledge everything up to `last`."""
+        n = self._history.invoke("ack", consumer, **place.fields, cumulative=last)
+        body = {"cumulative": last, "consumer": consumer}
         outcome = await self._recorded(n, self.access.call(http, "POST", f"{place.path}/ack", json=body))
         if outcome.kind == "ok":
             self._history.ok(n)
@@ -215,6 +235,16 @@ class Clients:
         for info in outcome.body["subscriptions"]:
             if info["subscription"] == place.subscription:
                 return bool(info["backlog_entries"] == 0 and info["unacked"] == 0)
+        return False
+
+    async def drained(self, places: Sequence[Place], *, timeout_s: float) -> bool:
+        """Wait until all messages of the subscriptions are acknowledged. Returns False at the timeout."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s), self.access.client() as http:
+                for place in places:
+                    while not await self.is_drained(http, place):
+                        await asyncio.sleep(POLL_S)
+                return True
         return False
 
     async def read(self, topic: str, number: int, *, timeout_s: float) -> None:

@@ -37,8 +37,9 @@ from typing import Any, Final
 import httpx
 
 from bindery_e2e.judging.history import History
-from bindery_e2e.traffic.clients import POLL_S, Clients, Outgoing, Place, TrafficError
+from bindery_e2e.traffic.clients import Clients, Place, TrafficError
 from bindery_e2e.traffic.exchange import RETRY_PAUSE_S, Endpoint
+from bindery_e2e.traffic.producing import produce
 
 ORDERS: Final = {"key_shared": "key", "exclusive": "topic", "failover": "topic", "shared": "none"}
 """Type of the subscription -> the order that it promises."""
@@ -161,10 +162,7 @@ class Ordering:
             async with asyncio.TaskGroup() as tasks:
                 for slot in range(settings.slots):
                     tasks.create_task(self._slot(slot, random.Random(f"{settings.seed} consumer {slot}")))
-                producers = [
-                    tasks.create_task(self._produce(number, random.Random(f"{settings.seed} producer {number}")))
-                    for number in range(settings.producers)
-                ]
+                producers = [tasks.create_task(self._produce(number)) for number in range(settings.producers)]
                 await asyncio.wait(producers, timeout=settings.seconds)
                 self.ending.set()
                 await asyncio.gather(*producers)
@@ -173,6 +171,10 @@ class Ordering:
         except* TrafficError as errors:
             raise TrafficError(str(errors.exceptions[0])) from errors
         await self.clients.read(settings.topic, 1, timeout_s=settings.drain_timeout_s)
+
+    async def _produce(self, number: int) -> None:
+        rng = random.Random(f"{self.settings.seed} producer {number}")
+        await produce(self.clients, self.settings, number, rng, until=self.ending)
 
     async def _probe(self) -> None:
         """Check that the broker accepts the type of the subscription."""
@@ -186,35 +188,9 @@ class Ordering:
             await self.clients.until_ok(http, "DELETE", f"{place.path}/consumers/probe")
 
     async def _drain(self) -> None:
-        settings, complete = self.settings, False
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(settings.drain_timeout_s), self.clients.access.client() as http:
-                while not await self.clients.is_drained(http, settings.place):
-                    await asyncio.sleep(POLL_S)
-                complete = True
-        self._history.observe("drained", **settings.place.fields, complete=complete)
-
-    # -- producing -----------------------------------------------------------------------------------------------------
-
-    async def _produce(self, number: int, rng: random.Random) -> None:
         settings = self.settings
-        numbers = range(number, settings.keys, settings.producers)
-        keys, weights = [f"key-{key}" for key in numbers], [1 / (key + 1) for key in numbers]
-        sequence, loop = 0, asyncio.get_running_loop()
-        due = loop.time()
-        async with self.clients.access.client() as http:
-            while not self.ending.is_set():
-                messages = Outgoing()
-                for key in rng.choices(keys, weights, k=rng.choice((1, 2, 5, 20))):
-                    messages.add(sequence, rng.randbytes(rng.randint(1, 500)), key=key)
-                    sequence += 1
-                await self.clients.access.base_url()
-                batch = rng.random() < settings.batch_share
-                ids = await self.clients.produce(http, f"p{number}", settings.topic, messages, batch=batch)
-                if not all(":" in text for text in ids):
-                    await asyncio.sleep(RETRY_PAUSE_S)
-                due = max(due, loop.time() - 1.0) + len(ids) * settings.producers / settings.messages_per_s
-                await asyncio.sleep(max(0.0, due - loop.time()))
+        complete = await self.clients.drained([settings.place], timeout_s=settings.drain_timeout_s)
+        self._history.observe("drained", **settings.place.fields, complete=complete)
 
     # -- consuming -----------------------------------------------------------------------------------------------------
 
