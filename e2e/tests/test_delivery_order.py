@@ -474,6 +474,18 @@ def test_a_shared_message_is_delivered_to_one_consumer_at_a_time() -> None:
     assert found(story) == {"held-twice": 1}
 
 
+def test_a_fault_may_end_leases_that_were_granted_after_it_was_announced() -> None:
+    story = Consumers()
+    story.produce("a", "a")
+    story.add("fault-begin", 1_000, fault="kill -9", target="broker-0")
+    story.receive("c0", 0)  # answered before the process was dead
+    story.wait(1)
+    story.receive("c1", 0, 1)
+    story.add("fault-end", 1_000, outcome="ok")
+    story.ack("c1", 0, 1)
+    assert found(story) == {}
+
+
 def test_a_fault_of_the_cluster_may_end_leases() -> None:
     story = Consumers()
     story.produce("a")

@@ -20,8 +20,9 @@ not be used with an order that is judged.
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from sys import intern
 from typing import Final
 
@@ -159,20 +160,19 @@ class Consuming:
 
     # -- ends of deliveries --------------------------------------------------------------------------------------------
 
-    def settle(self, faults: Iterable[int] = ()) -> None:
-        """Compute the ends of all deliveries. `faults`: times at which faults began, ascending."""
-        begun_faults = list(faults)
+    def settle(self, faults: Sequence[tuple[int, int]] = ()) -> None:
+        """Compute the ends of all deliveries. `faults`: begins and ends of faults, both ascending."""
         by_message: dict[str, list[Delivery]] = {}
         for delivery in self.deliveries:
             by_message.setdefault(delivery.message_id, []).append(delivery)
         for delivery in self.deliveries:
-            self._settle(delivery, by_message[delivery.message_id], begun_faults)
+            self._settle(delivery, by_message[delivery.message_id], faults)
         if self.kind == "failover":
             self._settle_failover()
         elif self.order == "topic":
             self._settle_together()
 
-    def _settle(self, delivery: Delivery, same: Sequence[Delivery], faults: Sequence[int]) -> None:
+    def _settle(self, delivery: Delivery, same: Sequence[Delivery], faults: Sequence[tuple[int, int]]) -> None:
         call = delivery.call
         acks = self.acks.get(delivery.message_id, ())
         nacks = self.returns if self.order == "topic" else self.nacks.get(delivery.message_id, ())
@@ -188,9 +188,9 @@ class Consuming:
         for other in same:
             if other.begun >= call.ended and other.ended < has_ended:
                 has_ended = free_at = other.ended
-        fault = bisect_left(faults, call.begun)
+        fault = bisect_left(faults, call.begun, key=itemgetter(1))  # it may have begun before the call
         if fault < len(faults):
-            may_end = min(may_end, faults[fault])
+            may_end = min(may_end, faults[fault][0])
         delivery.may_end = max(may_end, call.begun)
         delivery.has_ended, delivery.free_at = has_ended, free_at
 

@@ -109,9 +109,9 @@ def find(
 
     `stored`: the messages that the subscription must deliver. `drained`: whether the cluster confirmed at the end that
     all of them are acknowledged; an acknowledgement without a response then counts. `faults`: periods of faults,
-    ascending by their begin.
+    ascending.
     """
-    consuming.settle([begin for begin, _ in faults])
+    consuming.settle(faults)
     lanes, by_id = _lanes(consuming, stored)
     waits = Waiting(consuming, faults)
     lost = [call for call in consuming.calls if call.is_lost]
