@@ -12,6 +12,8 @@ KIND ?= service
 MINUTES ?= 60
 SECONDS ?= 60
 KILLS ?= 50
+MESSAGES ?= 1000000
+RATE ?= 20000
 SIM_SECONDS ?= 60
 STORAGE_SECONDS ?= 60
 # Number of test processes: one more than cores, because many tests wait for servers; at most four, because servers
@@ -92,6 +94,10 @@ ordering: $(COMPILED) ## load a key-shared subscription while its consumers join
 .PHONY: kills
 kills: $(COMPILED) ## kill -9 the broker under load; judge redelivery counts and acknowledgements (KILLS=50 SEED=7)
 	@exec $(BIN)/python -m bindery_e2e kills --kills $(KILLS) --seed $(SEED) $(ARGS)
+
+.PHONY: delayed
+delayed: $(COMPILED) ## store a million delayed messages, kill -9 the broker twice, receive all; figures (MESSAGES=100000 RATE=5000 SEED=7)
+	@exec $(BIN)/python -m bindery_e2e delayed --messages $(MESSAGES) --rate $(RATE) --seed $(SEED) $(ARGS)
 
 .PHONY: attacks
 attacks: $(COMPILED) ## attack the ports of real processes: hostile clients, without tokens and with limited memory

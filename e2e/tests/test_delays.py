@@ -20,7 +20,9 @@ def judged(*receipts: Receipt, drained: bool = True) -> Delays:
 
 
 def test_messages_that_come_when_they_are_due_are_right() -> None:
-    found = judged(receipt(9_000, 10_050, [0]), receipt(10_060, 10_250, [1, 2], [0]), receipt(10_250, 10_300, (), [1, 2]))
+    found = judged(
+        receipt(9_000, 10_050, [0]), receipt(10_060, 10_250, [1, 2], [0]), receipt(10_250, 10_300, (), [1, 2])
+    )
     assert not found.errors
     assert (found.delivered, found.repeated) == (3, 0)
     assert (found.steady.p50, found.steady.longest, found.steady.in_time) == (50, 150, 1.0)

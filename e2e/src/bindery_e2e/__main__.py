@@ -23,11 +23,13 @@ from bindery_e2e.cluster.images import NEXT_VERSION, VERSION, Images
 from bindery_e2e.cluster.world import World
 from bindery_e2e.reporting.report import Report, report_of, write_report
 from bindery_e2e.runs.chaos import random_steps
+from bindery_e2e.runs.delayed import run_delayed
 from bindery_e2e.runs.kills import run_kills
 from bindery_e2e.runs.ordering import run_ordering
 from bindery_e2e.runs.runner import RunSettings, Step
 from bindery_e2e.runs.session import CHAOS_VALUES, REQUIRED, facts_of, installed, play, world_of
 from bindery_e2e.runs.suite import quick_steps
+from bindery_e2e.traffic.delayed import DelayedSettings
 from bindery_e2e.traffic.kills import KillsSettings
 from bindery_e2e.traffic.ordering import ORDERS, OrderingSettings
 from bindery_e2e.traffic.traffic import TrafficError, TrafficSettings
@@ -85,6 +87,19 @@ def parser() -> argparse.ArgumentParser:
     kills.add_argument("--seed", type=int, default=None, metavar="N", help="seed of the load (default: random)")
     kills.add_argument("--rate", type=float, default=300.0, metavar="N", help="messages per second (300)")
     kills.add_argument("--report", type=Path, metavar="DIR", help="report directory (e2e-reports/kills-<seed>-<time>)")
+    delayed = verbs.add_parser(
+        "delayed", help="store delayed messages, kill the broker, receive them when they are due"
+    )
+    delayed.add_argument("--messages", type=int, default=1_000_000, metavar="N", help="delayed messages (1000000)")
+    delayed.add_argument(
+        "--rate", type=float, default=20_000, metavar="N", help="messages due in a second, at most (20000)"
+    )
+    delayed.add_argument("--seed", type=int, default=None, metavar="N", help="seed of the times (default: random)")
+    delayed.add_argument("--random", action="store_true", help="due at random times, not in the order of the topic")
+    delayed.add_argument("--strict", action="store_true", help="a time or size that is missed is an error")
+    delayed.add_argument(
+        "--report", type=Path, metavar="DIR", help="report directory (e2e-reports/delayed-<seed>-<time>)"
+    )
     judge = verbs.add_parser("judge", help="judge a recorded history")
     judge.add_argument("history", type=Path, metavar="HISTORY.jsonl")
     judge.add_argument("--report", type=Path, metavar="DIR", help="write report.html and summaries to DIR")
@@ -104,6 +119,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _ordering(args)
         case "kills":
             return _kills(args)
+        case "delayed":
+            return _delayed(args)
         case "judge":
             return _judge(args)
     seed = random.randrange(10**6) if args.seed is None else args.seed
@@ -180,6 +197,23 @@ def _kills(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         return EXIT_STOPPED
     return EXIT_CODES[report.judgement.verdict]
+
+
+def _delayed(args: argparse.Namespace) -> int:
+    seed = random.randrange(10**6) if args.seed is None else args.seed
+    command = f"python -m bindery_e2e delayed --messages {args.messages} --rate {args.rate:g} --seed {seed}"
+    command += " --random" if args.random else ""
+    folder = args.report or Path("e2e-reports") / f"delayed-{seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+    settings = DelayedSettings(seed=seed, messages=args.messages, rate=args.rate, is_random=args.random)
+    say(command)
+    try:
+        verdict, _ = run_delayed(settings, folder, facts=facts_of(command), strict=args.strict, say=say)
+    except (TrafficError, StandaloneError) as error:
+        print(f"bindery_e2e: {error}", file=sys.stderr)
+        return EXIT_CODES["BAD"]
+    except KeyboardInterrupt:
+        return EXIT_STOPPED
+    return EXIT_CODES[verdict]
 
 
 def _run(args: argparse.Namespace, seed: int, steps: Iterable[Step]) -> Report:

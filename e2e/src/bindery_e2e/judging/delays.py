@@ -107,7 +107,9 @@ def judge_delays(
                 found.add("early", f"message {number} came {due_at[number] - receipt.ended} ms before it was due")
             if 0 < done_at[number] < receipt.begun:
                 late = receipt.begun - done_at[number]
-                found.add("redelivered", f"message {number}, asked for {late} ms after its acknowledgement was answered")
+                found.add(
+                    "redelivered", f"message {number}, asked for {late} ms after its acknowledgement was answered"
+                )
             elif first_at[number]:
                 found.repeated += 1
             first_at[number] = first_at[number] or receipt.ended
