@@ -38,6 +38,10 @@ def test_ranges_equal_a_set_of_entries_and_are_as_few_as_possible(steps: list[tu
     for ledger in range(3):
         for entry in range(85):
             assert ranges.contains(ledger, entry) == ((ledger, entry) in naive)
+        for first in range(0, 85, 3):
+            for last in range(first, 85, 5):
+                expected = any((ledger, entry) in naive for entry in range(first, last + 1))
+                assert ranges.has_any(ledger, first, last) == expected
     rebuilt = AckRanges()
     for ledger in ranges.ledger_ids():
         assert ranges.bits(ledger) == sum(1 << e for other, e in naive if other == ledger)

@@ -44,7 +44,7 @@ SAMPLE_MIN: Final = 5_000
 """Minimum number of messages of the sample, unless the run has fewer."""
 DOWN_S: Final = 5.0
 """Seconds for which the broker is down before its load is measured. A broker takes the topics of one that was killed
-when the session of that one has ended, after 4 s: only then, the first answer shows how long the topic takes to load."""
+when the session of that one has ended, after 4 s: the first answer then shows how long the topic takes to load."""
 STALL_S: Final = 60.0
 """Seconds without progress after which a phase ends."""
 WAIT_MS: Final = 1_000

@@ -244,6 +244,26 @@ class AckRanges:
             return bool(bits >> (entry_id & _MASK) & 1)
         return ledger.runs.end(block) is not None
 
+    def has_any(self, ledger_id: int, first: int, last: int) -> bool:
+        """Whether any entry of first..last (inclusive) is in the set. Takes O(blocks of these entries)."""
+        ledger = self._ledgers.get(ledger_id)
+        if ledger is None:
+            return False
+        low, high = first >> _SHIFT, last >> _SHIFT
+        runs = ledger.runs
+        index = bisect_left(runs.ends, low)
+        if index < len(runs.starts) and runs.starts[index] <= high:
+            return True
+        for block in range(low, high + 1):
+            bits = ledger.parts.get(block, 0)
+            if block == low:
+                bits &= ~((1 << (first & _MASK)) - 1)
+            if block == high:
+                bits &= (2 << (last & _MASK)) - 1
+            if bits:
+                return True
+        return False
+
     def end_of_range(self, ledger_id: int, entry_id: int) -> int | None:
         """Return the last entry of the range that contains this entry; None: no range contains it."""
         if not self.contains(ledger_id, entry_id):

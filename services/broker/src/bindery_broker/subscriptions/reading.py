@@ -161,13 +161,14 @@ class MessageReader:
         return bool(self._delays_to_restore)
 
     async def restore_delays(self) -> None:
-        """Load the index of delayed messages from the cursor, once; other tasks run after each blob (50 ms)."""
+        """Load the index of delayed messages from the cursor, once; other tasks run after each blob (10 ms)."""
         while self._delays_to_restore:
             name = self._delays_to_restore.pop()
             blob = self._cursor.blobs.get(name)
             if blob is None:
                 continue
-            for damaged, error in self.delays.restore({name: blob}, self._cursor.is_acked).items():
+            found = self.delays.restore({name: blob}, self._cursor.is_acked, self._cursor.has_acked)
+            for damaged, error in found.items():
                 log.error("delayed_index_damaged", cursor=self._cursor.name, blob=damaged, error=str(error))
             await asyncio.sleep(0)
 

@@ -80,10 +80,30 @@ def test_remove_upto_counts_live_rows_once():
     found.check()
 
 
+def has_any(acked):
+    return lambda ledger_id, first, last: any(a == ledger_id and first <= b <= last for a, b in acked)
+
+
+def test_only_rows_that_may_be_acknowledged_are_looked_at(monkeypatch):
+    monkeypatch.setattr("bindery_broker.dispatch.delays.bucket.ACKED_ROWS", 2)
+    found, asked = bucket(), []
+
+    def is_acked(position):
+        asked.append(position)
+        return position == (2, 14)
+
+    assert found.remove_acked(is_acked, has_any({(2, 14)})) == 1
+    assert (2, 14) in asked
+    assert len(asked) <= 2
+    assert found.remove_acked(is_acked, has_any(set())) == 0
+    assert len(asked) <= 2
+    found.check()
+
+
 def test_acknowledged_messages_are_removed():
-    found = bucket()
-    assert found.remove_acked(lambda position: position in {(2, 14), (3, 1), (9, 9)}) == 2
-    assert found.remove_acked(lambda position: position in {(2, 14), (3, 1), (9, 9)}) == 0
+    found, acked = bucket(), {(2, 14), (3, 1), (9, 9)}
+    assert found.remove_acked(acked.__contains__, has_any(acked)) == 2
+    assert found.remove_acked(acked.__contains__, has_any(acked)) == 0
     found.check()
     assert drain(found) == [(2, 11), (2, 10), (3, 0)]
 

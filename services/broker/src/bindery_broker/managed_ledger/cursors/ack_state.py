@@ -135,6 +135,10 @@ class AckState:
     def is_acked(self, position: Position) -> bool:
         return position <= self.mark_delete or self.acked.contains(*position)
 
+    def has_acked(self, ledger_id: int, first: int, last: int) -> bool:
+        """See `ManagedCursor.has_acked`."""
+        return Position(ledger_id, first) <= self.mark_delete or self.acked.has_any(ledger_id, first, last)
+
     def remaining(self, position: Position) -> int | None:
         """See `ManagedCursor.remaining`."""
         return self.batches.get(position)
