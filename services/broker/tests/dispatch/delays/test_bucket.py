@@ -1,6 +1,6 @@
 """A bucket: order of delivery, search by position, and removal."""
 
-from bindery_broker.dispatch.delays.bucket import Bucket
+from bindery_broker.dispatch.delays.bucket import Bucket, joined, ranges_of
 from bindery_broker.dispatch.delays.bucket_codec import build, weight
 from bindery_pulsar.message_id import LATEST, Position
 
@@ -110,15 +110,35 @@ def test_acknowledged_messages_are_removed():
 
 def test_live_entries_and_rows_leave_out_what_is_gone():
     found = bucket()
-    assert found.live_entries(2, 11, 14) == [11, 14]
-    assert found.live_entries(2, 12, 13) == []
-    assert found.live_entries(4, 0, 9) == []
-    assert found.live_entries(0, 0, 9) == []
+    assert found.live_ranges(2, 11, 14) == [(11, 11), (14, 14)]
+    assert found.live_ranges(2, 12, 13) == []
+    assert found.live_ranges(4, 0, 9) == []
+    assert found.live_ranges(0, 0, 9) == []
     found.remove_upto(Position(2, 11))
-    assert found.live_entries(2, 0, 99) == [14]
+    assert found.live_ranges(2, 0, 99) == [(14, 14)]
     assert list(found.live_rows()) == [(2, [14], [1_000]), (3, [0, 1], [901, 5_000])]
     found.remove_upto(Position(2, 14))
     assert list(found.live_rows()) == [(3, [0, 1], [901, 5_000])]
+
+
+def test_live_ranges_of_adjacent_entries():
+    found = Bucket(build({5: (list(range(20, 30)), list(range(1_000, 1_010)))}, covered_upto=LATEST), tick_ms=1)
+    found.check()
+    assert found.live_ranges(5, 0, 99) == [(20, 29)]
+    assert found.live_ranges(5, 22, 24) == [(22, 24)]
+    assert found.live_ranges(5, 29, 40) == [(29, 29)]
+    assert found.live_ranges(5, 30, 40) == found.live_ranges(5, 0, 19) == []
+    found.remove(4)
+    assert found.live_ranges(5, 0, 99) == [(20, 23), (25, 29)]
+    assert found.live_ranges(5, 20, 23) == [(20, 23)]
+    assert found.live_ranges(5, 24, 24) == []
+    assert drain(found) == [(5, n) for n in range(20, 30) if n != 24]
+
+
+def test_adjacent_ranges_are_joined():
+    assert joined([(1, 2), (3, 3), (5, 6), (7, 9)]) == [(1, 3), (5, 9)]
+    assert ranges_of([]) == []
+    assert ranges_of([4, 5, 7]) == [(4, 5), (7, 7)]
 
 
 def test_the_weight_counts_live_rows_and_no_more_ledgers_than_rows():

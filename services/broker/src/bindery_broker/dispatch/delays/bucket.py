@@ -11,8 +11,9 @@ before `_low` is marked.
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
-from itertools import compress
+from collections.abc import Callable, Iterable, Iterator
+from itertools import compress, islice
+from operator import le
 
 from bindery_pulsar.message_id import Position
 
@@ -34,16 +35,19 @@ class Bucket:
     def __init__(self, columns: Columns, *, tick_ms: int) -> None:
         self.columns = columns
         self._tick_ms = tick_ms
-        base_ms = columns.base_ms
-        slots = [-(-(base_ms + offset) // tick_ms) for offset in columns.times]
-        self._order = array("H", sorted(range(len(slots)), key=slots.__getitem__))
-        self._gone = bytearray(len(slots))
+        base_ms, times, count = columns.base_ms, columns.times, len(columns)
+        if all(map(le, times, islice(times, 1, None))):  # the messages of one delay are in order
+            self._order = array("H", range(count))
+        else:
+            slots = [-(-(base_ms + offset) // tick_ms) for offset in times]
+            self._order = array("H", sorted(range(count), key=slots.__getitem__))
+        self._gone = bytearray(count)
         self._head = 0
         self._low = 0
-        self.live = len(slots)
+        self.live = count
         self.first = self._position(0)
         """Position of the first row, whether it is marked or not."""
-        self.last = self._position(len(slots) - 1)
+        self.last = self._position(count - 1)
 
     def __len__(self) -> int:
         """Return the number of rows, marked ones included."""
@@ -157,17 +161,21 @@ class Bucket:
         self.live -= count
         return count
 
-    def live_entries(self, ledger_id: int, first: int, last: int) -> list[int]:
-        """Return the ids of the live entries of a ledger from `first` to `last`, both included, ascending."""
+    def live_ranges(self, ledger_id: int, first: int, last: int) -> list[tuple[int, int]]:
+        """Return the live entries of a ledger from `first` to `last`, as ascending ranges; all ends are included."""
         columns = self.columns
         index = bisect_left(columns.ledgers, ledger_id)
         if index == len(columns.ledgers) or columns.ledgers[index] != ledger_id:
             return []
-        base, end = columns.firsts[index], columns.end(index)
-        low = bisect_left(columns.entries, first - base, columns.starts[index], end)
-        high = bisect_right(columns.entries, last - base, low, end)
+        base, end, entries = columns.firsts[index], columns.end(index), columns.entries
+        low = bisect_left(entries, first - base, columns.starts[index], end)
+        high = bisect_right(entries, last - base, low, end)
+        if low == high:
+            return []
         gone = self._gone
-        return [base + columns.entries[row] for row in range(low, high) if not gone[row]]
+        if entries[high - 1] - entries[low] == high - 1 - low and not gone.count(1, low, high):  # often
+            return [(base + entries[low], base + entries[high - 1])]
+        return ranges_of([base + entries[row] for row in range(low, high) if not gone[row]])
 
     def live_rows(self) -> Iterator[tuple[int, list[int], list[int]]]:
         """Yield ledger id, entry ids and delivery times of the live rows of each ledger, ascending, none empty."""
@@ -197,3 +205,19 @@ class Bucket:
 
 
 _INVERTED = bytes([1, 0]) + bytes(254)
+
+
+def ranges_of(ids: Iterable[int]) -> list[tuple[int, int]]:
+    """Return ascending numbers as ranges first..last, both included."""
+    return joined((number, number) for number in ids)
+
+
+def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Join adjacent ranges. They ascend and do not overlap."""
+    found: list[tuple[int, int]] = []
+    for first, last in ranges:
+        if found and found[-1][1] + 1 == first:
+            found[-1] = found[-1][0], last
+        else:
+            found.append((first, last))
+    return found

@@ -35,7 +35,7 @@ from typing import Final, NamedTuple
 from bindery_core.errors import BinderyError
 from bindery_pulsar.message_id import EARLIEST, Position
 
-from bindery_broker.dispatch.delays.bucket import Bucket, HasAcked, Head
+from bindery_broker.dispatch.delays.bucket import Bucket, HasAcked, Head, joined, ranges_of
 from bindery_broker.dispatch.delays.bucket_codec import (
     DELIVER_AT_MAX,
     ROWS_MAX,
@@ -209,18 +209,13 @@ class DelayIndex:
 
         Takes memory in proportion to `last - first`, so that the caller asks for one read at a time.
         """
-        ids = [entry_id for owner, entry_id in self._open if owner == ledger_id and first <= entry_id <= last]
+        ids = sorted(entry_id for owner, entry_id in self._open if owner == ledger_id and first <= entry_id <= last)
+        ranges = ranges_of(ids)
         for bucket in self._buckets.values():
             if bucket.first <= (ledger_id, last) and bucket.last >= (ledger_id, first):
-                ids += bucket.live_entries(ledger_id, first, last)
-        ids.sort()
-        ranges: list[tuple[int, int]] = []
-        for entry_id in ids:
-            if ranges and ranges[-1][1] + 1 == entry_id:
-                ranges[-1] = ranges[-1][0], entry_id
-            else:
-                ranges.append((entry_id, entry_id))
-        return ranges
+                ranges += bucket.live_ranges(ledger_id, first, last)
+        ranges.sort()
+        return joined(ranges)
 
     def cancel(self, position: Position) -> bool:
         """Remove a message: it is acknowledged. Returns whether it was in the index."""
