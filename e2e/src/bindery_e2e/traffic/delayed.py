@@ -231,8 +231,11 @@ class Delayed:
                     await self.access.base_url()
                     outcome = await self.access.call(http, "POST", path, content=body)
             figures.load_s = time.monotonic() - began
-            async with asyncio.timeout(STALL_S):
-                await self._plain_came.wait()
+            try:
+                async with asyncio.timeout(STALL_S):
+                    await self._plain_came.wait()
+            except TimeoutError:
+                raise TrafficError(f"a message without a delay was not received within {STALL_S:g} s") from None
             figures.plain_s = time.monotonic() - began
         self._say(
             f"load: the port answered after {figures.start_s:.2f} s, the topic {figures.load_s:.2f} s later; a plain "
@@ -292,9 +295,12 @@ class Delayed:
 
         await self.access.base_url()
         began = time.monotonic()
-        async with asyncio.TaskGroup() as tasks:
-            for _ in range(self.settings.connections):
-                tasks.create_task(send())
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for _ in range(self.settings.connections):
+                    tasks.create_task(send())
+        except* TrafficError as errors:
+            raise TrafficError(str(errors.exceptions[0])) from errors
         return len(numbers) / (time.monotonic() - began)
 
     async def _subscribe(self, topic: str) -> None:

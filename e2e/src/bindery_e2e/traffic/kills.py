@@ -153,8 +153,12 @@ class Kills:
                 await self._wait_for_answers(fault)
 
     async def _wait_for_answers(self, fault: Fault) -> None:
-        async with asyncio.timeout(self.settings.gap_s_max):
-            await self._all_answered.wait()
+        try:
+            async with asyncio.timeout(self.settings.gap_s_max):
+                await self._all_answered.wait()
+        except TimeoutError:
+            silent = ", ".join(kind for kind in KINDS if kind not in self._answered)
+            raise TrafficError(f"no answer from {silent} within {self.settings.gap_s_max:g} s of a kill") from None
         fault.measured(detail="all subscriptions answered again")
 
     async def _drain(self) -> None:
