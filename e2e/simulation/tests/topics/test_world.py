@@ -19,6 +19,7 @@ from bindery_simulation.topics.judging.history import (
     Outcome,
     Produce,
     Receive,
+    Retry,
     Return,
     Seek,
     SubscriptionId,
@@ -99,6 +100,8 @@ def test_runs_reach_the_states_that_the_judge_checks() -> None:
         "redelivered",
         "trimmed",
         "lost with its broker",
+        "moved",
+        "unknown move",
         "repeated request",
         "refused",
         "delayed",
@@ -135,7 +138,9 @@ def _states(world: World) -> set[str]:
             found.add("lost with its broker")
         if call.outcome is Outcome.REFUSED and call.started is not None:
             found.add("refused")
-        if call.outcome is Outcome.UNKNOWN and isinstance(request, Produce | Acknowledge):
+        if call.outcome is Outcome.UNKNOWN and isinstance(request, Retry):
+            found.add("unknown move")
+        elif call.outcome is Outcome.UNKNOWN and isinstance(request, Produce | Acknowledge):
             found.add("unknown acknowledgement" if isinstance(request, Acknowledge) else "unknown produce")
         if isinstance(request, Receive):
             for key, _, count in call.deliveries:
@@ -150,6 +155,8 @@ def _states(world: World) -> set[str]:
         elif call.is_done:
             if isinstance(request, Produce) and any(one.is_delayed for one in request.messages):
                 found.add("delayed")
+            elif isinstance(request, Retry):
+                found.add("moved")
             elif isinstance(request, Acknowledge):
                 found |= _kinds_of_ack(request)
                 if any(lease_ends_s[request.subscription, key] < call.sent.time_s for key in request.keys):

@@ -5,7 +5,7 @@ change of the code around them.
 """
 
 import asyncio
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -24,8 +24,11 @@ from bindery_broker.managed_ledger.ledger_list import LedgerList
 from bindery_broker.managed_ledger.topic_metadata import OwnedNode, TopicMetadata
 from bindery_broker.managed_ledger.writing.pending_adds import PendingAdds
 from bindery_broker.managed_ledger.writing.writer import TopicWriter
+from bindery_broker.retries import mover as moving
+from bindery_broker.retries.mover import Mover
 from bindery_broker.subscriptions.dispatch_loop import DispatchLoop
 from bindery_broker.subscriptions.subscription import Subscription
+from bindery_broker.topics.move_targets import TopicTarget
 from bindery_client.ledger.api import LedgerClient, WriteHandle
 from bindery_core.errors import BinderyError
 from bindery_core.ids import LedgerId
@@ -413,3 +416,69 @@ def delivered_while_held() -> list[Replacement]:
         return taken
 
     return [(SharedDispatcher, "take", take)]
+
+
+# --- moves ------------------------------------------------------------------------------------------------------------
+
+
+def moved_without_intent() -> list[Replacement]:
+    """The intent of a move is not stored."""
+    original = ManagedCursor.put_blobs
+
+    async def put_blobs(self: Any, put: Mapping[str, bytes], remove: Collection[str] = ()) -> None:
+        await original(self, {name: blob for name, blob in put.items() if not name.startswith("move-")}, remove)
+
+    return [(ManagedCursor, "put_blobs", put_blobs)]
+
+
+def copies_not_searched() -> list[Replacement]:
+    """The messages of an intent are delivered again, whether they have copies or not."""
+
+    async def find(_self: Any, intent: Any) -> list[bool]:
+        return [False] * len(intent.messages)
+
+    return [(Mover, "_find", find)]
+
+
+def copies_assumed() -> list[Replacement]:
+    """The messages of an intent are acknowledged, whether they have copies or not."""
+
+    async def find(_self: Any, intent: Any) -> list[bool]:
+        return [True] * len(intent.messages)
+
+    return [(Mover, "_find", find)]
+
+
+def moved_after_ack() -> list[Replacement]:
+    """Messages are acknowledged before their copies are written."""
+    original = Mover._write
+
+    async def write(self: Any, copies: Any, to: Any, hold: Any, target: Any) -> Any:
+        await self._acknowledge(copies, None, remove=())
+        return await original(self, copies, to, hold, target)
+
+    return [(Mover, "_write", write)]
+
+
+def unknown_is_refused() -> list[Replacement]:
+    """A copy whose outcome is not known is taken for one that was not stored."""
+    return [(moving, "REFUSALS", (BinderyError,))]
+
+
+def read_before_settled() -> list[Replacement]:
+    """The moves of the former owner are settled only before the next move."""
+
+    async def before_read(_self: Any) -> None:
+        return
+
+    return [(Mover, "before_read", before_read)]
+
+
+def copies_reversed() -> list[Replacement]:
+    """The copies of a request are written in reverse."""
+    original = TopicTarget.publish
+
+    async def publish(self: Any, messages: Sequence[Any]) -> Any:
+        return (await original(self, messages[::-1]))[::-1]
+
+    return [(TopicTarget, "publish", publish)]

@@ -5,24 +5,31 @@ errors into outcomes. If the signatures of `Topic` or `Subscription` change, onl
 """
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from bindery_broker.broker import Broker
+from bindery_broker.retries.copies import ORIGIN_MESSAGE_ID
+from bindery_broker.retries.names import dead_letter_topic, retry_topic
+from bindery_broker.retries.targets import Destination
 from bindery_broker.subscriptions.consumer import ClientWatch, ReceiveRequest
+from bindery_broker.subscriptions.moving import RetryTo
 from bindery_broker.subscriptions.reading import messages_of
 from bindery_broker.subscriptions.subscription import Subscription
 from bindery_broker.topics.topic import Topic
-from bindery_core.errors import BadRequest, BinderyError, Conflict, NotThere, TryAgain
-from bindery_pulsar.message_codec import OutgoingMessage
+from bindery_core.errors import BadRequest, BinderyError, Conflict, NoSuchTopic, NotThere, OutcomeUnknown, TryAgain
+from bindery_pulsar.message_codec import OutgoingMessage, PackedEntry, publish_time_ms
 from bindery_pulsar.message_id import EARLIEST, LATEST, MessageId, Position
 from bindery_pulsar.topic_name import TopicName
 
 from bindery_simulation.service.machine import WALL_CLOCK_START_MS
 from bindery_simulation.topics.judging.history import (
+    WHOLE_ENTRY,
     Acknowledge,
     Call,
+    Copied,
     Delivered,
     Drain,
     Key,
@@ -30,8 +37,10 @@ from bindery_simulation.topics.judging.history import (
     Leave,
     Outcome,
     Produce,
+    ReadCopies,
     Receive,
     Request,
+    Retry,
     Return,
     Rules,
     Seek,
@@ -47,6 +56,12 @@ RULES: Final = Rules(durable_counts=True, early_s_max=CLOCKS_APART_MS / 1000)
 """What this version of the broker promises."""
 BYTES_MAX: Final = 4 * 2**20
 """Maximum bytes of the messages of one call."""
+
+
+RETRIES_MAX: Final = 16
+"""Number of retries of a message before it goes to the dead-letter topic."""
+READ_ENTRIES_MAX: Final = 100
+"""Maximum number of entries of one read of a retry topic."""
 
 
 class Redirected(Exception):
@@ -73,7 +88,8 @@ def outcome_of(error: BinderyError, request: Request) -> Outcome:
     """
     if isinstance(error, BadRequest | NotThere):
         return Outcome.REFUSED
-    if isinstance(error, TryAgain | Conflict) and not isinstance(request, Acknowledge | Seek):
+    may_be_carried_out = isinstance(request, Acknowledge | Seek) and not isinstance(request, Retry)
+    if isinstance(error, TryAgain | Conflict) and not may_be_carried_out:
         return Outcome.REFUSED
     return Outcome.UNKNOWN
 
@@ -94,10 +110,14 @@ class Gateway:
             call.incarnation = self._incarnation(topic)
             return Settled(Outcome.DONE, await self._carry_out(topic, request, client))
         except BinderyError as error:
+            if isinstance(request, ReadCopies) and isinstance(error, NoSuchTopic):
+                return Settled(Outcome.DONE, ())
             return Settled(outcome_of(error, request), error=f"{type(error).__name__}: {error}")
 
     async def _topic(self, request: Request) -> Topic:
         name = TopicName.parse(request.topic if isinstance(request, Produce) else request.subscription.topic)
+        if isinstance(request, ReadCopies):
+            name = retry_topic(name, request.subscription.name)
         is_created = isinstance(request, Produce | Subscribe)
         owner = await self.broker.locate(name, create=is_created)
         if owner is not None:
@@ -120,6 +140,8 @@ class Gateway:
     async def _carry_out(self, topic: Topic, request: Request, client: ClientWatch) -> object:
         if isinstance(request, Produce):
             return await _produce(topic, request)
+        if isinstance(request, ReadCopies):
+            return await _read_copies(topic)
         name = request.subscription.name
         if isinstance(request, Subscribe):
             _, is_created = await topic.subscribe(name, initial=EARLIEST if request.earliest else LATEST)
@@ -130,6 +152,8 @@ class Gateway:
         subscription = topic.subscription(name)
         if isinstance(request, Receive):
             return await self._receive(subscription, request, client)
+        if isinstance(request, Retry):
+            return await self._retry(topic, subscription, request)
         if isinstance(request, Acknowledge):
             await _acknowledge(subscription, request)
             return None
@@ -166,6 +190,49 @@ class Gateway:
             for one in deliveries
             for message in messages_of(one)
         )
+
+    async def _retry(self, topic: Topic, subscription: Subscription, request: Retry) -> tuple[Key, ...]:
+        name = subscription.name
+        to = RetryTo(
+            retry=Destination(retry_topic(topic.name, name), name),
+            dead_letters=Destination(dead_letter_topic(topic.name, name), name),
+            max_redeliver=RETRIES_MAX,
+            delay_ms=round(request.delay_s * 1000),
+        )
+        charge = self.broker.topics.responses.charge("retry")
+        try:
+            result = await subscription.retry([_message_id(key) for key in request.keys], to, charge=charge)
+        finally:
+            charge.release()
+        for _, error in result.failed:
+            if result.moved:
+                raise OutcomeUnknown("only a part was moved", cause=str(error))
+            raise error
+        return tuple(
+            (one.message_id.ledger_id, one.message_id.entry_id, one.message_id.batch_index) for one in result.moved
+        )
+
+
+async def _read_copies(topic: Topic) -> tuple[Copied, ...]:
+    """Read a retry topic from its first entry on."""
+    ledger = topic.ledger
+    found: list[Copied] = []
+    position = ledger.first_position
+    while entries := await ledger.read(position, entries_max=READ_ENTRIES_MAX, size_max=BYTES_MAX):
+        for at, payload in entries:
+            stored_at_s = (publish_time_ms(payload) - WALL_CLOCK_START_MS) / 1000
+            for message in PackedEntry(payload).decode():
+                text = message.payload.decode()
+                found.append(Copied(_origin(message.properties[ORIGIN_MESSAGE_ID]), text, stored_at_s))
+            position = ledger.next_position(at)
+    return tuple(found)
+
+
+def _origin(text: str) -> Key:
+    """Return the key of a message from its id as a property: ledger, entry, partition, and index in the batch."""
+    found = re.fullmatch(r"(\d+):(\d+):-1(?::(\d+))?", text)
+    assert found is not None, text
+    return int(found[1]), int(found[2]), WHOLE_ENTRY if found[3] is None else int(found[3])
 
 
 async def _produce(topic: Topic, request: Produce) -> tuple[Key, ...]:

@@ -21,16 +21,23 @@ COLLECT_EVERY: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """The faults to choose from, the types of subscriptions, and whether messages may be delayed."""
+    """The faults to choose from, the types of subscriptions, and whether messages may be delayed, or moved."""
 
     faults: tuple[Fault, ...]
     kinds: tuple[Type, ...] = (Type.EXCLUSIVE, Type.SHARED)
     has_delays: bool = False
+    has_retries: bool = False
 
 
 def _trials(seeds: Iterable[int], conditions: Conditions) -> Iterator[Trial]:
     for number, seed in enumerate(seeds):
-        outcome = run_seed(seed, faults=conditions.faults, kinds=conditions.kinds, has_delays=conditions.has_delays)
+        outcome = run_seed(
+            seed,
+            faults=conditions.faults,
+            kinds=conditions.kinds,
+            has_delays=conditions.has_delays,
+            has_retries=conditions.has_retries,
+        )
         violation = outcome.violation
         if number % COLLECT_EVERY == 0:
             collect()
@@ -48,6 +55,10 @@ DELAYED: Final = Conditions((faults.close_topics,), (Type.SHARED,), has_delays=T
 SHARED_KILLS: Final = Conditions((faults.kill_broker,), (Type.SHARED,))
 EXCLUSIVE: Final = Conditions((faults.close_topics,), (Type.EXCLUSIVE,))
 FAILOVER: Final = Conditions((faults.close_topics,), (Type.FAILOVER,))
+MOVES: Final = Conditions((faults.kill_broker, faults.stop_broker), (Type.SHARED, Type.KEY_SHARED), has_retries=True)
+MOVES_BOOKIES: Final = Conditions(
+    (service.partition, service.slow_and_flaky, faults.kill_broker), (Type.SHARED, Type.KEY_SHARED), has_retries=True
+)
 KEY_SHARED: Final = Conditions((faults.close_topics,), (Type.KEY_SHARED,))
 
 # --- the table: name, what the defect does, invariants that may report it, first seed, conditions, defect ------------
@@ -120,5 +131,19 @@ MUTANTS: Final[MutantTable[Conditions]] = MutantTable(Kind.TOPICS, _trials, (
     ("delay-ignored", "Delayed messages are delivered at once.", ("never-early",), 0, DELAYED, defects.delay_ignored),
     ("delivered-while-held", "A message that is held is delivered to others, too.",
      ("one-lease",), 0, SHARED, defects.delivered_while_held),
+    ("moved-without-intent", "Messages are moved without a record of the intent.",
+     ("one-copy", "moved-is-not-delivered"), 6, MOVES, defects.moved_without_intent),
+    ("copies-not-searched", "After a crash, the messages of a move are delivered again; no copies are searched.",
+     ("one-copy", "moved-is-not-delivered"), 6, MOVES, defects.copies_not_searched),
+    ("copies-assumed", "After a crash, the messages of a move count as copied.",
+     ("move-loses-nothing",), 11, MOVES, defects.copies_assumed),
+    ("moved-after-ack", "Messages are acknowledged before their copies are written.",
+     ("move-loses-nothing", "trim-keeps-unacknowledged"), 0, MOVES, defects.moved_after_ack),
+    ("unknown-is-refused", "A copy of unknown outcome counts as refused.",
+     ("one-copy", "moved-is-not-delivered"), 72, MOVES_BOOKIES, defects.unknown_is_refused),
+    ("read-before-settled", "A subscription is read before the moves of the former owner are settled.",
+     ("one-copy", "moved-is-not-delivered"), 6, MOVES, defects.read_before_settled),
+    ("copies-reversed", "The copies of a request are written in reverse.",
+     ("copies-in-order",), 0, MOVES, defects.copies_reversed),
 ), unit="seeds")
 # fmt: on

@@ -34,10 +34,13 @@ class Plan:
     seeks: int
     delayed_share: float
     """Share of the requests of producers whose messages have a time of delivery."""
+    retry_share: float
+    """Share of the answers of Shared and Key_Shared consumers of which messages are moved to the retry topic."""
 
 
-def draw_plan(rng: random.Random, kinds: Sequence[Kind], *, has_delays: bool = True) -> Plan:
-    """Return a random plan with subscriptions of these kinds. `has_delays`: whether messages may be delayed."""
+def draw_plan(rng: random.Random, kinds: Sequence[Kind], *, has_delays: bool = True, has_retries: bool = True) -> Plan:
+    """Return a random plan with subscriptions of these kinds. `has_delays`: whether messages may be delayed.
+    `has_retries`: whether messages may be moved to retry topics."""
     topics = tuple(_draw_topic(rng, f"public/default/t{number}", kinds) for number in range(rng.choice((1, 1, 2))))
     return Plan(
         brokers=rng.choice((2, 2, 3)),
@@ -46,6 +49,7 @@ def draw_plan(rng: random.Random, kinds: Sequence[Kind], *, has_delays: bool = T
         faults=rng.choice((1, 2, 3, 4, 6, 8)),
         seeks=rng.choice((0, 0, 1, 2, 4)),
         delayed_share=rng.choice((0.0, 0.0, 0.3)) if has_delays else 0.0,
+        retry_share=rng.choice((0.0, 0.2, 0.5)) if has_retries else 0.0,
     )
 
 

@@ -21,7 +21,9 @@ from bindery_simulation.topics.judging.history import (
     Leave,
     Payload,
     Produce,
+    ReadCopies,
     Receive,
+    Retry,
     Return,
     Seek,
     Subscribe,
@@ -34,6 +36,8 @@ RETRY_S: Final = 0.3
 """Time in seconds after which a client repeats a request that was refused or not answered."""
 MESSAGES_MAX: Final = 120
 """Maximum number of messages of one producer."""
+MOVING: Final = (Kind.SHARED, Kind.KEY_SHARED)
+"""Types of subscriptions whose consumers move messages to the retry topic."""
 IN_ORDER: Final = (Kind.EXCLUSIVE, Kind.FAILOVER)
 """Types of subscriptions that allow cumulative acknowledgements."""
 KEYS: Final = (None, "a", "b", "c")
@@ -102,9 +106,19 @@ class Producer(Client):
 class Consumer(Client):
     """Consumes a subscription under one name after the other."""
 
-    def __init__(self, caller: Caller, rng: random.Random, is_busy: Callable[[], bool], plan: SubscriptionPlan) -> None:
+    def __init__(
+        self,
+        caller: Caller,
+        rng: random.Random,
+        is_busy: Callable[[], bool],
+        plan: SubscriptionPlan,
+        *,
+        retry_share: float = 0.0,
+    ) -> None:
+        """`retry_share`: see `Plan`."""
         super().__init__(caller, rng, is_busy)
         self.plan = plan
+        self._retry_share = retry_share if plan.kind in MOVING and not plan.is_temporary else 0.0
         self._subscription = plan.id
         self._names = 0
         self._late: list[asyncio.Task[None]] = []
@@ -202,6 +216,9 @@ class Consumer(Client):
         keys = [one.key for one in deliveries]
         self.received += keys
         await asyncio.sleep(rng.choice((0.0, 0.0, 0.1)))
+        if self._retry_share and rng.random() < self._retry_share:
+            await self._move(keys)
+            return
         fate = rng.random()
         if request.kind in IN_ORDER and is_certain and fate < 0.3:
             await self._ack((keys[rng.randrange(len(keys))],), cumulative=True)
@@ -220,6 +237,17 @@ class Consumer(Client):
         elif fate < 0.96:
             late = self._ack_late(tuple(keys), request.ack_timeout_s + rng.choice((-0.01, 0.0, 0.4)))
             self._late.append(asyncio.ensure_future(late))
+
+    async def _move(self, keys: list[Key]) -> None:
+        """Move some messages to the retry topic, and acknowledge the rest."""
+        rng = self._rng
+        chosen = tuple(rng.sample(keys, rng.randint(1, len(keys))))
+        request = Retry(self._subscription, chosen, delay_s=rng.choice((0.0, 5.0)))
+        for _ in range(rng.choice((1, 2))):
+            if (await self._caller.call(request)).is_definite:
+                break
+        if rest := tuple(key for key in keys if key not in chosen):
+            await self._ack(rest)
 
     async def _ack(self, keys: tuple[Key, ...], *, cumulative: bool = False) -> None:
         request = Acknowledge(self._subscription, keys, cumulative)
@@ -279,6 +307,10 @@ class Drainer(Client):
             return False
         left = await self._caller.call(Drain(subscription))
         return left.is_done and left.result == 0
+
+    async def read_copies(self, subscription: SubscriptionId) -> bool:
+        """Read the retry topic of a subscription. Returns whether that succeeded."""
+        return (await self._caller.call(ReadCopies(subscription))).is_done
 
     async def write(self, topic: str) -> bool:
         """Send one message. Returns whether it was stored."""

@@ -27,7 +27,7 @@ from bindery_simulation.topics.broker_machine import BrokerMachine
 from bindery_simulation.topics.calls import Caller
 from bindery_simulation.topics.faults import FAULTS
 from bindery_simulation.topics.gateway import RULES, SUPPORTED
-from bindery_simulation.topics.judging.history import History, Key, Kind, SubscriptionId, Trimmed, Written
+from bindery_simulation.topics.judging.history import History, Key, Kind, Retry, SubscriptionId, Trimmed, Written
 from bindery_simulation.topics.judging.judge import judge
 from bindery_simulation.topics.plan import SubscriptionPlan, draw_plan
 from bindery_simulation.topics.settings import broker_settings
@@ -77,10 +77,11 @@ class World(Director):
         faults: Sequence[Fault] | None = None,
         kinds: Sequence[Kind] = SUPPORTED,
         has_delays: bool = True,
+        has_retries: bool = True,
         caught: Sequence[str] = (),
     ) -> None:
         self.history = History(lambda: self.loop.time())
-        self.plan = draw_plan(random.Random(seed), kinds, has_delays=has_delays)
+        self.plan = draw_plan(random.Random(seed), kinds, has_delays=has_delays, has_retries=has_retries)
         super().__init__(seed, trace=trace, healing=None, caught=caught)
         self._fault_kinds = tuple(faults or FAULTS)
         self._ledgers: dict[str, tuple[int, ...]] = {}
@@ -172,7 +173,7 @@ class World(Director):
         for plan in plans:
             for _ in range(plan.consumers):
                 caller = self._caller(f"c{len(self.callers)}")
-                consumer = Consumer(caller, rng, is_busy, plan)
+                consumer = Consumer(caller, rng, is_busy, plan, retry_share=self.plan.retry_share)
                 consumers.append(consumer)
                 run = consumer.run_temporary() if plan.is_temporary else consumer.run(begin)
                 work.append(caller.process.spawn(run))
@@ -206,6 +207,11 @@ class World(Director):
                 f"after all faults, {subscription.name} of {subscription.topic} still has unacknowledged messages"
             )
             await self._until(DRAIN_S_MAX, partial(drainer.drain, subscription, kind), complaint)
+        moved = {call.request.subscription for call in self.history.calls if isinstance(call.request, Retry)}
+        for subscription in sorted(moved):
+            drainer = self._drainer(f"reader-{subscription.name}")
+            complaint = f"after all faults, the retry topic of {subscription.name} of {subscription.topic} is not read"
+            await self._until(DRAIN_S_MAX, partial(drainer.read_copies, subscription), complaint)
 
     def _drainer(self, name: str) -> Drainer:
         return Drainer(self._caller(name), self.rng, lambda: True)
@@ -256,6 +262,7 @@ def run_seed(
     faults: Sequence[Fault] | None = None,
     kinds: Sequence[Kind] = SUPPORTED,
     has_delays: bool = True,
+    has_retries: bool = True,
 ) -> Outcome:
     """Run one cluster from beginning to end, without garbage collection."""
     was_enabled = gc.isenabled()
@@ -263,7 +270,15 @@ def run_seed(
     trace = Trace(is_on=is_traced)
     try:
         with quiet(trace) as caught:
-            return World(seed, trace=trace, faults=faults, kinds=kinds, has_delays=has_delays, caught=caught).run()
+            return World(
+                seed,
+                trace=trace,
+                faults=faults,
+                kinds=kinds,
+                has_delays=has_delays,
+                has_retries=has_retries,
+                caught=caught,
+            ).run()
     finally:
         if was_enabled:
             gc.enable()

@@ -11,6 +11,7 @@ from bindery_simulation.topics.judging.history import (
     WHOLE_ENTRY,
     Acknowledge,
     Call,
+    Copied,
     Delivered,
     History,
     Instant,
@@ -20,8 +21,10 @@ from bindery_simulation.topics.judging.history import (
     Outcome,
     Payload,
     Produce,
+    ReadCopies,
     Receive,
     Request,
+    Retry,
     Return,
     Rules,
     Seek,
@@ -86,6 +89,13 @@ class Story:
     def ack(self, *keys: Key, outcome: Outcome = DONE, cumulative: bool = False) -> Call:
         return self.call(Acknowledge(SUB, keys, cumulative), outcome)
 
+    def move(self, *keys: Key, outcome: Outcome = DONE) -> Call:
+        return self.call(Retry(SUB, keys), outcome, keys if outcome is DONE else None)
+
+    def copies(self, *keys: Key, stored_at_s: float = 1000.0, texts: Sequence[str] = ()) -> Call:
+        found = tuple(Copied(key, text, stored_at_s) for key, text in zip(keys, texts or map(name, keys), strict=True))
+        return self.call(ReadCopies(SUB), result=found)
+
     def seek(self, to: Key | None, outcome: Outcome = DONE, *, earliest: bool = True, result: Any = None) -> Call:
         position = result or (to[:2] if to is not None else (0, 0))
         return self.call(Seek(SUB, to, earliest), outcome, position if outcome is DONE else None)
@@ -116,7 +126,7 @@ def test_a_good_history_has_no_breach(kind: Kind) -> None:
 
 
 def test_every_invariant_has_a_rule_with_its_meaning() -> None:
-    assert len(INVARIANTS) == 14
+    assert len(INVARIANTS) == 18
     assert all(rule.__doc__ for rule in INVARIANTS.values())
 
 
@@ -736,3 +746,101 @@ def test_a_new_subscription_does_not_get_what_was_trimmed_before() -> None:
 
 def test_instants_are_ordered_by_time_and_number() -> None:
     assert Instant(1.0, 5) < Instant(2.0, 1) < Instant(2.0, 2)
+
+
+# --- one-copy ---------------------------------------------------------------------------------------------------------
+
+
+def moved(*keys: Key, outcome: Outcome = DONE) -> Story:
+    """Receive three messages, and move some of them to the retry topic."""
+    story = Story()
+    story.produce(FIRST, SECOND, THIRD)
+    story.receive(FIRST, SECOND, THIRD)
+    story.move(*keys, outcome=outcome)
+    story.ack(*(key for key in (FIRST, SECOND, THIRD) if key not in keys))
+    return story
+
+
+def test_moved_messages_have_one_copy() -> None:
+    story = moved(FIRST, SECOND)
+    story.copies(FIRST, SECOND)
+    assert story.breaches() == []
+
+
+@pytest.mark.parametrize("copies", [(FIRST,), (FIRST, SECOND, SECOND), (FIRST, SECOND, THIRD)])
+def test_a_missing_second_or_invented_copy_is_reported(copies: Sequence[Key]) -> None:
+    story = moved(FIRST, SECOND)
+    story.copies(*copies)
+    assert "one-copy" in story.breaches()
+
+
+def test_a_copy_has_the_payload_of_its_original() -> None:
+    story = moved(FIRST)
+    story.copies(FIRST, texts=["other"])
+    assert story.breaches() == ["one-copy"]
+
+
+def test_a_move_of_unknown_outcome_may_have_made_a_copy_but_not_two() -> None:
+    story = moved(FIRST, outcome=UNKNOWN)
+    story.copies(FIRST)
+    assert story.breaches() == []
+    story = moved(FIRST, outcome=UNKNOWN)
+    story.move(FIRST, outcome=UNKNOWN)
+    story.copies(FIRST, FIRST)
+    assert story.breaches() == ["one-copy"]
+
+
+def test_a_refused_move_makes_no_copy() -> None:
+    story = moved(FIRST, outcome=REFUSED)
+    story.ack(FIRST)
+    story.copies(FIRST)
+    assert story.breaches() == ["one-copy"]
+
+
+def test_after_a_seek_a_message_may_be_moved_again() -> None:
+    story = moved(FIRST)
+    story.seek(FIRST)
+    story.receive(FIRST, SECOND, THIRD)
+    story.move(FIRST)
+    story.ack(SECOND, THIRD)
+    story.copies(FIRST, FIRST)
+    assert story.breaches() == []
+
+
+# --- move-loses-nothing, copies-in-order, moved-is-not-delivered ------------------------------------------------------
+
+
+def test_a_message_without_a_copy_must_be_acknowledged_by_somebody_else() -> None:
+    story = moved(FIRST, outcome=UNKNOWN)
+    story.copies()
+    assert story.breaches() == ["move-loses-nothing"]
+    story = moved(FIRST, outcome=UNKNOWN)
+    story.receive(FIRST, counts=[1], ack_timeout_s=0.0)
+    story.ack(FIRST)
+    story.copies()
+    assert "move-loses-nothing" not in story.breaches()
+
+
+def test_the_copies_of_a_request_are_in_its_order() -> None:
+    story = moved(SECOND, FIRST)
+    story.copies(SECOND, FIRST)
+    assert story.breaches() == []
+    story = moved(SECOND, FIRST)
+    story.copies(FIRST, SECOND)
+    assert story.breaches() == ["copies-in-order"]
+
+
+def test_a_message_is_not_delivered_after_its_copy_is_stored() -> None:
+    story = moved(FIRST, outcome=UNKNOWN)
+    stored_at_s = story.now_s
+    story.open(2)
+    story.receive(FIRST)
+    story.ack(FIRST)
+    story.copies(FIRST, stored_at_s=stored_at_s)
+    assert story.breaches() == ["moved-is-not-delivered"]
+    story = moved(FIRST, outcome=UNKNOWN)
+    story.open(2)
+    story.receive(FIRST)
+    story.move(FIRST)
+    story.copies(FIRST, stored_at_s=story.now_s)
+    assert story.breaches() == []

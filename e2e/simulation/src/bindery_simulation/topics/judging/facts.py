@@ -14,12 +14,14 @@ from bindery_simulation.topics.judging.history import (
     WHOLE_ENTRY,
     Acknowledge,
     Call,
+    Copied,
     History,
     Instant,
     Key,
     Leave,
     Payload,
     Produce,
+    ReadCopies,
     Receive,
     Return,
     Seek,
@@ -74,6 +76,8 @@ class Facts:
         self.stored: dict[str, dict[Key, Stored]] = defaultdict(dict)
         """Messages that were acknowledged to their producers, by topic and key."""
         self.lives: dict[SubscriptionId, Life] = {}
+        self.copies: dict[SubscriptionId, tuple[Copied, ...]] = {}
+        """What the retry topics hold at the end, by subscription."""
         self._trimmed: dict[tuple[str, int], Instant] = {}
         self._opened: dict[str, list[tuple[int, Instant]]] = defaultdict(list)
         for event in history.trimmed:
@@ -91,6 +95,11 @@ class Facts:
         request = call.request
         if isinstance(request, Produce):
             self._index_produce(call, request)
+            return
+        if isinstance(request, ReadCopies):
+            if call.is_done:
+                assert isinstance(call.result, tuple)
+                self.copies[request.subscription] = call.result
             return
         life = self.lives.get(request.subscription)
         if life is None:

@@ -116,6 +116,20 @@ class Acknowledge:
 
 
 @dataclass(frozen=True, slots=True)
+class Retry(Acknowledge):
+    """Move messages to the retry topic, which acknowledges them. Its result is the keys of those that were moved."""
+
+    delay_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReadCopies:
+    """Read the whole retry topic of a subscription. Its result is a tuple of `Copied`."""
+
+    subscription: SubscriptionId
+
+
+@dataclass(frozen=True, slots=True)
 class Return:
     """Return messages for redelivery after a delay (negative acknowledgement)."""
 
@@ -151,7 +165,7 @@ class Drain:
     subscription: SubscriptionId
 
 
-Request = Produce | Subscribe | Unsubscribe | Receive | Acknowledge | Return | Leave | Seek | Drain
+Request = Produce | Subscribe | Unsubscribe | Receive | Acknowledge | Retry | ReadCopies | Return | Leave | Seek | Drain
 
 
 class Delivered(NamedTuple):
@@ -160,6 +174,16 @@ class Delivered(NamedTuple):
     key: Key
     text: str
     redelivery_count: int = 0
+
+
+class Copied(NamedTuple):
+    """A message of a retry topic."""
+
+    origin: Key
+    """Key of the message that was moved."""
+    text: str
+    stored_at_s: float
+    """When the broker began to write the copy, by the clock of that broker."""
 
 
 class Outcome(StrEnum):

@@ -17,6 +17,10 @@
 | seek-delivers-again             | a seek undoes acknowledgements from its target on                               |
 | stale-owner-changes-nothing     | a broker that lost a topic carries out nothing                                  |
 | trim-keeps-unacknowledged       | ledgers are deleted only once every subscription has acknowledged them          |
+| one-copy                        | a message that was moved to the retry topic has exactly one copy there          |
+| move-loses-nothing              | a message that has no copy is delivered until it is acknowledged otherwise      |
+| copies-in-order                 | the copies of one request have the order of the request                         |
+| moved-is-not-delivered          | a message is not delivered once its copy is stored                              |
 
 Outcomes that are unknown count in both ways: a message that may be acknowledged need not be delivered, and may be.
 """
@@ -24,7 +28,7 @@ Outcomes that are unknown count in both ways: a message that may be acknowledged
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from bindery_simulation.topics.judging import completeness, delivery, ownership
+from bindery_simulation.topics.judging import completeness, delivery, moves, ownership
 from bindery_simulation.topics.judging.facts import Facts
 from bindery_simulation.topics.judging.history import Breach, History, Rules
 
@@ -34,6 +38,10 @@ INVARIANTS: Final[dict[str, Rule]] = {
     "nothing-invented": delivery.nothing_invented,
     "stale-owner-changes-nothing": ownership.stale_owner_changes_nothing,
     "trim-keeps-unacknowledged": completeness.trim_keeps_unacknowledged,
+    "one-copy": moves.one_copy,
+    "move-loses-nothing": moves.move_loses_nothing,
+    "copies-in-order": moves.copies_in_order,
+    "moved-is-not-delivered": moves.moved_is_not_delivered,
     "no-delivery-after-durable-ack": delivery.no_delivery_after_durable_ack,
     "order-exclusive": delivery.order_exclusive,
     "order-per-key": delivery.order_per_key,
