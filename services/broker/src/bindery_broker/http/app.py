@@ -15,6 +15,7 @@ from bindery_broker.http import openapi, page, v1
 from bindery_broker.http.at_owner import AtOwner
 from bindery_broker.http.budget import ByteBudget
 from bindery_broker.http.gate import Carry, Gate, HotRoutes
+from bindery_broker.http.peers import Peers
 from bindery_broker.http.proxy import Proxy
 from bindery_broker.http.route import HotRoute
 
@@ -38,6 +39,7 @@ class BrokerApp(FastAPI):
             routes=[route for router in v1.ROUTERS for route in router.routes],
         )
         self._proxy = proxy or Proxy()
+        broker.topics.targets.peers = Peers(self._proxy)
         self._budget = ByteBudget(broker.settings.in_flight_bytes_max, arriving=arriving)
         broker.metrics.in_flight_bytes.set_function(lambda: self._budget.used)
         self.add_api_route("/docs", self._docs, include_in_schema=False)

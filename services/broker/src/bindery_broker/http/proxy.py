@@ -82,6 +82,14 @@ class Proxy:
             raise
         await exchange.send_chunk(b"", more=False)
 
+    async def get(self, url: str, path: str) -> tuple[int, bytes]:
+        """Return the status and the body of the answer of the broker at `url`. Raises NotOwner if there is none."""
+        try:
+            response = await self._client.get(url.rstrip("/") + path, headers=[(PROXIED_HEADER, b"1")])
+        except httpx.HTTPError as error:
+            raise NotOwner("the topic's owner cannot be reached; retry", owner=url) from error
+        return response.status_code, response.content
+
     async def _pass_on(self, exchange: Exchange, request: httpx.Request, url: str) -> None:
         """Send the request and forward the answer, except for its end."""
         try:

@@ -1,4 +1,7 @@
-"""The topics of this broker as targets of moves. A target that another broker owns is refused for now.
+"""The topics of this broker as targets of moves. Nothing is moved to a target that another broker owns.
+
+But if a broker is stopped during a move, the next owner of the source may be another one than that of the target. So a
+target of another broker can be searched, by requests to its owner (`Peers`).
 
 A write to a target continues if its mover ends, for example because the source was closed. So the writes in progress
 are remembered here by target: a mover that settles them waits for their end before it searches the target (`decided`).
@@ -18,7 +21,7 @@ from bindery_broker.errors import NotOwner, TargetElsewhere
 from bindery_broker.ownership.bundles import Bundle
 from bindery_broker.ownership.ownership import Ownership
 from bindery_broker.retries.copies import Identity, identity_of
-from bindery_broker.retries.targets import Destination
+from bindery_broker.retries.targets import Destination, Target
 from bindery_broker.topics.topic import Topic
 
 SCAN_ENTRIES_MAX: Final = 100
@@ -38,12 +41,22 @@ class OpenTopics(Protocol):
     async def get(self, name: TopicName, *, create: bool = False) -> Topic: ...
 
 
+class Peers(Protocol):
+    """The other brokers: `http.peers.Peers`."""
+
+    def scan(self, url: str, topic: TopicName, after: Position) -> AsyncIterator[tuple[Position, Identity]]:
+        """Yield what `Target.scan` yields, of a topic that the broker at `url` owns. Raises NoSuchTopic, TryAgain."""
+        ...
+
+
 class TopicTargets:
     """`retries.targets.Targets` over the topics of a broker."""
 
     def __init__(self, topics: OpenTopics) -> None:
         self._topics = topics
         self._ownership: Ownership | None = None
+        self.peers: Peers | None = None
+        """None: targets of other brokers cannot be searched."""
         self.writes: dict[TopicName, set[asyncio.Future[list[MessageId | BinderyError]]]] = {}
         """Writes in progress by target."""
 
@@ -51,15 +64,18 @@ class TopicTargets:
         self._ownership = ownership
 
     @asynccontextmanager
-    async def open(self, to: Destination, *, create: bool) -> AsyncIterator["TopicTarget"]:
-        """See `Targets.open`. Raises Conflict if the topic is missing and topics are not created automatically."""
+    async def open(self, to: Destination, *, create: bool) -> AsyncIterator[Target]:
+        """See `Targets.open`. Raises Conflict if the topic is missing and topics are not created automatically.
+
+        Without `create`, a topic of another broker can be searched.
+        """
         self._topics.begin_use(to.topic)
         try:
-            yield TopicTarget(await self._open(to, create=create), self.writes)
+            yield await self._open(to, create=create)
         finally:
             self._topics.end_use(to.topic)
 
-    async def _open(self, to: Destination, *, create: bool) -> Topic:
+    async def _open(self, to: Destination, *, create: bool) -> Target:
         name = to.topic
         topic = self._topics.loaded(name)
         try:
@@ -67,12 +83,10 @@ class TopicTargets:
                 if not create and not await self._topics.exists(name):
                     raise NoSuchTopic("no such topic", topic=name.short)
                 remote = None if self._ownership is None else await self._ownership.locate(Bundle.of(name))
+                if remote is not None and self.peers is not None and not create:
+                    return RemoteTarget(name, remote.http_url, self.peers, self._ownership)
                 if remote is not None:
-                    raise TargetElsewhere(
-                        "messages cannot be moved, because another broker owns the topic they are moved to; retry",
-                        topic=name.short,
-                        owner=remote.http_url,
-                    )
+                    raise _elsewhere(name, remote.http_url)
                 topic = await self._topics.get(name, create=create)
             if create:
                 await topic.subscribe(to.subscription, initial=EARLIEST)
@@ -90,7 +104,52 @@ class TopicTargets:
                 "create it",
                 topic=name.short,
             ) from error
-        return topic
+        return TopicTarget(topic, self.writes)
+
+
+def _elsewhere(name: TopicName, url: str) -> TargetElsewhere:
+    return TargetElsewhere(
+        "messages cannot be moved, because another broker owns the topic they are moved to; retry",
+        topic=name.short,
+        owner=url,
+    )
+
+
+class RemoteTarget:
+    """`retries.targets.Target` over a topic that another broker owns: it can only be searched."""
+
+    def __init__(self, name: TopicName, url: str, peers: Peers, ownership: Ownership | None) -> None:
+        self._name = name
+        self._url = url
+        self._peers = peers
+        self._ownership = ownership
+
+    @property
+    def end(self) -> Position:
+        raise _elsewhere(self._name, self._url)
+
+    async def publish(self, _messages: Sequence[OutgoingMessage]) -> list[MessageId | BinderyError]:
+        raise _elsewhere(self._name, self._url)
+
+    async def decided(self) -> None:
+        """Return at once: a broker writes copies only while it owns both topics.
+
+        The present owner of the target has opened it after that, which decided all writes before: they are stored, or
+        their ledger is fenced.
+        """
+
+    async def scan(self, after: Position) -> AsyncIterator[tuple[Position, Identity]]:
+        try:
+            async for found in self._peers.scan(self._url, self._name, after):
+                yield found
+        except NotOwner as error:
+            if self._ownership is not None:
+                self._ownership.forget_remote(Bundle.of(self._name))
+            raise TryAgain(
+                "whether messages were moved is not known, because the owner of their topic does not answer; retry",
+                topic=self._name.short,
+                owner=self._url,
+            ) from error
 
 
 class TopicTarget:

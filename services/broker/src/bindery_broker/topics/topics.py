@@ -101,7 +101,7 @@ class Topics:
         self._loading = asyncio.Semaphore(self.limits.loads_max)
         self._closing = False
         self._ownership: Ownership | None = None
-        self._targets = TopicTargets(self)
+        self.targets = TopicTargets(self)
         self._cleanups: set[asyncio.Task[None]] = set()
         """Tasks that close the handles of abandoned topics, or close idle topics."""
         self.on_subscription: Callable[[TopicName, str], None] = lambda _topic, _subscription: None
@@ -117,7 +117,7 @@ class Topics:
     def bind(self, ownership: Ownership) -> None:
         """Set the ownership of bundles. A topic is opened only while this broker owns its bundle."""
         self._ownership = ownership
-        self._targets.bind(ownership)
+        self.targets.bind(ownership)
 
     def __iter__(self) -> Iterator[Topic]:
         return iter(list(self._loaded.values()))
@@ -306,7 +306,7 @@ class Topics:
             sessions_max=self.limits.consumers_max,
             subscriptions_max=self.limits.subscriptions_max,
             default_producer=self._producer_name,
-            targets=self._targets,
+            targets=self.targets,
             on_closed=self._forget,
             on_subscription=lambda subscription: self.on_subscription(name, subscription),
         )
