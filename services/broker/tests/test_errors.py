@@ -33,5 +33,6 @@ def test_the_table_of_the_module_lists_every_error() -> None:
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in (errors.__doc__ or "").splitlines()]
     table = {(row[0], row[1], int(row[2])) for row in rows if len(row) == 4 and row[2].isdigit()}
     assert table == {(error.__name__, code, status) for error, code, status, _ in ERRORS}
-    defined = {name for name, value in vars(errors).items() if getattr(value, "__module__", "") == errors.__name__}
+    made_here = [value for value in vars(errors).values() if getattr(value, "__module__", "") == errors.__name__]
+    defined = {value.__name__ for value in made_here if isinstance(value, type)}
     assert defined == {error.__name__ for error, *_ in ERRORS}
