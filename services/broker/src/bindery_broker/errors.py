@@ -15,10 +15,12 @@
 """
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Self
 
 from bindery_core.errors import BadRequest, Conflict, NotThere, TooManyRequests, TryAgain
 
+UNKNOWN_SHOWN_MAX: Final = 20
+"""Maximum number of unknown message ids listed in an error."""
 RESPONSES_FULL = "messages in responses that clients have not read yet take too much memory; retry"
 
 
@@ -57,17 +59,13 @@ class UnknownMessages(BadRequest):
 
     code = "unknown_messages"
 
-
-UNKNOWN_SHOWN_MAX: Final = 20
-"""Maximum number of unknown message ids listed in an error."""
-
-
-def unknown_messages(unknown: Sequence[object], *, count: int) -> UnknownMessages:
-    """Return the error for a request with `count` message ids, some of which are `unknown`."""
-    return UnknownMessages(
-        f"{len(unknown)} of {count} message ids name no message of this topic; nothing was done",
-        message_ids=[str(message_id) for message_id in unknown[:UNKNOWN_SHOWN_MAX]],
-    )
+    @classmethod
+    def of(cls, unknown: Sequence[object], *, count: int) -> Self:
+        """Return the error for a request with `count` message ids, some of which are `unknown`."""
+        return cls(
+            f"{len(unknown)} of {count} message ids name no message of this topic; nothing was done",
+            message_ids=[str(message_id) for message_id in unknown[:UNKNOWN_SHOWN_MAX]],
+        )
 
 
 class DelayTooLong(BadRequest):

@@ -10,7 +10,7 @@ from bindery_core.errors import BadRequest
 from bindery_pulsar.message_id import MessageId, Position
 
 from bindery_broker.dispatch.item import NOT_IN_BATCH, WHOLE, MessageRef, bits_of
-from bindery_broker.errors import unknown_messages
+from bindery_broker.errors import UnknownMessages
 from bindery_broker.managed_ledger import BatchAck, ManagedCursor, ManagedLedger
 from bindery_broker.subscriptions.dispatch_loop import DispatchLoop
 from bindery_broker.subscriptions.reading import MessageReader
@@ -120,7 +120,7 @@ class Acknowledger:
         """
         positions, batches, unknown = await self.look_up(ids)
         if unknown:
-            raise unknown_messages(unknown, count=len(ids))
+            raise UnknownMessages.of(unknown, count=len(ids))
         return positions, batches
 
     async def look_up(self, ids: Sequence[MessageId]) -> tuple[list[Position], list[BatchAck], list[MessageId]]:

@@ -17,7 +17,7 @@ from bindery_pulsar.message_codec import Message
 from bindery_pulsar.message_id import EARLIEST, MessageId, Position
 
 from bindery_broker.dispatch.item import NOT_IN_BATCH
-from bindery_broker.errors import unknown_messages
+from bindery_broker.errors import UnknownMessages
 from bindery_broker.retries.copies import DELAY_TIME, REAL_SUBSCRIPTION, RECONSUMETIMES, Copy
 from bindery_broker.retries.names import DEAD_LETTERS
 from bindery_broker.retries.targets import Destination
@@ -132,7 +132,7 @@ class DeadLetterTopic:
         keeper = await self._keep()
         if dry_run or not ids:
             if unknown := await keeper.unknown(ids):
-                raise unknown_messages(unknown, count=len(ids))
+                raise UnknownMessages.of(unknown, count=len(ids))
             acked = sum(map(self._is_acked, ids))
             return Redriven(len(ids) - acked, acked, [], last)
         moving = keeper.moving
@@ -161,7 +161,7 @@ class DeadLetterTopic:
             return len(page.letters), page.last
         if ids is not None:
             if unknown := await keeper.unknown(ids):
-                raise unknown_messages(unknown, count=len(ids))
+                raise UnknownMessages.of(unknown, count=len(ids))
             count = len({one for one in ids if not self._is_acked(one)})
             await keeper.ack(ids)
             return count, None

@@ -25,7 +25,7 @@ from bindery_core.errors import BadRequest, BinderyError
 from bindery_pulsar.message_id import MessageId
 
 from bindery_broker.dispatch.sessions import Session
-from bindery_broker.errors import unknown_messages
+from bindery_broker.errors import UnknownMessages
 from bindery_broker.subscriptions.consumer import ClientWatch, ReceiveRequest, SubscriptionType
 from bindery_broker.subscriptions.dispatch_loop import Deliveries
 from bindery_broker.subscriptions.explaining import Reason
@@ -362,7 +362,7 @@ class RetriedSubscription:
         with self._retry_topics.in_use(found):
             unknown = [*await self._main.unknown(main_ids), *await found.subscription.unknown(retry_ids)]
             if unknown:
-                raise unknown_messages(unknown, count=len(ids))
+                raise UnknownMessages.of(unknown, count=len(ids))
             if main_ids:
                 await self._main.ack(main_ids, consumer=consumer)
             elif consumer is not None:
@@ -400,7 +400,7 @@ class RetriedSubscription:
         with self._retry_topics.in_use(found):
             unknown = [*await self._main.unknown(main_ids), *await found.subscription.unknown(retry_ids)]
             if unknown:
-                raise unknown_messages(unknown, count=len(ids))
+                raise UnknownMessages.of(unknown, count=len(ids))
             of_retry = frozenset(retry_ids)
             failure: BinderyError | None = None
             for is_retry, some in itertools.groupby(ids, of_retry.__contains__):
