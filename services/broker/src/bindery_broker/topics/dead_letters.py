@@ -129,12 +129,19 @@ class DeadLetterTopic:
             page = await self.page(after, charge=charge, count_max=count_max, size_max=2**20)
             ids, last = [letter.id for letter in page.letters], page.last
         charge.release()
-        keeper = await self._keep()
         if dry_run or not ids:
-            if unknown := await keeper.unknown(ids):
+            keeper = self.keeper
+            ledger = self.topic.ledger
+            unknown = (
+                [one for one in ids if not ledger.contains(one.position)]
+                if keeper is None
+                else await keeper.unknown(ids)
+            )
+            if unknown:
                 raise UnknownMessages.of(unknown, count=len(ids))
             acked = sum(map(self._is_acked, ids))
             return Redriven(len(ids) - acked, acked, [], last)
+        keeper = await self._keep()
         moving = keeper.moving
 
         def copy(message: Message, position: Position) -> tuple[Copy, Destination]:

@@ -219,6 +219,13 @@ async def test_without_its_subscription_stored_dead_letters_are_listed_and_can_b
     await broker.receive()
     await broker.produce("a", topic=DEAD)
     assert len((await listed(broker))["messages"]) == 1
+    assert (await redrive(broker, dry_run=True))["moved"] == 1
+    problem(
+        await broker.post(f"{LETTERS}/redrive", {"message_ids": ["999:0"], "dry_run": True}),
+        status=400,
+        code="unknown_messages",
+    )
+    assert (await broker.client.get(f"{DEAD}/subscriptions")).json()["subscriptions"] == []
     assert (await redrive(broker))["moved"] == 1
     assert payloads(await broker.receive()) == ["a"]
 
