@@ -95,6 +95,10 @@ ordering: $(COMPILED) ## load a key-shared subscription while its consumers join
 kills: $(COMPILED) ## kill -9 the broker under load; judge redelivery counts and acknowledgements (KILLS=50 SEED=7)
 	@exec $(BIN)/python -m bindery_e2e kills --kills $(KILLS) --seed $(SEED) $(ARGS)
 
+.PHONY: retries
+retries: $(COMPILED) ## kill -9 broker and bookies while messages are retried; judge copies and dead letters (KILLS=20 SEED=7)
+	@exec $(BIN)/python -m bindery_e2e retries --kills $(KILLS) --seed $(SEED) $(ARGS)
+
 .PHONY: delayed
 delayed: $(COMPILED) ## store a million delayed messages, kill -9 the broker twice, receive all; figures (MESSAGES=100000 RATE=5000 SEED=7)
 	@exec $(BIN)/python -m bindery_e2e delayed --messages $(MESSAGES) --rate $(RATE) --seed $(SEED) $(ARGS)

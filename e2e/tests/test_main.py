@@ -57,7 +57,9 @@ def test_a_missing_history_is_reported(capsys: pytest.CaptureFixture[str]) -> No
     assert "there is no no/such/history.jsonl" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("verb", ["chaos", "quick", "plan", "images", "ordering", "kills", "delayed", "judge"])
+@pytest.mark.parametrize(
+    "verb", ["chaos", "quick", "plan", "images", "ordering", "kills", "retries", "delayed", "judge"]
+)
 def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         parser().parse_args([verb, "--help"])

@@ -26,12 +26,14 @@ from bindery_e2e.runs.chaos import random_steps
 from bindery_e2e.runs.delayed import run_delayed
 from bindery_e2e.runs.kills import run_kills
 from bindery_e2e.runs.ordering import run_ordering
+from bindery_e2e.runs.retries import run_retries
 from bindery_e2e.runs.runner import RunSettings, Step
 from bindery_e2e.runs.session import CHAOS_VALUES, REQUIRED, facts_of, installed, play, world_of
 from bindery_e2e.runs.suite import quick_steps
 from bindery_e2e.traffic.delayed import DelayedSettings
 from bindery_e2e.traffic.kills import KillsSettings
 from bindery_e2e.traffic.ordering import ORDERS, OrderingSettings
+from bindery_e2e.traffic.retries import RetriesSettings
 from bindery_e2e.traffic.traffic import TrafficError, TrafficSettings
 
 EXIT_CODES: Final = {"GOOD": 0, "BAD": 1, "INCOMPLETE": 3}
@@ -87,6 +89,13 @@ def parser() -> argparse.ArgumentParser:
     kills.add_argument("--seed", type=int, default=None, metavar="N", help="seed of the load (default: random)")
     kills.add_argument("--rate", type=float, default=300.0, metavar="N", help="messages per second (300)")
     kills.add_argument("--report", type=Path, metavar="DIR", help="report directory (e2e-reports/kills-<seed>-<time>)")
+    retries = verbs.add_parser("retries", help="retry and return messages while broker and bookies are killed")
+    retries.add_argument("--kills", type=int, default=20, metavar="N", help="number of kills, at least 2 (20)")
+    retries.add_argument("--seed", type=int, default=None, metavar="N", help="seed of the load (default: random)")
+    retries.add_argument("--rate", type=float, default=60.0, metavar="N", help="messages per second (60)")
+    retries.add_argument(
+        "--report", type=Path, metavar="DIR", help="report directory (e2e-reports/retries-<seed>-<time>)"
+    )
     delayed = verbs.add_parser(
         "delayed", help="store delayed messages, kill the broker, receive them when they are due"
     )
@@ -119,6 +128,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _ordering(args)
         case "kills":
             return _kills(args)
+        case "retries":
+            return _retries(args)
         case "delayed":
             return _delayed(args)
         case "judge":
@@ -197,6 +208,22 @@ def _kills(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         return EXIT_STOPPED
     return EXIT_CODES[report.judgement.verdict]
+
+
+def _retries(args: argparse.Namespace) -> int:
+    seed = random.randrange(10**6) if args.seed is None else args.seed
+    command = f"python -m bindery_e2e retries --kills {args.kills} --seed {seed} --rate {args.rate:g}"
+    folder = args.report or Path("e2e-reports") / f"retries-{seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+    settings = RetriesSettings(seed=seed, kills=args.kills, messages_per_s=args.rate)
+    say(command)
+    try:
+        found = run_retries(settings, folder, facts=facts_of(command), say=say)
+    except (TrafficError, StandaloneError, FileExistsError) as error:
+        print(f"bindery_e2e: {error}", file=sys.stderr)
+        return EXIT_CODES["BAD"]
+    except KeyboardInterrupt:
+        return EXIT_STOPPED
+    return EXIT_CODES[found.verdict]
 
 
 def _delayed(args: argparse.Namespace) -> int:
