@@ -114,8 +114,10 @@ class Retries:
     """Dead letters that were retried too often."""
     by_returns: int = 0
     """Dead letters that were returned too often."""
+    unanswered: int = 0
+    """Copies by retries that no answer has named."""
     unknown: Counter[str] = field(default_factory=Counter)
-    """Requests of unknown outcome by operation; of those, `settled`: stages of an unknown retry that have a copy."""
+    """Requests of unknown outcome by operation."""
     silence_s: dict[str, float] = field(default_factory=dict)
     """Operation -> longest time between two successes while messages were produced, in seconds."""
 
@@ -126,7 +128,10 @@ class Retries:
 
     @property
     def verdict(self) -> str:
-        return "BAD" if self.errors else "GOOD"
+        """GOOD, BAD, or INCOMPLETE: without errors, and without kills, retries or dead letters of both kinds."""
+        if self.errors:
+            return "BAD"
+        return "GOOD" if all((self.kills, self.copies, self.by_retry, self.by_returns)) else "INCOMPLETE"
 
     def __str__(self) -> str:
         bookies = sum(count for name, count in self.kills.items() if name.startswith("bookie"))
@@ -136,9 +141,9 @@ class Retries:
         return (
             f"{self.kills.total()} kills; {self.kills.total() - bookies} of the broker, {bookies} of bookies; "
             f"{self.messages:,} messages, {self.deliveries:,} deliveries; {self.acked:,} acknowledged at the end; "
-            f"{self.copies:,} retries; dead letters: {self.by_retry:,} by retries, "
-            f"{self.by_returns:,} by returns; {self.moved:,} of these copies by an answered retry, "
-            f"{self.unknown['settled']:,} by one of unknown outcome; requests of unknown outcome: {unknown}; longest time without an answer: {silence}; {errors}"
+            f"{self.copies:,} retries; dead letters: {self.by_retry:,} by retries, {self.by_returns:,} by returns; "
+            f"{self.moved:,} copies by answered retries, {self.unanswered:,} by others; requests of unknown outcome: "
+            f"{unknown}; longest time without an answer: {silence}; {errors}"
         )
 
 
@@ -154,6 +159,8 @@ class _Subscription:
         self.lost_receives: list[Attempt] = []
         self.moved: list[tuple[int, str, str, str, int]] = []
         """Operation, id, topic, id of the copy, RECONSUMETIMES."""
+        self.moved_to: set[str] = set()
+        """Ids of these copies."""
         self.is_drained = False
 
 
@@ -241,6 +248,7 @@ class _History:
                 statuses = dict(ended.values["failed"])
                 refused = {one for one, status in statuses.items() if status != OUTCOME_UNKNOWN}
                 of.moved += [(attempt.n, *line) for line in ended.values["moved"]]
+                of.moved_to |= {line[2] for line in ended.values["moved"]}
                 done = {line[0] for line in ended.values["moved"]} | set(ended.values["acknowledged"])
             else:
                 done = set(values["ids"]) if attempt.is_sure else set()
@@ -374,6 +382,7 @@ def _judge_stage(of: _Subscription, stage: _Stage, found: Retries) -> None:
             _judge_returns(of, row, follower, name, found)
         else:
             _judge_retried(stage, retries, name, found)
+            found.unanswered += follower.id not in of.moved_to
     done_at = min((one.ended for one in attempts if one.is_sure and one.op != "nack"), default=None)
     for attempt, _, count in of.deliveries.get(row.id, ()):
         if done_at is not None and attempt.begun > done_at:
@@ -396,8 +405,6 @@ def _judge_retried(stage: _Stage, retries: list[Attempt], name: str, found: Retr
     if not any((row.retried + 1 > one.limit) == is_dead for one in able):
         where = "a dead letter" if is_dead else "a retry"
         found.add("wrong-limit", f"{name} became {where}; max_redeliver was {able[0].limit}")
-    if not any(one.is_sure for one in retries):
-        found.unknown["settled"] += 1
 
 
 def _judge_returns(of: _Subscription, row: Row, follower: Row, name: str, found: Retries) -> None:
