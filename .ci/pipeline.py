@@ -37,7 +37,7 @@ END_TIMEOUT_S = 180.0
 """Maximum time in seconds that ended processes may take to clean up. Stopping the cluster takes most of it."""
 COUNTS = re.compile(
     r"^(?:=+ )?[0-9]+ (?:passed|failed).*|^[0-9,]+ (?:protocol histories|service seeds|topics seeds|crash points"
-    r"|damaged files|.*frames|requests in|messages of|kills;).*"
+    r"|damaged files|.*frames|requests in|messages of).*"
 )
 FAILURES = re.compile(r"^(?:FAILED|ERROR) .*|^E  .*|^make: \*\*\*.*")
 FAILURE_LINES_MAX = 60
@@ -82,7 +82,6 @@ def beside_steps(seed: int) -> list[Step]:
         Step("sim-ci", nice=5, variables=("SIM_SECONDS=25",)),
         Step("attacks", is_pytest=True),
         Step("ordering", variables=("SECONDS=20", f"SEED={seed}")),
-        Step("kills", variables=("KILLS=4", f"SEED={seed}")),
     ]
 
 
