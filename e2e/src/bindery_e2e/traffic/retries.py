@@ -81,7 +81,7 @@ class RetriesSettings:
     gap_s_max: float = 60.0
     """Maximum seconds until all subscriptions answer after a kill."""
     request_timeout_s: float = 15.0
-    drain_timeout_s: float = 120.0
+    drain_timeout_s: float = 300.0
 
     @property
     def places(self) -> list[Place]:
