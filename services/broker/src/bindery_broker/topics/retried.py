@@ -430,7 +430,7 @@ class RetriedSubscription:
         An id that belongs to neither of them is one of the topic, unless it may belong to a ledger that the retry topic
         has trimmed.
         """
-        if self._link.name is None:
+        if self._link.name is None or self._link.state is State.ABSENT:
             return ids, [], None
         main = self._topic.ledger
         foreign = {ledger_id for ledger_id in {one.ledger_id for one in ids} if not main.has_ledger(ledger_id)}
