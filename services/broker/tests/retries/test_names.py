@@ -2,7 +2,7 @@
 
 import pytest
 from bindery_broker.retries.names import check_target, dead_letter_topic, is_retry_topic, origin_topic, retry_topic
-from bindery_core.errors import BadRequest, TooLarge
+from bindery_core.errors import BadRequest
 from bindery_pulsar.topic_name import TopicName
 
 
@@ -28,11 +28,14 @@ def test_both_names_are_derived_from_the_original_topic(topic, subscription, ori
     assert is_retry_topic(name, subscription) == (name.partitioned_topic != base)
 
 
-def test_a_name_that_is_not_valid_is_refused():
-    with pytest.raises(BadRequest, match="slash"):
-        retry_topic(TopicName.parse("t"), "a/b")
-    with pytest.raises(TooLarge):
-        dead_letter_topic(TopicName.parse("t" * 200), "s" * 100)
+@pytest.mark.parametrize(
+    ("topic", "subscription", "advice"),
+    [("t", "a/b", "use a subscription name without a slash"), ("t" * 200, "s" * 100, "use a shorter subscription name")],
+)
+def test_a_subscription_whose_name_makes_no_topic_name_is_refused(topic, subscription, advice):
+    for derive, kind in ((retry_topic, "retry"), (dead_letter_topic, "dead-letter")):
+        with pytest.raises(BadRequest, match=f"this subscription can have no {kind} topic, because .*; {advice}:"):
+            derive(TopicName.parse(topic), subscription)
 
 
 def test_the_topic_of_the_subscription_is_no_target():

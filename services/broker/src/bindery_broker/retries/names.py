@@ -13,13 +13,15 @@ Source: Pulsar's clients (RetryMessageUtil, ConsumerBuilderImpl).
 
 from typing import Final
 
-from bindery_core.errors import BadRequest
+from bindery_core.errors import BadRequest, BinderyError, TooLarge
 from bindery_pulsar.topic_name import TopicName
 
 RETRY_SUFFIX: Final = "-RETRY"
 DEAD_LETTER_SUFFIX: Final = "-DLQ"
 DEAD_LETTERS: Final = "dead-letters"
 """Default name of the subscription with which a dead-letter topic is created, so that it keeps its messages."""
+NAME_SHOWN_MAX: Final = 256
+"""Maximum characters of a name in an error."""
 
 
 def origin_topic(topic: TopicName, subscription: str) -> TopicName:
@@ -42,7 +44,7 @@ def is_retry_topic(topic: TopicName, subscription: str) -> bool:
 
 
 def retry_topic(topic: TopicName, subscription: str) -> TopicName:
-    """Return the retry topic of a subscription of `topic`. Raises BadRequest or TooLarge if that is no valid name."""
+    """Return the retry topic of a subscription of `topic`. Raises BadRequest if that is no valid name of a topic."""
     return _derived(topic, subscription, RETRY_SUFFIX)
 
 
@@ -59,4 +61,17 @@ def check_target(target: TopicName, source: TopicName, *, what: str) -> None:
 
 def _derived(topic: TopicName, subscription: str, suffix: str) -> TopicName:
     base = origin_topic(topic, subscription)
-    return TopicName.of(tenant=base.tenant, namespace=base.namespace, local=f"{base.local}-{subscription}{suffix}")
+    local = f"{base.local}-{subscription}{suffix}"
+    cause: BinderyError
+    try:
+        return TopicName.of(tenant=base.tenant, namespace=base.namespace, local=local)
+    except TooLarge as error:
+        cause, why, advice = error, "its name would be too long", "use a shorter subscription name"
+    except BadRequest as error:
+        cause, why, advice = error, "a topic's local name holds no slash", "use a subscription name without a slash"
+    kind = "retry" if suffix == RETRY_SUFFIX else "dead-letter"
+    raise BadRequest(
+        f"this subscription can have no {kind} topic, because {why}; {advice}",
+        topic=base.short[:NAME_SHOWN_MAX],
+        subscription=subscription[:NAME_SHOWN_MAX],
+    ) from cause
