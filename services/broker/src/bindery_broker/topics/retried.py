@@ -33,7 +33,7 @@ from bindery_broker.subscriptions.moving import MoveResult, RetryTo
 from bindery_broker.subscriptions.reading import messages_of
 from bindery_broker.subscriptions.response_budget import Charge
 from bindery_broker.subscriptions.subscription import Subscription
-from bindery_broker.topics.retry_topics import Found, RetryTopics, State
+from bindery_broker.topics.retry_topics import Found, RetryTopics, State, check_receives_retries
 from bindery_broker.topics.topic import Topic
 
 NO_WAIT: Final = 0.0
@@ -391,8 +391,10 @@ class RetriedSubscription:
     ) -> MoveResult:
         """As `Subscription.retry`. Messages of the retry topic go to its end again; the order of `ids` is kept.
 
-        If one part of the messages cannot be moved, the following ones are not moved either.
+        If one part of the messages cannot be moved, the following ones are not moved either. Raises BadRequest, with
+        nothing done, if no consumer would receive the copies (`check_receives_retries`).
         """
+        check_receives_retries(self._topic.name, self._main)
         main_ids, retry_ids, found = await self._route(ids)
         if found is None or not retry_ids:
             return await self._main.retry(ids, to, charge=charge, consumer=consumer)

@@ -19,12 +19,12 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Final, NamedTuple, Protocol
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
-from bindery_core.errors import BinderyError, NoSuchTopic
+from bindery_core.errors import BadRequest, BinderyError, NoSuchTopic
 from bindery_core.sources import MonotonicClock
 from bindery_kit.observability.logs import get_logger
 from bindery_pulsar.topic_name import TopicName
 
-from bindery_broker.retries.names import dead_letter_topic, retry_topic
+from bindery_broker.retries.names import dead_letter_topic, is_retry_topic, retry_topic
 from bindery_broker.subscriptions.subscription import Subscription
 from bindery_broker.topics.topic import Topic
 from bindery_broker.topics.topics import Topics
@@ -80,6 +80,28 @@ class RetryLink:
 class Found(NamedTuple):
     topic: Topic
     subscription: Subscription
+
+
+def check_receives_retries(topic: TopicName, subscription: Subscription) -> None:
+    """Raise BadRequest if consumers of this subscription of `topic` do not receive from its retry topic.
+
+    A retry topic itself is exempt from the rule of types: what is moved to its end is received there.
+    """
+    if not subscription.is_durable:
+        raise BadRequest(
+            "messages cannot be moved to the retry topic, because the subscription is not stored and receives nothing "
+            "from there; create it as a stored subscription (durable: true)",
+            topic=topic.short,
+            subscription=subscription.name,
+        )
+    if subscription.type in ("exclusive", "failover") and not is_retry_topic(topic, subscription.name):
+        raise BadRequest(
+            f"messages cannot be moved to the retry topic, because {subscription.type} consumers receive nothing from "
+            "there; consume the subscription as shared or key_shared",
+            topic=topic.short,
+            subscription=subscription.name,
+            type=subscription.type,
+        )
 
 
 class RetryTopics:

@@ -140,6 +140,42 @@ async def test_a_wrong_retry_is_refused_and_changes_nothing(fields, code, tree, 
     await broker.close()
 
 
+async def test_a_subscription_that_is_not_stored_has_no_retries(broker):
+    message_ids = await broker.produce("a")
+    held = await broker.receive(durable=False)
+    assert ids(held) == message_ids
+    for path, body in (("retry", {"message_ids": message_ids}), ("dead-letters/redrive", {})):
+        answer = await broker.post(f"{TOPIC}/subscriptions/s/{path}", body)
+        assert "durable: true" in problem(answer, status=400, code="bad_request")["detail"]
+    assert (await broker.client.get("/v1/topics")).json()["topics"] == ["public/default/t"]
+    assert (await broker.client.get(TOPIC)).json()["subscriptions"]["s"]["unacked"] == 1
+
+
+@pytest.mark.parametrize("kind", ["exclusive", "failover"])
+async def test_a_subscription_whose_consumers_do_not_receive_retries_has_none(kind, broker):
+    message_ids = await broker.produce("a", "b")
+    await broker.receive(type=kind)
+    for path, body in (("retry", {"message_ids": message_ids[:1]}), ("dead-letters/redrive", {"dry_run": True})):
+        answer = await broker.post(f"{TOPIC}/subscriptions/s/{path}", body)
+        assert "as shared or key_shared" in problem(answer, status=400, code="bad_request")["detail"]
+    assert (await broker.client.get("/v1/topics")).json()["topics"] == ["public/default/t"]
+    assert (await broker.client.get(TOPIC)).json()["subscriptions"]["s"]["unacked"] == 2
+    await broker.client.delete(f"{TOPIC}/subscriptions/s/consumers/c1")
+    await broker.receive(type="key_shared")
+    assert len((await retry(broker, message_ids[:1]))["moved"]) == 1
+
+
+async def test_a_subscription_whose_name_makes_no_topic_name_has_no_retries(broker):
+    message_ids = await broker.produce("a")
+    for name, advice in (("a%2Fb", "without a slash"), ("s" * 250, "a shorter subscription name")):
+        await broker.client.put(f"{TOPIC}/subscriptions/{name}", json={})
+        for path, body in (("retry", {"message_ids": message_ids}), ("dead-letters/redrive", {})):
+            answer = await broker.post(f"{TOPIC}/subscriptions/{name}/{path}", body)
+            detail = problem(answer, status=400, code="bad_request")["detail"]
+            assert detail.startswith("this subscription can have no retry topic, because")
+            assert advice in detail
+
+
 async def test_an_entry_that_the_broker_cannot_decode_is_not_moved(broker):
     await broker.client.put(f"{TOPIC}/subscriptions/s", json={})
     topic = await broker.broker.topic(TopicName.parse("t"))

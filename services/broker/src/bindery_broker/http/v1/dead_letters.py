@@ -29,6 +29,7 @@ from bindery_broker.retries.copies import ORIGIN_MESSAGE_ID, REAL_TOPIC, RECONSU
 from bindery_broker.retries.names import DEAD_LETTERS, dead_letter_topic, retry_topic
 from bindery_broker.retries.targets import Destination
 from bindery_broker.topics.dead_letters import DeadLetterTopic, Letter
+from bindery_broker.topics.retry_topics import check_receives_retries
 
 _Routing = Annotated[RoutingQuery, Query()]
 router = APIRouter(route_class=OwnedRoute, default_response_class=JsonLine, tags=["subscriptions"])
@@ -85,6 +86,7 @@ async def redrive_dead_letters(
     ids = None if body.message_ids is None else parse_ids(body.message_ids)
     after = None if body.after is None else MessageId.parse(body.after)
     target = retry_topic(name, subscription)
+    check_receives_retries(name, (await exchange.broker.topic(name)).subscription(subscription))
     _, found = await _find(exchange, name, subscription, body.topic, body.initial_subscription)
     answer = RedrivenLetters(topic=target.short, moved=0, skipped=0, failed=0, dry_run=body.dry_run)
     if found is None:
