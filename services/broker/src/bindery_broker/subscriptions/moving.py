@@ -8,10 +8,10 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from bindery_core.errors import BadRequest, BinderyError, TryAgain
+from bindery_core.errors import BadRequest, BinderyError, TooLarge, TryAgain
 from bindery_core.sources import MonotonicClock
 from bindery_pulsar.entry_size import ENTRY_SIZE_MAX
-from bindery_pulsar.message_codec import Message, OpaqueMessage
+from bindery_pulsar.message_codec import Message, OpaqueMessage, check_size
 from bindery_pulsar.message_id import MessageId, Position
 from bindery_pulsar.topic_name import TopicName
 
@@ -196,14 +196,10 @@ class Moving:
         def copy(message: Message, position: Position) -> tuple[Copy, Destination]:
             times = reconsume_times(message.properties) + 1
             is_dead = times > to.max_redeliver
-            made = self.copy(
-                message,
-                position,
-                properties=to.properties,
-                times=times,
-                delay_ms=0 if is_dead else to.delay_ms,
-                now_ms=now_ms,
-            )
+            options = {"times": times, "delay_ms": 0 if is_dead else to.delay_ms, "now_ms": now_ms}
+            made = self.copy(message, position, properties=to.properties, **options)
+            if to.properties:
+                _check_added(made, self.copy(message, position, **options))
             return made, to.dead_letters if is_dead else to.retry
 
         return await self.move_ids(ids, copy, charge=charge)
@@ -227,8 +223,8 @@ class Moving:
     ) -> MoveResult:
         """Move the messages that `ids` name, in this order and each once. An id without a batch index names all.
 
-        `copy` returns the copy of a message and where it goes. `charge` holds the bytes of the messages; the caller
-        releases it. Raises UnknownMessages, with nothing done, if an id names no message. If one part of the messages
+        `copy` returns the copy of a message and where it goes. A message whose copy no entry can hold fails, and stays
+        with its consumer. `charge` holds the bytes of the messages; the caller releases it. Raises UnknownMessages, with nothing done, if an id names no message. If one part of the messages
         cannot be read or moved now, the following ones are not moved either.
         """
         self._loop.check_open()
@@ -266,10 +262,15 @@ class Moving:
                 if not wanted and not rest:
                     result.acknowledged.append(one)
                 for message in wanted:
-                    if _is_opaque(message):
-                        result.failed.append((self._id(one.position, message.batch_index), _cannot_move()))
+                    try:
+                        if _is_opaque(message):
+                            raise _cannot_move()
+                        made, to = copy(message, one.position)
+                        check_size(made.message)
+                    except BadRequest as error:
+                        result.failed.append((self._id(one.position, message.batch_index), error))
                     else:
-                        chosen.append(copy(message, one.position))
+                        chosen.append((made, to))
             if not rest:
                 left = left[len(part) :]
             stop = await self._move_chosen(chosen, result)
@@ -375,6 +376,22 @@ def _is_opaque(message: Message) -> bool:
 def _ref(message_id: MessageId) -> MessageRef:
     index = message_id.batch_index
     return MessageRef(message_id.position, WHOLE if index == NOT_IN_BATCH else 1 << index)
+
+
+def _check_added(made: Copy, plain: Copy) -> None:
+    """Raise TooLarge if no entry can hold a copy because of the properties that were added to it.
+
+    `plain`: the copy without them.
+    """
+    try:
+        check_size(made.message)
+    except TooLarge as error:
+        check_size(plain.message)
+        raise TooLarge(
+            "with the properties of the request the copy of the message would be too large, so it was not moved; "
+            "shorten properties",
+            **error.facts,
+        ) from error
 
 
 def _cannot_move() -> NotSupported:

@@ -140,6 +140,20 @@ async def test_a_wrong_retry_is_refused_and_changes_nothing(fields, code, tree, 
     await broker.close()
 
 
+async def test_a_message_that_is_too_large_with_the_properties_of_the_call_stays_with_its_consumer(broker):
+    message_ids = await broker.produce("a" * 5_000_000, "b")
+    await broker.receive(max_bytes=6_000_000)
+    body = {"message_ids": message_ids[:1], "properties": {f"p{number}": "v" * 48_000 for number in range(5)}}
+    answer = await broker.post(f"{TOPIC}/subscriptions/s/retry", body)
+    assert "shorten properties" in problem(answer, status=413, code="too_large")["detail"]
+    broker.clock.advance(2)
+    assert (await broker.client.get(TOPIC)).json()["subscriptions"]["s"]["unacked"] == 2
+    assert await broker.receive("other") == []
+    (failed,) = (await retry(broker, message_ids, properties=body["properties"]))["failed"]
+    assert (failed["message_id"], failed["error"]["status"]) == (message_ids[0], 413)
+    assert len((await retry(broker, message_ids[:1]))["moved"]) == 1
+
+
 async def test_a_subscription_that_is_not_stored_has_no_retries(broker):
     message_ids = await broker.produce("a")
     held = await broker.receive(durable=False)
