@@ -192,12 +192,12 @@ class Mover:
         async with self._lock:
             try:
                 self._source.check_open()
-                if not hold.renew():
+                await self._settle_all()
+                if not hold.renew():  # also holds what the settling has released: nobody got it since
                     raise TryAgain(
                         "the subscription's position was changed before the messages were moved; receive them again",
                         subscription=self._cursor.name,
                     )
-                await self._settle_all()
                 async with self._targets.open(to, create=True) as target:
                     return await self._move(copies, to, hold, target)
             except Exception as error:  # nothing was written

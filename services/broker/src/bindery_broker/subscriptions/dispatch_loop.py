@@ -53,6 +53,8 @@ it takes to process as many."""
 DELAYS_STORED_S: Final = 1.0
 """Minimum seconds between two writes of the index of delayed messages. What was added since is read again after
 a crash."""
+BEFORE_READ_S: Final = 1.0
+"""Seconds that a call waits at least for what precedes a read, such as the end of a move to another topic."""
 DUE_RETRY_S: Final = 0.05
 """Seconds after which messages that are due, and could not be delivered, are looked for again."""
 DUE_MAX: Final = 1_000
@@ -154,6 +156,8 @@ class DispatchLoop:
         self._delays_lock = asyncio.Lock()
         self._delays_stored_at = 0.0
         """When the index may be stored again; monotonic seconds."""
+        self._ending_overdue: asyncio.TimerHandle
+        """Calls `_end_overdue` while `before_read` is awaited."""
         self._keys_checked_at = 0.0
         """When idle consumers are looked for again; monotonic seconds."""
         self._calls_open = 0
@@ -166,6 +170,11 @@ class DispatchLoop:
     @property
     def dispatcher(self) -> Dispatcher[Messages]:
         return self._dispatcher
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the broker stops, so that no call may wait."""
+        return self._is_draining
 
     @property
     def demands_count(self) -> int:
@@ -543,6 +552,14 @@ class DispatchLoop:
         finally:
             self._storing = None
 
+    def _end_overdue(self) -> None:
+        """End the calls whose time is over although the read has not begun."""
+        now = self._now()
+        for demand in [demand for demands in self._demands.values() for demand in demands]:
+            if self._is_draining or demand.is_over or demand.call.deadline <= now:
+                self._settle(demand, [])
+        self._ending_overdue = asyncio.get_running_loop().call_later(BEFORE_READ_S, self._end_overdue)
+
     def _must_read(self, demand: _Demand) -> bool:
         dispatcher = self._dispatcher
         return (
@@ -636,7 +653,12 @@ class DispatchLoop:
         async with self.read_lock:
             await self._reader.restore_delays()
             if self.before_read is not None:
-                await self.before_read()
+                ending = asyncio.get_running_loop().call_later(BEFORE_READ_S, self._end_overdue)
+                self._ending_overdue = ending
+                try:
+                    await self.before_read()
+                finally:
+                    self._ending_overdue.cancel()
             size = READ_BYTES_MAX
             while True:
                 await self._record_counts(dispatcher)

@@ -5,6 +5,7 @@ counts 0 to the limit are delivered. The call goes on with what is left of it, o
 """
 
 import asyncio
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -15,7 +16,7 @@ from bindery_pulsar.message_codec import Message, OpaqueMessage, check_size
 from bindery_pulsar.message_id import MessageId, Position
 from bindery_pulsar.topic_name import TopicName
 
-from bindery_broker.dispatch.item import NOT_IN_BATCH, WHOLE, MessageRef
+from bindery_broker.dispatch.item import NOT_IN_BATCH, WHOLE, MessageRef, lowest
 from bindery_broker.dispatch.portions import Portion, State
 from bindery_broker.errors import RESPONSES_FULL, NotSupported, ResponsesFull
 from bindery_broker.managed_ledger import BatchAck, ManagedCursor, WallClock
@@ -29,7 +30,7 @@ from bindery_broker.subscriptions.acknowledging import Acknowledger
 from bindery_broker.subscriptions.consumer import DeadLetters
 from bindery_broker.subscriptions.decoding import RoomNeeded
 from bindery_broker.subscriptions.dispatch_loop import Deliveries, DispatchLoop
-from bindery_broker.subscriptions.reading import MessageReader, messages_of
+from bindery_broker.subscriptions.reading import MESSAGE_OVERHEAD, MessageReader, messages_of
 from bindery_broker.subscriptions.response_budget import Charge
 
 MoveTask = asyncio.Task[list[Outcome]]
@@ -115,7 +116,8 @@ class _Hold:
         unread: list[Portion[Any]] = []
         for portion in self._take(refs):
             # What was not read yet, or is in the index of delayed messages, will be read in its turn.
-            is_later = portion in self._unread and portion.position >= self._reader.position
+            first = (portion.position, lowest(portion.bits))
+            is_later = portion in self._unread and first >= self._reader.place
             is_later = is_later or self._reader.delays.deliver_at(portion.position) is not None
             (unread if is_later else read).append(portion)
         self._dispatcher.finish_ack(unread)
@@ -298,6 +300,7 @@ class Moving:
             for message in messages:
                 if not self._is_acked(position, message.batch_index):  # meanwhile
                     found.setdefault(position, {})[message.batch_index] = message
+        charge.keep(_size(message for some in found.values() for message in some.values()))
         return found, rest
 
     async def _move_chosen(self, chosen: Sequence[tuple[Copy, Destination]], result: MoveResult) -> BinderyError | None:
@@ -343,22 +346,31 @@ class Moving:
 
     # -- dead letters --------------------------------------------------------------------------------------------
 
-    def split_dead(self, deliveries: Deliveries, limit: DeadLetters) -> tuple[Deliveries, list[MoveTask]]:
+    def split_dead(
+        self, deliveries: Deliveries, limit: DeadLetters, *, charge: Charge
+    ) -> tuple[Deliveries, list[MoveTask]]:
         """Take out of `deliveries` what exceeds the limit, hold it, and begin to move it.
 
         Returns what is left of `deliveries`, and the moves in progress. What cannot be moved is delivered again later,
-        and moved then.
+        and moved then. `charge`: that of the call; each move has one of the same client until its end.
         """
         kept: Deliveries = []
-        dead: list[Copy] = []
+        dead: list[tuple[Copy, Message]] = []
         for delivery in deliveries:
             messages = messages_of(delivery)
             if delivery.redelivery_count <= limit.max_redeliver or any(map(_is_opaque, messages)):
                 kept.append(delivery)
             else:
-                dead += [self.copy(message, delivery.position) for message in messages]
-        parts = [dead[first : first + MESSAGES_MAX] for first in range(0, len(dead), MESSAGES_MAX)]
-        return kept, [self.mover.begin(part, limit.to) for part in parts]
+                dead += [(self.copy(message, delivery.position), message) for message in messages]
+        moves: list[MoveTask] = []
+        for first in range(0, len(dead), MESSAGES_MAX):
+            part = dead[first : first + MESSAGES_MAX]
+            held = charge.another()
+            held.keep(_size(message for _, message in part))
+            move = self.mover.begin([made for made, _ in part], limit.to)
+            move.add_done_callback(functools.partial(_moved, held))
+            moves.append(move)
+        return kept, moves
 
 
 def _merged(refs: Iterable[MessageRef]) -> list[MessageRef]:
@@ -367,6 +379,15 @@ def _merged(refs: Iterable[MessageRef]) -> list[MessageRef]:
     for position, bits in refs:
         merged[position] = merged.get(position, 0) | bits
     return [MessageRef(position, bits) for position, bits in merged.items()]
+
+
+def _size(messages: Iterable[Message]) -> int:
+    """Return the bytes that messages take in memory."""
+    return sum(message.size + MESSAGE_OVERHEAD for message in messages)
+
+
+def _moved(held: Charge, _move: MoveTask) -> None:
+    held.release()
 
 
 def _is_opaque(message: Message) -> bool:

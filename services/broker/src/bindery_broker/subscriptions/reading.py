@@ -133,6 +133,11 @@ class MessageReader:
         return self._position
 
     @property
+    def place(self) -> tuple[Position, int]:
+        """`position`, and the index in its batch of the next message to read."""
+        return self._position, self._index
+
+    @property
     def has_next(self) -> bool:
         """Whether there is an entry to read for the first time."""
         return self._position <= self._ledger.last_confirmed

@@ -38,7 +38,7 @@ from bindery_broker.subscriptions.consumer import ClientWatch, ReceiveCall, Rece
 from bindery_broker.subscriptions.decoding import EntryDecoder
 from bindery_broker.subscriptions.dispatch_loop import Deliveries, DispatchLoop
 from bindery_broker.subscriptions.explaining import Explainer, Reason
-from bindery_broker.subscriptions.moving import MoveResult, Moving, RetryTo
+from bindery_broker.subscriptions.moving import MoveResult, MoveTask, Moving, RetryTo
 from bindery_broker.subscriptions.oldest import OldestMessage
 from bindery_broker.subscriptions.reading import MESSAGE_OVERHEAD, MessageReader, Messages, messages_of
 from bindery_broker.subscriptions.redelivery import Redelivery
@@ -46,6 +46,13 @@ from bindery_broker.subscriptions.response_budget import Charge
 
 CANCELLED_REMEMBERED_MAX: Final = 1_000
 """Maximum number of cancelled messages of which a repeated cancelling is recognized after their time."""
+
+
+DEAD_LETTERS_S: Final = 1.0
+"""Seconds that a call waits at least for messages to be moved to the dead-letter topic, so that it gets those after
+them."""
+MOVES_CHECKED_S: Final = 0.5
+"""Seconds after which a call that waits for moves looks whether its client has gone, or the broker stops."""
 
 
 class Subscription:
@@ -216,7 +223,7 @@ class Subscription:
                 deliveries = await self._redelivery.take(call, request.request_id)
             if request.dead_letters is None or not deliveries:
                 return deliveries
-            kept, moves = self._moving.split_dead(deliveries, request.dead_letters)
+            kept, moves = self._moving.split_dead(deliveries, request.dead_letters, charge=call.charge)
             if kept:
                 if moves:
                     call.charge.keep(
@@ -224,7 +231,19 @@ class Subscription:
                     )
                 return kept
             call.charge.release()
-            await asyncio.wait(moves)
+            if not await self._have_moved(call, moves):
+                return []
+
+    async def _have_moved(self, call: ReceiveCall, moves: Sequence[MoveTask]) -> bool:
+        """Wait for moves. Returns False, while they continue, if the call is over before: it ends without messages."""
+        ends = asyncio.get_running_loop().time() + max(call.deadline - self._now(), DEAD_LETTERS_S)
+        pending = set(moves)
+        while pending and not self._loop.is_draining and not (call.client is not None and call.client.is_gone):
+            left_s = ends - asyncio.get_running_loop().time()
+            if left_s <= 0:
+                break
+            _, pending = await asyncio.wait(pending, timeout=min(left_s, MOVES_CHECKED_S))
+        return not pending
 
     def attend(self, request: ReceiveRequest, *, kind: SubscriptionType) -> None:
         """Begin or continue the session of a consumer as `receive` does, without a call. Raises its errors."""

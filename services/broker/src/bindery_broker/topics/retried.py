@@ -25,7 +25,7 @@ from bindery_core.errors import BadRequest, BinderyError
 from bindery_pulsar.message_id import MessageId
 
 from bindery_broker.dispatch.sessions import Session
-from bindery_broker.errors import UnknownMessages
+from bindery_broker.errors import TargetElsewhere, UnknownMessages
 from bindery_broker.subscriptions.consumer import ClientWatch, ReceiveRequest, SubscriptionType
 from bindery_broker.subscriptions.dispatch_loop import Deliveries
 from bindery_broker.subscriptions.explaining import Reason
@@ -438,6 +438,11 @@ class RetriedSubscription:
         foreign = {ledger_id for ledger_id in {one.ledger_id for one in ids} if not main.has_ledger(ledger_id)}
         found = await self._retry_topics.find(self._link) if foreign else None
         if found is None:
+            if foreign and self._link.state is State.ELSEWHERE:
+                raise TargetElsewhere(
+                    "ids of another topic may be those of the retry topic, which another broker owns; retry",
+                    topic=self._link.name.short,
+                )
             return ids, [], None
         retry = found.topic.ledger
         main_first, retry_first = main.first_position.ledger_id, retry.first_position.ledger_id
