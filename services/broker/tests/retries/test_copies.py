@@ -53,6 +53,22 @@ def test_three_retries_and_a_dead_letter_keep_the_origin():
     assert letter.message.properties == {**made.message.properties, "why": "bad"}
 
 
+def test_a_redriven_letter_has_an_identity_of_its_own_until_it_is_retried():
+    properties = {"ORIGIN_MESSAGE_ID": "1:2:-1", "REAL_TOPIC": "other", "REAL_SUBSCRIPTION": "other"}
+    letters = [copy(message(properties=properties), redriven_by=keeper) for keeper in ("k", "l")]
+    assert letters[0].message.properties == {
+        "ORIGIN_MESSAGE_ID": "1:2:-1",
+        "ORIGIN_MESSAGE_IDY_TIME": "1:2:-1",
+        "REAL_TOPIC": "persistent://public/default/t",
+        "REAL_SUBSCRIPTION": "s",
+        "REDRIVEN_FROM": "5:6:2/k",
+    }
+    assert [made.identity for made in letters] == [("s", "5:6:2/k", ""), ("s", "5:6:2/l", "")]
+    again = copy(message(properties=dict(letters[0].message.properties)), times=1)
+    assert "REDRIVEN_FROM" not in again.message.properties
+    assert again.identity == ("s", "1:2:-1", "1")
+
+
 @pytest.mark.parametrize(
     ("text", "times"),
     [("0", 0), ("7", 7), ("", 0), ("-1", 0), ("x", 0), ("9" * 10, 2**31 - 1), ("9" * 11, 0), ("٣", 0)],

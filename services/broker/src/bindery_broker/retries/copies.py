@@ -4,16 +4,22 @@ A copy keeps payload, key, ordering key, event time and properties. These proper
 
 | property                | value                                                              | if present already  |
 |-------------------------|--------------------------------------------------------------------|---------------------|
-| REAL_TOPIC              | full name of the original topic, without the partition             | kept                |
+| REAL_TOPIC              | full name of the subscription's topic, without the partition       | replaced            |
 | REAL_SUBSCRIPTION       | subscription from which the message was moved                      | replaced            |
 | ORIGIN_MESSAGE_ID       | `ledger:entry:partition`, and `:index` of a message in a batch     | kept                |
 | ORIGIN_MESSAGE_IDY_TIME | the same as ORIGIN_MESSAGE_ID                                      | kept                |
 | RECONSUMETIMES          | number of retries, this one included, in decimal; retries only     | replaced            |
 | DELAY_TIME              | requested delay in milliseconds, in decimal; retries only          | replaced            |
+| REDRIVEN_FROM           | a dead letter that was moved back: its id as above, `/`, and the   | replaced, or        |
+|                         | subscription that kept it                                          | removed by others   |
 
-So the origin survives any number of moves. REAL_SUBSCRIPTION, ORIGIN_MESSAGE_ID and RECONSUMETIMES together are the
-identity of a copy: after a crash it tells whether the copy was stored.
-Source: Pulsar's clients (RetryMessageUtil, ConsumerImpl); the names and the misspelling are theirs.
+So the origin survives any number of moves. REAL_SUBSCRIPTION, REDRIVEN_FROM or else ORIGIN_MESSAGE_ID, and
+RECONSUMETIMES together are the identity of a copy: after a crash it tells whether the copy was stored. REDRIVEN_FROM is
+needed because letters with one origin may be moved back by two keepers, or from two dead-letter topics, at a time.
+The topic of a subscription that consumes its retry topic is the original one, so REAL_TOPIC survives retries.
+Source: Pulsar's clients (RetryMessageUtil, ConsumerImpl); the names and the misspelling are theirs. REDRIVEN_FROM is
+Bindery's own. The clients keep a REAL_TOPIC that is present; here it is replaced, because any producer can set it, and
+dead letters are told apart by it.
 """
 
 from collections.abc import Mapping
@@ -32,6 +38,7 @@ ORIGIN_MESSAGE_ID: Final = "ORIGIN_MESSAGE_ID"
 ORIGIN_MESSAGE_IDY_TIME: Final = "ORIGIN_MESSAGE_IDY_TIME"
 RECONSUMETIMES: Final = "RECONSUMETIMES"
 DELAY_TIME: Final = "DELAY_TIME"
+REDRIVEN_FROM: Final = "REDRIVEN_FROM"
 RECONSUMETIMES_MAX: Final = 2**31 - 1
 TEXT_MAX: Final = 96
 """Maximum characters of each text of an identity."""
@@ -68,7 +75,7 @@ class Copy(NamedTuple):
 def identity_of(properties: Mapping[str, str]) -> Identity:
     """Return the identity of a copy; all of its texts are empty if the message is no copy. See `_short`."""
     subscription, origin, times = map(properties.get, (REAL_SUBSCRIPTION, ORIGIN_MESSAGE_ID, RECONSUMETIMES))
-    return Identity(_short(subscription), _short(origin), _short(times))
+    return Identity(_short(subscription), _short(properties.get(REDRIVEN_FROM, origin)), _short(times))
 
 
 def _short(text: str | None) -> str:
@@ -100,21 +107,26 @@ def copy_of(
     times: int | None = None,
     delay_ms: int = 0,
     now_ms: int = 0,
+    redriven_by: str | None = None,
 ) -> Copy:
     """Return the copy of a message.
 
-    `topic`: original topic. `properties`: those to add or replace by wish of the caller. `times`: RECONSUMETIMES of a
-    retry; None: the property stays as it is, and DELAY_TIME too. `delay_ms`: delay of the delivery, counted from
-    `now_ms` (since 1970); 0: none.
+    `topic`, `subscription`: those of REAL_TOPIC and REAL_SUBSCRIPTION. `properties`: those to add or replace by wish of
+    the caller. `times`: RECONSUMETIMES of a retry; None: the property stays as it is, and DELAY_TIME too. `delay_ms`:
+    delay of the delivery, counted from `now_ms` (since 1970); 0: none. `redriven_by`: the subscription that kept a dead
+    letter which is moved back.
     """
     origin = f"{position.ledger_id}:{position.entry_id}:{partition}"
     if message.batch_index != NOT_IN_BATCH:
         origin += f":{message.batch_index}"
     kept = {**message.properties, **(properties or {})}
-    kept.setdefault(REAL_TOPIC, topic.partitioned_topic.full)
+    kept[REAL_TOPIC] = topic.partitioned_topic.full
     kept.setdefault(ORIGIN_MESSAGE_ID, origin)
     kept.setdefault(ORIGIN_MESSAGE_IDY_TIME, kept[ORIGIN_MESSAGE_ID])
     kept[REAL_SUBSCRIPTION] = subscription
+    kept.pop(REDRIVEN_FROM, None)
+    if redriven_by is not None:
+        kept[REDRIVEN_FROM] = f"{origin}/{redriven_by}"
     if times is not None:
         kept[RECONSUMETIMES] = str(times)
         kept[DELAY_TIME] = str(delay_ms)

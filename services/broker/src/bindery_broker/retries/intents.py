@@ -12,7 +12,8 @@ JSON without spaces, one array:
 |     5 | messages     | one array per message, in the order of the copies                                     |
 
 A message is `[ledger, entry, batch index or -1, batch size, REAL_SUBSCRIPTION, ORIGIN_MESSAGE_ID, RECONSUMETIMES]`; the
-last one is "" if the copy has no such property. The name of the blob is `move-<serial>`.
+last three are the identity of its copy (`copies`): REDRIVEN_FROM takes the place of ORIGIN_MESSAGE_ID if the copy has
+it, and what it has not is "". The name of the blob is `move-<serial>`.
 """
 
 import re

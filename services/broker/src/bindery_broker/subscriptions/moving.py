@@ -44,6 +44,7 @@ RESERVED: Final = frozenset(
         copying.ORIGIN_MESSAGE_IDY_TIME,
         copying.RECONSUMETIMES,
         copying.DELAY_TIME,
+        copying.REDRIVEN_FROM,
     }
 )
 """Properties that only the broker sets."""
@@ -226,8 +227,9 @@ class Moving:
         """Move the messages that `ids` name, in this order and each once. An id without a batch index names all.
 
         `copy` returns the copy of a message and where it goes. A message whose copy no entry can hold fails, and stays
-        with its consumer. `charge` holds the bytes of the messages; the caller releases it. Raises UnknownMessages, with nothing done, if an id names no message. If one part of the messages
-        cannot be read or moved now, the following ones are not moved either.
+        with its consumer. `charge` holds the bytes of the messages; the caller releases it. Raises UnknownMessages if
+        an id names no message: nothing is done then. If one part of the messages cannot be read or moved now, the
+        following ones are not moved either.
         """
         self._loop.check_open()
         await self._acknowledger.resolve(ids)
