@@ -60,10 +60,10 @@ class UnknownMessages(BadRequest):
     code = "unknown_messages"
 
     @classmethod
-    def of(cls, unknown: Sequence[object], *, count: int) -> Self:
-        """Return the error for a request with `count` message ids, some of which are `unknown`."""
+    def of(cls, unknown: Sequence[object], *, count: int, what: str = "message of this topic") -> Self:
+        """Return the error for a request with `count` message ids, some of which are `unknown`: they name no `what`."""
         return cls(
-            f"{len(unknown)} of {count} message ids name no message of this topic; nothing was done",
+            f"{len(unknown)} of {count} message ids name no {what}; nothing was done",
             message_ids=[str(message_id) for message_id in unknown[:UNKNOWN_SHOWN_MAX]],
         )
 

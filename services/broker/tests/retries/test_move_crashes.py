@@ -137,6 +137,35 @@ async def test_a_broker_that_stops_at_any_step_dead_letters_each_message_once(st
     await following.close()
 
 
+@pytest.mark.parametrize("keepers", [["dead-letters"], ["dead-letters", "other"]])
+@pytest.mark.parametrize("step", range(1, STEPS_MAX))
+async def test_a_broker_that_stops_at_any_step_moves_each_dead_letter_back_once_for_each_keeper(step, keepers, cluster):
+    plan = Plan(step, die_at=None, fault_rate=0)
+    broker, _, ids = await begin(cluster, plan)
+    for keeper in keepers:
+        await broker.client.put(f"{DLQ}/subscriptions/{keeper}", json={"initial": "earliest"})
+    body = {"message_ids": ids, "max_redeliver": 0}
+    assert len((await broker.post(f"{TOPIC}/subscriptions/s/retry", body)).json()["moved"]) == len(ORDER)
+    plan._die_at = plan.steps + step
+    path = f"{TOPIC}/subscriptions/s/dead-letters/redrive"
+    tasks = [asyncio.create_task(broker.post(path, {"initial_subscription": keeper})) for keeper in keepers]
+    await until_dead_or_done(plan, *tasks)
+    await broker.die()
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    following = cluster.broker()
+    await following.client.put(f"{RETRY}/subscriptions/s", json={})
+    left = [await cluster.left(following, DLQ, sub=keeper) for keeper in keepers]
+    copies = await cluster.left(following, RETRY)
+    for keeper, letters in zip(keepers, left, strict=True):
+        of_keeper = [one for one in copies if one["properties"]["REDRIVEN_FROM"].endswith(f"/{keeper}")]
+        together = sorted(message["payload"] for message in [*letters, *of_keeper])
+        assert together == sorted(PAYLOADS[index] for index in ORDER)
+    assert {message["properties"]["REAL_SUBSCRIPTION"] for message in copies} <= {"s"}
+    await following.close()
+
+
 @pytest.mark.parametrize("seed", range(150))
 async def test_calls_that_fail_leave_each_message_in_one_place(seed, cluster):
     plan = Plan(seed, die_at=None, fault_rate=0)

@@ -59,6 +59,19 @@ def check_target(target: TopicName, source: TopicName, *, what: str) -> None:
         raise BadRequest(f"the {what} topic must not be the topic of the subscription", topic=target.short)
 
 
+def chosen_dead_letter_topic(text: str | None, topic: TopicName, subscription: str) -> TopicName:
+    """Return the dead-letter topic that a request names, or the default one.
+
+    Raises BadRequest for a name that is not valid, and for a topic of the subscription: `check_target`.
+    """
+    if text is None:
+        return dead_letter_topic(topic, subscription)
+    chosen = TopicName.parse(text)
+    for other in (topic, origin_topic(topic, subscription), retry_topic(topic, subscription)):
+        check_target(chosen, other, what="dead-letter")
+    return chosen
+
+
 def _derived(topic: TopicName, subscription: str, suffix: str) -> TopicName:
     base = origin_topic(topic, subscription)
     local = f"{base.local}-{subscription}{suffix}"

@@ -1,24 +1,31 @@
 """The dead letters of a subscription: list them, move them back to it, or discard them.
 
 They are the messages of the dead-letter topic that its subscription (the keeper, `dead-letters` by default) has not
-acknowledged. A dead-letter topic with the default name has those of one subscription. One that a policy named may have
-those of several: only the messages whose property REAL_SUBSCRIPTION names the subscription, or that have no such
-property, count then.
+acknowledged. Which of them count, by their properties REAL_SUBSCRIPTION and REAL_TOPIC:
 
-Without a keeper every stored message counts. Moving and discarding create the keeper, from the first message on.
+| dead-letter topic     | a message counts if                                                                       |
+|-----------------------|-------------------------------------------------------------------------------------------|
+| with the default name | neither names another subscription or topic; clients may have sent it without them        |
+| another one           | both name this subscription and its topic                                                 |
+
+So subscriptions may share a topic: by a policy, or because `a` with `b-c` and `a-b` with `c` have one default name.
+
+Without a keeper every stored message of the topic with the default name counts. Moving and discarding create the keeper
+there, from the first message on.
 """
 
 import dataclasses
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from bindery_core.errors import BinderyError
-from bindery_pulsar.message_codec import Message
+from bindery_core.errors import BadRequest, BinderyError
+from bindery_pulsar.message_codec import CorruptMessage, Message
 from bindery_pulsar.message_id import EARLIEST, MessageId, Position
+from bindery_pulsar.topic_name import TopicName
 
 from bindery_broker.dispatch.item import NOT_IN_BATCH
 from bindery_broker.errors import UnknownMessages
-from bindery_broker.retries.copies import DELAY_TIME, REAL_SUBSCRIPTION, RECONSUMETIMES, Copy
+from bindery_broker.retries.copies import DELAY_TIME, REAL_SUBSCRIPTION, REAL_TOPIC, RECONSUMETIMES, Copy
 from bindery_broker.retries.names import DEAD_LETTERS
 from bindery_broker.retries.targets import Destination
 from bindery_broker.subscriptions.response_budget import Charge
@@ -29,6 +36,8 @@ LOOKED_AT_MAX: Final = 10_000
 """Maximum number of messages that one page looks at. It may be empty, although more follow."""
 READ_COUNT_MAX: Final = 100
 READ_BYTES_MAX: Final = 2**20
+PURGED_SIZE: Final = 2**24
+"""Approximate maximum bytes of the heads of the dead letters that one call discards."""
 HEAD_SIZE: Final = 300
 """Approximate bytes of a dead letter in a list, without its key and properties."""
 
@@ -51,6 +60,8 @@ class Page(NamedTuple):
     letters: list[Letter]
     last: MessageId | None
     """Where the next page begins: after this message. None: no message follows."""
+    damaged: list[MessageId]
+    """Entries that cannot be decoded, and that are not acknowledged. Nobody knows whose they are."""
 
 
 class Redriven(NamedTuple):
@@ -62,10 +73,15 @@ class Redriven(NamedTuple):
 
 
 class DeadLetterTopic:
-    def __init__(self, topic: Topic, *, of: str | None, keeper: str = DEAD_LETTERS) -> None:
-        """`topic`: the dead-letter topic. `of`: the subscription whose messages count; None: all count."""
+    def __init__(
+        self, topic: Topic, *, of: str, source: TopicName, is_default: bool, keeper: str = DEAD_LETTERS
+    ) -> None:
+        """`topic`: the dead-letter topic. `of`, `source`: the subscription whose messages count, and its topic, without
+        the partition. `is_default`: whether `topic` has the default name."""
         self.topic = topic
         self._of = of
+        self._source = source
+        self._is_default = is_default
         self._keeper_name = keeper
 
     @property
@@ -88,15 +104,27 @@ class DeadLetterTopic:
         1970. `charge` has the bytes of what was read; the caller releases it. Raises ResponsesFull.
         """
         letters: list[Letter] = []
+        damaged: list[MessageId] = []
         looked_at = size = 0
         last = after
+        read_max = READ_COUNT_MAX
         start: MessageId | Position = EARLIEST if after is None else _following(after)
         while looked_at < LOOKED_AT_MAX:
-            found, start = await self.topic.read(
-                self._skip_acked(start), charge=charge, count_max=READ_COUNT_MAX, bytes_max=READ_BYTES_MAX
-            )
+            start = self._skip_acked(start)
+            try:
+                found, start = await self.topic.read(start, charge=charge, count_max=read_max, bytes_max=READ_BYTES_MAX)
+            except CorruptMessage:
+                if read_max == 1:  # the entry at the start is the damaged one
+                    position = self.topic.ledger.clamp(start.position if isinstance(start, MessageId) else start)
+                    last = MessageId.of(position, partition=self.topic.name.partition)
+                    if not self._is_acked(last):
+                        damaged.append(last)
+                    start = self.topic.ledger.next_position(position)
+                    looked_at += 1
+                read_max = READ_COUNT_MAX if read_max == 1 else 1
+                continue
             if not found:
-                return Page(letters, None)
+                return Page(letters, None, damaged)
             looked_at += len(found)
             for one in found:
                 last = one.id
@@ -106,8 +134,8 @@ class DeadLetterTopic:
                 letters.append(letter)
                 size += HEAD_SIZE + sum(len(name) + len(value) for name, value in letter.properties.items())
                 if len(letters) >= count_max or size >= size_max:
-                    return Page(letters, last)
-        return Page(letters, last)
+                    return Page(letters, last, damaged)
+        return Page(letters, last, damaged)
 
     async def redrive(
         self,
@@ -122,23 +150,17 @@ class DeadLetterTopic:
         """Move dead letters to the retry topic of their subscription, where they are due at once: each exactly once.
 
         `ids`: only these; `after`: only those that follow this one. Their RECONSUMETIMES are removed, so that they are
-        retried as often as a new message. Raises UnknownMessages, with nothing done, if an id names no message.
+        retried as often as a new message. Raises UnknownMessages, with nothing done, if an id names no dead letter of
+        the subscription.
         """
         last: MessageId | None = None
         if ids is None:
             page = await self.page(after, charge=charge, count_max=count_max, size_max=2**20)
             ids, last = [letter.id for letter in page.letters], page.last
+        else:
+            await self._check_ids(ids, charge)
         charge.release()
         if dry_run or not ids:
-            keeper = self.keeper
-            ledger = self.topic.ledger
-            unknown = (
-                [one for one in ids if not ledger.contains(one.position)]
-                if keeper is None
-                else await keeper.unknown(ids)
-            )
-            if unknown:
-                raise UnknownMessages.of(unknown, count=len(ids))
             acked = sum(map(self._is_acked, ids))
             return Redriven(len(ids) - acked, acked, [], last)
         keeper = await self._keep()
@@ -146,7 +168,14 @@ class DeadLetterTopic:
 
         def copy(message: Message, position: Position) -> tuple[Copy, Destination]:
             kept = {name: value for name, value in message.properties.items() if name not in _REMOVED}
-            return moving.copy(dataclasses.replace(message, properties=kept), position), to
+            made = moving.copy(
+                dataclasses.replace(message, properties=kept),
+                position,
+                topic=self._source,
+                subscription=self._of,
+                redriven_by=keeper.name,
+            )
+            return made, to
 
         result = await moving.move_ids(ids, copy, charge=charge)
         return Redriven(len(result.moved), len(result.acknowledged), result.failed, last)
@@ -156,30 +185,70 @@ class DeadLetterTopic:
     ) -> tuple[int, MessageId | None]:
         """Acknowledge dead letters: those with `ids`, those published before a time (ms since 1970), or all of them.
 
-        Returns how many that were, and where to continue if not all of them were looked at. An entry counts as one
-        message. Raises UnknownMessages, with nothing done, if an id names no message.
+        Returns how many that were, and where to continue if not all of them were looked at. An id of an entry counts as
+        one message. Raises UnknownMessages, with nothing done, if an id names no dead letter of the subscription.
         """
-        keeper = await self._keep()
-        if ids is None and self._of is not None:
-            page = await self.page(after, charge=charge, count_max=LOOKED_AT_MAX, size_max=2**30, before_ms=before_ms)
-            charge.release()
-            if page.letters:
-                await keeper.ack([letter.id for letter in page.letters])
-            return len(page.letters), page.last
         if ids is not None:
-            if unknown := await keeper.unknown(ids):
-                raise UnknownMessages.of(unknown, count=len(ids))
+            await self._check_ids(ids, charge)
+            charge.release()
+            keeper = await self._keep()
             count = len({one for one in ids if not self._is_acked(one)})
             await keeper.ack(ids)
             return count, None
-        backlog_before = keeper.cursor.backlog_entries
-        if before_ms is None:
-            await keeper.clear()
+        keeper = await self._keep()
+        page = await self.page(after, charge=charge, count_max=LOOKED_AT_MAX, size_max=PURGED_SIZE, before_ms=before_ms)
+        charge.release()
+        purged = [letter.id for letter in page.letters]
+        if self._is_default and before_ms is None:
+            purged += page.damaged
+        if purged:
+            await keeper.ack(purged)
+        return len(purged), page.last
+
+    async def _check_ids(self, ids: Sequence[MessageId], charge: Charge) -> None:
+        """Raise UnknownMessages if an id names no message, or one that does not count and is not acknowledged."""
+        keeper, ledger = self.keeper, self.topic.ledger
+        if keeper is None:
+            wrong = [one for one in ids if not ledger.contains(one.position)]
         else:
-            await keeper.expire(before_ms)
-        return max(0, backlog_before - keeper.cursor.backlog_entries), None
+            wrong = await keeper.unknown(ids)
+        if not wrong:
+            counting: dict[Position, dict[int, bool]] = {}
+            for one in ids:
+                if self._is_acked(one):
+                    continue
+                here = counting.get(one.position)
+                if here is None:
+                    here = counting[one.position] = await self._read_entry(one.position, charge)
+                index = one.batch_index
+                if not (all(here.values()) if index == NOT_IN_BATCH else here.get(index, True)):
+                    wrong.append(one)
+        if wrong:
+            raise UnknownMessages.of(wrong, count=len(ids), what="dead letter of this subscription")
+
+    async def _read_entry(self, position: Position, charge: Charge) -> dict[int, bool]:
+        """Return whether each message of an entry counts, by its batch index; nothing of an entry that was trimmed.
+
+        A damaged entry is a message that has no properties.
+        """
+        here: dict[int, bool] = {}
+        start: MessageId | Position = position
+        count_max = 1  # most entries are no batches: nothing that follows is read
+        while True:
+            try:
+                found, start = await self.topic.read(
+                    start, charge=charge, count_max=count_max, bytes_max=READ_BYTES_MAX
+                )
+            except CorruptMessage:
+                return here or {NOT_IN_BATCH: self._is_default}
+            here |= {one.id.batch_index: self._counts(one.message) for one in found if one.id.position == position}
+            if start.position != position or (not found and start.batch_index == NOT_IN_BATCH):
+                return here
+            count_max = LOOKED_AT_MAX
 
     async def _keep(self) -> Subscription:
+        if not self._is_default:  # no other topic gets subscriptions by that
+            return self.topic.subscription(self._keeper_name)
         keeper, _ = await self.topic.subscribe(self._keeper_name, initial=EARLIEST)
         return keeper
 
@@ -200,10 +269,22 @@ class DeadLetterTopic:
         index = message_id.batch_index
         return index != NOT_IN_BATCH and remaining is not None and not remaining >> index & 1
 
-    def _counts(self, message: Message, before_ms: int | None) -> bool:
+    def _counts(self, message: Message, before_ms: int | None = None) -> bool:
         if before_ms is not None and message.publish_time_ms >= before_ms:
             return False
-        return self._of is None or message.properties.get(REAL_SUBSCRIPTION, self._of) == self._of
+        subscription, topic = map(message.properties.get, (REAL_SUBSCRIPTION, REAL_TOPIC))
+        if subscription is None or topic is None:
+            return self._is_default and subscription in (None, self._of) and (topic is None or self._is_source(topic))
+        return subscription == self._of and self._is_source(topic)
+
+    def _is_source(self, text: str) -> bool:
+        """Whether a REAL_TOPIC is the topic of the subscription. Clients may name one of its partitions."""
+        if text == self._source.full:
+            return True
+        try:
+            return TopicName.parse(text).partitioned_topic == self._source
+        except BadRequest:
+            return False
 
     def _letter(self, one: ReadMessage) -> Letter:
         message, keeper = one.message, self.keeper

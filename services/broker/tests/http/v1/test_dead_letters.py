@@ -1,8 +1,10 @@
 """Dead letters over HTTP: list them, move them back, discard them."""
 
 import asyncio
+import json
 
 import pytest
+from bindery_pulsar.topic_name import TopicName
 from broker_harness import TOPIC, Harness, ids, payloads, problem
 
 DEAD = f"{TOPIC}-s-DLQ"
@@ -126,6 +128,7 @@ async def test_redriven_messages_come_back_once_with_a_new_count(broker):
     for message in got:
         assert not {"RECONSUMETIMES", "DELAY_TIME"} & message["properties"].keys()
         assert message["properties"]["REAL_TOPIC"] == "persistent://public/default/t"
+        assert message["properties"]["REAL_SUBSCRIPTION"] == "s"
     assert (await listed(broker))["messages"] == []
     answer = await broker.post(f"{SUB}/retry", {"message_ids": ids(got), "max_redeliver": 1})
     assert [one["reconsume_times"] for one in answer.json()["moved"]] == [1, 1]
@@ -261,3 +264,118 @@ async def test_a_dead_letter_topic_of_another_broker_is_refused(tree, ledgers, c
         problem(answer, status=503, code="target_elsewhere")
     await first.close()
     await second.close()
+
+
+async def refused(broker, *, sub: str = SUB, status: int, code: str, **named) -> list[str]:
+    """Check that list, redrive and purge are refused. Returns the details."""
+    details = []
+    for method, path, body in (("GET", "", None), ("POST", "/redrive", {"dry_run": True}), ("POST", "/purge", {})):
+        fields = {"params": named} if body is None else {"json": {**body, **named}}
+        answer = await broker.client.request(method, f"{sub}/dead-letters{path}", **fields)
+        details.append(problem(answer, status=status, code=code)["detail"])
+    return details
+
+
+async def test_the_topics_of_the_subscription_are_no_dead_letter_topics(broker):
+    await broker.produce("a")
+    await broker.receive()
+    for topic in ("public/default/t", "public/default/t-s-RETRY"):
+        for detail in await refused(broker, topic=topic, status=400, code="bad_request"):
+            assert detail.startswith("the dead-letter topic must not be the topic of the subscription")
+    assert (await broker.client.get(TOPIC)).json()["subscriptions"]["s"]["backlog_entries"] == 1
+
+
+async def test_a_named_topic_gets_no_subscription(broker):
+    await broker.receive()
+    await broker.produce("a", topic="/v1/topics/public/default/graves")
+    for detail in await refused(broker, topic="public/default/graves", status=404, code="no_such_subscription"):
+        assert "topic public/default/graves has no subscription dead-letters; pass initial_subscription" in detail
+    answer = await broker.client.get("/v1/topics/public/default/graves/subscriptions")
+    assert answer.json()["subscriptions"] == []
+    await broker.client.put("/v1/topics/public/default/graves/subscriptions/kept", json={})
+    named = {"topic": "public/default/graves", "initial_subscription": "kept"}
+    assert (await listed(broker, **named))["messages"] == []
+
+
+async def test_in_a_named_topic_messages_without_an_origin_do_not_count(broker):
+    named = {"topic": "public/default/graves"}
+    (mine,) = await bury(broker, "mine", dead_letter_topic="public/default/graves")
+    (foreign,) = await broker.produce("x", topic="/v1/topics/public/default/graves")
+    headers = {"Bindery-Property-REAL_SUBSCRIPTION": "s", "Bindery-Property-REAL_TOPIC": "public/default/other"}
+    (other,) = await broker.produce("y", topic="/v1/topics/public/default/graves", headers=headers)
+    assert ids((await listed(broker, **named))["messages"]) == [mine]
+    for path in ("redrive", "purge"):
+        for one in (foreign, other):
+            answer = await broker.post(f"{LETTERS}/{path}", {"message_ids": [mine, one], **named})
+            assert problem(answer, status=400, code="unknown_messages")["facts"]["message_ids"] == [one]
+    assert (await purge(broker, **named))["purged"] == 1
+    keeper = (await broker.client.get("/v1/topics/public/default/graves")).json()["subscriptions"]["dead-letters"]
+    assert keeper["backlog_entries"] == 2
+
+
+async def test_two_subscriptions_whose_default_names_are_equal_keep_their_dead_letters_apart(broker):
+    """`a` with `b-c`, and `a-b` with `c`."""
+    made = {}
+    for topic, name in (("a", "b-c"), ("a-b", "c")):
+        path = f"/v1/topics/public/default/{topic}"
+        await broker.produce(topic, topic=path)
+        held = ids(await broker.receive(topic=path, sub=name))
+        answer = await broker.post(f"{path}/subscriptions/{name}/retry", {"message_ids": held, "max_redeliver": 0})
+        (moved,) = answer.json()["moved"]
+        assert moved["topic"] == "public/default/a-b-c-DLQ"
+        made[f"{path}/subscriptions/{name}/dead-letters"] = moved["copy_id"]
+    (client_made,) = await broker.produce("x", topic="/v1/topics/public/default/a-b-c-DLQ")
+    (first, mine), (second, other) = made.items()
+    for path, one in made.items():
+        assert ids((await broker.client.get(path)).json()["messages"]) == [one, client_made]
+    for dry_run in (True, False):
+        answer = await broker.post(f"{first}/redrive", {"message_ids": [mine, other], "dry_run": dry_run})
+        detail = problem(answer, status=400, code="unknown_messages")["detail"]
+        assert detail.startswith("1 of 2 message ids name no dead letter of this subscription; nothing was done")
+    problem(await broker.post(f"{first}/purge", {"message_ids": [other]}), status=400, code="unknown_messages")
+    assert (await broker.post(f"{first}/redrive", {})).json()["moved"] == 2
+    assert (await broker.post(f"{second}/purge", {})).json()["purged"] == 1
+    assert ids((await broker.client.get(second)).json()["messages"]) == []
+
+
+async def test_dead_letters_of_redriven_and_of_marked_messages_belong_to_the_subscription(broker):
+    """A producer may set REAL_TOPIC, and a client may store a dead letter without any origin."""
+    await broker.produce("a", headers={"Bindery-Property-REAL_TOPIC": "persistent://public/default/other"})
+    await broker.receive()
+    await broker.produce("b", topic=DEAD)
+    assert (await redrive(broker))["moved"] == 1
+    held = await broker.receive(redeliver=True)
+    assert sorted(payloads(held)) == ["a", "b"]
+    await broker.post(f"{SUB}/retry", {"message_ids": ids(held), "max_redeliver": 0})
+    letters = (await listed(broker))["messages"]
+    assert len(letters) == 2
+    for letter in letters:
+        assert letter["origin_topic"] == "persistent://public/default/t"
+        assert letter["properties"]["REAL_SUBSCRIPTION"] == "s"
+        assert "REDRIVEN_FROM" not in letter["properties"]
+
+
+async def test_a_batch_that_others_share_is_named_message_by_message(broker):
+    await broker.receive()
+    lines = [{"payload": "a"}, {"payload": "b", "properties": {"REAL_SUBSCRIPTION": "other"}}]
+    headers = {"content-type": "application/x-ndjson"}
+    content = "\n".join(map(json.dumps, lines))
+    answer = await broker.client.post(f"{DEAD}/messages", content=content, headers=headers, params={"batch": True})
+    first, second = answer.json()["message_ids"]
+    assert first.rpartition(":")[0] == second.rpartition(":")[0]
+    for one in (second, first.rpartition(":")[0]):
+        problem(await broker.post(f"{LETTERS}/purge", {"message_ids": [one]}), status=400, code="unknown_messages")
+    assert (await purge(broker, message_ids=[first]))["purged"] == 1
+
+
+async def test_damaged_dead_letters_are_not_listed_and_can_be_purged(broker):
+    await broker.receive()
+    made = await broker.produce("a", topic=DEAD)
+    topic = await broker.broker.topic(TopicName.parse("t-s-DLQ"))
+    damaged = [str(position) for position in await topic.ledger.add_many([b"x", b"y"])]
+    made += await broker.produce("b", topic=DEAD)
+    assert (await purge(broker, message_ids=damaged[:1]))["purged"] == 1
+    assert ids((await listed(broker))["messages"]) == made
+    assert (await purge(broker, before=0))["purged"] == 0
+    assert (await purge(broker))["purged"] == 3
+    assert topic.subscription("dead-letters").cursor.backlog_entries == 0

@@ -7,7 +7,7 @@ from itertools import pairwise
 from bindery_core.errors import BadRequest, BinderyError
 from bindery_kit.http.problem import problem_of
 from bindery_pulsar.message_id import EARLIEST, LATEST, MessageId
-from bindery_pulsar.topic_name import TopicName, validate_subscription
+from bindery_pulsar.topic_name import validate_subscription
 from fastapi import APIRouter
 from msgspec import UNSET
 from starlette.responses import Response
@@ -40,7 +40,7 @@ from bindery_broker.http.v1.schemas import (
     RoutingQuery,
     StreamQuery,
 )
-from bindery_broker.retries.names import DEAD_LETTERS, check_target, dead_letter_topic, origin_topic, retry_topic
+from bindery_broker.retries.names import DEAD_LETTERS, chosen_dead_letter_topic, retry_topic
 from bindery_broker.retries.targets import Destination
 from bindery_broker.subscriptions.consumer import ClientWatch, DeadLetters, ReceiveRequest, SubscriptionType
 from bindery_broker.subscriptions.moving import MoveResult, RetryTo
@@ -279,7 +279,7 @@ async def retry(exchange: Exchange) -> Response:
     topic_text = body.dead_letter_topic if isinstance(body.dead_letter_topic, str) else None
     to = RetryTo(
         retry=Destination(retry_topic(name, subscription_name), subscription_name),
-        dead_letters=Destination(_dead_letter_topic(topic_text, name, subscription_name), DEAD_LETTERS),
+        dead_letters=Destination(chosen_dead_letter_topic(topic_text, name, subscription_name), DEAD_LETTERS),
         max_redeliver=body.max_redeliver,
         delay_ms=body.delay_ms,
         properties=body.properties,
@@ -357,20 +357,9 @@ def _dead_letters(body: ReceiveBody, exchange: Exchange) -> DeadLetters | None:
     if body.type not in ("shared", "key_shared"):
         raise BadRequest("the field dead_letter needs the type shared or key_shared", type=body.type)
     name, subscription = exchange.topic, exchange.path_params["subscription"]
-    topic = _dead_letter_topic(policy.topic if isinstance(policy.topic, str) else None, name, subscription)
+    topic = chosen_dead_letter_topic(policy.topic if isinstance(policy.topic, str) else None, name, subscription)
     initial = policy.initial_subscription if isinstance(policy.initial_subscription, str) else DEAD_LETTERS
     return DeadLetters(policy.max_redeliver, Destination(topic, validate_subscription(initial)))
-
-
-def _dead_letter_topic(text: str | None, name: TopicName, subscription: str) -> TopicName:
-    """Return the dead-letter topic. Raises BadRequest for a name that is not valid, or of a topic of the subscription:
-    its copies would be consumed again."""
-    if text is None:
-        return dead_letter_topic(name, subscription)
-    topic = TopicName.parse(text)
-    for other in (name, origin_topic(name, subscription), retry_topic(name, subscription)):
-        check_target(topic, other, what="dead-letter")
-    return topic
 
 
 def _sources(parts: list[Part]) -> list[MessageSource]:

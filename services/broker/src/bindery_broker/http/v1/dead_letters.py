@@ -3,7 +3,7 @@
 import base64
 from typing import Annotated, Final
 
-from bindery_core.errors import BadRequest, NoSuchTopic
+from bindery_core.errors import BadRequest, NoSuchSubscription, NoSuchTopic
 from bindery_pulsar.message_id import MessageId
 from bindery_pulsar.topic_name import TopicName
 from fastapi import APIRouter, Query
@@ -26,7 +26,13 @@ from bindery_broker.http.v1.models import (
     RoutingQuery,
 )
 from bindery_broker.retries.copies import ORIGIN_MESSAGE_ID, REAL_TOPIC, RECONSUMETIMES, reconsume_times
-from bindery_broker.retries.names import DEAD_LETTERS, dead_letter_topic, retry_topic
+from bindery_broker.retries.names import (
+    DEAD_LETTERS,
+    chosen_dead_letter_topic,
+    dead_letter_topic,
+    origin_topic,
+    retry_topic,
+)
 from bindery_broker.retries.targets import Destination
 from bindery_broker.topics.dead_letters import DeadLetterTopic, Letter
 from bindery_broker.topics.retry_topics import check_receives_retries
@@ -142,12 +148,14 @@ async def _find(
 ) -> tuple[TopicName, DeadLetterTopic | None]:
     """Return the name of the dead-letter topic, and its messages; None: there is no topic with the default name.
 
-    Raises NoSuchTopic if the request names another topic that does not exist, TargetElsewhere if it is not here.
+    Raises NoSuchTopic if the request names another topic that does not exist, NoSuchSubscription if that has no keeper,
+    BadRequest if it is a topic of the subscription, TargetElsewhere if it is not here.
     """
     broker = exchange.broker
     (await broker.topic(name)).subscription(subscription)  # it must exist
     default = dead_letter_topic(name, subscription)
-    wanted = default if topic is None else TopicName.parse(topic)
+    wanted = chosen_dead_letter_topic(topic, name, subscription)
+    keeper = keeper or DEAD_LETTERS
     try:
         owner = await broker.locate(wanted, create=False)
         if owner is not None:
@@ -157,7 +165,18 @@ async def _find(
         if wanted != default:
             raise
         return wanted, None
-    return wanted, DeadLetterTopic(found, of=None if wanted == default else subscription, keeper=keeper or DEAD_LETTERS)
+    if wanted != default:
+        try:
+            found.subscription(keeper)
+        except NoSuchSubscription as error:
+            raise NoSuchSubscription(
+                f"topic {wanted.short} has no subscription {keeper}; pass initial_subscription: the name of its "
+                "subscription that keeps the dead letters"
+            ) from error
+    letters = DeadLetterTopic(
+        found, of=subscription, source=origin_topic(name, subscription), is_default=wanted == default, keeper=keeper
+    )
+    return wanted, letters
 
 
 def _view(letter: Letter) -> DeadLetter:

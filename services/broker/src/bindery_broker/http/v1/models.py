@@ -373,7 +373,7 @@ class Purged(Answer):
     topic: str
     """The dead-letter topic."""
     purged: int
-    """Number of messages that were acknowledged. A batch counts as one, unless `message_ids` names its messages."""
+    """Number of messages that were acknowledged. A batch that `message_ids` names as a whole counts as one."""
     next: str | None = None
     """Value of `after` for the next call, if not all messages were looked at."""
 
