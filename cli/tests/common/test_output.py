@@ -1,12 +1,23 @@
 """Results go to stdout, everything else to stderr, as text or JSON."""
 
 import json
+import os
 import sys
 
 import pytest
 import typer
 from bindery.common import output
-from bindery.common.output import confirm, emit, is_interactive, print_json, print_table, report_error, wants_json
+from bindery.common.output import (
+    confirm,
+    counted,
+    emit,
+    is_interactive,
+    print_json,
+    print_lines,
+    print_table,
+    report_error,
+    wants_json,
+)
 
 Capture = pytest.CaptureFixture[str]
 
@@ -100,3 +111,41 @@ def test_a_question_on_the_terminal_is_asked_on_stderr(monkeypatch: pytest.Monke
 )
 def test_a_command_line_wants_json_before_the_double_dash(arguments: list[str], wanted: bool) -> None:
     assert wants_json(arguments) is wanted
+
+
+def test_text_of_others_cannot_control_the_terminal(capsys: Capture) -> None:
+    print_lines(["a\x1b[2J", "b\nc"])
+    emit({}, "one\x9b", as_json=False)
+    print_table([{"key\n": "\r"}])
+    report_error("no\nsuch", as_json=False)
+    assert capsys.readouterr() == ("a\\u001b[2J\nb\\nc\none\\u009b\nkey\n\\r\n", "bindery: no\\nsuch\n")
+
+
+def test_a_closed_stdin_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    assert not is_interactive()
+
+
+def test_an_error_is_reported_although_stdout_is_full(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        print("x")
+        report_error("bad", as_json=False)
+        assert capsys.readouterr().err == "bindery: bad\n"
+        with pytest.raises(OSError, match="No space left"):
+            full.flush()
+        monkeypatch.undo()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), full.fileno())
+
+
+@pytest.mark.parametrize(
+    ("count", "words", "text"),
+    [
+        (0, ("message",), "0 messages"),
+        (1, ("message",), "1 message"),
+        (1, ("entry", "entries"), "1 entry"),
+        (2, ("entry", "entries"), "2 entries"),
+    ],
+)
+def test_one_is_singular(count: int, words: tuple[str, ...], text: str) -> None:
+    assert counted(count, *words) == text

@@ -110,3 +110,15 @@ def test_sizes_have_units(size: float, text: str) -> None:
 )
 def test_values_are_readable(name: str, value: Any, text: str) -> None:
     assert list(lines_of({name: value})) == [f"{words(name)}  {text}"]
+
+
+def test_names_and_values_are_printable_and_short() -> None:
+    hostile = "\x1b[31m\x9b" + "x" * 1_000
+    shown = "\\u001b[31m\\u009b" + "x" * 100 + " ..."
+    assert list(lines_of({hostile: hostile})) == [f"{shown}  {shown}"]
+    assert list(lines_of({"rows": [{"a": hostile}]})) == ["rows:", "  a", f"  {shown}"]
+    assert table([{"key": "a\nb", "size": 1}, {"key": "\x9b2J", "size": 2}]) == [
+        "key       size",
+        "a\\nb      1 B",
+        "\\u009b2J  2 B",
+    ]

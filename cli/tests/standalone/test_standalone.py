@@ -151,7 +151,7 @@ def test_a_topic_is_deleted_after_a_confirmation(cluster: ThrowawayCluster) -> N
     ok("produce", "unwanted", *at, stdin="a\nb\n")
     asked = bindery("topics", "delete", "unwanted", *at)
     assert asked.returncode == 2
-    assert "public/default/unwanted has 1 entries and 0 subscriptions" in asked.stderr
+    assert "public/default/unwanted has 1 entry and 0 subscriptions" in asked.stderr
     ok("consume", "unwanted", *at, "--ack", "--max", "1")
     assert ok("topics", "delete", "unwanted", *at, "--yes", "--force") == "public/default/unwanted is deleted\n"
     assert "unwanted" not in ok("topics", "list", *at)

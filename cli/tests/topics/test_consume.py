@@ -1,6 +1,7 @@
 """`bindery consume` against a broker in memory: acknowledgements, options that exclude each other, reconnecting."""
 
 import json
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -210,3 +211,17 @@ def test_payloads_that_are_not_decoded_are_printed_as_stored_with_one_warning(
     assert "5:2 is not decoded (encrypted)" in second
     _print_message(message, noted, as_json=True)
     assert b'"reason": "encrypted"' in capsysbinary.readouterr().out
+
+
+def test_a_terminal_gets_no_control_characters(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    messages = [{"message_id": "5:0", "payload": "a\x1b[2J\tb\nc\x9b"}, {"message_id": "5:1", "payload_base64": "AP8="}]
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    for message in messages:
+        _print_message(message, set(), as_json=False)
+    assert capsys.readouterr().out == "a\\u001b[2J   b\nc\\u009b\n\\u0000\\xff\n"
+    _print_message(messages[0], set(), as_json=True)
+    line = capsys.readouterr().out
+    assert line[:-1].isprintable()
+    assert json.loads(line) == messages[0]

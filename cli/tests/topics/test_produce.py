@@ -236,6 +236,6 @@ def test_messages_that_were_not_stored_are_counted(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(produce, "_send_file", lambda *arguments: answer)
     result = run(str(file))
     assert (result.exit_code, result.stdout) == (1, "1 message sent\n")
-    assert result.stderr == "bindery: 1 messages not stored; first error: no bookies (not_stored)\n"
+    assert result.stderr == "bindery: 1 message not stored; first error: no bookies (not_stored)\n"
     result = run(str(file), "--json")
     assert json.loads(result.stderr)["error"]["code"] == "not_stored"

@@ -113,3 +113,11 @@ def test_ages_have_the_largest_unit_that_fits(ms: int | None, text: str) -> None
 
 def test_a_time_in_the_future_is_now() -> None:
     assert ago(NOW_MS + 5, now_ms=NOW_MS) == "0 s ago"
+
+
+def test_names_of_others_are_escaped() -> None:
+    found = {**DELIVERY, "backlog_entries": 1, "subscription": "a\x1b[2J", "consumers": []}
+    heading, line = subscription_lines([found], now_ms=NOW_MS)
+    assert line.startswith("a\\u001b[2J    shared  0          1 entry  ")
+    assert len(heading.partition("type")[0]) == len(line.partition("shared")[0])
+    assert next(iter(topic_lines(STATS | {"topic": "p/d/\n"}, now_ms=NOW_MS))) == "topic        p/d/\\n"

@@ -78,7 +78,7 @@ def test_a_subscription_is_moved_after_a_confirmation(
 ) -> None:
     unattended = run(*arguments)
     assert unattended.exit_code == 2
-    assert "7 entries are not acknowledged, 1 consumers are connected: pass --yes" in unattended.stderr
+    assert "7 entries are not acknowledged, 1 consumer is connected: pass --yes" in unattended.stderr
     assert requests == [("GET", f"{PATH}/explain", None)]
 
     requests.clear()

@@ -8,7 +8,7 @@ import typer
 from bindery.common import exit_codes
 from bindery.common.operator import now_ms
 from bindery.common.options import AsJson, group
-from bindery.common.output import confirm, emit, print_json
+from bindery.common.output import confirm, counted, emit, print_json, print_lines
 from bindery.topics.options import Topic, Url
 from bindery.topics.subscriptions import list_subscriptions
 
@@ -41,9 +41,9 @@ def list_topics(
     if as_json:
         print_json(names)
         return
-    for name in names:
-        print(name)
-    if not names:
+    if names:
+        print_lines(names)
+    else:
         print("no topics; the first message creates one: echo hello | bindery produce hello", file=sys.stderr)
 
 
@@ -63,8 +63,7 @@ def stats(topic: Topic, url: Url = None, as_json: AsJson = False) -> None:
     if as_json:
         print_json(answer)
         return
-    for line in topic_lines(answer, now_ms=now_ms()):
-        print(line)
+    print_lines(topic_lines(answer, now_ms=now_ms()))
 
 
 @app.command("subscriptions")
@@ -140,7 +139,7 @@ def delete(
 
 def _confirm(stats: dict[str, Any], *, as_json: bool) -> None:
     """Ask whether to delete the topic; end the command if the answer is not yes."""
-    held = f"{stats['entries']} entries and {len(stats['subscriptions'])} subscriptions"
+    held = f"{counted(stats['entries'], 'entry', 'entries')} and {counted(len(stats['subscriptions']), 'subscription')}"
     confirm(
         f"Delete {stats['topic']} with {held}?",
         unattended=f"{stats['topic']} has {held}, which would be deleted: pass --yes to confirm",

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 import typer
 from bindery_core.backoff import Backoff
 from bindery_core.errors import BadRequest, BinderyError
+from bindery_kit.observability.printable import printable
 
 from bindery.common.options import AsJson
 from bindery.topics.options import Topic, Url
@@ -120,6 +121,8 @@ def consume(
     as_json: AsJson = False,
 ) -> None:
     """Print messages of a topic: the payloads, or with --json all fields.
+
+    On a terminal, control characters of payloads are escaped. A file or pipe gets the bytes of the payload.
 
     A payload that the broker did not decode (encrypted, a chunk of a message, or too large) is printed as stored, with
     a warning; --json shows its encoding.
@@ -326,7 +329,7 @@ def _key_range(text: str) -> tuple[int, int]:
 def _print_message(message: dict[str, Any], noted: set[str], *, as_json: bool) -> None:
     """`noted`: the reasons of encodings of which stderr has a line already."""
     if as_json:
-        print(json.dumps(message, ensure_ascii=False), flush=True)
+        print(printable(json.dumps(message, ensure_ascii=False)), flush=True)
         return
     if "encoding" in message and (reason := message["encoding"]["reason"]) not in noted:
         noted.add(reason)
@@ -338,5 +341,9 @@ def _print_message(message: dict[str, Any], noted: set[str], *, as_json: bool) -
         )
     payload = message.get("payload")
     raw = base64.b64decode(message["payload_base64"]) if payload is None else payload.encode()
+    if sys.stdout.isatty():
+        text = raw.decode(errors="backslashreplace")
+        print("\n".join([printable(line.expandtabs()) for line in text.split("\n")]), flush=True)
+        return
     sys.stdout.buffer.write(raw + b"\n")
     sys.stdout.buffer.flush()

@@ -21,7 +21,7 @@ from bindery_core.errors import BadRequest, BinderyError
 
 from bindery.common import exit_codes
 from bindery.common.options import AsJson
-from bindery.common.output import print_json, report_error
+from bindery.common.output import counted, print_json, report_error
 from bindery.common.progress import Progress
 from bindery.topics.options import Topic, Url, parse_properties
 
@@ -137,7 +137,7 @@ class _Total:
 
     @property
     def sent_text(self) -> str:
-        return f"{self.sent} message{'' if self.sent == 1 else 's'} sent"
+        return f"{counted(self.sent, 'message')} sent"
 
     def add(self, answer: dict[str, Any], *, source: str) -> None:
         """Count one response: `message_ids` if all messages are stored, else `results`, an id or error for each."""
@@ -158,7 +158,7 @@ class _Total:
             print(self.sent_text)
         if self._failed:
             report_error(
-                f"{self._failed} messages not stored; first error: {self._first_error}",
+                f"{counted(self._failed, 'message')} not stored; first error: {self._first_error}",
                 code="not_stored",
                 as_json=self._as_json,
             )

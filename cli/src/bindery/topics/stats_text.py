@@ -3,6 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from bindery_kit.observability.printable import printable
+
+from bindery.common.output import counted
 from bindery.common.tables import size_text, table
 
 _UNITS: Final = ((1, "s", 60), (60, "min", 3_600), (3_600, "h", 86_400), (86_400, "d", float("inf")))
@@ -16,14 +19,14 @@ def topic_lines(stats: Mapping[str, Any], *, now_ms: int) -> Iterator[str]:
     rows = (
         ("topic", stats["topic"]),
         ("owner", stats["owner"]),
-        ("stored", f"{stats['entries']} entries, {size_text(stats['size'])}, {stats['ledgers']} ledgers"),
+        ("stored", _stored(stats)),
         ("first, last", f"{stats['first']}, {stats['last']}"),
         ("in", f"{_flow(stats, 'in')}, last {published}"),
         ("out", _flow(stats, "out")),
         ("backlog", f"{size_text(stats['backlog_bytes'])}, oldest {age(stats['oldest_unacked_age_ms'])}"),
     )
     for name, text in rows:
-        yield f"{name:<12} {text}"
+        yield f"{name:<12} {printable(text)}"
     subscriptions = stats["subscriptions"]
     if subscriptions:
         yield ""
@@ -66,9 +69,14 @@ def ago(at_ms: int | None, *, now_ms: int) -> str:
     return "never" if at_ms is None else f"{age(max(now_ms - at_ms, 0))} ago"
 
 
+def _stored(stats: Mapping[str, Any]) -> str:
+    entries, ledgers = counted(stats["entries"], "entry", "entries"), counted(stats["ledgers"], "ledger")
+    return f"{entries}, {size_text(stats['size'])}, {ledgers}"
+
+
 def _flow(stats: Mapping[str, Any], way: str) -> str:
     return (
-        f"{stats[f'messages_{way}']} messages, {size_text(stats[f'bytes_{way}'])}; "
+        f"{counted(stats[f'messages_{way}'], 'message')}, {size_text(stats[f'bytes_{way}'])}; "
         f"{stats[f'messages_{way}_per_s']:g} messages/s, {size_text(stats[f'bytes_{way}_per_s'])}/s"
     )
 
@@ -80,7 +88,7 @@ def _subscription(name: str, stats: Mapping[str, Any], *, now_ms: int) -> dict[s
         "subscription": name,
         "type": stats["type"] or UNKNOWN,
         "consumers": stats["consumers"],
-        "backlog": f"{stats['backlog_entries']} entries",
+        "backlog": counted(stats["backlog_entries"], "entry", "entries"),
         "messages": UNKNOWN if messages is None else f"{about}{messages}",
         "bytes": f"~{size_text(stats['backlog_bytes'])}",
         "oldest": age(stats["oldest_unacked_age_ms"]),

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from bindery_core.errors import BadRequest
+from bindery_kit.observability.printable import printable
 
 from bindery.common.operator import now_ms, parse_duration, parse_time
 from bindery.common.options import AsJson, group
-from bindery.common.output import confirm, emit, print_json
+from bindery.common.output import confirm, counted, emit, print_json, print_lines
 from bindery.topics.options import Properties, Topic, Url, parse_properties
 
 if TYPE_CHECKING:
@@ -49,10 +50,9 @@ def list_subscriptions(topic: Topic, url: Url = None, as_json: AsJson = False) -
     if as_json:
         print_json(found)
     else:
-        for line in subscription_lines(found, now_ms=now_ms()):
-            print(line)
+        print_lines(subscription_lines(found, now_ms=now_ms()))
     for name, reason in damaged.items():
-        print(f"subscription {name} is damaged: {reason}", file=sys.stderr)
+        print(printable(f"subscription {name} is damaged: {reason}"), file=sys.stderr)
 
 
 @app.command("show")
@@ -318,7 +318,11 @@ def _move(
 def _confirm(broker: "Broker", path: str, question: str, *, as_json: bool) -> None:
     """Ask with the present backlog; end the command if the answer is not yes."""
     about = broker.get(path + "/explain")["subscription"]
-    held = f"{about['backlog_entries']} entries are not acknowledged, {len(about['consumers'])} consumers are connected"
+    entries, consumers = about["backlog_entries"], len(about["consumers"])
+    held = (
+        f"{counted(entries, 'entry', 'entries')} {'is' if entries == 1 else 'are'} not acknowledged, "
+        f"{counted(consumers, 'consumer')} {'is' if consumers == 1 else 'are'} connected"
+    )
     confirm(f"{question}? ({held})", unattended=f"{held}: pass --yes to confirm", as_json=as_json)
 
 

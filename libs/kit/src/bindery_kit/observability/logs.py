@@ -29,6 +29,7 @@ from typing import Any, Final
 from bindery_core.errors import BinderyError
 
 from bindery_kit.lean_imports import structlog
+from bindery_kit.observability.printable import printable
 
 MASK: Final = "********"
 _SECRET_PARTS: Final = (
@@ -183,19 +184,12 @@ def _cut(text: str, size_max: int) -> str:
     return f"{text[:half]} ... ({len(text) - 2 * half} characters left out) ... {text[-half:]}"
 
 
-def _printable(text: str) -> str:
-    """Return `text` with the escapes of JSON for all characters that are not printable."""
-    if text.isprintable():
-        return text
-    return "".join([char if char.isprintable() else json.dumps(char)[1:-1] for char in text])
-
-
 def _shown(value: Any) -> str:
     """Return a value for a readable line: in quotes if it could be taken for several fields otherwise."""
     text = str(value)
     if text.isprintable() and not ("=" in text or '"' in text or "\\" in text):
         return text
-    return _printable(json.dumps(text, ensure_ascii=False))
+    return printable(json.dumps(text, ensure_ascii=False))
 
 
 def _drop_record(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
@@ -211,17 +205,17 @@ def _drop_record(_logger: Any, _method: str, event: MutableMapping[str, Any]) ->
 
 def _render_json(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> str:
     first = {name: event[name] for name in ("time", "level", "event") if name in event}
-    return _printable(json.dumps({**first, **event}, default=str, ensure_ascii=False))
+    return printable(json.dumps({**first, **event}, default=str, ensure_ascii=False))
 
 
 def _render_line(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> str:
     fields = dict(event)
     time = str(fields.pop("time", ""))[11:23]
     level = str(fields.pop("level", "")).upper()
-    name = _printable(str(fields.pop("event", "")))
+    name = printable(str(fields.pop("event", "")))
     trace = fields.pop(_TRACE, None)
     for noise in ("module", "service"):
         fields.pop(noise, None)
-    text = f"{time} {level:<7} {name}  " + " ".join(f"{_printable(k)}={_shown(v)}" for k, v in fields.items())
-    lines = [TRACE_INDENT + _printable(line.expandtabs()) for line in str(trace).split("\n")] if trace else []
+    text = f"{time} {level:<7} {name}  " + " ".join(f"{printable(k)}={_shown(v)}" for k, v in fields.items())
+    lines = [TRACE_INDENT + printable(line.expandtabs()) for line in str(trace).split("\n")] if trace else []
     return "\n".join([text.rstrip(), *lines])
