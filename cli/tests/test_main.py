@@ -1,6 +1,8 @@
 """The `bindery` command: start, help, errors and exit codes, names of topics and URLs."""
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -207,3 +209,69 @@ def test_a_refusal_contains_the_message_of_the_broker() -> None:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+RUN = "import sys; sys.argv[0] = 'bindery'; from bindery.main import main; main()"
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["--help"], "bindery: cannot write to stdout: No space left on device\n"),
+        (["standalone", "status", "--data", "."], "bindery: cannot write to stdout: No space left on device\n"),
+        (
+            ["standalone", "status", "--data", ".", "--json"],
+            '{"error": {"code": "output_failed", "message": "cannot write to stdout: No space left on device", '
+            '"exit_code": 1}}\n',
+        ),
+    ],
+    ids=["help", "text", "json"],
+)
+def test_a_full_disk_is_one_line_on_stderr(arguments: list[str], error: str, unbuffered: str, tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", RUN, *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        )
+    assert (done.returncode, done.stderr) == (1, error)
+
+
+@pytest.mark.parametrize(
+    ("closed", "out", "error", "code"),
+    [
+        (">&-", "", "bindery: stdout is closed; to discard the output, redirect it to /dev/null\n", 1),
+        ("2>&-", "bindery ", "", 0),
+        ("| true", "", "", 0),
+    ],
+)
+def test_closed_streams(closed: str, out: str, error: str, code: int) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f'"$0" -c "$1" --version {closed}', sys.executable, RUN],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (code, error)
+    assert done.stdout[: len("bindery ")] == out
+
+
+def test_errors_that_are_not_those_of_stdout_are_raised(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fail() -> None:
+        print("x")
+        raise OSError(errno.EIO, "a device")
+
+    monkeypatch.setattr(main_module, "app", fail)
+    monkeypatch.setattr(sys, "argv", ["bindery"])
+    with (tmp_path / "out").open("w") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        with pytest.raises(OSError, match="a device"):
+            main_module.main()
+    assert (tmp_path / "out").read_text() == "x\n"

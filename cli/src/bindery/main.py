@@ -2,9 +2,11 @@
 
 Commands import what they need when they run, so that `bindery --help` starts at once. `bindery.common.exit_codes` lists
 the exit codes and `bindery.common.output` describes the output. If the reader of stdout goes away (`| head`), the
-command ends without a message.
+command ends without a message. If stdout cannot be written for another reason, such as a full disk, the command reports
+that and ends with FAILURE.
 """
 
+import errno
 import os
 import sys
 from typing import Annotated, Any, Final
@@ -35,6 +37,8 @@ REFUSED: Final = "bookie refuses the operation"
 """Part of the error for a bookie that rejects an operation, usually because the client did not authenticate."""
 HOW_TO_AUTHENTICATE: Final = "; to authenticate to bookies, set BINDERY_CLIENT_TOKEN_FILE or BINDERY_CLIENT_CA_FILE"
 """Advice added to an error that contains REFUSED."""
+_WRITE_ERRORS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
+"""Errors of a stdout without a buffer (PYTHONUNBUFFERED)."""
 
 app = typer.Typer(
     name="bindery",
@@ -85,28 +89,65 @@ def bindery(
 def main() -> None:
     """Run the command and exit. Errors are one line on stderr, as JSON with --json."""
     as_json = wants_json(sys.argv[1:])
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (until the process ends); print() would take stdout instead
+    if sys.stdout is None:
+        print("bindery: stdout is closed; to discard the output, redirect it to /dev/null", file=sys.stderr)
+        sys.exit(exit_codes.FAILURE)
+    try:
+        code = _run(as_json=as_json)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _discard_stdout()
+        code = exit_codes.FAILURE
+    except OSError as error:
+        if not _is_of_stdout(error):
+            raise
+        _discard_stdout()
+        report_error(f"cannot write to stdout: {error.strerror}", code="output_failed", as_json=as_json)
+        code = exit_codes.FAILURE
+    sys.exit(code)
+
+
+def _run(*, as_json: bool) -> Any:
+    """Run the command, report its errors, and return the code to exit with. Raises OSError."""
     try:
         if as_json:
-            sys.exit(_run_without_messages())
+            return _run_without_messages()
         app()
+    except SystemExit as ended:
+        return ended.code
     except BinderyError as error:
         advice = NO_ZOOKEEPER if isinstance(error, MetadataUnreachable) else ""
         advice = advice or (HOW_TO_AUTHENTICATE if REFUSED in str(error) else "")
         exit_code = _exit_code(error)
         report_error(f"{error}{advice}", code=error.code, exit_code=exit_code, as_json=as_json)
-        sys.exit(exit_code)
+        return exit_code
     except TyperException as error:
         report_error(error.format_message(), code="usage", exit_code=error.exit_code, as_json=as_json)
-        sys.exit(error.exit_code)
+        return error.exit_code
     except KeyboardInterrupt:
-        sys.exit(exit_codes.INTERRUPTED)
+        return exit_codes.INTERRUPTED
     except typer.Abort:  # Ctrl-C or Ctrl-D at a question; with --json, Typer does not handle it
         report_error("not confirmed", code="aborted", exit_code=exit_codes.FAILURE, as_json=as_json)
-        sys.exit(exit_codes.FAILURE)
-    except BrokenPipeError:
-        # The reader of stdout is gone. Without this, Python would print another error when it flushes stdout.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(exit_codes.FAILURE)
+        return exit_codes.FAILURE
+    return exit_codes.OK
+
+
+def _is_of_stdout(error: OSError) -> bool:
+    """Return whether an error comes from stdout: what could not be written is still in its buffer, if it has one."""
+    if getattr(sys.stdout, "write_through", False):
+        return error.filename is None and error.errno in _WRITE_ERRORS
+    try:
+        sys.stdout.flush()
+    except OSError:
+        return True
+    return False
+
+
+def _discard_stdout() -> None:
+    """Discard what is left in stdout. Otherwise, Python would print another error when it flushes stdout at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _exit_code(error: BinderyError) -> int:
