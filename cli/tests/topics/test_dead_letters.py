@@ -213,6 +213,16 @@ def test_a_purge_of_old_ones_sends_a_time(serve: Serve, monkeypatch: pytest.Monk
         (["purge", "orders", "billing", "--before", "today"], "not a time with its zone"),
         (["purge", "orders", "billing", "--older-than", "soon"], "not a duration"),
         (["redrive", "orders", "billing", *["--message-id", "5:0"] * 10_001], "at most 10000 ids"),
+        (
+            ["redrive", "orders", "billing", "--message-id", "5"],
+            "--message-id needs a message id; the format is ledger:",
+        ),
+        (["purge", "orders", "billing", "--message-id", "x" * 99, "--yes"], "--message-id needs a message id"),
+        (["list", "orders", "billing", "--after", "5:0:-1:-1:0"], "--after needs a message id"),
+        (
+            ["purge", "orders", "billing", "--older-than", "99999d", "--yes"],
+            "--older-than must not reach back to before",
+        ),
     ],
 )
 def test_wrong_options_are_refused_before_any_request(words: list[str], reason: str, serve: Serve) -> None:
@@ -228,3 +238,43 @@ def test_an_explanation_shows_its_warnings(serve: Serve) -> None:
     serve(lambda _request: httpx.Response(200, json=explanation))
     done = CliRunner().invoke(app, ["subscriptions", "explain", "orders", "billing"])
     assert done.stdout == "all is acknowledged\nwarning: nobody keeps it\n"
+
+
+def test_another_subscription_keeps_the_dead_letters(serve: Serve) -> None:
+    serve(letters := Letters(1))
+    for words in (["list"], ["redrive", "--dry-run"], ["redrive", "--message-id", "5:0"], ["purge", "--yes"]):
+        run(words[0], "orders", "billing", *words[1:], "--initial-subscription", "morgue")
+    for verb in ("", "redrive", "purge"):
+        assert {body["initial_subscription"] for body in letters.bodies(verb)} == {"morgue"}
+    unattended = run("purge", "orders", "billing", "--initial-subscription", "morgue")
+    assert "the number of dead letters in public/default/orders-billing-DLQ is unknown: pass --yes" in unattended.stderr
+
+
+def test_nothing_to_discard_needs_no_confirmation(serve: Serve) -> None:
+    serve(letters := Letters(0))
+    done = run("purge", "orders", "billing")
+    assert (done.exit_code, done.stdout, done.stderr) == (0, "there are no dead letters\n", "")
+    assert run("purge", "orders", "billing", "--json").stdout == '{"purged": 0}\n'
+    assert letters.bodies("purge") == []
+
+
+def test_one_is_singular(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    serve(letters := Letters(1))
+    letters.refused = {"5:0:-1:-1"}
+    assert (
+        "1 message could not be moved and stays a dead letter; first: 5:0" in run("redrive", "orders", "billing").stderr
+    )
+    assert "1 entry is not acknowledged in" in run("purge", "orders", "billing").stderr
+    monkeypatch.setattr(output, "is_interactive", lambda: True)
+    asked = run("purge", "orders", "billing", "--message-id", "5:0:-1:-1", answer="n\n")
+    assert "Discard 1 dead letter of billing?" in asked.stderr
+
+
+def test_keys_of_producers_cannot_control_the_terminal(serve: Serve) -> None:
+    letter = {"message_id": "5:0:-1:-1", "publish_time": 0, "key": "\x1b[2J\n" + "k" * 500, "size": 1, "properties": {}}
+    serve(lambda _request: httpx.Response(200, json={"topic": "public/default/dlq", "messages": [letter]}))
+    done = run("list", "orders", "billing")
+    assert len(done.stdout.splitlines()) == 2
+    assert "\x1b" not in done.stdout
+    assert "\\u001b[2J\\nkkk" in done.stdout
+    assert "k" * 120 not in done.stdout

@@ -10,7 +10,7 @@ from bindery_core.errors import BadRequest
 from bindery.common import exit_codes
 from bindery.common.operator import now_ms, parse_duration, parse_time
 from bindery.common.options import AsJson, group
-from bindery.common.output import confirm, emit, print_json, report_error
+from bindery.common.output import confirm, counted, emit, print_json, print_lines, report_error
 from bindery.topics.options import Topic, Url
 
 if TYPE_CHECKING:
@@ -20,6 +20,8 @@ PAGE_MAX: Final = 500
 """Number of messages of one request: a redrive of as many takes a second or so, and shows its progress."""
 IDS_MAX: Final = 10_000
 """Maximum number of ids in one command."""
+MESSAGE_ID_SHOWN_MAX: Final = 64
+"""Maximum number of characters of a wrong id in an error."""
 
 app = group("List, move back and discard the dead letters of a subscription.")
 
@@ -33,6 +35,13 @@ DeadLetterTopic = Annotated[
     typer.Option(metavar="TOPIC", help="Dead-letter topic, if it has not the default name TOPIC-SUBSCRIPTION-DLQ."),
 ]
 
+InitialSubscription = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="Subscription of the dead-letter topic that keeps its messages; default: dead-letters."
+    ),
+]
+
 
 @app.command("list")
 def list_dead_letters(
@@ -43,6 +52,7 @@ def list_dead_letters(
         str | None, typer.Option(metavar="ID", help="Continue after this message, the last one of an earlier list.")
     ] = None,
     dead_letter_topic: DeadLetterTopic = None,
+    initial_subscription: InitialSubscription = None,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
@@ -55,14 +65,14 @@ def list_dead_letters(
     from bindery.common.tables import table
     from bindery.topics.broker_api import Broker
 
-    path = _path(topic, name)
+    if after is not None:
+        _check_id(after, option="--after")
+    path, place = _path(topic, name), _place(dead_letter_topic, initial_subscription)
     found: list[dict[str, Any]] = []
     with Broker(url) as broker:
         following = after
         while True:
-            answer = broker.get(
-                path, limit=min(limit - len(found), PAGE_MAX), after=following, topic=_named(dead_letter_topic)
-            )
+            answer = broker.get(path, limit=min(limit - len(found), PAGE_MAX), after=following, **place)
             found += answer["messages"]
             following = answer.get("next")
             if following is None or len(found) >= limit:
@@ -70,10 +80,9 @@ def list_dead_letters(
     if as_json:
         print_json(found)
     elif found:
-        for line in table([_row(letter, at_ms=now_ms()) for letter in found]):
-            print(line)
+        print_lines(table([_row(letter, at_ms=now_ms()) for letter in found]))
     else:
-        print(f"no dead letters in {answer['topic']}")
+        print_lines([f"no dead letters in {answer['topic']}"])
     if following is not None:
         print(f"more may follow; continue with --after {following}", file=sys.stderr)
 
@@ -88,6 +97,7 @@ def redrive(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Move nothing, and print what would be moved.")] = False,
     dead_letter_topic: DeadLetterTopic = None,
+    initial_subscription: InitialSubscription = None,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
@@ -111,17 +121,15 @@ def redrive(
     if ids and max_count is not None:
         raise BadRequest("--max and --message-id exclude each other")
     _check_ids(ids)
-    path = _path(topic, name)
+    path, place = _path(topic, name), _place(dead_letter_topic, initial_subscription)
     done: dict[str, Any] = {"moved": 0, "skipped": 0, "failed": 0, "dry_run": dry_run}
     failures: list[dict[str, Any]] = []
     with Broker(url) as broker:
-        total = len(ids) if ids else _count(broker, path, max_count, named=dead_letter_topic is not None)
+        total = len(ids) if ids else _count(broker, path, max_count, place)
         progress = Progress(total, "messages", is_quiet=as_json)
         try:
             for body in _pages_of_ids(ids) if ids else _pages(done, max_count):
-                if dead_letter_topic is not None:
-                    body["topic"] = _named(dead_letter_topic)
-                answer = broker.post(f"{path}/redrive", {**body, "dry_run": dry_run})
+                answer = broker.post(f"{path}/redrive", {**body, **place, "dry_run": dry_run})
                 for count in ("moved", "skipped", "failed"):
                     done[count] += answer[count]
                 failures += answer.get("failures", [])
@@ -141,7 +149,8 @@ def redrive(
     if done["failed"]:
         first = failures[0]
         report_error(
-            f"{done['failed']} messages could not be moved and stay dead letters; first: {first['message_id']}: "
+            f"{counted(done['failed'], 'message')} could not be moved and "
+            f"{'stays a dead letter' if done['failed'] == 1 else 'stay dead letters'}; first: {first['message_id']}: "
             f"{first['detail']} ({first['code']})",
             code="not_moved",
             as_json=as_json,
@@ -163,6 +172,7 @@ def purge(
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     dead_letter_topic: DeadLetterTopic = None,
+    initial_subscription: InitialSubscription = None,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
@@ -186,20 +196,22 @@ def purge(
     body: dict[str, Any] = {}
     which = "all dead letters"
     if ids:
-        which = f"{len(ids)} dead letters"
+        which = counted(len(ids), "dead letter")
     elif older_than is not None:
-        body["before"] = now_ms() - round(parse_duration(older_than) * 1_000)
+        body["before"] = _time_before(older_than)
         which = f"the dead letters older than {older_than}"
     elif before is not None:
         body["before"] = parse_time(before)
         which = f"the dead letters from before {before}"
-    if dead_letter_topic is not None:
-        body["topic"] = _named(dead_letter_topic)
-    path = _path(topic, name)
+    path, place = _path(topic, name), _place(dead_letter_topic, initial_subscription)
+    body |= place
     purged = 0
     with Broker(url) as broker:
         if not yes:
-            held = _held(broker, path, named=dead_letter_topic is not None)
+            held = _held(broker, path, place)
+            if held is None:
+                emit({"purged": 0}, "there are no dead letters", as_json=as_json)
+                return
             confirm(
                 f"Discard {which} of {name}? ({held})", unattended=f"{held}: pass --yes to confirm", as_json=as_json
             )
@@ -214,7 +226,7 @@ def purge(
                 following = answer.get("next")
                 if following is None:
                     break
-    emit({"purged": purged}, f"{purged} dead letter{'' if purged == 1 else 's'} discarded", as_json=as_json)
+    emit({"purged": purged}, f"{counted(purged, 'dead letter')} discarded", as_json=as_json)
 
 
 def _pages(done: Mapping[str, Any], max_count: int | None) -> Iterator[dict[str, Any]]:
@@ -234,18 +246,23 @@ def _pages_of_ids(ids: Sequence[str]) -> Iterator[dict[str, Any]]:
         yield {"message_ids": list(ids[first : first + PAGE_MAX])}
 
 
-def _count(broker: "Broker", path: str, max_count: int | None, *, named: bool) -> int:
+def _count(broker: "Broker", path: str, max_count: int | None, place: Mapping[str, str]) -> int:
     """Return how many messages are to be moved, for the progress; 0: unknown, or too few to show any."""
-    about = None if named else _about(broker, path)
+    about = None if place else _about(broker, path)
     count = 0 if about is None else int(about["backlog_entries"])
     return count if max_count is None else min(count, max_count)
 
 
-def _held(broker: "Broker", path: str, *, named: bool) -> str:
-    about = None if named else _about(broker, path)
+def _held(broker: "Broker", path: str, place: Mapping[str, str]) -> str | None:
+    """Return how many entries may be discarded, as text; None: there are no dead letters."""
+    answer = broker.get(path, limit=1, **place)  # loads the topic, so that `_about` finds it
+    if not answer["messages"] and answer.get("next") is None:
+        return None
+    about = None if place else _about(broker, path)
     if about is None:
-        return "their number is unknown" if named else "none are known"
-    return f"{about['backlog_entries']} entries are not acknowledged in {about['topic']}"
+        return f"the number of dead letters in {answer['topic']} is unknown"
+    count = about["backlog_entries"]
+    return f"{counted(count, 'entry', 'entries')} {'is' if count == 1 else 'are'} not acknowledged in {about['topic']}"
 
 
 def _about(broker: "Broker", path: str) -> dict[str, Any] | None:
@@ -257,6 +274,30 @@ def _about(broker: "Broker", path: str) -> dict[str, Any] | None:
 def _check_ids(ids: Sequence[str] | None) -> None:
     if ids and len(ids) > IDS_MAX:
         raise BadRequest(f"at most {IDS_MAX} ids are allowed in one command", given=len(ids))
+    for text in ids or ():
+        _check_id(text, option="--message-id")
+
+
+def _check_id(text: str, *, option: str) -> None:
+    """Raise BadRequest, which names the option, for what is no message id."""
+    from bindery_pulsar.message_id import MessageId
+
+    try:
+        MessageId.parse(text)
+    except BadRequest:
+        raise BadRequest(
+            f"{option} needs a message id; the format is ledger:entry:partition:index, such as 5:0:-1:-1",
+            given=text[:MESSAGE_ID_SHOWN_MAX],
+        ) from None
+
+
+def _time_before(older_than: str) -> int:
+    """Return the time that was as long ago as the text of --older-than, in ms since 1970. Raises BadRequest."""
+    age_s = parse_duration(older_than)
+    now = now_ms()
+    if age_s * 1_000 > now:
+        raise BadRequest("--older-than must not reach back to before 1970", given=older_than)
+    return now - round(age_s * 1_000)
 
 
 def _path(topic: str, name: str) -> str:
@@ -265,10 +306,14 @@ def _path(topic: str, name: str) -> str:
     return f"{topic_path(topic)}{subscription_path(name)}/dead-letters"
 
 
-def _named(topic: str | None) -> str | None:
+def _place(topic: str | None, initial_subscription: str | None) -> dict[str, str]:
+    """Return the fields of a request that say where dead letters are, other than in the default place."""
+    place = {"topic": None if topic is None else _named(topic), "initial_subscription": initial_subscription}
+    return {name: value for name, value in place.items() if value is not None}
+
+
+def _named(topic: str) -> str:
     """Return the name of a topic as TENANT/NAMESPACE/NAME."""
-    if topic is None:
-        return None
     from urllib.parse import unquote
 
     from bindery.topics.broker_api import topic_path
@@ -278,7 +323,7 @@ def _named(topic: str | None) -> str | None:
 
 def _moved(done: Mapping[str, Any]) -> str:
     count = done["moved"]
-    text = f"{count} dead letter{'' if count == 1 else 's'} {'would be moved' if done['dry_run'] else 'moved'}"
+    text = f"{counted(count, 'dead letter')} {'would be moved' if done['dry_run'] else 'moved'}"
     return f"{text}, {done['skipped']} had been moved or discarded before" if done["skipped"] else text
 
 
