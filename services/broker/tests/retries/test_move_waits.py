@@ -11,7 +11,7 @@ from bindery_broker.topics.topic import Topic
 from bindery_client.memory.memory import MemoryLedgers
 from bindery_core.errors import AddTimeout, BookieUnavailable, NotEnoughBookies
 from bindery_pulsar.topic_name import TopicName
-from broker_harness import TOPIC, Harness, ids, payloads, problem
+from broker_harness import TOPIC, Harness, ids, payloads
 
 RETRY = f"{TOPIC}-s-RETRY"
 SUB = f"{TOPIC}/subscriptions/s"
