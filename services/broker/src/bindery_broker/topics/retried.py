@@ -417,7 +417,8 @@ class RetriedSubscription:
                 result.acknowledged.extend(done.acknowledged)
                 result.failed.extend(done.failed)
                 if done.failed and done.failed[-1][0].position == part[-1].position:
-                    failure = done.failed[-1][1]
+                    error = done.failed[-1][1]
+                    failure = None if isinstance(error, BadRequest) else error  # that is of this message alone
         return result
 
     async def explain(self, message_id: MessageId, *, consumer: str | None = None) -> Reason:

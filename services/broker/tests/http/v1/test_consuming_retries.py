@@ -380,3 +380,13 @@ async def test_a_name_that_is_too_long_has_no_retry_topic(broker):
 async def test_the_retry_topic_itself_can_be_consumed(both):
     await both.produce("again", topic=RETRY)
     assert payloads(await both.receive(topic=RETRY)) == ["again"]
+
+
+async def test_a_message_that_is_too_large_with_new_properties_does_not_stop_those_of_the_other_topic(both):
+    (large,) = await both.produce("a" * 5_000_000)
+    (again,) = await both.produce("again", topic=RETRY)
+    await both.receive(max_bytes=6_000_000)
+    body = {"message_ids": [large, again], "properties": {f"p{number}": "v" * 48_000 for number in range(5)}}
+    answer = (await both.post(f"{SUB}/retry", body)).json()
+    assert [one["message_id"] for one in answer["moved"]] == [again]
+    assert [(one["message_id"], one["error"]["code"]) for one in answer["failed"]] == [(large, "too_large")]
