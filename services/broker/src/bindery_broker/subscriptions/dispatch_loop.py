@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 import structlog
-from bindery_core.errors import BinderyError, TooManyRequests
+from bindery_core.errors import BinderyError, TooManyRequests, TryAgain
 from bindery_core.sources import MonotonicClock
 from bindery_pulsar.entry_size import ENTRY_SIZE_MAX
 
@@ -53,8 +53,9 @@ it takes to process as many."""
 DELAYS_STORED_S: Final = 1.0
 """Minimum seconds between two writes of the index of delayed messages. What was added since is read again after
 a crash."""
-BEFORE_READ_S: Final = 1.0
-"""Seconds that a call waits at least for what precedes a read, such as the end of a move to another topic."""
+BEFORE_READ_S: Final = 5.0
+"""Seconds after which calls whose time is over no longer wait for what precedes a read: the end of a move to another
+topic. Usually that ends, or fails, before."""
 DUE_RETRY_S: Final = 0.05
 """Seconds after which messages that are due, and could not be delivered, are looked for again."""
 DUE_MAX: Final = 1_000
@@ -556,8 +557,16 @@ class DispatchLoop:
         """End the calls whose time is over although the read has not begun."""
         now = self._now()
         for demand in [demand for demands in self._demands.values() for demand in demands]:
-            if self._is_draining or demand.is_over or demand.call.deadline <= now:
+            if self._is_draining:
                 self._settle(demand, [])
+            elif demand.is_over or demand.call.deadline <= now:
+                self._fail(
+                    demand,
+                    TryAgain(
+                        "whether messages were moved to another topic is not known yet; receive again",
+                        subscription=self._reader.cursor_name,
+                    ),
+                )
         self._ending_overdue = asyncio.get_running_loop().call_later(BEFORE_READ_S, self._end_overdue)
 
     def _must_read(self, demand: _Demand) -> bool:
