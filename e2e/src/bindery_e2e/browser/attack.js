@@ -59,11 +59,11 @@ function added(name, properties, parent = document.body) {
   });
 }
 
-// Wait until a frame has loaded `count` pages, and a moment for what the last one does; at most ATTEMPT_MS.
-function loads(frame, count) {
+// Wait until a frame has loaded `count` pages, and a moment for what the last one does; at most `most` milliseconds.
+function loads(frame, count, most = ATTEMPT_MS) {
   let left = count;
   const loaded = new Promise((done) => frame.addEventListener("load", () => (left -= 1) || done()));
-  return Promise.race([pause(ATTEMPT_MS), loaded.then(() => pause(50))]);
+  return Promise.race([pause(most), loaded.then(() => pause(50))]);
 }
 
 let frames = 0;
@@ -174,7 +174,7 @@ const HOW = {
   refresh: async (attempt) => {
     const frame = Object.assign(document.createElement("iframe"), { src: at("/refresh?", attempt) });
     document.body.append(frame);
-    await loads(frame, 2);
+    await loads(frame, 2, 2 * ATTEMPT_MS - SHORT_MS);
     frame.remove();
     return { outcome: "led there" };
   },
@@ -223,7 +223,18 @@ const HOW = {
     }),
 };
 
+// A page of a rebound name has the origin of the service: only a broken connection fails there, so try again.
 async function tried(attempt) {
+  let result;
+  for (let left = CONFIG.rebind ? 3 : 1; left; left -= 1) {
+    result = await triedOnce(attempt);
+    if (result.outcome !== "error: Failed to fetch") break;
+    await pause(SHORT_MS);
+  }
+  return result;
+}
+
+async function triedOnce(attempt) {
   const stop = new AbortController();
   const timer = setTimeout(() => stop.abort(), ATTEMPT_MS);
   let result;
