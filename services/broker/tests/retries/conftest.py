@@ -6,7 +6,11 @@ from typing import Any
 
 import pytest
 from bindery_broker.topics.retry_topics import RetryTopics
+from bindery_broker.topics.topic import Topic
+from bindery_pulsar.topic_name import TopicName
 from bindery_simulation.instant import InstantLoop
+from broker_harness import Harness
+from move_parts import RETRY
 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
@@ -24,3 +28,10 @@ def topics_are_received_from_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         return None
 
     monkeypatch.setattr(RetryTopics, "find", find)
+
+
+@pytest.fixture
+async def target(broker: Harness) -> Topic:
+    """The retry topic, with its subscription."""
+    await broker.client.put(f"{RETRY}/subscriptions/s", json={})
+    return await broker.broker.topic(TopicName.parse("t-s-RETRY"))
