@@ -28,7 +28,7 @@ nothing was read since the dispatcher was replaced.
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Final, Protocol
 
@@ -157,12 +157,17 @@ class Mover:
         if not task.cancelled():
             task.exception()  # reported to the caller, unless it was cancelled
 
-    async def before_read(self) -> None:
-        """Settle the stored intents whose messages are not held. Raises TryAgain if that is not possible now."""
-        if self._must_settle:
-            async with self._lock:
-                await self._settle_all()
-                self._must_settle = False
+    def before_read(self) -> Awaitable[None] | None:
+        """Settle the stored intents whose messages are not held; None: there are none, as before most reads.
+
+        Raises TryAgain if that is not possible now.
+        """
+        return self._settle_before_read() if self._must_settle else None
+
+    async def _settle_before_read(self) -> None:
+        async with self._lock:
+            await self._settle_all()
+            self._must_settle = False
 
     def dispatcher_replaced(self) -> None:
         """Nothing is held any more: settle before the next read."""

@@ -120,8 +120,9 @@ class DispatchLoop:
         self.key_shared = KeySharedMode()
         self.read_lock = asyncio.Lock()
         """Held during a read, and while the cursor is moved."""
-        self.before_read: Callable[[], Awaitable[None]] | None = None
-        """Awaited before each read. If it raises, nothing is read, and the calls that wait fail."""
+        self.before_read: Callable[[], Awaitable[None] | None] | None = None
+        """Called before each read, and awaited if it returns something. If that raises, nothing is read, and the calls
+        that wait fail."""
         self.resets = 0
         """Number of times that the cursor was moved: what was held or delivered before does not count any more."""
         self._reader = reader
@@ -661,11 +662,10 @@ class DispatchLoop:
         call, dispatcher = demand.call, self._dispatcher
         async with self.read_lock:
             await self._reader.restore_delays()
-            if self.before_read is not None:
-                ending = asyncio.get_running_loop().call_later(BEFORE_READ_S, self._end_overdue)
-                self._ending_overdue = ending
+            if self.before_read is not None and (settled := self.before_read()) is not None:
+                self._ending_overdue = asyncio.get_running_loop().call_later(BEFORE_READ_S, self._end_overdue)
                 try:
-                    await self.before_read()
+                    await settled
                 finally:
                     self._ending_overdue.cancel()
             size = READ_BYTES_MAX
