@@ -34,6 +34,12 @@ def test_zeros_over_the_headers_of_the_last_groups_look_like_an_incomplete_group
     assert (outcome.harm.kind, outcome.ended, outcome.problems) == ("zeros", "wiped", [])
 
 
+def test_an_entry_that_the_check_added_without_a_fence_exists_at_the_second_start() -> None:
+    """The wiped end held the fence, so the first start accepts the add with which the check tests it."""
+    outcome = quietly(damage.replay, 1_795_791_540)
+    assert (outcome.harm.kind, outcome.ended, outcome.problems) == ("zeros", "wiped", [])
+
+
 def test_damage_changes_only_the_bytes_that_it_names(tmp_path: Path) -> None:
     before = random.Random(1).randbytes(20_000)
     seen: set[str] = set()

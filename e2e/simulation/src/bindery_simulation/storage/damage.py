@@ -29,6 +29,7 @@ from bindery_simulation.storage import turns
 from bindery_simulation.storage.double_fault import CUT_AND_INDEX_LOST, cut_and_lose_index
 from bindery_simulation.storage.engines import real_engine
 from bindery_simulation.storage.harm import Harm, do_harm
+from bindery_simulation.storage.history import History
 from bindery_simulation.storage.templates import (
     COOKIE,
     GroupPlace,
@@ -150,8 +151,9 @@ def _run_copy(template: Template, seed: int, directory: str, rng: random.Random,
         return outcome
     starts = 2 if rng.random() < 0.25 else 1
     """Number of starts. The second start shows whether the first one did further damage."""
+    history = template.history.copy()
     for _ in range(starts):
-        finding = _start_and_check(template, directory, rng, outcome)
+        finding = _start_and_check(history, directory, rng, outcome)
         if finding is None:
             break
         outcome.refusals += finding.refused
@@ -188,7 +190,7 @@ def _check_version(directory: str, path: str, outcome: Outcome) -> None:
         outcome.problems.append(Problem("starts", None, f"VERSION: {type(error).__name__}: {error}"))
 
 
-def _start_and_check(template: Template, directory: str, rng: random.Random, outcome: Outcome) -> Finding | None:
+def _start_and_check(history: History, directory: str, rng: random.Random, outcome: Outcome) -> Finding | None:
     """Start the engine and read everything. Return None if it failed, with the reason in `outcome`."""
 
     async def start_and_check() -> Finding | None:
@@ -203,9 +205,9 @@ def _start_and_check(template: Template, directory: str, rng: random.Random, out
                 outcome.problems.append(Problem("starts", None, f"the refusal names no file: {outcome.text}"))
             return None
         if engine.limbo is not None:
-            await list_ledgers(engine, template.history)
+            await list_ledgers(engine, history)
             outcome.is_limbo = True
-        finding = await check_engine(engine, template.history, may_be_old=engine.limbo is not None)
+        finding = await check_engine(engine, history, may_be_old=engine.limbo is not None)
         await engine.close()
         return finding
 

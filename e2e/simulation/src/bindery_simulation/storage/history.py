@@ -4,7 +4,7 @@ Bodies are unique, so that the one that is stored can be identified if an entry 
 the order of the adds: a later body may replace an acknowledged body, an earlier body never does.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 Key = tuple[int, int]
 """(ledger id, entry id)."""
@@ -46,6 +46,16 @@ class History:
             {},
             dict(self.erased),
             dict(self.next_id),
+        )
+
+    def copy(self) -> "History":
+        """Return a copy for one case: entries that are added to it are not added to this history."""
+        return replace(
+            self,
+            sent=dict(self.sent),
+            acknowledged=dict(self.acknowledged),
+            keyed=set(self.keyed),
+            next_id=dict(self.next_id),
         )
 
     def send(self, key: Key, body: bytes) -> int:

@@ -96,6 +96,8 @@ def check_entry(sent: Sequence[bytes], key: Key, floor: int, is_promised: bool, 
 async def check_engine(engine: Any, history: History, *, may_be_old: bool = False) -> Finding:
     """Read and check everything. The checks also send adds, which the engine must reject.
 
+    An add that it accepts nevertheless is a problem and is recorded in `history`: the entry exists from then on.
+
     `may_be_old`: permit any body of an entry that was written several times. A store that lost one part serves the
     older bodies of the other part. This is harmless, because clients write an entry again only with the same bytes.
     """
@@ -140,7 +142,10 @@ async def _check_ledger(engine: Any, history: History, ledger_id: int, finding: 
     if ledger_id in history.lac_acknowledged:
         await _check_lac(engine, history, ledger_id, finding)
     if ledger_id in history.fenced:
-        (status,) = await calls.add(engine, [calls.add_request(calls.entry(ledger_id, never_sent, b"intruder"))])
+        intruder = calls.entry(ledger_id, never_sent, b"intruder")
+        (status,) = await calls.add(engine, [calls.add_request(intruder)])
+        if status == Status.OK:
+            history.acknowledge((ledger_id, never_sent), history.send((ledger_id, never_sent), intruder))
         if status in _REFUSALS:
             finding.refuse(whole, Status(status).name)
         elif status != Status.FENCED:
