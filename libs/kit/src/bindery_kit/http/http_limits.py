@@ -29,14 +29,21 @@ Each refusal is counted by its reason (`http_stats`), and logged at most once pe
 """
 
 import asyncio
+import functools
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, ClassVar, Final, cast
 
 import httptools
-from uvicorn._types import ASGIReceiveEvent
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
+from uvicorn.protocols.http.httptools_impl import (
+    HEADER_RE,
+    HEADER_VALUE_RE,
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from bindery_kit.configuration.http_settings import HttpSettings
 from bindery_kit.http.http_stats import HttpStats
@@ -69,6 +76,8 @@ KERNEL_UNREAD_SIZE: Final = 64 * 1024
 LINGER_S: Final = 5.0
 """Seconds after which a connection that is being closed is cut off, and for which a body is read and dropped whose
 request was answered before it arrived."""
+JOINED_SIZE_MAX: Final = 64 * 1024
+"""Maximum bytes of a body that is copied to be sent with its head. For larger ones, the copy takes longer."""
 
 RESERVE: Final = 64
 """Number of connections above the limit whose head is read, because they may request one of ALWAYS_ANSWERED."""
@@ -135,15 +144,91 @@ class _UvicornLog:
             self._log.error("http_application_failed", message=text, exc_info=exc_info)
 
 
+_CONTENT_LENGTH: Final = b"content-length: "
+_NOT_IN_SHORT: Final = frozenset((_CONTENT_LENGTH, b"connection: ", b"transfer-encoding: ", b""))
+"""Headers, as returned by `_header_start`, with which uvicorn writes the head, except for one length."""
+
+
+@functools.lru_cache(256)
+def _header_start(name: bytes) -> bytes:
+    """Return a name as it begins a line of a head; empty if it is no valid name."""
+    return b"" if not name or HEADER_RE.search(name) else name.lower() + b": "
+
+
 def _ignore() -> None:
     """Stand for `on_response` of a request that has ended."""
 
 
 class _Request(RequestResponseCycle):
-    """A request that tells its connection when the application has taken its body, or given up the response."""
+    """A request that tells its connection when the application has taken its body, or given up the response.
+
+    It writes the head of a short response together with its body. Each write is a call of the system, which takes
+    longer than most of what is done for such a response, and wakes the client.
+    """
 
     body_size = 0
     """Bytes of the body that count for the connection."""
+
+    _head = b""
+    """The head of the response until its body is written; empty: nothing waits."""
+
+    async def send(self, message: ASGISendEvent) -> None:
+        if self.disconnected or self.flow.write_paused:
+            self._write_head()
+            await super().send(message)
+        elif message["type"] == "http.response.start":
+            self._head = b"" if self.response_started else self._short_head(message["status"], message.get("headers"))
+            if not self._head:
+                await super().send(message)
+        elif self._head:
+            body = cast(bytes, message.get("body", b""))
+            if message.get("more_body") or len(body) != self.expected_content_length:
+                self._write_head()
+                await super().send(message)
+                return
+            head, self._head = self._head, b""
+            self.transport.write(head + body)
+            self.expected_content_length = 0
+            self.response_complete = True
+            self.message_event.set()
+            if not self.keep_alive:
+                self.transport.close()
+            self.on_response()
+        else:
+            await super().send(message)
+
+    def _write_head(self) -> None:
+        if self._head and not self.disconnected:
+            self.transport.write(self._head)
+        self._head = b""
+
+    def _short_head(self, status: int, headers: Iterable[tuple[bytes, bytes]] | None) -> bytes:
+        """Begin a response with a body of 1 to JOINED_SIZE_MAX bytes, and return its head.
+
+        Returns nothing, and changes nothing, if uvicorn must write the head: for other responses, and for headers that
+        say more than the content or are not valid.
+        """
+        if self.access_log or self.scope["method"] == "HEAD":
+            return b""
+        parts = [STATUS_LINE[status]]
+        values = b""
+        size = 0
+        for name, value in (*self.default_headers, *(headers or ())):
+            start = _header_start(name)
+            if start in _NOT_IN_SHORT:
+                if start != _CONTENT_LENGTH or size or not value.isdigit():
+                    return b""
+                size = int(value)
+            values += value
+            parts += (start, value, b"\r\n")
+        if not 0 < size <= JOINED_SIZE_MAX or HEADER_VALUE_RE.search(values):
+            return b""
+        parts.append(b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n")
+        self.response_started = True
+        self.waiting_for_100_continue = False
+        self.chunked_encoding = False
+        self.expected_content_length = size
+        return b"".join(parts)
 
     async def run_asgi(self, app: Any) -> None:
         connection = self.on_response.__self__  # type: ignore[attr-defined]
