@@ -1,5 +1,7 @@
 """Consumer sessions, which last longer than single calls."""
 
+import random
+
 import pytest
 from bindery_broker.dispatch.consumers import Consumer
 from bindery_broker.dispatch.item import MessageRef
@@ -132,3 +134,35 @@ def test_the_leases_of_each_consumer_are_looked_up_for_its_own_session():
     ends = {first.consumer: 100.0, second.consumer: None}
     assert sessions.expire(now=50, leases_end_at=ends.__getitem__) == [second]
     assert list(sessions) == [first]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_each_session_ends_at_the_first_search_after_its_time(seed: int) -> None:
+    rng = random.Random(seed)
+    sessions = Sessions()
+    leases: dict[str, float] = {}
+    open_calls: list[Session] = []
+    now = 0.0
+    for _ in range(400):
+        now += rng.choice((0.0, 0.5, 3.0))
+        name = rng.choice("abcdef")
+        action = rng.randrange(5)
+        if action == 0:
+            open_calls.append(sessions.begin_call(name, ttl_s=rng.choice((1.0, 5.0, 20.0)), now=now))
+        elif action == 1 and open_calls:
+            sessions.end_call(open_calls.pop(rng.randrange(len(open_calls))), now=now)
+        elif action == 2:
+            sessions.touch(name, now=now)
+        elif action == 3:
+            leases[name] = now + rng.choice((0.5, 2.0, 10.0))
+        else:
+            leases.pop(name, None)  # acknowledged
+        want = {
+            session.consumer.name
+            for session in sessions
+            if not session.calls_open
+            and session.last_call_at + session.ttl_s <= now
+            and leases.get(session.consumer.name, 0.0) <= now
+        }
+        ended = sessions.expire(now=now, leases_end_at=lambda consumer: leases.get(consumer.name))
+        assert set(names(ended)) == want

@@ -1,5 +1,6 @@
 """What is known of retry topics, and how often it is looked up."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -33,6 +34,21 @@ async def test_a_link_is_made_once_and_looked_up_when_it_is_used(broker: Harness
     assert found is not None
     assert found == broker.broker.retry_topics.loaded(link)
     assert (found.topic.name.local, found.subscription.name) == ("t-s-RETRY", "s")
+
+
+async def test_calls_that_begin_together_look_once(broker: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = await link_of(broker)
+    looks = []
+    exists = broker.broker.topics.exists
+
+    async def counted(name: TopicName) -> bool:
+        looks.append(name)
+        return await exists(name)
+
+    monkeypatch.setattr(broker.broker.topics, "exists", counted)
+    find = broker.broker.retry_topics.find
+    assert await asyncio.gather(*(find(link) for _ in range(20))) == [None] * 20
+    assert looks == [link.name]
 
 
 async def test_partitions_share_the_retry_topic_of_their_topic(broker: Harness) -> None:

@@ -167,7 +167,10 @@ class PortionTable(Generic[B]):
 
     def find(self, ref: MessageRef) -> Portion[B] | None:
         """Return a portion with a message of `ref`; None: no portion has one."""
-        return next((portion for portion in self._near(*ref) if portion.bits & ref.bits), None)
+        for portion in self._near(ref.position, ref.bits):
+            if portion.bits & ref.bits:
+                return portion
+        return None
 
     def __contains__(self, position: object) -> bool:
         return position in self._entries

@@ -4,9 +4,11 @@ A session begins with a consumer's first call and ends `ttl_s` after the end of 
 progress or while the consumer holds leases: a short session never shortens a lease. Times are monotonic seconds, passed
 by the caller.
 
-Invariants: no session with an open call ends; at most `sessions_max` exist.
+Invariants: no session with an open call ends; at most `sessions_max` exist; none without an open call ends before
+`_next_end`, so that most searches for sessions that are over need not look at each.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -43,6 +45,8 @@ class Sessions:
     def __init__(self, *, sessions_max: int = 1000) -> None:
         self._sessions: dict[str, Session] = {}
         self._sessions_max = sessions_max
+        self._next_end = math.inf
+        """No session ends before this time, in monotonic seconds."""
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -71,6 +75,7 @@ class Sessions:
         assert session.calls_open > 0
         session.calls_open -= 1
         session.last_call_at = now
+        self._next_end = min(self._next_end, now + session.ttl_s)
 
     def touch(self, consumer: str, *, now: float) -> None:
         """Record a call that needs no session, such as an acknowledgement. It extends the session if there is one."""
@@ -83,12 +88,20 @@ class Sessions:
 
     def expire(self, *, now: float, leases_end_at: Callable[[Consumer], float | None]) -> list[Session]:
         """Remove and return the sessions that are over. `leases_end_at`: the deadline of a consumer's last lease."""
+        if now < self._next_end:
+            return []
         over = []
+        self._next_end = math.inf
         for session in self._sessions.values():
-            if session.calls_open == 0 and session.last_call_at + session.ttl_s <= now:
+            if session.calls_open:
+                continue
+            ends_at = session.last_call_at + session.ttl_s
+            if ends_at <= now:
                 leases_end = leases_end_at(session.consumer)
                 if leases_end is None or leases_end <= now:
                     over.append(session)
+                    continue
+            self._next_end = min(self._next_end, ends_at)  # its leases may end before their time
         for session in over:
             del self._sessions[session.consumer.name]
         return over

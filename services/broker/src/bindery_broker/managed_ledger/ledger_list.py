@@ -40,6 +40,8 @@ class LedgerList:
         return sum(record.size for record in self._records)
 
     def get(self, ledger_id: int) -> LedgerRecord | None:
+        if ledger_id == self._ids[-1]:
+            return self._records[-1]
         index = bisect_left(self._ids, ledger_id)
         return self._records[index] if index < len(self._ids) and self._ids[index] == ledger_id else None
 
@@ -82,6 +84,8 @@ class LedgerList:
     def clamp(self, position: Position) -> Position:
         """Return the first entry >= `position`, else the end."""
         ledger_id, entry_id = position
+        if ledger_id == self._ids[-1] and 0 <= entry_id < self._records[-1].entries:
+            return position
         index = bisect_left(self._ids, ledger_id)
         if index == len(self._ids):
             return self.end

@@ -10,10 +10,11 @@ from bindery_core.errors import BadRequest
 from bindery_pulsar.message_id import MessageId, Position
 
 from bindery_broker.dispatch.item import NOT_IN_BATCH, WHOLE, MessageRef, bits_of
+from bindery_broker.dispatch.portions import Portion
 from bindery_broker.errors import UnknownMessages
 from bindery_broker.managed_ledger import BatchAck, ManagedCursor, ManagedLedger
 from bindery_broker.subscriptions.dispatch_loop import DispatchLoop
-from bindery_broker.subscriptions.reading import MessageReader
+from bindery_broker.subscriptions.reading import MessageReader, Messages
 
 
 class Acknowledger:
@@ -41,10 +42,12 @@ class Acknowledger:
         Returns how many messages in delivery, or read ahead, that acknowledges.
         """
         dispatcher = self._loop.dispatcher
+        generation = dispatcher.generation
         refs = _refs(positions, batches)
         known_before = dispatcher.known_count
         portions = dispatcher.begin_ack(refs)
         unknown = dispatcher.known_count - known_before
+        are_known = self._are_known(positions, batches, portions)
         try:
             finished = await self._cursor.ack_many(positions, batches=batches)
         except BaseException:
@@ -53,18 +56,35 @@ class Acknowledger:
             self._loop.wake()
             raise
         dispatcher.finish_ack(portions)
-        self.acknowledged(positions, batches, finished)
+        are_known = are_known and dispatcher is self._loop.dispatcher and dispatcher.generation == generation
+        self.acknowledged(positions, batches, finished, are_forgotten=are_known)
         return sum(portion.count for portion in portions) - unknown
 
+    def _are_known(
+        self, positions: Sequence[Position], batches: Sequence[BatchAck], portions: Sequence[Portion[Messages]]
+    ) -> bool:
+        """Whether `portions` are all messages of `positions` and `batches`, so that none can be read any more."""
+        if batches or len(portions) != len(positions):
+            return False
+        return not any(position in self._batch_sizes for position in positions)
+
     def acknowledged(
-        self, positions: Sequence[Position], batches: Sequence[BatchAck], finished: Sequence[Position]
+        self,
+        positions: Sequence[Position],
+        batches: Sequence[BatchAck],
+        finished: Sequence[Position],
+        *,
+        are_forgotten: bool = False,
     ) -> None:
-        """The cursor has acknowledged these: forget them. `finished`: the entries that are complete by that."""
+        """The cursor has acknowledged these: forget them. `finished`: the entries that are complete by that.
+
+        `are_forgotten`: whether the present dispatcher has already forgotten them.
+        """
         if len(self._delays):
             self._delays.forget([*positions, *finished])
-        # The dispatcher may have been replaced, and messages that it did not know may have been read.
-        present = self._loop.dispatcher
-        present.finish_ack(present.begin_ack(_refs(positions, batches)))
+        if not are_forgotten:  # the dispatcher may have been replaced, and messages unknown to it may have been read
+            present = self._loop.dispatcher
+            present.finish_ack(present.begin_ack(_refs(positions, batches)))
         self._batch_sizes.forget(finished)
         # A repeated acknowledgement finishes no entry, but `resolve` looked up the size of its batch again.
         self._batch_sizes.forget(batch.position for batch in batches if self._cursor.is_acked(batch.position))
@@ -125,14 +145,19 @@ class Acknowledger:
 
     async def look_up(self, ids: Sequence[MessageId]) -> tuple[list[Position], list[BatchAck], list[MessageId]]:
         """Return what `resolve` returns, and the ids that name no message of this topic."""
-        unknown = [message_id for message_id in ids if not self._may_exist(message_id)]
         indexed: dict[Position, set[int]] = {}
         positions: dict[Position, None] = {}
+        unknown: list[MessageId] = []
         for message_id in ids:
-            if message_id.batch_index == NOT_IN_BATCH:
-                positions[message_id.position] = None
+            position = message_id.position
+            if not self._may_exist(position, message_id.partition):
+                unknown.append(message_id)
+            elif message_id.batch_index == NOT_IN_BATCH:
+                positions[position] = None
             else:
-                indexed.setdefault(message_id.position, set()).add(message_id.batch_index)
+                indexed.setdefault(position, set()).add(message_id.batch_index)
+        if not indexed and not unknown:  # most calls
+            return list(positions), [], []
         sizes: dict[Position, int | None] = {}  # a copy: `batch_sizes` may be cleared while the next size is read
         if not unknown:
             for position, indexes in indexed.items():
@@ -148,10 +173,9 @@ class Acknowledger:
                 batches.append(BatchAck(position, size, sorted(indexes)))
         return list(positions), batches, []
 
-    def _may_exist(self, message_id: MessageId) -> bool:
-        if message_id.partition not in (-1, self._partition):
+    def _may_exist(self, position: Position, partition: int) -> bool:
+        if partition not in (-1, self._partition):
             return False
-        position = message_id.position
         if self._ledger.contains(position):
             return True
         # A trimmed entry was acknowledged before: a late repetition is no error.

@@ -1,9 +1,9 @@
 """One call of a consumer (its limits and when it ends), and the filter of its subscription."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+import msgspec
 from bindery_pulsar.message_codec import Message
 
 from bindery_broker.dispatch.key_ranges import KeyRange
@@ -26,8 +26,7 @@ class DeadLetters(NamedTuple):
     to: Destination
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReceiveRequest:
+class ReceiveRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request for messages; times in seconds."""
 
     consumer: str
@@ -68,8 +67,7 @@ class ClientWatch:
             self.on_gone()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReceiveCall:
+class ReceiveCall(msgspec.Struct, frozen=True, kw_only=True):
     """A request in progress."""
 
     request: ReceiveRequest

@@ -11,14 +11,14 @@ from typing import Final
 
 from bindery_core.errors import BinderyError, Conflict
 from bindery_core.sources import MonotonicClock
-from bindery_pulsar.message_codec import publish_time_ms
+from bindery_pulsar.message_codec import BATCH_COUNT_MAX, publish_time_ms
 from bindery_pulsar.message_id import MessageId, Position
 from bindery_pulsar.topic_name import TopicName
 
 from bindery_broker.dispatch import dispatcher as dispatching
 from bindery_broker.dispatch.dispatcher import Dispatcher
 from bindery_broker.dispatch.failover import pick_active
-from bindery_broker.dispatch.item import DispatchLimits, refs_of
+from bindery_broker.dispatch.item import NOT_IN_BATCH, WHOLE, DispatchLimits, MessageRef
 from bindery_broker.dispatch.key_shared import AUTO_SPLIT, KeySharedMode
 from bindery_broker.dispatch.read_ahead import ReadAhead
 from bindery_broker.dispatch.sessions import Session, Sessions
@@ -307,7 +307,7 @@ class Subscription:
         self._loop.check_open()
         positions, batches = await self._acknowledger.resolve(ids)
         self._touch(consumer)
-        acker = self._statistics_of(consumer, ids[:1])
+        acker = self._statistics_of(consumer, ids)
         count = await self._acknowledger.ack(positions, batches)
         self.statistics.ack(acker, count, now=self._now())
 
@@ -352,7 +352,7 @@ class Subscription:
         """
         self._loop.check_open()
         self._touch(consumer)
-        acker = self._statistics_of(consumer, ids[:1])
+        acker = self._statistics_of(consumer, ids)
         result = await self._moving.retry(ids, to, charge=charge)
         self.statistics.ack(acker, len(result.moved), now=self._now())
         return result
@@ -488,11 +488,20 @@ class Subscription:
             self.sessions.touch(consumer, now=self._now())
 
     def _statistics_of(self, consumer: str | None, ids: Sequence[MessageId]) -> ConsumerStatistics | None:
-        """Return the statistics of `consumer`, or of the holder of one of `ids`; None: it is not connected."""
-        if consumer is None:
-            for ref in refs_of(ids, self.dispatcher.known_bits):
-                portion = self.dispatcher.find(ref)
-                if portion is not None and portion.grant is not None:
-                    consumer = portion.grant.consumer.name
+        """Return the statistics of `consumer`, or of the holder of the first of `ids`; None: it is not connected."""
+        if consumer is None and ids:
+            ref = self._ref_of(ids[0])
+            portion = None if ref is None else self.dispatcher.find(ref)
+            if portion is not None and portion.grant is not None:
+                consumer = portion.grant.consumer.name
         session = None if consumer is None else self.sessions.get(consumer)
         return None if session is None else session.statistics
+
+    def _ref_of(self, message_id: MessageId) -> MessageRef | None:
+        """Return the message of `message_id`; None: it is not known."""
+        position, index = message_id.position, message_id.batch_index
+        if index == NOT_IN_BATCH:
+            return MessageRef(position, WHOLE)
+        known = self.dispatcher.known_bits(position)
+        is_known = index < BATCH_COUNT_MAX and known >> index & 1  # a client may send any index
+        return MessageRef(position, 1 << index) if is_known else None

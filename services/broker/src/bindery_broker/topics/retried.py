@@ -16,11 +16,11 @@ a retry topic, and with types other than shared and key_shared, a call is one ca
 """
 
 import asyncio
-import dataclasses
 import itertools
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+import msgspec.structs
 from bindery_core.errors import BadRequest, BinderyError
 from bindery_pulsar.message_id import MessageId
 
@@ -129,7 +129,7 @@ class RetriedSubscription:
                 extra = charge.another()
                 try:
                     deliveries, _ = await side.receive(
-                        dataclasses.replace(request, wait_s=NO_WAIT), kind=kind, charge=extra
+                        msgspec.structs.replace(request, wait_s=NO_WAIT), kind=kind, charge=extra
                     )
                     _merge(charge, extra)
                 finally:
@@ -168,7 +168,7 @@ class RetriedSubscription:
                 return outcome.parts
             if found is None:
                 failure = None  # the retry topic has appeared
-            request = dataclasses.replace(request, wait_s=left_s, redeliver=request.redeliver and not has_asked)
+            request = msgspec.structs.replace(request, wait_s=left_s, redeliver=request.redeliver and not has_asked)
 
     async def _receive_main(
         self, request: ReceiveRequest, *, kind: SubscriptionType, charge: Charge, client: ClientWatch | None
@@ -211,20 +211,20 @@ class RetriedSubscription:
         try:
             retry_request = request
             if retry.cursor.backlog_entries:
-                at_once = dataclasses.replace(request, wait_s=NO_WAIT)
+                at_once = msgspec.structs.replace(request, wait_s=NO_WAIT)
                 try:
                     due, _ = await retry.receive(at_once, kind=kind, charge=extra)
                 except BinderyError as error:
                     return _Outcome([], must_continue=True, failure=error)
                 if due:
                     return _Outcome(await self._fill(at_once, found, due, extra, kind=kind, charge=charge))
-                retry_request = dataclasses.replace(request, redeliver=False)
+                retry_request = msgspec.structs.replace(request, redeliver=False)
             if request.wait_s <= 0 or self._main.dispatcher.ready_count:
-                at_once = dataclasses.replace(request, wait_s=NO_WAIT)
+                at_once = msgspec.structs.replace(request, wait_s=NO_WAIT)
                 part = await self._receive_main(at_once, kind=kind, charge=charge, client=client)
                 if part.deliveries or request.wait_s <= 0:
                     return _Outcome([part])
-                request = dataclasses.replace(request, redeliver=False)
+                request = msgspec.structs.replace(request, redeliver=False)
             return await self._race(request, retry_request, found, extra, kind=kind, charge=charge, client=client)
         finally:
             extra.release()
@@ -244,7 +244,7 @@ class RetriedSubscription:
         more: Deliveries = []
         try:
             if room > 0 and size > 0:
-                wanted = dataclasses.replace(request, count_max=room, bytes_max=size)
+                wanted = msgspec.structs.replace(request, count_max=room, bytes_max=size)
                 more = (await self._receive_main(wanted, kind=kind, charge=charge, client=None)).deliveries
             else:
                 self._main.count_call(request.consumer)
@@ -355,6 +355,9 @@ class RetriedSubscription:
         Raises UnknownMessages, and acknowledges none, if an id names no message of either topic. After another error
         those of one topic may be acknowledged.
         """
+        if self._link.state is State.ABSENT:  # most calls
+            await self._main.ack(ids, consumer=consumer)
+            return
         main_ids, retry_ids, found = await self._route(ids)
         if found is None or not retry_ids:
             await self._main.ack(ids, consumer=consumer)

@@ -24,6 +24,7 @@ from bindery_core.sources import MonotonicClock
 from bindery_kit.observability.logs import get_logger
 from bindery_pulsar.topic_name import TopicName
 
+from bindery_broker.keyed_locks import KeyedLocks
 from bindery_broker.retries.names import dead_letter_topic, is_retry_topic, retry_topic
 from bindery_broker.subscriptions.subscription import Subscription
 from bindery_broker.topics.topic import Topic
@@ -111,6 +112,8 @@ class RetryTopics:
         self.now = now
         self._topics = topics
         self._locate = locate
+        self._locks: KeyedLocks[TopicName] = KeyedLocks()
+        """Held while a retry topic is looked for and opened."""
         self._links: WeakKeyDictionary[Subscription, RetryLink] = WeakKeyDictionary()
         self._by_name: WeakValueDictionary[tuple[TopicName, str], RetryLink] = WeakValueDictionary()
         topics.on_subscription = self._appeared
@@ -188,19 +191,20 @@ class RetryTopics:
             self._topics.end_use(found.topic.name)
 
     async def _open(self, link: RetryLink, name: TopicName) -> Topic | None:
-        if link.state is State.ELSEWHERE and self.now() < link.next_look_at:
-            return None
-        try:
-            if await self._locate(name, create=False) is not None:
-                if link.state is not State.ELSEWHERE:
-                    log.warning("retry_topic_elsewhere", topic=name.short, subscription=link.subscription)
-                link.state, link.next_look_at = State.ELSEWHERE, self.now() + ELSEWHERE_S
+        async with self._locks.hold(name):  # the calls that begin together read no metadata after the first one
+            if link.state is State.ABSENT or (link.state is State.ELSEWHERE and self.now() < link.next_look_at):
                 return None
-            return await self._topics.get(name)
-        except NoSuchTopic:
-            if self._topics.loaded(name) is None:  # it may have been created meanwhile
-                link.state = State.ABSENT
-            return None
+            try:
+                if await self._locate(name, create=False) is not None:
+                    if link.state is not State.ELSEWHERE:
+                        log.warning("retry_topic_elsewhere", topic=name.short, subscription=link.subscription)
+                    link.state, link.next_look_at = State.ELSEWHERE, self.now() + ELSEWHERE_S
+                    return None
+                return await self._topics.get(name)
+            except NoSuchTopic:
+                if self._topics.loaded(name) is None:  # it may have been created meanwhile
+                    link.state = State.ABSENT
+                return None
 
     def _appeared(self, topic: TopicName, subscription: str) -> None:
         """A subscription was created or loaded: if it is one of a retry topic, calls that wait receive from it, too."""

@@ -283,7 +283,8 @@ class AckState:
                 self.counts.pop(position, None)
                 self._changes.acked.add(*position)
                 completed.append(position)
-        if completed:
+        ledger_id, entry_id = self.mark_delete
+        if any(each.ledger_id != ledger_id or each.entry_id == entry_id + 1 for each in completed):
             self._advance()
         return changed or bool(completed), completed
 
@@ -358,8 +359,10 @@ class AckState:
 
     def _forget_upto_mark_delete(self) -> None:
         self.acked.remove_upto(*self.mark_delete)
-        self.batches.remove_upto(self.mark_delete)
-        self.counts.remove_upto(self.mark_delete)
+        if self.batches:
+            self.batches.remove_upto(self.mark_delete)
+        if self.counts:
+            self.counts.remove_upto(self.mark_delete)
 
 
 def _batch_size(bits: int) -> int:
