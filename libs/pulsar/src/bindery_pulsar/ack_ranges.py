@@ -212,7 +212,16 @@ class AckRanges:
     def add(self, ledger_id: int, entry_id: int) -> bool:
         """Add an entry. Returns whether it was new."""
         assert entry_id >= 0
-        added = self._ledger(ledger_id).set(entry_id >> _SHIFT, 1 << (entry_id & _MASK))
+        ledger = self._ledgers.get(ledger_id) or self._ledger(ledger_id)
+        block, bit = entry_id >> _SHIFT, 1 << (entry_id & _MASK)
+        before = ledger.parts.get(block)
+        if before is not None and (before | bit) != _FULL:  # most calls
+            if before & bit:
+                return False
+            ledger.parts[block] = before | bit
+            self.entries_count += 1
+            return True
+        added = ledger.set(block, bit)
         self.entries_count += added
         return added == 1
 

@@ -52,6 +52,7 @@ class Portion(Generic[B]):
     __slots__ = (
         "_base",
         "_bits",
+        "count",
         "due",
         "grant",
         "is_returned",
@@ -65,6 +66,8 @@ class Portion(Generic[B]):
 
     def __init__(self, position: Position, bits: int, state: State) -> None:
         self.position = position
+        self.count: int
+        """Number of messages; set with `bits`."""
         self.bits = bits
         self.state = state
         self.redelivery_count = 0
@@ -87,6 +90,7 @@ class Portion(Generic[B]):
     def bits(self, bits: int) -> None:
         self._base = lowest(bits) if bits.bit_length() > SHORT_BITS_MAX else 0
         self._bits = bits >> self._base if self._base else bits
+        self.count = count_of(self._bits)
 
     @property
     def index(self) -> int | None:
@@ -97,11 +101,6 @@ class Portion(Generic[B]):
     @property
     def ref(self) -> MessageRef:
         return MessageRef(self.position, self.bits)
-
-    @property
-    def count(self) -> int:
-        """Number of messages."""
-        return count_of(self._bits)
 
 
 class _Parts(Generic[B]):

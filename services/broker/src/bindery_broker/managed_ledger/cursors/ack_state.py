@@ -277,11 +277,14 @@ class AckState:
                 elif position in self.counts:
                     self._keep_counts(position, remaining)
         completed: list[Position] = []
-        for position in (*positions, *finished):
-            if position > self.mark_delete and position >= first and self.acked.add(*position):
-                self.batches.pop(position, None)
-                self.counts.pop(position, None)
-                self._changes.acked.add(*position)
+        mark_delete, batched, counts, changes = self.mark_delete, self.batches, self.counts, self._changes.acked
+        for position in (*positions, *finished) if finished else positions:
+            if position > mark_delete and position >= first and self.acked.add(*position):
+                if batched:
+                    batched.pop(position, None)
+                if counts:
+                    counts.pop(position, None)
+                changes.add(*position)
                 completed.append(position)
         ledger_id, entry_id = self.mark_delete
         if any(each.ledger_id != ledger_id or each.entry_id == entry_id + 1 for each in completed):
