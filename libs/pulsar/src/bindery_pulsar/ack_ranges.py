@@ -320,7 +320,10 @@ class AckRanges:
 
     def slices(self, blocks_max: int) -> Iterator[Self]:
         """Divide the set into sets of at most `blocks_max` partly set blocks and ranges of full blocks. They share no
-        entry, and are in ascending order. An empty set has one empty slice."""
+        entry, and are in ascending order. A small or empty set is its only slice."""
+        if self.blocks_count <= blocks_max:
+            yield self
+            return
         part, count = type(self)(), 0
         for ledger_id in self._ids:
             for first, last, bits in self._ledgers[ledger_id].blocks():

@@ -135,14 +135,16 @@ class _Encoder:
         for position, remaining in sorted(change.batches.items()):
             yield from self._make_room(batch_size(remaining))
             self._message.batchedEntryDeletionIndexInfo.append(batch_of(position, remaining))
-        for acked in change.acked.slices(_SLICE_BLOCKS_MAX):
-            fields = PositionInfo(ledgerId=0, entryId=0)
-            put_acked(fields, acked)
-            yield from self._make_room(fields.ByteSize(), size_max=SNAPSHOT_END_SIZE_MAX)
-            self._message.individualDeletedMessages.extend(fields.individualDeletedMessages)
-            self._message.individualDeletedMessageRanges.extend(fields.individualDeletedMessageRanges)
-            if acked:
-                self._size = SNAPSHOT_END_SIZE_MAX  # ranges and bit sets must not be in one record
+        for acked in change.acked.slices(_SLICE_BLOCKS_MAX) if change.acked else ():
+            if not self._size:
+                put_acked(self._message, acked)
+            else:
+                fields = PositionInfo(ledgerId=0, entryId=0)
+                put_acked(fields, acked)
+                yield from self._make_room(fields.ByteSize(), size_max=SNAPSHOT_END_SIZE_MAX)
+                self._message.individualDeletedMessages.extend(fields.individualDeletedMessages)
+                self._message.individualDeletedMessageRanges.extend(fields.individualDeletedMessageRanges)
+            self._size = SNAPSHOT_END_SIZE_MAX  # ranges and bit sets must not be in one record
         yield self._message.SerializeToString()
 
     def _start(self) -> PositionInfo:

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
-from bindery_broker.managed_ledger.topic_metadata import OwnedNode, TopicMetadata
-from bindery_core.errors import MetadataOutcomeUnknown, MetadataUnavailable, NoSuchTopic, TopicFenced
+from bindery_broker.managed_ledger.topic_metadata import OwnedNode, TopicMetadata, limited
+from bindery_core.errors import MetadataOutcomeUnknown, MetadataUnavailable, NoSuchTopic, TopicFenced, TryAgain
 from bindery_metadata.stores.memory import MemoryStore, MemoryTree
 from bindery_metadata.stores.store import Op, Stat
 
@@ -228,3 +228,33 @@ async def test_a_deletion_without_a_connection_fails_as_not_applied(kind: str) -
     store._faults.clear()
     await metadata.write_cursor(cursor, b"2")
     assert (await store.get(cursor.path)).data == b"2"
+
+
+async def test_an_operation_that_takes_too_long_may_be_tried_again() -> None:
+    with pytest.raises(TryAgain, match=r"^could not write a record in time") as caught:
+        async with limited(0.01, "write a record"):
+            await asyncio.sleep(60)
+    assert caught.value.facts == {"timeout_s": 0.01}
+    with pytest.raises(TryAgain, match="could not write a record in time"):
+        async with limited(60, "write a record"):
+            raise TimeoutError
+
+
+async def test_a_limit_changes_no_other_error_and_no_cancellation() -> None:
+    with pytest.raises(NoSuchTopic):
+        async with limited(60, "read"):
+            raise NoSuchTopic("none")
+    entered = asyncio.Event()
+
+    async def wait() -> None:
+        async with limited(60, "read"):
+            entered.set()
+            await asyncio.sleep(60)
+
+    task = asyncio.create_task(wait())
+    await entered.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    async with limited(60, "read"):
+        pass

@@ -11,8 +11,9 @@ Invariant: at most one write is in progress, so the writes of one owner never co
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from types import TracebackType
 from typing import Final
 
 from bindery_core.backoff import Backoff
@@ -30,14 +31,30 @@ from bindery_metadata.stores.store import Check, Create, Delete, MetadataStore, 
 from bindery_pulsar import znode_layout
 
 
-@asynccontextmanager
-async def limited(timeout_s: float, what: str) -> AsyncIterator[None]:
-    """Limit the time of the context. Raises TryAgain at the limit. `what`: the operation, for the message."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            yield
-    except TimeoutError:
-        raise TryAgain(f"could not {what} in time", timeout_s=timeout_s) from None
+class limited:
+    """Limit the time of an asynchronous context. Raises TryAgain at the limit."""
+
+    __slots__ = ("_timeout", "_timeout_s", "_what")
+
+    def __init__(self, timeout_s: float, what: str) -> None:
+        """`what`: the operation, for the message."""
+        self._timeout_s = timeout_s
+        self._what = what
+        self._timeout = asyncio.timeout(timeout_s)
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            await self._timeout.__aexit__(kind, error, traceback)
+            if not isinstance(error, TimeoutError):
+                return
+        except TimeoutError:
+            pass
+        raise TryAgain(f"could not {self._what} in time", timeout_s=self._timeout_s) from None
 
 
 PAUSE_S_MAX: Final = 1.0

@@ -21,6 +21,10 @@ class Changes:
         self.put_blobs: set[str] = set()
         self.removed_blobs: set[str] = set()
 
+    @property
+    def _is_empty(self) -> bool:
+        return not (self.acked or self.batches or self.counted or self.put_blobs or self.removed_blobs or self.is_move)
+
     def add_blobs(self, put: set[str], removed: set[str]) -> None:
         """Note that blobs were put or removed. `put` and `removed` have no name in common."""
         self.put_blobs = (self.put_blobs - removed) | put
@@ -28,7 +32,7 @@ class Changes:
 
     def add(self, later: "Changes") -> "Changes":
         """Return the changes of both. `later` happened after these, which may be changed by the call."""
-        if later.is_move:
+        if later.is_move or self._is_empty:
             return later
         self.acked.update(later.acked)
         self.batches |= later.batches
