@@ -32,7 +32,7 @@ import asyncio
 import functools
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, ClassVar, Final, cast
 
 import httptools
@@ -155,6 +155,23 @@ def _header_start(name: bytes) -> bytes:
     return b"" if not name or HEADER_RE.search(name) else name.lower() + b": "
 
 
+_defaults: tuple[Sequence[tuple[bytes, bytes]], bytes | None] = ((), b"")
+"""The headers for which `_default_lines` was called last, and its result."""
+
+
+def _default_lines(headers: Sequence[tuple[bytes, bytes]]) -> bytes | None:
+    """Return the lines of headers that all responses have; None if one is not valid.
+
+    uvicorn makes another list every second, and nothing changes it.
+    """
+    global _defaults
+    if headers is not _defaults[0]:
+        are_valid = not any(HEADER_RE.search(name) or HEADER_VALUE_RE.search(value) for name, value in headers)
+        lines = b"".join(b"%b: %b\r\n" % (name.lower(), value) for name, value in headers)
+        _defaults = (headers, lines if are_valid else None)
+    return _defaults[1]
+
+
 def _ignore() -> None:
     """Stand for `on_response` of a request that has ended."""
 
@@ -210,10 +227,13 @@ class _Request(RequestResponseCycle):
         """
         if self.access_log or self.scope["method"] == "HEAD":
             return b""
-        parts = [STATUS_LINE[status]]
+        defaults = _default_lines(self.default_headers)
+        if defaults is None:
+            return b""
+        parts = [STATUS_LINE[status], defaults]
         values = b""
         size = 0
-        for name, value in (*self.default_headers, *(headers or ())):
+        for name, value in headers or ():
             start = _header_start(name)
             if start in _NOT_IN_SHORT:
                 if start != _CONTENT_LENGTH or size or not value.isdigit():
