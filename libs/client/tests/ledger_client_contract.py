@@ -110,6 +110,21 @@ class LedgerClientContract:
         reader = await client.open(writer.ledger_id, password=b"secret")
         assert payloads_of(await reader.read(EntryId(0), EntryId(1))) == [b"x" * 10, b"y" * 1000]
 
+    async def test_single_entries_are_read_together_also_from_an_open_ledger(self, make_client: MakeClient) -> None:
+        client = await make_client()
+        writer = await client.create()
+        await writer.add_many([b"%d" % number for number in range(700)])
+        wanted = [0, 1, 7, 100, 101, 698]
+        expected = [(number, b"%d" % number) for number in wanted]
+        assert [entry[:2] for entry in await writer.read_some(wanted)] == expected
+        await writer.close()
+        reader = await client.open(writer.ledger_id)
+        assert [entry[:2] for entry in await reader.read_some(wanted)] == expected
+        assert payloads_of(await reader.read_some(range(0, 700, 1))) == [b"%d" % number for number in range(700)]
+        for bad in ([], [-1, 2], [3, 700]):
+            with pytest.raises(BadRequest):
+                await reader.read_some(bad)
+
     async def test_ranges_outside_the_confirmed_entries_are_refused(self, make_client: MakeClient) -> None:
         client = await make_client()
         writer = await client.create()

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from bindery_client.ledger.read_operation import ReadOperation, read_range
+from bindery_client.ledger.read_operation import ReadOperation, read_entries
 from bindery_client.settings import ClientSettings
 from bindery_core.digest import Digester
 from bindery_core.entry import pack
@@ -52,15 +52,14 @@ class Cluster:
         return self.avoided
 
     def operation(self, first: int, last: int, **changes: Any) -> ReadOperation:
-        return ReadOperation(self, OPEN, first=first, last=last, settings=replace(SETTINGS, **changes))  # type: ignore[arg-type]
+        return ReadOperation(self, OPEN, entry_ids=range(first, last + 1), settings=replace(SETTINGS, **changes))  # type: ignore[arg-type]
 
     async def read(self, first: int, last: int, *, average_size: int = 1, **changes: Any) -> list[tuple[int, int, int]]:
         """Read a range. Return the id, payload size and ledger length of each entry."""
-        entries = await read_range(
+        entries = await read_entries(
             self,  # type: ignore[arg-type]
             self.metadata,
-            first=first,
-            last=last,
+            entry_ids=range(first, last + 1),
             average_size=average_size,
             settings=replace(SETTINGS, **changes),
             on_lac=self.lacs.append,
@@ -242,11 +241,10 @@ async def test_the_highest_lac_in_the_responses_of_each_step_is_reported() -> No
 
 async def test_the_caller_need_not_be_told_the_lac() -> None:
     cluster = Cluster([1])
-    entries = await read_range(
+    entries = await read_entries(
         cluster,  # type: ignore[arg-type]
         cluster.metadata,
-        first=0,
-        last=0,
+        entry_ids=[0],
         average_size=1,
         settings=SETTINGS,
     )

@@ -37,7 +37,7 @@ def answer(status: int, entry_id: int = 0, body: bytes | None = None, max_lac: i
 
 
 def read_of(first: int, last: int, **options: object) -> LedgerRead:
-    return LedgerRead(LEDGER_ID, metadata(), first=first, last=last, digester=DIGESTER, **options)  # type: ignore[arg-type]
+    return LedgerRead(LEDGER_ID, metadata(), entry_ids=range(first, last + 1), digester=DIGESTER, **options)  # type: ignore[arg-type]
 
 
 OUTCOMES = {
@@ -99,7 +99,7 @@ def test_a_run_is_read_from_one_bookie_if_every_bookie_has_every_entry() -> None
     runs = sorted((action.entry_ids for action in actions if isinstance(action, SendReads)), key=min)
     assert runs == [(0, 1, 2, 3), (4, 5, 6, 7), (8, 9)]
     assert len({action.bookie_id for action in actions if isinstance(action, SendReads)}) == 3
-    striped = LedgerRead(LEDGER_ID, metadata(write_quorum=2), first=0, last=5, digester=DIGESTER, run_size=4)
+    striped = LedgerRead(LEDGER_ID, metadata(write_quorum=2), entry_ids=range(6), digester=DIGESTER, run_size=4)
     asked = [action.entry_ids for action in striped.start(now=0.0) if isinstance(action, SendReads)]
     assert sorted(asked) == [(0, 3), (1, 4), (2, 5)], "otherwise the write sets determine the bookies"
 

@@ -126,7 +126,7 @@ class Session:
     def do_read(self, options: dict[str, str], plain: list[str], command: str) -> Sequence[Any]:
         self.metadata = metadata_of(options, [f"0:{options['ensemble']}"], LedgerState.OPEN)
         entry_ids = ids(plain[0])
-        self.machine = LedgerRead(LEDGER_ID, self.metadata, first=entry_ids[0], last=entry_ids[-1], digester=DIGESTER)
+        self.machine = LedgerRead(LEDGER_ID, self.metadata, entry_ids=entry_ids, digester=DIGESTER)
         return self.machine.start(now=self.now)
 
     def do_add(self, options: dict[str, str], plain: list[str], command: str) -> Sequence[Any]:

@@ -351,7 +351,7 @@ class History:
         last = ledger.metadata.last_entry_id
         if last < 0:
             return
-        read = LedgerRead(LEDGER_ID, ledger.metadata, first=0, last=last, digester=DIGESTER)
+        read = LedgerRead(LEDGER_ID, ledger.metadata, entry_ids=range(last + 1), digester=DIGESTER)
         pending = read.start(now=0.0)
         while pending:
             action = pending.pop()

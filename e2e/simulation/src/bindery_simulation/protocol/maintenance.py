@@ -275,8 +275,7 @@ class Replicator(Client):
         self._read = LedgerRead(
             LedgerId(LEDGER_ID),
             self._metadata,
-            first=fragment.entry_ids[0],
-            last=fragment.entry_ids[-1],
+            entry_ids=range(fragment.entry_ids[0], fragment.entry_ids[-1] + 1),
             digester=DIGESTER,
             avoid=(fragment.bookie_id,),
         )

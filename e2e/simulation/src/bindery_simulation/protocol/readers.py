@@ -100,7 +100,8 @@ class Reader(Client):
         if self.lac < self.next_entry_id:
             self._poll()
             return
-        self._read = LedgerRead(LEDGER_ID, self._metadata, first=self.next_entry_id, last=self.lac, digester=DIGESTER)
+        entry_ids = range(self.next_entry_id, self.lac + 1)
+        self._read = LedgerRead(LEDGER_ID, self._metadata, entry_ids=entry_ids, digester=DIGESTER)
         self._act(self._read.start(now=self.world.now))
 
     def _act(self, actions: Sequence[Any]) -> None:

@@ -12,7 +12,7 @@ same contract suite. Payloads are bytes; entry ids are dense from 0.
 | add_many            | LedgerFenced, LedgerClosed (also after `close`), NotEnoughBookies, AddTimeout,     |
 |                     | MetadataUnavailable (a failed bookie could not be replaced); all break the handle  |
 |                     | BadRequest (no payloads), TooLarge: nothing was added, the handle stays usable     |
-| read                | NoSuchEntry (every bookie denies the entry), DigestMismatch, BookieUnavailable     |
+| read, read_some     | NoSuchEntry (every bookie denies the entry), DigestMismatch, BookieUnavailable     |
 | store_replicas      | BookieUnavailable (some may be stored; may be repeated)                            |
 | choose_replacements | NotEnoughBookies, MetadataUnavailable                                              |
 | update_metadata     | NoSuchLedger, MetadataUnavailable, MetadataOutcomeUnknown, what `transform` raises |
@@ -62,6 +62,13 @@ class ReadHandle(Protocol):
 
     async def read(self, first: EntryId, last: EntryId) -> list[Entry]:
         """Return entries first..last (inclusive). 0 <= first <= last <= last_add_confirmed, else BadRequest."""
+        ...
+
+    async def read_some(self, entry_ids: Sequence[int]) -> list[Entry]:
+        """Return the entries `entry_ids`, at least one. They ascend from 0 to last_add_confirmed, else BadRequest.
+
+        Each bookie gets one request for all that are read from it. An error of one of them is that of the call.
+        """
         ...
 
     async def read_last_confirmed(self) -> int:
@@ -123,6 +130,8 @@ class WriteHandle(Protocol):
         ...
 
     async def read(self, first: EntryId, last: EntryId) -> list[Entry]: ...
+
+    async def read_some(self, entry_ids: Sequence[int]) -> list[Entry]: ...
 
     async def close(self) -> LedgerMetadata:
         """Confirm or fail adds in flight, then seal the ledger at last_add_confirmed. Idempotent.

@@ -1,4 +1,4 @@
-"""Read a range of entries: run `LedgerRead` machines over the pool, in steps of bounded size.
+"""Read a range of entries, or single ones: run `LedgerRead` machines over the pool, in steps of bounded size.
 
 Invariants: besides entries already returned, one step is in memory at a time; the digest of every entry is verified.
 """
@@ -7,9 +7,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from bindery_core.errors import BinderyError
+from bindery_core.errors import BadRequest, BinderyError
 from bindery_core.formats.ledger_metadata import LedgerMetadata
-from bindery_core.ids import BookieId, EntryId
+from bindery_core.ids import BookieId, EntryId, LedgerId
 from bindery_core.ledger.ledger_actions import Done, Fail, ReaderAction, SendReads
 from bindery_core.ledger.ledger_reader import LedgerRead, ReaderSettings
 
@@ -26,7 +26,7 @@ class ReadOperation:
     """Runs one `LedgerRead`."""
 
     def __init__(
-        self, requests: LedgerRequests, metadata: LedgerMetadata, *, first: int, last: int, settings: ClientSettings
+        self, requests: LedgerRequests, metadata: LedgerMetadata, *, entry_ids: Sequence[int], settings: ClientSettings
     ) -> None:
         self._requests = requests
         self._settings = settings
@@ -34,8 +34,7 @@ class ReadOperation:
         self._machine = LedgerRead(
             requests.ledger_id,
             metadata,
-            first=first,
-            last=last,
+            entry_ids=entry_ids,
             digester=requests.digester,
             avoid=requests.pool.to_avoid(),
             run_size=BATCH_RUN_SIZE if settings.wire_version == 2 and settings.batch_reads else 1,
@@ -87,29 +86,42 @@ class ReadOperation:
             self._timer.arm(self._machine.next_deadline())
 
 
-async def read_range(
+def check_range(first: int, last: int, *, ledger_id: LedgerId, last_add_confirmed: int) -> None:
+    """Raise BadRequest unless 0 <= `first` <= `last` <= `last_add_confirmed`."""
+    if not 0 <= first <= last <= last_add_confirmed:
+        raise BadRequest(
+            "no such range", ledger_id=ledger_id, first=first, last=last, last_add_confirmed=last_add_confirmed
+        )
+
+
+def check_ids(entry_ids: Sequence[int], *, ledger_id: LedgerId, last_add_confirmed: int) -> None:
+    """Raise BadRequest unless `entry_ids`, which ascend, are at least one, from 0 to `last_add_confirmed`."""
+    first, last = (entry_ids[0], entry_ids[-1]) if entry_ids else (0, -1)
+    check_range(first, last, ledger_id=ledger_id, last_add_confirmed=last_add_confirmed)
+
+
+async def read_entries(
     requests: LedgerRequests,
     metadata: Callable[[], LedgerMetadata],
     *,
-    first: int,
-    last: int,
+    entry_ids: Sequence[int],
     average_size: int,
     settings: ClientSettings,
     on_lac: Callable[[int], None] | None = None,
 ) -> list[Entry]:
-    """Return entries first..last. `metadata` is called for each step; `average_size` (bytes) sizes the first step."""
+    """Return the entries `entry_ids`, which ascend.
+
+    `metadata` is called for each step; `average_size` (bytes) sizes the first step.
+    """
     entries: list[Entry] = []
-    next_entry_id = first
-    while next_entry_id <= last:
+    while len(entries) < len(entry_ids):
         count = settings.read_batch_bytes_max // max(average_size, 1)
-        count = max(1, min(count, settings.read_batch_entries_max, last - next_entry_id + 1))
-        operation = ReadOperation(
-            requests, metadata(), first=next_entry_id, last=next_entry_id + count - 1, settings=settings
-        )
+        count = max(1, min(count, settings.read_batch_entries_max))
+        part = entry_ids[len(entries) : len(entries) + count]
+        operation = ReadOperation(requests, metadata(), entry_ids=part, settings=settings)
         step = await operation.run()
         if on_lac is not None:
             on_lac(operation.max_lac)
         entries += step
-        next_entry_id += count
-        average_size = max(1, sum(len(entry.payload) for entry in step) // count)
+        average_size = max(1, sum(len(entry.payload) for entry in step) // len(step))
     return entries

@@ -10,13 +10,12 @@ bookie; no long poll is sent while no caller waits.
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Final
 
 import structlog
 from bindery_core.entry import unpack
 from bindery_core.errors import (
-    BadRequest,
     BinderyError,
     BookieUnavailable,
     Corrupt,
@@ -32,7 +31,7 @@ from bindery_metadata.ledgers.ledger_manager import LedgerManager
 from bindery_metadata.stores.versioned import Versioned
 
 from bindery_client.ledger.api import Entry
-from bindery_client.ledger.read_operation import read_range
+from bindery_client.ledger.read_operation import check_ids, check_range, read_entries
 from bindery_client.ledger.requests import LedgerRequests, reason_of
 from bindery_client.settings import ClientSettings
 
@@ -91,34 +90,30 @@ class ReadHandle:
     # -- reading ------------------------------------------------------------------------------------------------------
 
     async def read(self, first: EntryId, last: EntryId) -> list[Entry]:
-        if not 0 <= first <= last <= self._last_add_confirmed:
-            raise BadRequest(
-                "no such range",
-                ledger_id=self.ledger_id,
-                first=first,
-                last=last,
-                last_add_confirmed=self._last_add_confirmed,
-            )
+        check_range(first, last, ledger_id=self.ledger_id, last_add_confirmed=self._last_add_confirmed)
         if first == last and first in self._piggybacked:
             return [self._piggybacked.pop(first)]
+        return await self.read_some(range(first, last + 1))
+
+    async def read_some(self, entry_ids: Sequence[int]) -> list[Entry]:
+        check_ids(entry_ids, ledger_id=self.ledger_id, last_add_confirmed=self._last_add_confirmed)
         try:
-            entries = await self._read(first, last)
+            entries = await self._read(entry_ids)
         except (NoSuchEntry, BookieUnavailable, Corrupt):
             # Re-replication may have moved copies since the metadata was read: read it again before giving up.
             segments = self.metadata.segments
             await self._refresh()
             if self.metadata.segments == segments:
                 raise
-            entries = await self._read(first, last)
+            entries = await self._read(entry_ids)
         self._average_size = sum(len(entry.payload) for entry in entries) // len(entries)
         return entries
 
-    async def _read(self, first: EntryId, last: EntryId) -> list[Entry]:
-        return await read_range(
+    async def _read(self, entry_ids: Sequence[int]) -> list[Entry]:
+        return await read_entries(
             self._requests,
             lambda: self.metadata,
-            first=first,
-            last=last,
+            entry_ids=entry_ids,
             average_size=self._average_size,
             settings=self._settings,
             on_lac=self._raise_lac,

@@ -49,7 +49,7 @@ from bindery_client.ledger.api import Entry
 from bindery_client.ledger.bookie_requests import ForceAll
 from bindery_client.ledger.deadline_timer import DeadlineTimer
 from bindery_client.ledger.metadata_changes import MetadataChanges
-from bindery_client.ledger.read_operation import read_range
+from bindery_client.ledger.read_operation import check_ids, check_range, read_entries
 from bindery_client.ledger.requests import DEADLINE_SLACK_S, LedgerRequests, OnDegraded, reason_of
 from bindery_client.settings import ClientSettings
 
@@ -311,30 +311,26 @@ class WriteHandle:
     # -- reading, closing ---------------------------------------------------------------------------------------------
 
     async def read(self, first: EntryId, last: EntryId) -> list[Entry]:
-        if not 0 <= first <= last <= self.last_add_confirmed:
-            raise BadRequest(
-                "no such range",
-                ledger_id=self.ledger_id,
-                first=first,
-                last=last,
-                last_add_confirmed=self.last_add_confirmed,
-            )
+        check_range(first, last, ledger_id=self.ledger_id, last_add_confirmed=self.last_add_confirmed)
+        return await self.read_some(range(first, last + 1))
+
+    async def read_some(self, entry_ids: Sequence[int]) -> list[Entry]:
+        check_ids(entry_ids, ledger_id=self.ledger_id, last_add_confirmed=self.last_add_confirmed)
         try:
-            return await self._read(self.metadata, first, last)
+            return await self._read(self.metadata, entry_ids)
         except (NoSuchEntry, BookieUnavailable, Corrupt):
             # Re-replication changes older segments without the writer.
             found = (await self._manager.read(self.ledger_id)).value
             if found.segments == self.metadata.segments:
                 raise
-            return await self._read(found, first, last)
+            return await self._read(found, entry_ids)
 
-    async def _read(self, metadata: LedgerMetadata, first: EntryId, last: EntryId) -> list[Entry]:
+    async def _read(self, metadata: LedgerMetadata, entry_ids: Sequence[int]) -> list[Entry]:
         average_size = self._window.length // max(self._window.next_entry_id, 1)
-        return await read_range(
+        return await read_entries(
             self._requests,
             lambda: metadata,
-            first=first,
-            last=last,
+            entry_ids=entry_ids,
             average_size=average_size,
             settings=self._settings,
         )

@@ -33,6 +33,7 @@ from bindery_core.wire.messages import Status
 
 from bindery_client.ledger.api import Entry
 from bindery_client.ledger.new_ledger import LedgerOptions, NewLedger
+from bindery_client.ledger.read_operation import check_ids, check_range
 from bindery_client.ledger.replica import ReplicaRead
 from bindery_client.memory.memory_replicas import MemoryReplicas
 
@@ -123,13 +124,14 @@ class _Ledger:
             self._waiters.discard(waiter)
 
     def slice(self, first: int, last: int, limit: int) -> list[Entry]:
+        check_range(first, last, ledger_id=self.ledger_id, last_add_confirmed=limit)
+        return self.some(range(first, last + 1), limit)
+
+    def some(self, entry_ids: Sequence[int], limit: int) -> list[Entry]:
         if self.deleted:
             raise NoSuchLedger("no such ledger", ledger_id=self.ledger_id)
-        if not 0 <= first <= last <= limit:
-            raise BadRequest(
-                "no such range", ledger_id=self.ledger_id, first=first, last=last, last_add_confirmed=limit
-            )
-        return self.entries[first : last + 1]
+        check_ids(entry_ids, ledger_id=self.ledger_id, last_add_confirmed=limit)
+        return [self.entries[entry_id] for entry_id in entry_ids]
 
 
 class MemoryLedgers:
@@ -246,6 +248,11 @@ class MemoryReadHandle:
         await asyncio.sleep(0)
         self._ledgers.raise_fault("read")
         return self._ledger.slice(first, last, self.last_add_confirmed)
+
+    async def read_some(self, entry_ids: Sequence[int]) -> list[Entry]:
+        await asyncio.sleep(0)
+        self._ledgers.raise_fault("read")
+        return self._ledger.some(entry_ids, self.last_add_confirmed)
 
     async def read_last_confirmed(self) -> int:
         await asyncio.sleep(0)
@@ -367,6 +374,11 @@ class MemoryWriteHandle:
         await asyncio.sleep(0)
         self._ledgers.raise_fault("read")
         return self._ledger.slice(first, last, self._ledger.confirmed)
+
+    async def read_some(self, entry_ids: Sequence[int]) -> list[Entry]:
+        await asyncio.sleep(0)
+        self._ledgers.raise_fault("read")
+        return self._ledger.some(entry_ids, self._ledger.confirmed)
 
     async def close(self) -> LedgerMetadata:
         await asyncio.sleep(0)

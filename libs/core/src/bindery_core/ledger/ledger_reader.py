@@ -72,7 +72,7 @@ class _Wanted:
 
 
 class LedgerRead:
-    """Reads entries first..last of a ledger once. Ends with Done, after which `entries` is complete, or with Fail.
+    """Reads some entries of a ledger once. Ends with Done, after which `entries` is complete, or with Fail.
 
     Calls return actions, which the transport executes in order. `now` is monotonic, in seconds.
     """
@@ -82,31 +82,31 @@ class LedgerRead:
         ledger_id: LedgerId,
         metadata: LedgerMetadata,
         *,
-        first: int,
-        last: int,
+        entry_ids: Sequence[int],
         digester: Digester,
         avoid: Collection[BookieId] = (),
         run_size: int = 1,
         settings: ReaderSettings | None = None,
     ) -> None:
-        """`avoid`: bookies to read from last (not connected, slow).
+        """`entry_ids`: the entries, ascending, at least one. `avoid`: bookies to read from last (not connected, slow).
 
         `run_size`: number of consecutive entries to read from one bookie if every bookie holds every entry. The next
         run is read from the next bookie. A transport can read each run in one request.
         """
-        assert 0 <= first <= last
+        assert entry_ids
+        assert entry_ids[0] >= 0
         assert run_size >= 1
         self.ledger_id = ledger_id
         self.max_lac = -1
         """Highest LAC in a response (`ReadResponse.max_lac`); -1: none."""
         self.is_finished = False
 
-        self._first = first
+        self._entry_ids = entry_ids
         self._digester = digester
         self._settings = settings or ReaderSettings()
-        self._found: list[Entry | None] = [None] * (last - first + 1)
+        self._found: dict[int, Entry] = {}
         self._wanted: dict[int, _Wanted] = {
-            entry_id: _Wanted(_replicas(metadata, entry_id, avoid, run_size)) for entry_id in range(first, last + 1)
+            entry_id: _Wanted(_replicas(metadata, entry_id, avoid, run_size)) for entry_id in entry_ids
         }
         # Both queues are in the order of time, because each timeout is constant.
         self._speculations: deque[tuple[float, list[tuple[int, int]]]] = deque()  # when, (entry, replicas read)
@@ -116,7 +116,7 @@ class LedgerRead:
     def entries(self) -> list[Entry]:
         """All entries, in order, after Done."""
         assert not self._wanted
-        return [entry for entry in self._found if entry is not None]
+        return [self._found[entry_id] for entry_id in self._entry_ids]
 
     def start(self, *, now: float) -> list[ReaderAction]:
         """Read each entry from its first replica."""
@@ -136,7 +136,7 @@ class LedgerRead:
             error: BinderyError
             if response.status == Status.OK:
                 try:
-                    self._found[response.entry_id - self._first] = unpack(
+                    self._found[response.entry_id] = unpack(
                         self._digester, response.body or b"", ledger_id=self.ledger_id, entry_id=response.entry_id
                     )
                 except DigestMismatch as mismatch:

@@ -174,6 +174,11 @@ class PortionTable(Generic[B]):
     def __contains__(self, position: object) -> bool:
         return position in self._entries
 
+    def only(self, position: Position) -> Portion[B] | None:
+        """Return the portion of an entry that has one; None: it has several, or is not known."""
+        found = self._entries.get(position)
+        return None if isinstance(found, _Parts) else found
+
     def bits_of(self, position: Position) -> int:
         """Return the messages of an entry that are known."""
         found = self._entries.get(position)

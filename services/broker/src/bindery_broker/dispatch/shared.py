@@ -224,6 +224,15 @@ class SharedDispatcher(Generic[B]):
         if generation != self.generation:
             return
         for item in items:
+            only = self._table.only(item.position)
+            if item.sizes is None and only is not None and only.state is State.LOADING:
+                if only.bits == WHOLE:
+                    only.bits = item.bits  # a delayed entry, which turns out to be one message
+                for _, count in self._by_count(item):
+                    only.redelivery_count = max(only.redelivery_count, count)
+                self._make_ready(only, item)
+                self._enqueue_again(only)
+                continue
             rest: Item[B] | None = item
             for portion in self._table.select([MessageRef(item.position, item.bits)], _LOADING):
                 assert rest is not None

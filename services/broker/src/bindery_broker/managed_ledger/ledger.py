@@ -368,6 +368,17 @@ class ManagedLedger:
         self._raise_if_ended()
         return await self._reader.read(position, entries_max=entries_max, size_max=size_max)
 
+    async def read_some(
+        self, positions: Sequence[Position], *, size_max: int
+    ) -> tuple[list[tuple[Position, bytes]], Sequence[Position]]:
+        """Return those of `positions`, which ascend, that exist; and the last ones, which were not read.
+
+        Returns about `size_max` payload bytes, but at least one entry unless none exists. Wherever the entries of a
+        ledger are, they are read in few requests. Errors as `read`.
+        """
+        self._raise_if_ended()
+        return await self._reader.read_some(positions, size_max=size_max)
+
     async def decided(self) -> None:
         """Return once no `add_many` that has ended may still store an entry, as it may after AddTimeout.
 

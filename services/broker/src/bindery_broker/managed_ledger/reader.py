@@ -1,11 +1,12 @@
 """Read acknowledged entries of a topic by position, across its ledgers, from the cache or from bookies."""
 
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from bindery_client.ledger.api import Entry, WriteHandle
 from bindery_core.errors import LostOwnership, NoSuchEntry, TryAgain
-from bindery_core.ids import EntryId
+from bindery_pulsar.entry_size import ENTRY_SIZE_MAX
 from bindery_pulsar.message_id import Position
 
 from bindery_broker.managed_ledger.caching.entry_cache import TopicCache
@@ -17,6 +18,8 @@ READ_ENTRIES_MAX: Final = 1_000
 """Maximum number of entries of one read from bookies."""
 UNSIZED_ENTRIES_MAX: Final = 12
 """Maximum number of entries of a read whose size is not known: 60 MiB at most."""
+UNSIZED_BYTES_MAX: Final = UNSIZED_ENTRIES_MAX * ENTRY_SIZE_MAX
+"""Bytes of such a read at most. Any entries of a ledger that is smaller may be read together."""
 EXCESS_MAX: Final = 4
 """A read may be larger than requested by this factor, because the sizes of entries vary."""
 
@@ -65,6 +68,35 @@ class EntryReader:
                 break
         return found
 
+    async def read_some(
+        self, positions: Sequence[Position], *, size_max: int
+    ) -> tuple[list[tuple[Position, bytes]], Sequence[Position]]:
+        """See `ManagedLedger.read_some`."""
+        found: list[tuple[Position, bytes]] = []
+        room, done = size_max, 0
+        while done < len(positions) and (room > 0 or not found):
+            ledger_id = positions[done].ledger_id
+            record = self._ledgers.get(ledger_id)
+            ids: list[int] = []
+            for position in positions[done : done + READ_ENTRIES_MAX]:
+                if position.ledger_id != ledger_id:
+                    break
+                ids.append(position.entry_id)
+            existing = [] if record is None else ids[: bisect_left(ids, record.entries)]
+            if record is None or not existing:
+                done += len(ids)
+                continue
+            payloads = await self._some(record, existing, room=room)
+            for entry_id, payload in zip(existing, payloads, strict=False):
+                if len(payload) > room and found:
+                    return found, positions[done:]
+                room -= len(payload)
+                found.append((Position(ledger_id, entry_id), payload))
+                done += 1
+            if len(payloads) == len(existing):
+                done += len(ids) - len(existing)
+        return found, positions[done:]
+
     async def find_first(self, predicate: Callable[[bytes], bool], *, check_open: Callable[[], None]) -> Position:
         """See `ManagedLedger.find_first`. `check_open` raises once the topic is closed, fenced or deleted."""
         ledgers = self._ledgers
@@ -95,7 +127,7 @@ class EntryReader:
                 size = await self._size_of(record.ledger_id, first=first, last=last)
                 if size > EXCESS_MAX * room:
                     last = first + UNSIZED_ENTRIES_MAX - 1
-            entries = await self._read(record.ledger_id, first=first, last=last)
+            entries = await self._read(record.ledger_id, range(first, last + 1))
         if entries:
             self._read_upto = (record.ledger_id, entries[-1].entry_id + 1, entries[-1].length)
         payloads = [entry.payload for entry in entries]
@@ -106,26 +138,67 @@ class EntryReader:
         self._cache.add_read(record.ledger_id, first, payloads)
         return payloads
 
+    async def _some(self, record: LedgerRecord, ids: Sequence[int], *, room: int) -> list[bytes]:
+        """Return the first of the entries `ids`, which ascend: at least one, about as many as fit into `room` bytes.
+
+        Those that are not cached are read in one request. As in `_fetch`, they may be larger than the mean.
+        """
+        ledger_id = record.ledger_id
+        count = room * record.entries // max(record.size, 1)
+        ids = ids[: max(1, min(count, len(ids)))]
+        cached = self._cache.some(ledger_id, ids)
+        missing = [entry_id for entry_id in ids if entry_id not in cached] if cached else ids
+        if not missing:
+            return [cached[entry_id] for entry_id in ids]
+        async with limited(self._timeout_s, "read from a ledger"):
+            if len(missing) > UNSIZED_ENTRIES_MAX and record.size > UNSIZED_BYTES_MAX:
+                span = missing[-1] - missing[0] + 1
+                expected = span * record.size // record.entries
+                is_known = expected <= EXCESS_MAX * room and (
+                    await self._size_of(ledger_id, first=missing[0], last=missing[-1]) <= EXCESS_MAX * room
+                )
+                if not is_known:
+                    missing = missing[:UNSIZED_ENTRIES_MAX]
+            entries = await self._read(ledger_id, missing)
+        if len(entries) != len(missing):
+            raise NoSuchEntry(
+                "the read returned fewer entries than requested",
+                ledger_id=ledger_id,
+                first=missing[0],
+                last=missing[-1],
+            )
+        self._cache.add_some(ledger_id, missing, [entry.payload for entry in entries])
+        for entry in entries:
+            cached[entry.entry_id] = entry.payload
+        payloads: list[bytes] = []
+        for entry_id in ids:
+            payload = cached.get(entry_id)
+            if payload is None:
+                break
+            payloads.append(payload)
+        return payloads
+
     async def _size_of(self, ledger_id: int, *, first: int, last: int) -> int:
         """Return the bytes of the entries first..last. Reads the last one, and the first one if it does not continue.
 
         An entry has the bytes of its ledger up to itself.
         """
-        (end,) = await self._read(ledger_id, first=last, last=last)
+        (end,) = await self._read(ledger_id, [last])
         if self._read_upto is not None and self._read_upto[:2] == (ledger_id, first):
             return end.length - self._read_upto[2]
-        (begin,) = await self._read(ledger_id, first=first, last=first)
+        (begin,) = await self._read(ledger_id, [first])
         return end.length - begin.length + len(begin.payload)
 
-    async def _read(self, ledger_id: int, *, first: int, last: int) -> list[Entry]:
+    async def _read(self, ledger_id: int, ids: Sequence[int]) -> list[Entry]:
+        last = ids[-1]
         writer = self._write_handle()
         if writer is not None and writer.ledger_id == ledger_id:
             try:
-                return await writer.read(EntryId(first), EntryId(last))
+                return await writer.read_some(ids)
             except LostOwnership:
                 pass  # closed or fenced just now; its entries can be read without the writer
         reader = await self._handles.get(ledger_id)
         if reader.last_add_confirmed < last and await reader.read_last_confirmed() < last:
             # Bookies receive a confirmation with the next entry; the last one is known once the ledger is closed.
             raise TryAgain("the entries cannot be read until their ledger is closed", ledger_id=ledger_id)
-        return await reader.read(EntryId(first), EntryId(last))
+        return await reader.read_some(ids)

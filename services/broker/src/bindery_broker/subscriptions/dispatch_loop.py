@@ -40,8 +40,8 @@ from bindery_broker.subscriptions.consumer import ReceiveCall, ReceiveRequest, S
 from bindery_broker.subscriptions.decoding import RoomNeeded
 from bindery_broker.subscriptions.reading import (
     READ_BYTES_MAX,
-    READ_ENTRIES_MAX,
     READ_MESSAGES_MAX,
+    REPLAY_ENTRIES_MAX,
     STORED_BYTES_MAX,
     MessageReader,
     Messages,
@@ -715,7 +715,7 @@ class DispatchLoop:
         Returns whether anything was read. Raises RoomNeeded if an entry takes more than `decoded_max` bytes.
         """
         size_max = STORED_BYTES_MAX if ahead else min(STORED_BYTES_MAX, request.bytes_max)
-        refs = dispatcher.replay(READ_ENTRIES_MAX, entries_max=None if ahead else 1)
+        refs = dispatcher.replay(REPLAY_ENTRIES_MAX, entries_max=None if ahead else 1)
         if refs:
             await self._reader.read_again(dispatcher, refs, size_max=size_max, decoded_max=decoded_max)
             return True

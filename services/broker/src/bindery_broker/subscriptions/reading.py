@@ -33,7 +33,10 @@ STORED_BYTES_MAX = 2**20
 """Maximum bytes of the entries of one read from the managed ledger, unless the first one is larger. Entries that arrive
 from bookies take a multiple of their size until they are decoded, and many readers may read at the same time."""
 READ_ENTRIES_MAX = 100
-"""Maximum number of entries of one read from the managed ledger."""
+"""Maximum number of entries of one read from the managed ledger that reads on."""
+REPLAY_ENTRIES_MAX = 500
+"""Maximum number of entries that are read again at a time, which takes about 10 ms of processor time. Those of delayed
+messages may be anywhere in the topic; bookies get one request for all of them."""
 READ_MESSAGES_MAX = 2_000
 """Maximum number of messages of one read: twice the usual size of batches. A larger batch is read in parts; before
 each, its messages up to that part are skipped, which takes a microsecond each."""
@@ -386,35 +389,40 @@ class MessageReader:
         found: list[tuple[Position, PackedEntry, Messages]] = []
         rest: list[MessageRef] = []
         room = size_max
-        for first, count in _runs(list(wanted)):
-            position, end = first, Position(first.ledger_id, first.entry_id + count)
-            while position < end:
-                if room <= 0:
-                    return found, rest + [MessageRef(at, bits) for at, bits in wanted.items() if at >= position]
-                entries = await self._ledger.read(position, entries_max=end.entry_id - position.entry_id, size_max=room)
-                entries = [entry for entry in entries if position <= entry[0] < end]
-                if not entries:  # trimmed
-                    break
-                for at, payload in entries:
-                    if room <= 0:
-                        break
-                    position = Position(at.ledger_id, at.entry_id + 1)
+        positions: Sequence[Position] = list(wanted)
+        while positions:
+            entries, others = await self._ledger.read_some(positions, size_max=room)
+            for at, payload in entries:
+                entry = decoded = None
+                if room > 0:
                     if self._cursor.is_acked(at):
                         continue
                     entry = self._open(at, payload, stop=bool(found))
-                    decoded: list[Message] | None = None
-                    if entry is not None:
-                        part, bits, later = _part(wanted[at], entry.count)
+                if entry is not None:
+                    bits, part, later = wanted[at], ONE, 0
+                    if entry.is_batch:
+                        part, bits, later = _part(bits, entry.count)
+                    if entry.is_small:
+                        decoded = self._decode_small(at, entry, part, stop=bool(found))
+                    else:
                         decoded = await self._decode(at, entry, part, stop=bool(found), room=decoded_max)
-                    if entry is None or decoded is None:
-                        return found, rest + [MessageRef(other, bits) for other, bits in wanted.items() if other >= at]
-                    if later:
-                        rest.append(MessageRef(at, later))
+                if entry is None or decoded is None:
+                    return found, rest + [MessageRef(other, wanted[other]) for other in positions if other >= at]
+                if later:
+                    rest.append(MessageRef(at, later))
+                messages: Messages = decoded
+                if entry.is_batch:
                     indexes = set(indexes_of(bits))
-                    messages = [one for one in decoded if max(one.batch_index, 0) in indexes]
-                    if messages:
-                        room -= sum(message.size + MESSAGE_OVERHEAD for message in messages)
-                        found.append((at, entry, messages))
+                    messages = [one for one in decoded if one.batch_index in indexes]
+                elif not bits & SINGLE:
+                    continue
+                if messages:
+                    for message in messages:
+                        room -= message.size + MESSAGE_OVERHEAD
+                    found.append((at, entry, messages))
+            positions = others
+            if room <= 0:
+                return found, rest + [MessageRef(other, wanted[other]) for other in positions]
         return found, rest
 
     def _open(self, position: Position, payload: bytes, *, stop: bool) -> PackedEntry | None:
@@ -480,16 +488,20 @@ def _item(
     dispatcher: Dispatcher[Messages], position: Position, entry: PackedEntry, messages: Messages
 ) -> Item[Messages]:
     """Return an item of at least one message."""
-    sizes = [message.size + MESSAGE_OVERHEAD for message in messages]
-    is_batch = messages[0].batch_index != NOT_IN_BATCH
     hash_of = dispatcher.hash_of
+    key_hash = 0 if hash_of is None else hash_of(entry.key_bytes)
+    first = messages[0]
+    if first.batch_index == NOT_IN_BATCH:
+        size = first.size + MESSAGE_OVERHEAD
+        return Item(position, size=size, body=messages, key_hash=key_hash, deliver_at_ms=first.deliver_at_ms or 0)
+    sizes = [message.size + MESSAGE_OVERHEAD for message in messages]
     return Item(
         position,
         size=sum(sizes),
         body=messages,
         bits=bits_of_messages(messages),
-        sizes=sizes if is_batch else None,
-        key_hash=0 if hash_of is None else hash_of(entry.key_bytes),
+        sizes=sizes,
+        key_hash=key_hash,
         deliver_at_ms=entry.deliver_at_ms,
     )
 
@@ -524,14 +536,3 @@ def _part(bits: int, count: int) -> tuple[range, int, int]:
     return range(first, stop), bits ^ later, later
 
 
-def _runs(positions: Sequence[Position]) -> list[tuple[Position, int]]:
-    """Return (first, count) of each run of consecutive entries in `positions` (ascending)."""
-    runs: list[tuple[Position, int]] = []
-    for position in positions:
-        if runs:
-            first, count = runs[-1]
-            if position == (first.ledger_id, first.entry_id + count):
-                runs[-1] = (first, count + 1)
-                continue
-        runs.append((position, 1))
-    return runs

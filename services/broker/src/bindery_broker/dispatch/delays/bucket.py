@@ -161,17 +161,30 @@ class Bucket:
         self.live -= count
         return count
 
-    def live_ranges(self, ledger_id: int, first: int, last: int) -> list[tuple[int, int]]:
-        """Return the live entries of a ledger from `first` to `last`, as ascending ranges; all ends are included."""
+    def has_live(self, ledger_id: int, first: int, last: int) -> bool:
+        """Return whether any live row is an entry of a ledger from `first` to `last`."""
+        low, high = self._rows_in(ledger_id, first, last)
+        return low < high and self._gone.find(0, low, high) >= 0
+
+    def _rows_in(self, ledger_id: int, first: int, last: int) -> tuple[int, int]:
+        """Return the rows of the entries of a ledger from `first` to `last`: the first one, and one after the last."""
+        if self.last < (ledger_id, first) or self.first > (ledger_id, last):
+            return 0, 0
         columns = self.columns
         index = bisect_left(columns.ledgers, ledger_id)
         if index == len(columns.ledgers) or columns.ledgers[index] != ledger_id:
-            return []
+            return 0, 0
         base, end, entries = columns.firsts[index], columns.end(index), columns.entries
         low = bisect_left(entries, first - base, columns.starts[index], end)
-        high = bisect_right(entries, last - base, low, end)
+        return low, bisect_right(entries, last - base, low, end)
+
+    def live_ranges(self, ledger_id: int, first: int, last: int) -> list[tuple[int, int]]:
+        """Return the live entries of a ledger from `first` to `last`, as ascending ranges; all ends are included."""
+        low, high = self._rows_in(ledger_id, first, last)
         if low == high:
             return []
+        columns = self.columns
+        base, entries = columns.firsts[bisect_left(columns.ledgers, ledger_id)], columns.entries
         gone = self._gone
         if entries[high - 1] - entries[low] == high - 1 - low and not gone.count(1, low, high):  # often
             return [(base + entries[low], base + entries[high - 1])]

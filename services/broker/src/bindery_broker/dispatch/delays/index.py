@@ -231,8 +231,22 @@ class DelayIndex:
         return True
 
     def forget(self, positions: Iterable[Position]) -> int:
-        """Remove messages that were acknowledged while they were delayed. Returns how many were in the index."""
-        return sum(map(self.cancel, positions))
+        """Remove messages that were acknowledged while they were delayed. Returns how many were in the index.
+
+        Most acknowledged messages were delivered, so that they are not in the index: ranges are looked up together.
+        """
+        count = 0
+        for ledger_id, entry_ids in _by_ledger(positions).items():
+            for first, last in ranges_of(entry_ids):
+                if first == last or self._may_have(ledger_id, first, last):
+                    count += sum(self.cancel(Position(ledger_id, entry_id)) for entry_id in range(first, last + 1))
+        return count
+
+    def _may_have(self, ledger_id: int, first: int, last: int) -> bool:
+        """Whether the index may have an entry of a range."""
+        if self._open_first is not None and self._open_first <= (ledger_id, last):
+            return True
+        return any(bucket.has_live(ledger_id, first, last) for bucket in self._buckets.values())
 
     def forget_upto(self, position: Position) -> int:
         """Remove all messages <= `position`: the mark-delete position moved. Returns how many were in the index."""
@@ -444,3 +458,11 @@ class DelayIndex:
         assert len(self._open) <= OPEN_MAX
         assert {(-(-at // self.tick_ms), position) for position, at in self._open.items()} <= set(self._heap)
         assert all(self._open_first is not None and self._open_first <= position for position in self._open)
+
+
+def _by_ledger(positions: Iterable[Position]) -> dict[int, list[int]]:
+    """Return the entries of each ledger, ascending and each once."""
+    entries: dict[int, set[int]] = {}
+    for ledger_id, entry_id in positions:
+        entries.setdefault(ledger_id, set()).add(entry_id)
+    return {ledger_id: sorted(ids) for ledger_id, ids in entries.items()}

@@ -12,6 +12,7 @@ Invariants: the bytes of each segment are within its limit after every call; no 
 from bookies before this broker wrote the ones after it; reading never removes an entry of the tail.
 """
 
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
@@ -69,12 +70,20 @@ class EntryCache:
 
     def add_read(self, ledger_id: int, first: int, payloads: Sequence[bytes]) -> None:
         """Add consecutive entries that were read from bookies, and that are not in the tail."""
+        self.add_some(ledger_id, range(first, first + len(payloads)), payloads)
+
+    def add_some(self, ledger_id: int, ids: Sequence[int], payloads: Sequence[bytes]) -> None:
+        """Add entries that were read from bookies, and that are not in the tail."""
         entries = self._catch_up
-        for entry_id, payload in enumerate(payloads, first):
+        for entry_id, payload in zip(ids, payloads, strict=True):
             if (ledger_id, entry_id) not in entries:
                 entries[ledger_id, entry_id] = payload
                 self.catch_up_size += len(payload) + ENTRY_OVERHEAD
                 self.inserted += 1
+        self._evict()
+
+    def _evict(self) -> None:
+        entries = self._catch_up
         while self.catch_up_size > self._catch_up_size_max:
             _, payload = entries.popitem(last=False)
             self.catch_up_size -= len(payload) + ENTRY_OVERHEAD
@@ -90,6 +99,14 @@ class EntryCache:
                 break
             found.append(payload)
         return found
+
+    def some(self, ledger_id: int, ids: Sequence[int]) -> dict[int, bytes]:
+        """Return those of the entries `ids` that are in the catch-up segment."""
+        entries = self._catch_up
+        if not entries:
+            return {}
+        found = {entry_id: entries.get((ledger_id, entry_id)) for entry_id in ids}
+        return {entry_id: payload for entry_id, payload in found.items() if payload is not None}
 
 
 class TopicCache:
@@ -124,6 +141,27 @@ class TopicCache:
                 found += [payloads[entry_id] for entry_id in range(following, min(last + 1, run.end))]
         self.shared.hits += len(found)
         self.shared.misses += len(found) <= last - first
+        return found
+
+    def add_some(self, ledger_id: int, ids: Sequence[int], payloads: Sequence[bytes]) -> None:
+        """Add the entries `ids`, which ascend and were read from bookies."""
+        run = self._tail.run_of(ledger_id)
+        count = len(ids) if run is None else bisect_left(ids, run.first)  # as in `add_read`
+        self.shared.add_some(ledger_id, ids[:count], payloads[:count])
+
+    def some(self, ledger_id: int, ids: Sequence[int]) -> dict[int, bytes]:
+        """Return the cached payloads of the entries `ids`, which ascend."""
+        run = self._tail.run_of(ledger_id)
+        found: dict[int, bytes] = {}
+        first = len(ids)
+        if run is not None:
+            first = bisect_left(ids, run.first)
+            payloads = run.payloads
+            found = {entry_id: payloads[entry_id] for entry_id in ids[first : bisect_left(ids, run.end)]}
+        if first:
+            found.update(self.shared.some(ledger_id, ids[:first]))
+        self.shared.hits += len(found)
+        self.shared.misses += len(found) < len(ids)
         return found
 
     def reader(self) -> TailReader:
