@@ -1,10 +1,11 @@
 """Reading across ledgers, from the cache and from bookies; searching; waiting; trimming; deleting."""
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 import structlog
-from bindery_broker.managed_ledger import EntryCache, ManagedLedger
+from bindery_broker.managed_ledger import EntryCache, ManagedLedger, reader
 from bindery_broker.managed_ledger.reader import UNSIZED_ENTRIES_MAX
 from bindery_core.errors import BookieUnavailable, MetadataUnavailable, NoSuchTopic, TopicFenced
 from bindery_core.ids import LedgerId
@@ -304,15 +305,92 @@ async def reads_of(topic: ManagedLedger, monkeypatch: pytest.MonkeyPatch, *at: P
     reads: list[str] = []
     read = topic._reader._read
 
-    async def recorded(ledger_id: int, *, first: int, last: int) -> object:
-        reads.append(f"{first}-{last}")
-        return await read(ledger_id, first=first, last=last)
+    async def recorded(ledger_id: int, ids: Sequence[int]) -> object:
+        reads.append(f"{ids[0]}-{ids[-1]}")
+        return await read(ledger_id, ids)
 
     with monkeypatch.context() as patch:
         patch.setattr(topic._reader, "_read", recorded)
         for position in at:
             await topic.read(position, entries_max=100, size_max=size_max)
     return reads
+
+
+async def some(
+    topic: ManagedLedger, monkeypatch: pytest.MonkeyPatch, *ids: int, size_max: int = 10**6, ledger_id: int = 0
+) -> tuple[list[int], list[int], list[list[int]]]:
+    """Read single entries. Returns the ids of those found, of the rest, and what was read from bookies."""
+    reads: list[list[int]] = []
+    read = topic._reader._read
+
+    async def recorded(ledger_id: int, ids: Sequence[int]) -> object:
+        reads.append(list(ids))
+        return await read(ledger_id, ids)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(topic._reader, "_read", recorded)
+        found, rest = await topic.read_some([Position(ledger_id, entry_id) for entry_id in ids], size_max=size_max)
+    for position, payload in found:
+        assert [(position, payload)] == await topic.read(position, entries_max=1, size_max=1)
+    return [position.entry_id for position, _ in found], [position.entry_id for position in rest], reads
+
+
+async def test_single_entries_are_read_with_one_request(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = await cluster.open(cache_size_max=0, entries_max=10**6)
+    await topic.add_many([b"%d" % number for number in range(400)])
+    ids = [1, 2, 7, 90, *range(100, 200), 399]
+    assert await some(topic, monkeypatch, *ids) == (ids, [], [ids])
+    assert await some(topic, monkeypatch) == ([], [], [])
+
+
+async def test_of_single_entries_only_those_that_are_not_cached_are_read(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = await cluster.open(entries_max=10**6)
+    await topic.add_many([b"%d" % number for number in range(40)])
+    assert await some(topic, monkeypatch, 3, 5, 39) == ([3, 5, 39], [], [])
+    topic = await cluster.open()  # after a restart, with another cache
+    assert (await some(topic, monkeypatch, 3, 5))[2] == [[3, 5]]
+    assert (await some(topic, monkeypatch, 2, 3, 5, 8))[2] == [[2, 8]]
+    assert (await some(topic, monkeypatch, 2, 3, 5, 8))[2] == []
+
+
+async def test_single_entries_of_several_ledgers_and_those_that_do_not_exist(cluster: Cluster) -> None:
+    topic = await three_ledgers(cluster)
+    last = topic.last_confirmed
+    positions: list[Position] = []
+    at = topic.first_position
+    while at <= last:
+        positions.append(at)
+        at = topic.next_position(at)
+    wanted = [Position(-1, 3), *positions, Position(last.ledger_id, last.entry_id + 1), Position(10**6, 0)]
+    found, rest = await topic.read_some(sorted(wanted), size_max=10**6)
+    assert list(rest) == []
+    assert found == await topic.read(topic.first_position, entries_max=100, size_max=10**6)
+    assert await topic.read_some([Position(10**6, 0)], size_max=10**6) == ([], [])
+
+
+async def test_single_entries_end_at_the_limit_of_bytes(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = await cluster.open(cache_size_max=0)
+    await topic.add_many([bytes(100)] * 10)
+    assert (await some(topic, monkeypatch, 0, 2, 4, 6, size_max=250))[:2] == ([0, 2], [4, 6])
+    assert (await some(topic, monkeypatch, 0, 2, 4, 6, size_max=1))[:2] == ([0], [2, 4, 6])
+
+
+async def test_single_entries_of_a_large_ledger_are_read_in_small_groups_unless_their_size_is_known(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mean of the ledger says nothing about these entries."""
+    topic = await cluster.open(cache_size_max=0, entries_max=10**6)
+    await topic.add_many([b"x"] * 3_000)
+    for _ in range(100):
+        await topic.add_many([bytes(10_000)])
+    monkeypatch.setattr(reader, "UNSIZED_BYTES_MAX", 10**5)
+    large = list(range(3_000, 3_100, 2))
+    *_, reads = await some(topic, monkeypatch, *large, size_max=50_000)
+    assert max(map(len, reads)) <= UNSIZED_ENTRIES_MAX
+    small = list(range(0, 100, 2))
+    assert (await some(topic, monkeypatch, *small, size_max=50_000))[2] == [[98], [0], small]
 
 
 async def test_large_entries_after_many_small_ones_are_read_in_small_groups(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 from bindery_broker.dispatch.consumers import Consumer
 from bindery_broker.dispatch.dispatcher import Dispatcher
-from bindery_broker.dispatch.item import MessageRef
+from bindery_broker.dispatch.item import SINGLE, WHOLE, MessageRef
 from bindery_broker.dispatch.shared import SharedDispatcher
 from bindery_broker.dispatch.single_active import SingleActiveDispatcher
 from bindery_broker.errors import UnknownMessages
@@ -50,9 +50,11 @@ async def read_again(parts: Parts, *, size_max: int = READ_BYTES_MAX) -> None:
     await parts.reader.read_again(dispatcher, dispatcher.replay(10), size_max=size_max, decoded_max=DECODED_BYTES_MAX)
 
 
-async def load(parts: Parts, refs: Sequence[MessageRef]) -> tuple[list[tuple[int, Message]], list[MessageRef]]:
+async def load(
+    parts: Parts, refs: Sequence[MessageRef], *, size_max: int = READ_BYTES_MAX
+) -> tuple[list[tuple[int, Message]], list[MessageRef]]:
     """Return the messages with the ids of their entries, and what was not read."""
-    found, rest = await parts.reader.load(refs, size_max=READ_BYTES_MAX, decoded_max=DECODED_BYTES_MAX)
+    found, rest = await parts.reader.load(refs, size_max=size_max, decoded_max=DECODED_BYTES_MAX)
     return [(position.entry_id, message) for position, _, messages in found for message in messages], rest
 
 
@@ -153,7 +155,7 @@ async def test_keys_are_given_back_if_they_cannot_be_read_again(
         raise MetadataUnavailable("made up")
 
     with monkeypatch.context() as patch:
-        patch.setattr(parts.topic, "read", refuse)
+        patch.setattr(parts.topic, "read_some", refuse)
         with pytest.raises(MetadataUnavailable):
             await read_again(parts)
     assert dispatcher.state_counts() == {"replay": 1}
@@ -168,11 +170,11 @@ async def test_a_returned_message_that_cannot_be_decoded_is_not_forgotten(
     await parts.take()
     parts.release("c")
 
-    async def damaged(*arguments: object, **limits: object) -> list[tuple[Position, bytes]]:
-        return [(at(0), BAD)]
+    async def damaged(*arguments: object, **limits: object) -> tuple[list[tuple[Position, bytes]], list[Position]]:
+        return [(at(0), BAD)], []
 
     with monkeypatch.context() as patch:
-        patch.setattr(parts.topic, "read", damaged)
+        patch.setattr(parts.topic, "read_some", damaged)
         with pytest.raises(BinderyError) as caught:
             await read_again(parts)
     assert caught.value.facts["message_id"] == "0:0:-1:-1"
@@ -204,20 +206,43 @@ async def test_the_size_of_an_acknowledged_batch_is_not_remembered(cluster: Clus
     assert len(parts.reader.batch_sizes) == 0
 
 
-async def test_consecutive_entries_are_read_again_at_once(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_entries_anywhere_are_read_again_together(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """A read may return fewer entries than requested. Entries that were trimmed are left out."""
     parts = await Parts.create(cluster, *(single(b"%d" % n) for n in range(8)))
-    read, reads = parts.topic.read, []
+    read, reads = parts.topic.read_some, []
 
-    async def two_at_once(position: Position, *, entries_max: int, size_max: int) -> list[tuple[Position, bytes]]:
-        reads.append((position.entry_id, entries_max))
-        return await read(position, entries_max=min(entries_max, 2), size_max=size_max)
+    async def three_at_once(
+        positions: Sequence[Position], *, size_max: int
+    ) -> tuple[list[tuple[Position, bytes]], Sequence[Position]]:
+        reads.append([position.entry_id for position in positions])
+        found, rest = await read(positions[:3], size_max=size_max)
+        return found, [*rest, *positions[3:]]
 
-    monkeypatch.setattr(parts.topic, "read", two_at_once)
+    monkeypatch.setattr(parts.topic, "read_some", three_at_once)
     found, rest = await load(parts, [one(at(n)) for n in (0, 1, 2, 3, 4, 6, 7, 8)])
     assert rest == []
     assert [entry_id for entry_id, _ in found] == [0, 1, 2, 3, 4, 6, 7]
-    assert reads == [(0, 5), (2, 3), (4, 1), (6, 3), (8, 1)]
+    assert reads == [[0, 1, 2, 3, 4, 6, 7, 8], [3, 4, 6, 7, 8], [7, 8]]
+
+
+async def test_entries_that_are_read_again_and_not_decoded_yet_come_with_the_next_read(cluster: Cluster) -> None:
+    """The entries are within the limit of stored bytes, and more than the limit once they are decoded."""
+    parts = await Parts.create(cluster, *(single(b"%d" % n) for n in range(6)))
+    parts.loop.dispatcher.replay_due([at(n) for n in (0, 2, 3, 5)])
+    found, rest = await load(parts, [one(at(n)) for n in (0, 2, 3, 5)], size_max=2 * MESSAGE_OVERHEAD)
+    assert [entry_id for entry_id, _ in found] == [0, 2]
+    assert rest == [one(at(3)), one(at(5))]
+
+
+async def test_a_delayed_message_is_known_as_one_message_once_it_was_read(cluster: Cluster) -> None:
+    parts = await Parts.create(cluster, single(b"a"), batch(b"b", b"c"))
+    dispatcher = parts.loop.dispatcher
+    dispatcher.replay_due([at(0), at(1)])
+    assert dispatcher.known_bits(at(0)) == dispatcher.known_bits(at(1)) == WHOLE
+    await read_again(parts)
+    assert (dispatcher.known_bits(at(0)), dispatcher.known_bits(at(1))) == (SINGLE, 0b11)
+    assert (dispatcher.known_count, dispatcher.ready_count) == (3, 3)
+    assert await parts.take() == [b"a", b"b", b"c"]
 
 
 async def test_a_read_without_a_message_to_deliver_counts_as_a_read(cluster: Cluster) -> None:

@@ -534,5 +534,3 @@ def _part(bits: int, count: int) -> tuple[range, int, int]:
     stop = min(bits.bit_length(), first + READ_MESSAGES_MAX)
     later = bits >> stop << stop
     return range(first, stop), bits ^ later, later
-
-

@@ -135,6 +135,18 @@ def test_live_ranges_of_adjacent_entries():
     assert drain(found) == [(5, n) for n in range(20, 30) if n != 24]
 
 
+def test_whether_any_entry_of_a_range_is_live():
+    found = Bucket(build({5: ([*range(20, 30)], [50] * 10), 7: ([1], [50])}, covered_upto=LATEST), tick_ms=1)
+    some = [(5, 19, 20), (5, 25, 25), (5, 29, 40), (7, 0, 1)]
+    none = [(4, 0, 99), (5, 0, 19), (5, 30, 40), (6, 0, 99), (7, 2, 9)]
+    assert [one for one in some + none if found.has_live(*one)] == some
+    for entry_id in (22, 23, 24):
+        row = found.find(Position(5, entry_id))
+        assert row is not None
+        found.remove(row)
+    assert [found.has_live(5, *one) for one in ((22, 24), (21, 24), (22, 25))] == [False, True, True]
+
+
 def test_adjacent_ranges_are_joined():
     assert joined([(1, 2), (3, 3), (5, 6), (7, 9)]) == [(1, 3), (5, 9)]
     assert ranges_of([]) == []
