@@ -220,18 +220,14 @@ class SharedDispatcher(Generic[B]):
         return parts
 
     def offer_again(self, items: Sequence[Item[B]], *, generation: int) -> None:
-        """Add messages that `replay` returned. Those acknowledged meanwhile are ignored."""
+        """Add messages that `replay` returned. Those acknowledged meanwhile are ignored.
+
+        An entry that is not a batch has one message: what else `replay` returned of it is forgotten.
+        """
         if generation != self.generation:
             return
         for item in items:
-            only = self._table.only(item.position)
-            if item.sizes is None and only is not None and only.state is State.LOADING:
-                if only.bits == WHOLE:
-                    only.bits = item.bits  # a delayed entry, which turns out to be one message
-                for _, count in self._by_count(item):
-                    only.redelivery_count = max(only.redelivery_count, count)
-                self._make_ready(only, item)
-                self._enqueue_again(only)
+            if item.sizes is None and self._offer_single(item):
                 continue
             rest: Item[B] | None = item
             for portion in self._table.select([MessageRef(item.position, item.bits)], _LOADING):
@@ -247,6 +243,20 @@ class SharedDispatcher(Generic[B]):
                     self._make_ready(one, piece)
                     self._enqueue_again(one)
         self._count()
+
+    def _offer_single(self, item: Item[B]) -> bool:
+        """Add an entry that is not a batch. Returns False if it is not known as one portion that is being loaded."""
+        portion = self._table.only(item.position)
+        if portion is None or portion.state is not State.LOADING:
+            self.forget_missing((MessageRef(item.position, ~item.bits),))
+            return False
+        if portion.bits != item.bits:
+            portion.bits = item.bits  # of a delayed entry, the number of messages was not known
+        for _, count in self._by_count(item):
+            portion.redelivery_count = max(portion.redelivery_count, count)
+        self._make_ready(portion, item)
+        self._enqueue_again(portion)
+        return True
 
     # -- delivering ----------------------------------------------------------------------------------------------
 

@@ -348,10 +348,14 @@ class MessageReader:
         present: dict[Position, int] = {}
         for position, bits in rest:
             present[position] = present.get(position, 0) | bits
+        singles: set[Position] = set()
         for position, entry, messages in found:
             matching = self.filter.matching(messages)
             if matching:
                 items.append(item := _item(dispatcher, position, entry, matching))
+                if item.sizes is None:  # `offer_again` forgets whatever else the entry was thought to have
+                    singles.add(position)
+                    continue
                 present[position] = present.get(position, 0) | item.bits
             if len(matching) < len(messages):  # a part of a delayed batch that was not read before
                 offered = {message.batch_index for message in matching}
@@ -359,7 +363,11 @@ class MessageReader:
                 others.append(BatchAck(position, entry.count, indexes))
         dispatcher.offer_again(items, generation=generation)
         dispatcher.give_back(rest)
-        missing = [MessageRef(position, bits & ~present.get(position, 0)) for position, bits in refs]
+        missing = [
+            MessageRef(position, bits & ~present.get(position, 0))
+            for position, bits in refs
+            if position not in singles
+        ]
         dispatcher.forget_missing([ref for ref in missing if ref.bits])  # acknowledged or trimmed since
         if others:
             self.batch_sizes.forget(await self._cursor.ack_many((), batches=others))
