@@ -63,6 +63,8 @@ class SharedDispatcher(Generic[B]):
         self._table: PortionTable[B] = PortionTable()
         self._replay: list[tuple[Position, int, int, Portion[B]]] = []
         """Heap of (position, lowest bit, serial, portion), with stale rows."""
+        self._due: deque[Portion[B]] = deque()
+        """Delayed entries whose time has come, in the order in which they are read; with stale ones."""
         self._delayed: list[tuple[float, int, Portion[B]]] = []
         self._serial = 0
         self._ready_count = 0
@@ -146,11 +148,12 @@ class SharedDispatcher(Generic[B]):
 
     def replayable(self) -> bool:
         """Return whether `replay` may have messages; they may all be stale."""
-        return bool(self._replay)
+        return bool(self._replay) or bool(self._due)
 
     def replay(self, count_max: int, *, entries_max: int | None = None) -> list[MessageRef]:
-        """Return messages to read again, lowest first. The owner passes each to `offer_again` or `give_back`.
+        """Return messages to read again: returned ones, lowest first, then those of `replay_due` in order.
 
+        The owner passes each to `offer_again` or `give_back`.
         Returns none while the limit of ready messages is reached. `entries_max`: maximum number of entries to which
         they belong, set if there is no room to read ahead; then none is returned while a message is ready.
         """
@@ -158,15 +161,18 @@ class SharedDispatcher(Generic[B]):
             return []
         refs: list[MessageRef] = []
         entries = 0
-        while self._replay and len(refs) < count_max:
-            portion = self._replay[0][3]
+        while len(refs) < count_max and (self._replay or self._due):
+            portion = self._replay[0][3] if self._replay else self._due[0]
             if portion.state is State.REPLAY:
                 entries += not refs or portion.position != refs[-1].position
                 if entries_max is not None and entries > entries_max:
                     break
                 portion.state = State.LOADING
                 refs.append(portion.ref)
-            heapq.heappop(self._replay)
+            if self._replay:
+                heapq.heappop(self._replay)
+            else:
+                self._due.popleft()
         return refs
 
     def _is_full(self) -> bool:
@@ -174,9 +180,12 @@ class SharedDispatcher(Generic[B]):
 
     def replay_due(self, positions: Iterable[Position]) -> None:
         """Entries whose delay has ended: `replay` returns them. Known ones are ignored."""
-        for position in positions:
-            if position not in self._table:
-                SharedDispatcher._to_replay(self, self._table.add(position, WHOLE, State.REPLAY))
+        table = self._table
+        for position in sorted(positions):
+            if position not in table:
+                portion = table.add(position, WHOLE, State.REPLAY)
+                portion.is_returned = True
+                self._due.append(portion)
 
     def give_back(self, refs: Iterable[MessageRef]) -> None:
         """The read failed, or ended before these: `replay` returns them again."""
@@ -478,6 +487,7 @@ class SharedDispatcher(Generic[B]):
         self._table.clear()
         self._clear_ready()
         self._replay.clear()
+        self._due.clear()
         self._delayed.clear()
         self.redelivered.clear()
         self._ready_count = self._ready_bytes = 0

@@ -135,16 +135,19 @@ def test_live_ranges_of_adjacent_entries():
     assert drain(found) == [(5, n) for n in range(20, 30) if n != 24]
 
 
-def test_whether_any_entry_of_a_range_is_live():
+def test_single_entries_are_removed_together():
     found = Bucket(build({5: ([*range(20, 30)], [50] * 10), 7: ([1], [50])}, covered_upto=LATEST), tick_ms=1)
-    some = [(5, 19, 20), (5, 25, 25), (5, 29, 40), (7, 0, 1)]
-    none = [(4, 0, 99), (5, 0, 19), (5, 30, 40), (6, 0, 99), (7, 2, 9)]
-    assert [one for one in some + none if found.has_live(*one)] == some
-    for entry_id in (22, 23, 24):
-        row = found.find(Position(5, entry_id))
-        assert row is not None
-        found.remove(row)
-    assert [found.has_live(5, *one) for one in ((22, 24), (21, 24), (22, 25))] == [False, True, True]
+    for ledger_id, ids in [(4, [20]), (6, [1]), (8, [1]), (5, [3, 19]), (5, [30, 40]), (7, [0, 2])]:
+        assert found.remove_some(ledger_id, ids) == 0
+    assert found.remove_some(5, [3, 20, 23, 24, 40]) == 3
+    found.check()
+    assert found.live_ranges(5, 0, 99) == [(21, 22), (25, 29)]
+    assert found.remove_some(5, [20, 23, 24]) == 0
+    assert found.remove_some(5, [20, 21, 23, 29]) == 2
+    assert found.remove_some(7, [1]) == 1
+    found.check()
+    assert found.live_ranges(5, 0, 99) == [(22, 22), (25, 28)]
+    assert found.live == 5
 
 
 def test_adjacent_ranges_are_joined():

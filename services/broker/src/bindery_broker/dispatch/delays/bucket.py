@@ -11,7 +11,7 @@ before `_low` is marked.
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import compress, islice
 from operator import le
 
@@ -161,10 +161,24 @@ class Bucket:
         self.live -= count
         return count
 
-    def has_live(self, ledger_id: int, first: int, last: int) -> bool:
-        """Return whether any live row is an entry of a ledger from `first` to `last`."""
-        low, high = self._rows_in(ledger_id, first, last)
-        return low < high and self._gone.find(0, low, high) >= 0
+    def remove_some(self, ledger_id: int, ids: Sequence[int]) -> int:
+        """Mark the rows of the entries `ids` of a ledger, which ascend. Returns how many were live."""
+        row, end = self._rows_in(ledger_id, ids[0], ids[-1])
+        gone = self._gone
+        if row == end or gone.find(0, row, end) < 0:
+            return 0
+        columns = self.columns
+        base, entries = columns.firsts[bisect_left(columns.ledgers, ledger_id)], columns.entries
+        count = 0
+        for entry_id in ids:
+            row = bisect_left(entries, entry_id - base, row, end)
+            if row == end:
+                break
+            if entries[row] == entry_id - base and not gone[row]:
+                gone[row] = 1
+                count += 1
+        self.live -= count
+        return count
 
     def _rows_in(self, ledger_id: int, first: int, last: int) -> tuple[int, int]:
         """Return the rows of the entries of a ledger from `first` to `last`: the first one, and one after the last."""

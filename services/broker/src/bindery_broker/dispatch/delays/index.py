@@ -233,20 +233,20 @@ class DelayIndex:
     def forget(self, positions: Iterable[Position]) -> int:
         """Remove messages that were acknowledged while they were delayed. Returns how many were in the index.
 
-        Most acknowledged messages were delivered, so that they are not in the index: ranges are looked up together.
+        Most acknowledged messages were delivered, so that they are not in the index: those of a ledger are looked up
+        together.
         """
-        count = 0
+        before = len(self)
         for ledger_id, entry_ids in _by_ledger(positions).items():
-            for first, last in ranges_of(entry_ids):
-                if first == last or self._may_have(ledger_id, first, last):
-                    count += sum(self.cancel(Position(ledger_id, entry_id)) for entry_id in range(first, last + 1))
-        return count
-
-    def _may_have(self, ledger_id: int, first: int, last: int) -> bool:
-        """Whether the index may have an entry of a range."""
-        if self._open_first is not None and self._open_first <= (ledger_id, last):
-            return True
-        return any(bucket.has_live(ledger_id, first, last) for bucket in self._buckets.values())
+            if self._open_first is not None and self._open_first <= (ledger_id, entry_ids[-1]):
+                for entry_id in entry_ids:
+                    self._open.pop(Position(ledger_id, entry_id), None)
+            for serial, bucket in list(self._buckets.items()):
+                removed = bucket.remove_some(ledger_id, entry_ids)
+                if removed:
+                    self._live -= removed
+                    self._drop_if_empty(serial)
+        return before - len(self)
 
     def forget_upto(self, position: Position) -> int:
         """Remove all messages <= `position`: the mark-delete position moved. Returns how many were in the index."""
