@@ -2,7 +2,7 @@
 
 import pytest
 from bindery_broker.dispatch.consumers import Consumer
-from bindery_broker.dispatch.item import WHOLE, DispatchLimits, Item, count_of
+from bindery_broker.dispatch.item import SINGLE, WHOLE, DispatchLimits, Item, count_of
 from bindery_broker.dispatch.portions import PortionTable
 from bindery_broker.dispatch.read_ahead import ReadAhead
 from bindery_broker.dispatch.shared import SharedDispatcher
@@ -408,6 +408,47 @@ def test_stored_counts_are_in_force_for_a_delayed_entry_that_is_due_after_a_rest
     found = {(message, delivery.redelivery_count) for delivery in taken for message in pairs([delivery])}
     assert found == {((7, 0), 2), ((7, 1), 0), ((7, 2), 1), ((8, 0), 0)}
     assert shared.known_count == 4
+
+
+def test_due_entries_are_read_after_returned_messages_lowest_first():
+    shared = dispatcher(3)
+    a = Consumer("a")
+    take(shared, a)
+    shared.replay_due([at(9), at(4), at(1), at(9)])
+    shared.release(a)
+    assert shared.replayable()
+    assert [position.entry_id for position, _ in shared.replay(4)] == [0, 1, 2, 4]
+    shared.give_back([ref(4, WHOLE)])
+    shared.replay_due([at(4), at(3)])
+    assert [position.entry_id for position, _ in shared.replay(9)] == [4, 9, 3]
+    assert not shared.replayable()
+    assert shared.replay(9) == []
+
+
+def test_a_due_entry_that_is_acknowledged_before_it_is_read_is_not_read():
+    shared = dispatcher()
+    shared.replay_due([at(1), at(2), at(3)])
+    shared.finish_ack(shared.begin_ack([ref(1, WHOLE)]))
+    failing = shared.begin_ack([ref(2, WHOLE)])
+    assert [position.entry_id for position, _ in shared.replay(1)] == [3]
+    shared.fail_ack(failing)
+    assert [position.entry_id for position, _ in shared.replay(9)] == [2]
+    shared.replay_due([at(5)])
+    shared.reset()
+    assert not shared.replayable()
+
+
+def test_a_due_entry_that_is_one_message_has_nothing_left_to_read():
+    shared = dispatcher()
+    shared.replay_due([at(1), at(2)])
+    shared.replay(9)
+    assert shared.known_count == 2
+    part = shared.begin_ack([ref(2, SINGLE)])
+    shared.offer_again([item(1), item(2)], generation=0)
+    assert (shared.known_bits(at(1)), shared.known_count, shared.ready_count) == (SINGLE, 2, 1)
+    assert take(shared) == [1]
+    shared.finish_ack(part)
+    assert shared.known_bits(at(2)) == 0
 
 
 def test_putting_down_nothing_does_not_look_at_what_consumers_hold(monkeypatch):

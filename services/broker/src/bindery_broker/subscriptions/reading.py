@@ -364,9 +364,7 @@ class MessageReader:
         dispatcher.offer_again(items, generation=generation)
         dispatcher.give_back(rest)
         missing = [
-            MessageRef(position, bits & ~present.get(position, 0))
-            for position, bits in refs
-            if position not in singles
+            MessageRef(position, bits & ~present.get(position, 0)) for position, bits in refs if position not in singles
         ]
         dispatcher.forget_missing([ref for ref in missing if ref.bits])  # acknowledged or trimmed since
         if others:
