@@ -45,6 +45,8 @@ SAMPLE_MIN: Final = 5_000
 DOWN_S: Final = 5.0
 """Seconds for which the broker is down before its load is measured. A broker takes the topics of one that was killed
 when the session of that one has ended, after 4 s: the first answer then shows how long the topic takes to load."""
+READY_S: Final = 1.0
+"""Seconds before the sample is due at which its consumers begin. They need a tenth of a second until they can send."""
 STALL_S: Final = 60.0
 """Seconds without progress after which a phase ends."""
 WAIT_MS: Final = 1_000
@@ -169,8 +171,9 @@ class Delayed:
         await self._subscribe(topic)
         due = now_ms() + round(1_000 * (count / figures.plain_rate * 3 + 2))
         figures.sample_rate = await self._produce("-sample", range(count), [due] * count)
-        await asyncio.sleep(max(0.0, due / 1_000 - time.time()))
+        await asyncio.sleep(max(0.0, due / 1_000 - time.time() - READY_S))
         async with self._consuming(topic):
+            await asyncio.sleep(max(0.0, due / 1_000 - time.time()))
             await self._until_drained(topic)
         last = max((one.ended for one in self._receipts if one.got), default=now_ms())
         figures.sample_received_rate = count / max(0.001, (last - due) / 1_000)
