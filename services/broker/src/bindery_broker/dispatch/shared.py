@@ -586,8 +586,9 @@ class SharedDispatcher(Generic[B]):
 
     def _count(self) -> None:
         size, count = self._counted
-        self._counted = self._ready_bytes, self._ready_count
-        self._read_ahead.change(self._ready_bytes - size, messages=self._ready_count - count)
+        if self._ready_bytes != size or self._ready_count != count:
+            self._counted = self._ready_bytes, self._ready_count
+            self._read_ahead.change(self._ready_bytes - size, messages=self._ready_count - count)
 
     def _to_replay(self, portion: Portion[B]) -> None:
         portion.state = State.REPLAY
