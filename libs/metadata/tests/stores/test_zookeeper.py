@@ -4,6 +4,9 @@ import asyncio
 import os
 import signal
 import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -68,6 +71,27 @@ def test_events_for_a_closed_loop_are_dropped() -> None:
     crossing.put(lambda: None)
 
 
+@contextmanager
+def stopped(server: ServerSpec) -> Iterator[None]:
+    """Stop the process during the block. Threads may run on for a moment after the signal: waits for all of them."""
+    pid = int(server.pid_path.read_text())
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        deadline = time.monotonic() + 30
+        while set(thread_states(pid)) != {"T"}:
+            assert time.monotonic() < deadline, "the process does not stop"
+            time.sleep(0.001)
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def thread_states(pid: int) -> Iterator[str]:
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended meanwhile
+            yield (thread / "stat").read_text().rpartition(")")[2].split()[0]
+
+
 @pytest.mark.integration
 async def test_one_of_several_servers_is_enough(zookeeper: ServerSpec) -> None:
     store = await ZooKeeperStore.connect(f"127.0.0.1:{free_port()},{zookeeper.hosts}")
@@ -86,16 +110,12 @@ async def test_more_requests_than_the_limit_in_flight_are_all_answered(zookeeper
 @pytest.mark.integration
 async def test_requests_do_not_block_the_event_loop(zookeeper: ServerSpec) -> None:
     """While the server is silent, a blocking wait would stop the event loop."""
-    store = await ZooKeeperStore.connect(zookeeper.hosts, operation_timeout_s=30)
-    pid = int(zookeeper.pid_path.read_text())
-    os.kill(pid, signal.SIGSTOP)
-    try:
+    store = await ZooKeeperStore.connect(zookeeper.hosts, session_timeout_s=60, operation_timeout_s=30)
+    with stopped(zookeeper):
         requested = [asyncio.create_task(store.sync("/")) for _ in range(200)]
         for _ in range(2_000):
             await asyncio.sleep(0)
-        assert not any(task.done() for task in requested)
-    finally:
-        os.kill(pid, signal.SIGCONT)
+        assert [task for task in requested if task.done()] == []
     await asyncio.gather(*requested)
     await store.close()
 
@@ -104,15 +124,11 @@ async def test_requests_do_not_block_the_event_loop(zookeeper: ServerSpec) -> No
 async def test_a_stopped_server_leaves_writes_unknown_and_reads_unavailable(zookeeper: ServerSpec) -> None:
     """As in a long pause of the JVM, the connection stays open without responses. Later, all requests are applied."""
     store = await ZooKeeperStore.connect(zookeeper.hosts, operation_timeout_s=0.3)
-    pid = int(zookeeper.pid_path.read_text())
-    os.kill(pid, signal.SIGSTOP)
-    try:
+    with stopped(zookeeper):
         with pytest.raises(MetadataOutcomeUnknown):
             await store.create("/still", ephemeral=True)
         with pytest.raises(MetadataUnavailable):
             await store.exists("/still")
-    finally:
-        os.kill(pid, signal.SIGCONT)
     await until_answered(store)
     stat = await store.exists("/still")  # a later read of the same store sees the write
     assert stat is not None
