@@ -25,6 +25,7 @@ from e2e.healing.world import (
     forget,
     inspect,
     say,
+    seal_topics,
     until,
     watching,
     world,
@@ -63,13 +64,6 @@ async def set_delay(cluster: World, seconds: int) -> None:
 async def finished(cluster: World, sent: Sent) -> None:
     await check_messages(cluster, sent)
     await forget(cluster, sent)
-
-
-def seal_topics(cluster: World) -> None:
-    """Restart the broker, which closes its ledgers. Entries of an open ledger's last segment are copied only after
-    that."""
-    cluster.stop("broker-0")
-    cluster.start("broker-0")
 
 
 async def all_writable(cluster: World) -> None:

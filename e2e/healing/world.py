@@ -480,6 +480,13 @@ class Inspection:
     """Payload bytes of all replicas."""
 
 
+def seal_topics(cluster: World) -> None:
+    """Restart the broker, which closes its ledgers. Entries of an open ledger's last segment are copied only after
+    that."""
+    cluster.stop("broker-0")
+    cluster.start("broker-0")
+
+
 async def inspect(world: World, sent: Sent, *, never: str | None = None) -> Inspection:
     """Read every entry of every ledger from each bookie of its write set, and check it.
 
