@@ -377,14 +377,20 @@ async def test_single_entries_end_at_the_limit_of_bytes(cluster: Cluster, monkey
     assert (await some(topic, monkeypatch, 0, 2, 4, 6, size_max=1))[:2] == ([0], [2, 4, 6])
 
 
-async def test_single_entries_of_a_large_ledger_are_read_in_small_groups_unless_their_size_is_known(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The mean of the ledger says nothing about these entries."""
+async def small_and_large(cluster: Cluster) -> ManagedLedger:
+    """Return a topic without a cache: 3,000 entries of one byte, then 100 of 10,000 bytes."""
     topic = await cluster.open(cache_size_max=0, entries_max=10**6)
     await topic.add_many([b"x"] * 3_000)
     for _ in range(100):
         await topic.add_many([bytes(10_000)])
+    return topic
+
+
+async def test_single_entries_of_a_large_ledger_are_read_in_small_groups_unless_their_size_is_known(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mean of the ledger says nothing about these entries."""
+    topic = await small_and_large(cluster)
     monkeypatch.setattr(reader, "UNSIZED_BYTES_MAX", 10**5)
     large = list(range(3_000, 3_100, 2))
     *_, reads = await some(topic, monkeypatch, *large, size_max=50_000)
@@ -396,10 +402,7 @@ async def test_single_entries_of_a_large_ledger_are_read_in_small_groups_unless_
 async def test_large_entries_after_many_small_ones_are_read_in_small_groups(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    topic = await cluster.open(cache_size_max=0, entries_max=10**6)
-    await topic.add_many([b"x"] * 3_000)
-    for _ in range(100):
-        await topic.add_many([bytes(10_000)])
+    topic = await small_and_large(cluster)
     found = await topic.read(Position(0, 3_000), entries_max=100, size_max=50_000)
     assert 1 <= len(found) <= 5
     ranges = await reads_of(topic, monkeypatch, Position(0, 3_000), size_max=50_000)

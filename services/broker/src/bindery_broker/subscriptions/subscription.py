@@ -11,14 +11,14 @@ from typing import Final
 
 from bindery_core.errors import BinderyError, Conflict
 from bindery_core.sources import MonotonicClock
-from bindery_pulsar.message_codec import BATCH_COUNT_MAX, publish_time_ms
+from bindery_pulsar.message_codec import publish_time_ms
 from bindery_pulsar.message_id import MessageId, Position
 from bindery_pulsar.topic_name import TopicName
 
 from bindery_broker.dispatch import dispatcher as dispatching
 from bindery_broker.dispatch.dispatcher import Dispatcher
 from bindery_broker.dispatch.failover import pick_active
-from bindery_broker.dispatch.item import NOT_IN_BATCH, WHOLE, DispatchLimits, MessageRef
+from bindery_broker.dispatch.item import NOT_IN_BATCH, WHOLE, DispatchLimits, MessageRef, refs_of
 from bindery_broker.dispatch.key_shared import AUTO_SPLIT, KeySharedMode
 from bindery_broker.dispatch.read_ahead import ReadAhead
 from bindery_broker.dispatch.sessions import Session, Sessions
@@ -499,9 +499,6 @@ class Subscription:
 
     def _ref_of(self, message_id: MessageId) -> MessageRef | None:
         """Return the message of `message_id`; None: it is not known."""
-        position, index = message_id.position, message_id.batch_index
-        if index == NOT_IN_BATCH:
-            return MessageRef(position, WHOLE)
-        known = self.dispatcher.known_bits(position)
-        is_known = index < BATCH_COUNT_MAX and known >> index & 1  # a client may send any index
-        return MessageRef(position, 1 << index) if is_known else None
+        if message_id.batch_index == NOT_IN_BATCH:
+            return MessageRef(message_id.position, WHOLE)
+        return next(iter(refs_of((message_id,), self.dispatcher.known_bits)), None)

@@ -80,10 +80,6 @@ class EntryCache:
                 entries[ledger_id, entry_id] = payload
                 self.catch_up_size += len(payload) + ENTRY_OVERHEAD
                 self.inserted += 1
-        self._evict()
-
-    def _evict(self) -> None:
-        entries = self._catch_up
         while self.catch_up_size > self._catch_up_size_max:
             _, payload = entries.popitem(last=False)
             self.catch_up_size -= len(payload) + ENTRY_OVERHEAD
@@ -123,10 +119,7 @@ class TopicCache:
 
     def add_read(self, ledger_id: int, first: int, payloads: Sequence[bytes]) -> None:
         """Add consecutive entries that were read from bookies."""
-        run = self._tail.run_of(ledger_id)
-        if run is not None:  # the last entries of a read may be in the tail
-            payloads = payloads[: max(run.first - first, 0)]
-        self.shared.add_read(ledger_id, first, payloads)
+        self.add_some(ledger_id, range(first, first + len(payloads)), payloads)
 
     def run(self, ledger_id: int, first: int, last: int) -> list[bytes]:
         """Return the cached payloads of the entries from `first` to `last`, up to the first missing one."""
@@ -145,8 +138,8 @@ class TopicCache:
 
     def add_some(self, ledger_id: int, ids: Sequence[int], payloads: Sequence[bytes]) -> None:
         """Add the entries `ids`, which ascend and were read from bookies."""
-        run = self._tail.run_of(ledger_id)
-        count = len(ids) if run is None else bisect_left(ids, run.first)  # as in `add_read`
+        run = self._tail.run_of(ledger_id)  # the last entries of a read may be in the tail
+        count = len(ids) if run is None else bisect_left(ids, run.first)
         self.shared.add_some(ledger_id, ids[:count], payloads[:count])
 
     def some(self, ledger_id: int, ids: Sequence[int]) -> dict[int, bytes]:
