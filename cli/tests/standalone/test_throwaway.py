@@ -4,11 +4,14 @@ import os
 import random
 import signal
 import time
+from pathlib import Path
 
 import pytest
 from bindery.standalone import throwaway
 from bindery.standalone.directory import ProcessIdentity
-from bindery.standalone.throwaway import ThrowawayCluster
+from bindery.standalone.options import Options
+from bindery.standalone.plan import plan_cluster
+from bindery.standalone.throwaway import CLAIM_PORT, OFFSETS, ThrowawayCluster
 from forked_cluster import ForkedCluster
 
 
@@ -22,6 +25,18 @@ def test_two_clusters_have_different_ports_also_before_they_start(monkeypatch: p
     assert third.port_offset == first.port_offset, "given back"
     second.close()
     third.close()
+
+
+def test_clusters_of_different_offsets_share_no_port() -> None:
+    def ports(offset: int) -> list[int]:
+        options = Options(zookeepers=3, bookies=10, brokers=10, auditors=10, port_offset=offset)
+        plan = plan_cluster(options, root=Path("/d"), zookeeper_command=lambda *_: ["zookeeper"])
+        return [CLAIM_PORT + offset, *(port for process in plan.processes for _, port in process.ports)]
+
+    used = [port for offset in OFFSETS for port in ports(offset)]
+    assert len(used) == len(OFFSETS) * (1 + 9 + 20 + 10 + 10)
+    assert len(set(used)) == len(used)
+    assert max(used) < 32_768, "an outgoing connection may use the port"
 
 
 @pytest.mark.integration

@@ -42,13 +42,16 @@ OFFSET_ATTEMPTS_MAX: Final = 200
 CLAIM_PORT: Final = 2199
 """Port, plus the offset, that a cluster binds for its lifetime without listening. It reserves the offset: the ports of
 processes that restart are free for a moment, and a cluster of another test must not take them."""
+OFFSETS: Final = range(10_000, 24_600, 220)
+"""Port offsets of throwaway clusters. All ports are below the ephemeral ports. The default ports of the services differ
+by at least 10 modulo 220, so that clusters of up to 10 processes of each kind share no port if their offsets differ."""
 
 
 def free_port_offset(*, bookies: int, brokers: int = 1, auditors: int = 1) -> int:
-    """Return a random offset at which all ports of a cluster are free, below the range of ephemeral ports."""
+    """Return a random offset of OFFSETS at which all ports of a cluster are free."""
     randomness = random.SystemRandom()
     for _ in range(OFFSET_ATTEMPTS_MAX):
-        offset = randomness.randrange(10_000, 22_000, 100)
+        offset = randomness.choice(OFFSETS)
         ports = [ZOOKEEPER_PORT + offset, CLAIM_PORT + offset]
         for i in range(bookies):
             ports += [BOOKIE_PORT + offset + i, BOOKIE_HTTP_PORT + offset + i]
