@@ -262,11 +262,12 @@ async def test_history_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     assert HISTORY_MAX == 1_000
 
 
-async def test_an_event_whose_response_is_lost_is_not_written_twice(
-    environment: StoreEnvironment, records: RecoveryRecords, store: MetadataStore
+@pytest.mark.parametrize("applied", [True, False])
+async def test_an_event_whose_response_is_lost_is_written_once(
+    environment: StoreEnvironment, records: RecoveryRecords, store: MetadataStore, applied: bool
 ) -> None:
     await records.append_history(HistoryEvent(1, "marked"))
-    environment.lose_next_write(store, applied=True)
+    environment.lose_next_write(store, applied=applied)
     await records.append_history(HistoryEvent(2, "marked"))
     assert [event.at_ms for event in await records.history()] == [2, 1]
 

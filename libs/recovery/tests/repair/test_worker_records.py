@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from bindery_core.errors import MetadataUnavailable
 from bindery_core.ids import LedgerId
 from bindery_metadata.recovery.recovery_records import (
     NOT_STORED,
@@ -11,6 +12,7 @@ from bindery_metadata.recovery.recovery_records import (
     Obstacle,
     Reason,
     RecoveryRecord,
+    RecoveryRecords,
     RecoveryState,
 )
 from bindery_recovery.repair.worker import WorkerStats
@@ -49,6 +51,42 @@ def test_a_repair_is_counted_and_recorded_in_the_history() -> None:
             "worker": "w-1",
             "reason": "bookie_lost",
         }
+
+    play(scene)
+
+
+def test_the_history_shows_a_repair_although_the_store_failed_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    append, remove = RecoveryRecords.append_history, RecoveryRecords.remove
+    failures = {"append": 3, "remove": 1}
+
+    def fail(what: str) -> None:
+        if failures[what]:
+            failures[what] -= 1
+            raise MetadataUnavailable("no connection")
+
+    async def append_later(self: RecoveryRecords, event: HistoryEvent, **options: Any) -> None:
+        fail("append")
+        await append(self, event, **options)
+
+    async def remove_later(self: RecoveryRecords, ledger_id: LedgerId, **options: Any) -> None:
+        fail("remove")
+        await remove(self, ledger_id, **options)
+
+    monkeypatch.setattr(RecoveryRecords, "append_history", append_later)
+    monkeypatch.setattr(RecoveryRecords, "remove", remove_later)
+
+    async def scene(here: World) -> None:
+        writer = await here.write(5)
+        await here.mark(writer.ledger_id, writer.metadata.last_segment.ensemble[0])
+        healer = here.healer().start()
+        await here.until_healed(writer.ledger_id)
+        await asyncio.sleep(20)
+        assert failures == {"append": 0, "remove": 0}
+        (event,) = await events(here, "healed")
+        assert event.fields["ledger_id"] == writer.ledger_id
+        assert event.at_ms < clock_ms() - 15_000, "the time of the repair"
+        assert await here.records.get(writer.ledger_id) is None
+        assert healer.worker.parked == 0
 
     play(scene)
 

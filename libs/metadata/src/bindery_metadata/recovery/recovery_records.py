@@ -9,8 +9,8 @@
 | pause                        | Pause          | while recovery is paused                                      |
 
 No decision about data depends on these records, only on marks, locks and ledger metadata. An unreadable record is
-therefore skipped and logged. If the response to an unconditional write is lost, the write is repeated. Events of the
-history are appended only once.
+therefore skipped and logged. If the response to an unconditional write is lost, the write is repeated; an event of the
+history is appended again only if it is not among the newest ones.
 """
 
 import asyncio
@@ -257,18 +257,28 @@ class RecoveryRecords:
     # --- history --------------------------------------------------------------------------------------------------
 
     async def append_history(self, event: HistoryEvent, *, guard: Guard | None = None) -> None:
-        """Append an event. If the response is lost, the event may be missing. Raises NotLeader, MetadataUnavailable."""
+        """Append an event. If its response is lost, and the store then fails, the event may be missing.
+
+        Raises NotLeader, MetadataUnavailable.
+        """
         event = dataclasses.replace(event, text=event.text[:TEXT_SIZE_MAX])
+        data = json_node.encode(event)
         prefix = f"{self._layout.recovery_history}/{EVENT_PREFIX}"
         for _ in range(ATTEMPTS_MAX):
             try:
-                [path] = await self._write([Create(prefix, json_node.encode(event), sequential=True)], guard)
+                [path] = await self._write([Create(prefix, data, sequential=True)], guard)
             except NoSuchNode:
                 await self._make(self._layout.recovery_history)
                 continue
-            except MetadataOutcomeUnknown as error:
-                _log.info("history_event_unsure", extra={"kind": event.kind, "error": str(error)})
-                return
+            except MetadataOutcomeUnknown as lost:
+                try:
+                    await self._settle(self._layout.recovery_history, lost)
+                    if await self._is_recent(data):
+                        return
+                except BinderyError as error:
+                    _log.info("history_event_unsure", extra={"kind": event.kind, "error": str(error)})
+                    return
+                continue
             if isinstance(path, str) and int(path[len(prefix) :]) % HISTORY_PRUNE_EVERY == 0:
                 await self._prune_history()
             return
@@ -284,6 +294,12 @@ class RecoveryRecords:
             events += [event for event in found if event is not None]
             del names[:count]
         return events
+
+    async def _is_recent(self, data: bytes) -> bool:
+        """Whether `data` is one of the newest READS_IN_FLIGHT events."""
+        names = (await self._events())[-READS_IN_FLIGHT:]
+        found = await asyncio.gather(*(self._node(f"{self._layout.recovery_history}/{name}") for name in names))
+        return any(node is not None and node.data == data for node in found)
 
     async def _event(self, name: str) -> HistoryEvent | None:
         path = f"{self._layout.recovery_history}/{name}"

@@ -15,13 +15,14 @@ metadata, and only the holder of the lock can remove the mark. Source: BookKeepe
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from bindery_client.ledger.api import LedgerClient
 from bindery_core.backoff import Backoff
-from bindery_core.errors import BinderyError, VersionConflict
+from bindery_core.errors import BinderyError
 from bindery_core.ids import LedgerId
 from bindery_core.sources import RandomFloats
 from bindery_kit.observability.logs import get_logger
@@ -72,6 +73,8 @@ REPORT_UNCHANGED_S: Final = 10.0
 """Seconds after which a report is written again even if it has not changed."""
 UNREADABLE_MAX: Final = 1_000
 """Maximum number of unreadable entries that are remembered for one ledger."""
+UNRECORDED_MAX: Final = 100
+"""Maximum number of events that wait until they can be written to the history."""
 METADATA_PAUSE_S: Final = 2.0
 """Pause in seconds after the metadata store failed."""
 
@@ -144,6 +147,9 @@ class ReplicationWorker:
         """Entries that no bookie could return, by ledger that could not be repaired."""
         self._leftovers: set[LedgerId] = set()
         """Repaired ledgers whose record may still exist."""
+        self._unrecorded: deque[HistoryEvent] = deque(maxlen=UNRECORDED_MAX)
+        """Events that the history does not have yet, the oldest first."""
+        self._recording = asyncio.Lock()
         self._sweep_at = 0.0
         self._is_enabled_now = True
         self._rate = SmoothedRate()
@@ -320,7 +326,6 @@ class ReplicationWorker:
         self.stats.ledgers_healed += 1
         self.stats.ledgers_deleted += outcome.is_deleted
         self.stats.ledgers_without_need += not run.entries
-        await self._remove(run.record)
         seconds = asyncio.get_running_loop().time() - run.began
         if outcome.is_deleted:
             text = f"ledger {ledger_id} was deleted"
@@ -350,16 +355,17 @@ class ReplicationWorker:
             worker=self.name,
             reason=str(run.record.reason),
         )
+        await self._remove(run.record)
 
     async def _remove(self, record: RecoveryRecord) -> None:
-        """Remove the record of a ledger whose mark was removed. If the record has changed since, it may belong to a new
-        mark and is examined later."""
+        """Remove the record of a ledger whose mark was removed. If the store fails, or the record has changed since and
+        may belong to a new mark, it is examined later."""
         if record.version == NOT_STORED:
             self._leftovers.add(record.ledger_id)
             return
         try:
             await self._records.remove(record.ledger_id, guard=Unchanged(self._store, self._layout, record))
-        except VersionConflict:
+        except BinderyError:
             self._leftovers.add(record.ledger_id)
 
     async def _remove_leftovers(self) -> None:
@@ -416,8 +422,17 @@ class ReplicationWorker:
             await self._record_event("unrecoverable", text, ledger_id=record.ledger_id, worker=self.name)
 
     async def _record_event(self, kind: str, text: str, **fields: object) -> None:
-        with contextlib.suppress(BinderyError):  # a history entry must not fail a repair
-            await self._records.append_history(HistoryEvent(self._clock_ms(), kind, text, fields))
+        self._unrecorded.append(HistoryEvent(self._clock_ms(), kind, text, fields))
+        with contextlib.suppress(BinderyError):  # an event must not fail a repair; `_report` tries again
+            await self._record_events()
+
+    async def _record_events(self) -> None:
+        async with self._recording:
+            while self._unrecorded:
+                event = self._unrecorded[0]
+                await self._records.append_history(event)
+                if self._unrecorded[0] is event:  # otherwise newer ones have displaced it
+                    self._unrecorded.popleft()
 
     # --- parking --------------------------------------------------------------------------------------------------
 
@@ -485,8 +500,9 @@ class ReplicationWorker:
                 bytes_before, at = self.stats.bytes_copied, now
             report = self.report()
             news = (report.state, report.ledger_id, report.bytes_done_total, report.bytes_per_s)
-            if news != reported or now - reported_at >= REPORT_UNCHANGED_S:
+            if self._unrecorded or news != reported or now - reported_at >= REPORT_UNCHANGED_S:
                 try:
+                    await self._record_events()
                     await self._records.report(report)
                     reported, reported_at = news, now
                 except BinderyError as error:
