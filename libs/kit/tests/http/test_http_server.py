@@ -53,3 +53,37 @@ async def test_a_port_on_which_another_process_listens_first_is_refused_with_the
         with pytest.raises(BindRefused, match=f"cannot listen on 127.0.0.1:{port}: .*another process"):
             await server.start()
         await server.stop()
+
+
+async def test_an_idle_connection_is_closed_some_time_after_its_last_response(health: Health, app: FastAPI) -> None:
+    ops = OpsApp(health, Metrics("kittest"), app=app)
+    request = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    async with HttpServer(ops, port=0, timeout_keep_alive=1) as server, asyncio.timeout(60):
+        loop = asyncio.get_running_loop()
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        for _ in range(4):  # the timer that the first response started ends between two of them
+            writer.write(request)
+            await reader.readuntil(b"}\n")
+            answered = loop.time()
+            await asyncio.sleep(0.4)
+        assert not reader.at_eof()
+        assert await reader.read() == b""
+        assert loop.time() - answered >= 0.95
+        writer.close()
+
+
+async def test_the_tasks_of_requests_are_forgotten_when_they_end(health: Health, app: FastAPI) -> None:
+    """The server waits for those that it knows when it stops."""
+    server = HttpServer(OpsApp(health, Metrics("kittest"), app=app), port=0)
+    async with server:
+        tasks = server._server.server_state.tasks
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        async with asyncio.timeout(30):
+            while not tasks:
+                await asyncio.sleep(0.01)
+            writer.transport.abort()
+            [task] = tasks
+            task.cancel()
+            while tasks:
+                await asyncio.sleep(0.01)

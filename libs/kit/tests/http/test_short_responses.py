@@ -4,7 +4,8 @@ import asyncio
 from typing import Any
 
 import pytest
-from bindery_kit.http.http_limits import JOINED_SIZE_MAX, HttpLimits
+from bindery_kit.http.http_limits import HttpLimits
+from bindery_kit.http.http_request import JOINED_SIZE_MAX, responder
 from bindery_kit.http.http_server import HttpServer
 
 Messages = list[dict[str, Any]]
@@ -25,9 +26,12 @@ def length(size: int) -> tuple[bytes, bytes]:
 
 
 async def respond(
-    messages: Messages, monkeypatch: pytest.MonkeyPatch, *, requests: bytes = GET % END
+    messages: Messages, monkeypatch: pytest.MonkeyPatch, *, requests: bytes = GET % END, whole: list[bool] | None = None
 ) -> tuple[bytes, list[bytes]]:
-    """Return what the client reads until the end of the connection, and the single writes of the server."""
+    """Return what the client reads until the end of the connection, and the single writes of the server.
+
+    `whole`: call `responder` with the two messages first, add its results here, and send the messages if it is False.
+    """
     writes: list[bytes] = []
     made = HttpLimits.connection_made
 
@@ -46,6 +50,13 @@ async def respond(
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         assert scope["type"] == "http"
+        if whole is not None:
+            head, content = messages
+            write = responder(send)
+            assert write is not None
+            whole.append(write(head["status"], head["headers"], content["body"]))
+            if whole[-1]:
+                return
         for message in messages:
             await send(dict(message))
 
@@ -88,6 +99,51 @@ async def test_uvicorn_writes_other_heads(messages, requests, want, monkeypatch)
     assert want in answer
     assert writes[0].endswith(b"\r\n\r\n"), "the head alone"
     assert writes[0].count(b"\r\n\r\n") == 1
+
+
+async def test_a_response_is_sent_as_a_whole(monkeypatch):
+    whole: list[bool] = []
+    messages = [start((b"X-A", b"1"), length(2), status=201), body(b"ok")]
+    with monkeypatch.context() as patch:
+        answer, writes = await respond(messages, patch, requests=GET % b"" + GET % END, whole=whole)
+    assert whole == [True, True]
+    with monkeypatch.context() as patch:
+        want, wanted_writes = await respond(messages, patch, requests=GET % b"" + GET % END)
+    assert (without_date(answer), len(writes)) == (without_date(want), len(wanted_writes))
+
+
+def without_date(answer: bytes) -> list[bytes]:
+    return [line for line in answer.split(b"\r\n") if not line.startswith(b"date: ")]
+
+
+@pytest.mark.parametrize(
+    ("messages", "requests"),
+    [
+        pytest.param([start(), body(b"ok")], GET % END, id="no length"),
+        pytest.param([start(length(2)), body(b"")], b"HEAD" + (GET % END)[3:], id="HEAD"),
+        pytest.param([start(length(2), (b"connection", b"close")), body(b"ok")], GET % b"", id="close"),
+        pytest.param([start(length(JOINED_SIZE_MAX + 1)), body(b"x" * (JOINED_SIZE_MAX + 1))], GET % END, id="long"),
+    ],
+)
+async def test_other_responses_are_not_sent_as_a_whole(messages, requests, monkeypatch):
+    whole: list[bool] = []
+    answer, _ = await respond(messages, monkeypatch, requests=requests, whole=whole)
+    assert whole == [False]
+    assert answer.count(b"HTTP/1.1 200 OK") == 1
+
+
+async def test_a_whole_response_of_another_length_ends_the_connection(monkeypatch):
+    whole: list[bool] = []
+    answer, writes = await respond([start(length(2)), body(b"okay")], monkeypatch, requests=GET % b"", whole=whole)
+    assert (answer, writes, whole) == (b"", [], [])
+
+
+def test_only_a_request_of_this_server_is_answered_as_a_whole() -> None:
+    async def send(message: Any) -> None:
+        raise AssertionError
+
+    assert responder(send) is None
+    assert responder([].append) is None
 
 
 async def test_a_body_in_pieces_follows_its_head(monkeypatch):

@@ -32,20 +32,17 @@ import asyncio
 import functools
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable
 from typing import Any, ClassVar, Final, cast
+from urllib.parse import unquote
 
 import httptools
-from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
-from uvicorn.protocols.http.httptools_impl import (
-    HEADER_RE,
-    HEADER_VALUE_RE,
-    STATUS_LINE,
-    HttpToolsProtocol,
-    RequestResponseCycle,
-)
+from uvicorn._types import HTTPScope
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from bindery_kit.configuration.http_settings import HttpSettings
+from bindery_kit.http.http_request import HttpRequest
 from bindery_kit.http.http_stats import HttpStats
 from bindery_kit.http.problem import CONTENT_TYPE, RETRY_AFTER_S, problem_response
 from bindery_kit.limits.address_counts import AddressCounts, group_of
@@ -76,8 +73,10 @@ KERNEL_UNREAD_SIZE: Final = 64 * 1024
 LINGER_S: Final = 5.0
 """Seconds after which a connection that is being closed is cut off, and for which a body is read and dropped whose
 request was answered before it arrived."""
-JOINED_SIZE_MAX: Final = 64 * 1024
-"""Maximum bytes of a body that is copied to be sent with its head. For larger ones, the copy takes longer."""
+TARGETS_KEPT: Final = 1024
+"""Number of request targets whose parts are cached, because clients repeat them."""
+KEPT_TARGET_SIZE_MAX: Final = 512
+"""Maximum bytes of a request target whose parts are cached."""
 
 RESERVE: Final = 64
 """Number of connections above the limit whose head is read, because they may request one of ALWAYS_ANSWERED."""
@@ -144,140 +143,16 @@ class _UvicornLog:
             self._log.error("http_application_failed", message=text, exc_info=exc_info)
 
 
-_CONTENT_LENGTH: Final = b"content-length: "
-_NOT_IN_SHORT: Final = frozenset((_CONTENT_LENGTH, b"connection: ", b"transfer-encoding: ", b""))
-"""Headers, as returned by `_header_start`, with which uvicorn writes the head, except for one length."""
+@functools.lru_cache(TARGETS_KEPT)
+def _kept_target(url: bytes) -> tuple[str, bytes, bytes]:
+    return _target(url)
 
 
-@functools.lru_cache(256)
-def _header_start(name: bytes) -> bytes:
-    """Return a name as it begins a line of a head; empty if it is no valid name."""
-    return b"" if not name or HEADER_RE.search(name) else name.lower() + b": "
-
-
-_defaults: tuple[Sequence[tuple[bytes, bytes]], bytes | None] = ((), b"")
-"""The headers for which `_default_lines` was called last, and its result."""
-
-
-def _default_lines(headers: Sequence[tuple[bytes, bytes]]) -> bytes | None:
-    """Return the lines of headers that all responses have; None if one is not valid.
-
-    uvicorn makes another list every second, and nothing changes it.
-    """
-    global _defaults
-    if headers is not _defaults[0]:
-        are_valid = not any(HEADER_RE.search(name) or HEADER_VALUE_RE.search(value) for name, value in headers)
-        lines = b"".join(b"%b: %b\r\n" % (name.lower(), value) for name, value in headers)
-        _defaults = (headers, lines if are_valid else None)
-    return _defaults[1]
-
-
-def _ignore() -> None:
-    """Stand for `on_response` of a request that has ended."""
-
-
-class _Request(RequestResponseCycle):
-    """A request that tells its connection when the application has taken its body, or given up the response.
-
-    It writes the head of a short response together with its body. Each write is a call of the system, which takes
-    longer than most of what is done for such a response, and wakes the client.
-    """
-
-    body_size = 0
-    """Bytes of the body that count for the connection."""
-
-    _head = b""
-    """The head of the response until its body is written; empty: nothing waits."""
-
-    async def send(self, message: ASGISendEvent) -> None:
-        if self.disconnected or self.flow.write_paused:
-            self._write_head()
-            await super().send(message)
-        elif message["type"] == "http.response.start":
-            self._head = b"" if self.response_started else self._short_head(message["status"], message.get("headers"))
-            if not self._head:
-                await super().send(message)
-        elif self._head:
-            body = cast(bytes, message.get("body", b""))
-            if message.get("more_body") or len(body) != self.expected_content_length:
-                self._write_head()
-                await super().send(message)
-                return
-            head, self._head = self._head, b""
-            self.transport.write(head + body)
-            self.expected_content_length = 0
-            self.response_complete = True
-            self.message_event.set()
-            if not self.keep_alive:
-                self.transport.close()
-            self.on_response()
-        else:
-            await super().send(message)
-
-    def _write_head(self) -> None:
-        if self._head and not self.disconnected:
-            self.transport.write(self._head)
-        self._head = b""
-
-    def _short_head(self, status: int, headers: Iterable[tuple[bytes, bytes]] | None) -> bytes:
-        """Begin a response with a body of 1 to JOINED_SIZE_MAX bytes, and return its head.
-
-        Returns nothing, and changes nothing, if uvicorn must write the head: for other responses, and for headers that
-        say more than the content or are not valid.
-        """
-        if self.access_log or self.scope["method"] == "HEAD":
-            return b""
-        defaults = _default_lines(self.default_headers)
-        if defaults is None:
-            return b""
-        parts = [STATUS_LINE[status], defaults]
-        values = b""
-        size = 0
-        for name, value in headers or ():
-            start = _header_start(name)
-            if start in _NOT_IN_SHORT:
-                if start != _CONTENT_LENGTH or size or not value.isdigit():
-                    return b""
-                size = int(value)
-            values += value
-            parts += (start, value, b"\r\n")
-        if not 0 < size <= JOINED_SIZE_MAX or HEADER_VALUE_RE.search(values):
-            return b""
-        parts.append(b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n")
-        self.response_started = True
-        self.waiting_for_100_continue = False
-        self.chunked_encoding = False
-        self.expected_content_length = size
-        return b"".join(parts)
-
-    async def run_asgi(self, app: Any) -> None:
-        connection = self.on_response.__self__  # type: ignore[attr-defined]
-        if (
-            self.transport.is_closing()
-        ):  # refused in the same read, with a response that the client takes for this one's
-            self.on_response = _ignore
-            return
-        await super().run_asgi(app)
-        if not self.response_complete and self.transport.is_closing():  # given up
-            connection.linger()
-
-    def receive(self) -> Coroutine[Any, Any, ASGIReceiveEvent]:
-        if self.more_body:
-            return self._receive_part()
-        self._taken()  # what has arrived is the rest of the body
-        return super().receive()
-
-    async def _receive_part(self) -> ASGIReceiveEvent:
-        message = await super().receive()
-        if message["type"] == "http.request" and not message["more_body"]:
-            self._taken()
-        return message
-
-    def _taken(self) -> None:
-        if self.body_size:
-            connection = getattr(self.on_response, "__self__", None)  # None once the application has ended
-            if connection is not None:
-                connection.release_body(self)
+def _target(url: bytes) -> tuple[str, bytes, bytes]:
+    """Return (path, path as it was sent, query). Raises HttpParserInvalidURLError, ValueError."""
+    parsed = httptools.parse_url(url)
+    path = parsed.path.decode("ascii")
+    return unquote(path) if "%" in path else path, parsed.path, parsed.query or b""
 
 
 class HttpLimits(HttpToolsProtocol):
@@ -296,6 +171,7 @@ class HttpLimits(HttpToolsProtocol):
         "_deadline",
         "_group",
         "_holds_bodies",
+        "_idle_s",
         "_in_head",
         "_is_extra",
         "_is_lost",
@@ -340,6 +216,8 @@ class HttpLimits(HttpToolsProtocol):
         """Set when a read of the socket ends within a body."""
         self._answered_s: float | None = None
         """When the response to the request was complete whose body is open."""
+        self._idle_s: float | None = None
+        """Since when the connection waits for a request, after an earlier one; None: it does not."""
         self._deadline: asyncio.TimerHandle | None = None
         """Ends a head or a body that is late."""
         self._paused_s: float | None = None
@@ -401,7 +279,15 @@ class HttpLimits(HttpToolsProtocol):
         self._read_size = len(data)
         if self.parser is None:
             self._create_parser()  # type: ignore[unreachable]  # uvicorn always has one
-        super().data_received(data)
+        self._idle_s = None
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError:
+            reason = "Invalid HTTP request received."
+            self.logger.warning(reason)
+            self.send_400_response(reason)
+        except httptools.HttpParserUpgrade:
+            self._unsupported_upgrade_warning()
         if self.transport.is_closing():
             self.linger()
             return
@@ -443,7 +329,9 @@ class HttpLimits(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self._in_head = True
         self._trailers = 0
-        super().on_message_begin()
+        self.url = b""
+        self.headers = []
+        self.expect_100_continue = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._is_refused:
@@ -455,7 +343,10 @@ class HttpLimits(HttpToolsProtocol):
         elif len(self.headers) >= HEADERS_MAX:
             self._refuse_head()
         else:
-            super().on_header(name, value)
+            name = name.lower()
+            if name == b"expect" and value.lower() == b"100-continue":
+                self.expect_100_continue = True
+            self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         self._moved_on = True
@@ -483,30 +374,64 @@ class HttpLimits(HttpToolsProtocol):
         self._body_open = True
         self._body_size = 0
         self._answered_s = None
-        super().on_headers_complete()
+        self.cycle = self._new_request()
         if is_waiting:
-            self.cycle.__class__ = _Request  # uvicorn has no other way to replace its methods
+            self.flow.pause_reading()
+            self.pipeline.appendleft((self.cycle, self.app))
+        else:
+            self._start_asgi_task(self.cycle, self.app)
         if charge or self._charges is not None:
             self._charge(charge)
 
+    def _new_request(self) -> HttpRequest:
+        """Return the request whose head is complete. Raises an error for its target, which is answered with 400."""
+        url, version = self.url, self.parser.get_http_version()
+        path, raw_path, query = _kept_target(url) if len(url) <= KEPT_TARGET_SIZE_MAX else _target(url)
+        scope: HTTPScope = {
+            "type": "http",
+            "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
+            "http_version": version,
+            "server": self.server,
+            "client": self.client,
+            "scheme": cast(Any, self.scheme),
+            "method": self.parser.get_method().decode("ascii"),
+            "root_path": "",
+            "path": path,
+            "raw_path": raw_path,
+            "query_string": query,
+            "headers": self.headers,
+            "state": self.app_state.copy(),
+        }
+        keep_alive = version != "1.0" and self.parser.should_keep_alive()
+        return HttpRequest(self, scope, keep_alive=keep_alive, expects_100=self.expect_100_continue)
+
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
-        cycle.__class__ = _Request
-        super()._start_asgi_task(cycle, app)
+        task = cast(HttpRequest, cycle).task = self.loop.create_task(cycle.run_asgi(app))
+        self.tasks.add(task)  # until `run_asgi` ends
 
     def on_response_complete(self) -> None:
         if self._charges is not None:
             self._discharge(self._charges)
         if self._running is not None:
-            self.release_body(cast(_Request, self._running))
-        super().on_response_complete()
+            self.release_body(cast(HttpRequest, self._running))
+        self.server_state.total_requests += 1
         if self._is_lost:
             return
         if self.transport.is_closing():
             self.linger()
             return
+        self.flow.resume_reading()
         if self.pipeline:
-            self.flow.pause_reading()
+            self._start_asgi_task(*self.pipeline.pop())
+            if self.pipeline:
+                self.flow.pause_reading()
+        else:
+            self._idle_s = self.loop.time()
+            if self.timeout_keep_alive_task is None:
+                self.timeout_keep_alive_task = self.loop.call_later(
+                    self.timeout_keep_alive, self.timeout_keep_alive_handler
+                )
         if self.cycle.response_complete:  # otherwise the last waiting request runs now
             self.shared.idle[self] = None
             if not self._in_head:
@@ -517,25 +442,38 @@ class HttpLimits(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._moved_on = True
-        if not self._is_refused:
-            self._body_size += len(body)
-            if not self.cycle.response_complete:  # otherwise the bytes are dropped
-                cast(_Request, self.cycle).body_size += len(body)
-                self._bodies_size += len(body)
-            super().on_body(body)
+        if self._is_refused:
+            return
+        size = len(body)
+        self._body_size += size
+        request = cast(HttpRequest, self.cycle)
+        if request.response_complete:  # the bytes are dropped
+            return
+        request.body_size += size
+        self._bodies_size += size
+        request.add_body(body)
+        if len(request.body) > HIGH_WATER_LIMIT:
+            self.flow.pause_reading()
 
     def on_message_complete(self) -> None:
         self._moved_on = True
         self._body_open = False
         self._body_began_s = None
-        if not self._is_refused:
-            super().on_message_complete()
+        if not self._is_refused and not self.cycle.response_complete:
+            cast(HttpRequest, self.cycle).end_body()
 
     def timeout_keep_alive_handler(self) -> None:
-        if self.transport.get_write_buffer_size():  # otherwise closing waits until the client reads
+        """Close the connection if it has been idle long enough. The timer is not set anew for each request."""
+        self.timeout_keep_alive_task = None
+        if self._idle_s is None or self.transport.is_closing():
+            return
+        left_s = self._idle_s + self.timeout_keep_alive - self.loop.time()
+        if left_s > 0:
+            self.timeout_keep_alive_task = self.loop.call_later(left_s, self.timeout_keep_alive_handler)
+        elif self.transport.get_write_buffer_size():  # otherwise closing waits until the client reads
             self.transport.abort()
         else:
-            super().timeout_keep_alive_handler()
+            self.transport.close()
 
     # --- bytes that the connection holds
 
@@ -569,7 +507,7 @@ class HttpLimits(HttpToolsProtocol):
         if self.cycle is None or self.cycle.response_complete:
             return True
         is_safe = self.cycle.scope["method"] in ("GET", "HEAD")
-        is_taken = cast(_Request, self.cycle).body_size == 0 and not self._body_open
+        is_taken = cast(HttpRequest, self.cycle).body_size == 0 and not self._body_open
         return not self.cycle.response_started and (is_safe or not is_taken)
 
     def _hold_heads(self) -> None:
@@ -619,7 +557,7 @@ class HttpLimits(HttpToolsProtocol):
         self._holds_bodies = not is_free
         self.shared.bodies.hold(self, 0 if is_free else self._bodies_size)
 
-    def release_body(self, request: _Request) -> None:
+    def release_body(self, request: HttpRequest) -> None:
         """The application has taken the complete body, or the request is answered. Idempotent."""
         if request.body_size:
             self._bodies_size -= request.body_size

@@ -34,28 +34,25 @@ class AtOwner:
         name = exchange.topic_name
         if name is None:
             return await operation(exchange)
-        self.broker.topics.begin_use(name)
+        topics = self.broker.topics
+        topics.begin_use(name)
         try:
-            return await self._run(exchange, operation)
+            for attempt in range(1, ATTEMPTS_MAX + 1):
+                try:
+                    if topics.loaded(name) is None:
+                        response = await self._elsewhere(exchange)
+                        if response is not None:
+                            return response
+                    return await operation(exchange)
+                except (NoSuchTopic, NoSuchSubscription) as error:
+                    raise _with_fix(error, exchange) from error
+                except (TopicFenced, NotOwner) as error:
+                    if attempt < ATTEMPTS_MAX and not exchange.is_answered:
+                        continue
+                    raise NotOwner(f"the topic is moving to another broker, retry: {error}", **error.facts) from error
+            raise AssertionError("unreachable")
         finally:
-            self.broker.topics.end_use(name)
-
-    async def _run(self, exchange: Exchange, operation: Callable[[Exchange], Awaitable[Response]]) -> Response:
-        name = exchange.topic
-        for attempt in range(1, ATTEMPTS_MAX + 1):
-            try:
-                if self.broker.topics.loaded(name) is None:
-                    response = await self._elsewhere(exchange)
-                    if response is not None:
-                        return response
-                return await operation(exchange)
-            except (NoSuchTopic, NoSuchSubscription) as error:
-                raise _with_fix(error, exchange) from error
-            except (TopicFenced, NotOwner) as error:
-                if attempt < ATTEMPTS_MAX and not exchange.is_answered:
-                    continue
-                raise NotOwner(f"the topic is moving to another broker, retry: {error}", **error.facts) from error
-        raise AssertionError("unreachable")
+            topics.end_use(name)
 
     async def _elsewhere(self, exchange: Exchange) -> Response | None:
         """Proxy the request to the topic's owner. Returns None, with nothing sent, if this broker is the owner."""

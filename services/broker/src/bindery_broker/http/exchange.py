@@ -21,6 +21,7 @@ from bindery_kit.admin.content_types import (
     check_json_type,
     check_transfer_coding,
 )
+from bindery_kit.http.http_request import responder
 from bindery_kit.limits.address_counts import group_of
 from bindery_pulsar.topic_name import TopicName
 from starlette.datastructures import Headers, QueryParams
@@ -49,7 +50,7 @@ _decoders: dict[type, msgspec.json.Decoder[Any]] = {}
 
 
 class Reply(Response):
-    """An answer whose bytes are known, sent as two ASGI messages."""
+    """An answer whose bytes are known. `Exchange.respond` sends it at once; called, it sends two ASGI messages."""
 
     def __init__(
         self,
@@ -324,6 +325,20 @@ class Exchange(Request):
         elif self.asked_method == "HEAD":
             message["body"] = b""
         return self._send(message)
+
+    def respond(self, response: Response) -> bool:
+        """Send the answer at once. Return False, with nothing done, if it must be called as an ASGI application."""
+        if type(response) is not Reply:
+            return False
+        respond = responder(self._send)
+        if respond is None:
+            return False
+        assert not self.status, "answered twice"
+        headers = (*response.raw_headers, (b"x-request-id", self.request_id.encode("latin-1")))
+        if not respond(response.status_code, headers, cast(bytes, response.body)):
+            return False
+        self.status = response.status_code
+        return True
 
     async def start_stream(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         await self.answer({"type": "http.response.start", "status": status, "headers": headers})

@@ -128,7 +128,8 @@ class Gate:
             route, scope["path_params"], exchange.topic_name = found
             exchange.operation = route.unique_id
             response = await self._at_owner.run(exchange, route.endpoint)
-            await response(scope, exchange.receive, exchange.answer)
+            if not exchange.respond(response):
+                await response(scope, exchange.receive, exchange.answer)
         except BinderyError as error:
             await self._problem(exchange, error)
         except ClientGone:
