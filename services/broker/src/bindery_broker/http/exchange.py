@@ -257,7 +257,9 @@ class Exchange(Request):
 
     async def json_body(self, cls: type[StructT]) -> StructT:
         """Return the body as `cls`. Raises UnsupportedMediaType, without reading it, unless its type is JSON."""
-        value: StructT = await self._decode(cls)
+        check_json_type(self.scope["headers"])
+        body = await self.read_body(size_max=self.broker.settings.control_bytes_max)
+        value: StructT = _decoded(body, cls)
         return value
 
     async def load_json(self) -> None:
@@ -267,21 +269,10 @@ class Exchange(Request):
         """
         if hasattr(self, "_json"):
             return
-        self._json = await self._decode(object)
+        check_json_type(self.scope["headers"])
+        self._json = _decoded(await self.body(), object)
         headers = [(k, v) for k, v in self.scope["headers"] if k != b"content-type"]
         self._headers = Headers(raw=[*headers, (b"content-type", JSON_TYPE)])
-
-    async def _decode(self, cls: type) -> Any:
-        check_json_type(self.scope["headers"])
-        body = await self.body()
-        decoder = _decoders.get(cls)
-        if decoder is None:
-            decoder = _decoders[cls] = msgspec.json.Decoder(cls)
-        try:
-            return decoder.decode(body)
-        except JSON_ERRORS as error:
-            found = describe(error, body)
-            raise BadRequest(f"body: {found}", **found.facts) from error
 
     async def stream_body(self, *, size_max: int) -> AsyncIterator[bytes]:
         """Yield the pieces of the body as they arrive, for forwarding. They are not kept, and not charged here."""
@@ -406,6 +397,17 @@ class Exchange(Request):
             self.gone = True
             raise ClientGone
         return message
+
+
+def _decoded(body: bytes, cls: type) -> Any:
+    decoder = _decoders.get(cls)
+    if decoder is None:
+        decoder = _decoders[cls] = msgspec.json.Decoder(cls)
+    try:
+        return decoder.decode(body)
+    except JSON_ERRORS as error:
+        found = describe(error, body)
+        raise BadRequest(f"body: {found}", **found.facts) from error
 
 
 @functools.cache
