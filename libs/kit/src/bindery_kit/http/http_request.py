@@ -101,33 +101,31 @@ class HttpRequest(RequestResponseCycle):
         connection = self._connection
         assert connection is not None
         try:
-            if not self.transport.is_closing():  # refused in the same read, with a response to this request
-                await self._run(app, connection)
+            if self.transport.is_closing():  # refused in the same read, with a response to this request
+                return
+            try:
+                await app(self.scope, self.receive, self.send)
+            except BaseException as error:  # as uvicorn does, also when it cancels requests that do not end
+                await self._fail("Exception in ASGI application\n", error)
+            if not self.response_complete:
+                if not self.disconnected and not self.transport.is_closing():
+                    begun = "completing" if self.response_started else "starting"
+                    await self._fail(f"ASGI callable returned without {begun} response.")
+                if self.transport.is_closing():  # given up
+                    connection.linger()
         finally:
             self._connection = None
             if self.task is not None:
                 connection.tasks.discard(self.task)
                 self.task = None
 
-    async def _run(self, app: Any, connection: Connection) -> None:
-        try:
-            await app(self.scope, self.receive, self.send)
-        except BaseException as error:  # as uvicorn does, also when it cancels requests that do not end
-            connection.logger.error("Exception in ASGI application\n", exc_info=error)
-            if self.response_started:
-                self.transport.close()
-            else:
-                await self.send_500_response()
+    async def _fail(self, reason: str, error: BaseException | None = None) -> None:
+        assert self._connection is not None
+        self._connection.logger.error(reason, exc_info=error)
+        if self.response_started:
+            self.transport.close()
         else:
-            if not self.response_complete and not self.disconnected:
-                begun = "completing" if self.response_started else "starting"
-                connection.logger.error(f"ASGI callable returned without {begun} response.")
-                if self.response_started:
-                    self.transport.close()
-                else:
-                    await self.send_500_response()
-        if not self.response_complete and self.transport.is_closing():  # given up
-            connection.linger()
+            await self.send_500_response()
 
     # --- the response
 

@@ -17,9 +17,8 @@ import msgspec.structs
 from bindery_core.errors import BadRequest, TooLarge
 from bindery_kit.admin.content_types import (
     JSON_TYPE,
-    check_content_coding,
+    check_codings,
     check_json_type,
-    check_transfer_coding,
 )
 from bindery_kit.http.http_request import responder
 from bindery_kit.limits.address_counts import group_of
@@ -111,6 +110,7 @@ class Exchange(Request):
     _charged: int = 0
     """Bytes of the complete body that are charged to the budget."""
     _charge: Charge | None = None
+    _named: dict[bytes, bytes] | None = None
 
     def __init__(
         self,
@@ -156,10 +156,13 @@ class Exchange(Request):
 
     def header(self, name: bytes) -> bytes:
         """Return the first header `name` (lower case), or b"" if there is none."""
-        for key, value in self.scope["headers"]:
-            if key == name:
-                return bytes(value)
-        return b""
+        return self._first_headers().get(name, b"")
+
+    def _first_headers(self) -> dict[bytes, bytes]:
+        """The headers by name, of repeated ones the first."""
+        if self._named is None:
+            self._named = dict(reversed(self.scope["headers"]))
+        return self._named
 
     @property
     def client_address(self) -> str:
@@ -223,16 +226,15 @@ class Exchange(Request):
         """
         if self._read is not None:
             return self._read
-        for name, value in self.scope["headers"]:
-            if name == b"content-length":
-                if not value.isdigit():
-                    raise BadRequest("not a content length")
-                if int(value) > size_max:
-                    raise TooLarge("the body is too large", size=int(value), size_max=size_max)
-            elif name == b"content-encoding":
-                check_content_coding(value)
-            elif name == b"transfer-encoding":
-                check_transfer_coding(value)
+        named = self._first_headers()
+        if b"content-encoding" in named or b"transfer-encoding" in named:
+            check_codings(self.scope["headers"])
+        length = named.get(b"content-length")  # the server refuses requests with several
+        if length is not None:
+            if not length.isdigit():
+                raise BadRequest("not a content length")
+            if int(length) > size_max:
+                raise TooLarge("the body is too large", size=int(length), size_max=size_max)
         message = await self._next_message()
         body: bytes = message.get("body", b"")
         if message.get("more_body"):

@@ -17,8 +17,8 @@ a retry topic, and with types other than shared and key_shared, a call is one ca
 
 import asyncio
 import itertools
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from collections.abc import Coroutine, Sequence
+from typing import Any, Final, NamedTuple
 
 import msgspec.structs
 from bindery_core.errors import BadRequest, BinderyError
@@ -94,7 +94,8 @@ class RetriedSubscription:
         link = self._link
         is_absent = link.state is State.ABSENT and request.wait_s <= 0 and request.request_id is None
         if is_absent or link.name is None or kind not in ("shared", "key_shared"):
-            return [await self._receive_main(request, kind=kind, charge=charge, client=client)]
+            deliveries, _ = await self._main.receive(request, kind=kind, charge=charge, client=client)
+            return [Part(self._topic.partition, deliveries)]
         if request.request_id is None:
             return await self._receive(request, kind=kind, charge=charge, client=client)
         return await self._receive_once(request, request.request_id, kind=kind, charge=charge, client=client)
@@ -349,15 +350,17 @@ class RetriedSubscription:
 
     # -- messages by id ------------------------------------------------------------------------------------------
 
-    async def ack(self, ids: Sequence[MessageId], *, consumer: str | None = None) -> None:
+    def ack(self, ids: Sequence[MessageId], *, consumer: str | None = None) -> Coroutine[Any, Any, None]:
         """Acknowledge messages; durable on return.
 
         Raises UnknownMessages, and acknowledges none, if an id names no message of either topic. After another error
         those of one topic may be acknowledged.
         """
         if self._link.state is State.ABSENT:  # most calls
-            await self._main.ack(ids, consumer=consumer)
-            return
+            return self._main.ack(ids, consumer=consumer)
+        return self._ack_in_both(ids, consumer)
+
+    async def _ack_in_both(self, ids: Sequence[MessageId], consumer: str | None) -> None:
         main_ids, retry_ids, found = await self._route(ids)
         if found is None or not retry_ids:
             await self._main.ack(ids, consumer=consumer)

@@ -55,6 +55,7 @@ STREAM_PING_S = 15.0
 """Seconds after which a stream without messages sends a comment."""
 STRUCTS = (ReceiveBody, Received, AckBody, Acknowledged, NackBody, Returned, RetryBody, Retried)
 router = APIRouter(route_class=OwnedRoute, default_response_class=JsonLine, tags=["subscriptions"])
+_LINES = NDJSON.encode()
 _ERRORS = (*openapi.OF_TOPICS, 409)
 
 
@@ -170,8 +171,11 @@ async def receive(exchange: Exchange) -> Response:
     )
     if isinstance(body.ack, list):
         await subscription.ack(parse_ids(body.ack), consumer=body.consumer)
-    parts = await _wait_for(subscription, request, body.type, exchange)
-    return messages_reply(exchange, _sources(parts), lines=exchange.accepts(NDJSON.encode()))
+    if request.wait_s == 0:
+        parts = await subscription.receive(request, kind=body.type, charge=exchange.charge)
+    else:
+        parts = await _wait_for(subscription, request, body.type, exchange)
+    return messages_reply(exchange, _sources(parts), lines=exchange.accepts(_LINES))
 
 
 @hot(
@@ -325,8 +329,6 @@ async def _wait_for(
     subscription: RetriedSubscription, request: ReceiveRequest, kind: SubscriptionType, exchange: Exchange
 ) -> list[Part]:
     """Receive; stop when the client disconnects, so that nothing is leased to a client that is gone."""
-    if request.wait_s == 0:
-        return await subscription.receive(request, kind=kind, charge=exchange.charge)
     client = ClientWatch()
     watcher = asyncio.create_task(exchange.watch_connection(client.set_gone))
     try:

@@ -15,10 +15,10 @@ Invariants
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import structlog
 from bindery_core.errors import BadRequest, BinderyError, NoSuchSubscription, OutcomeUnknown, TopicFenced, TryAgain
@@ -70,6 +70,17 @@ class StateStore(Protocol):
     async def delete(self) -> None: ...
 
     async def abandon(self) -> None: ...
+
+
+class _Nothing:
+    """Awaitable that is complete."""
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return
+        yield
+
+
+_NOTHING_TO_STORE: Final = _Nothing()
 
 
 class UnackedEntry(NamedTuple):
@@ -270,7 +281,8 @@ class ManagedCursor:
         positions is not an entry of this topic. After any other error the acknowledgements may or may not be durable:
         repeat the call, or deliver the messages again.
         """
-        await self._turn()
+        if self._end is not None or not self._is_free.is_set():
+            await self._turn()
         for position in positions:
             self._state.check(position)
         for batch in batches:
@@ -418,18 +430,19 @@ class ManagedCursor:
 
     # --- durability
 
-    async def _make_durable(self, changed: bool) -> None:
+    def _make_durable(self, changed: bool) -> Awaitable[None]:
+        """Begin to store the state. Return what completes when it is durable, with an error if it may not be."""
         if changed:
             self._version += 1
         if self._durable_version >= self._version:
-            return
+            return _NOTHING_TO_STORE
         loop = asyncio.get_running_loop()
         durable: asyncio.Future[None] = loop.create_future()
         self._waiters.append((self._version, durable))
         if self._committer is None:
             self._committer = loop.create_task(self._commit())
             self._committer.add_done_callback(self._committed)
-        await durable
+        return durable
 
     async def _commit(self) -> None:
         while self._waiters:
