@@ -259,9 +259,11 @@ class AckState:
 
         Returns whether anything changed, and the entries that became completely acknowledged.
         """
+        first = self._ledgers.first_position
+        if len(positions) == 1 and not batches and self._ack_next(positions[0], first):
+            return True, [positions[0]]
         changed = False
         finished: list[Position] = []
-        first = self._ledgers.first_position
         for batch in batches:
             position = batch.position
             if self.is_acked(position) or position < first:
@@ -290,6 +292,17 @@ class AckState:
         if any(each.ledger_id != ledger_id or each.entry_id == entry_id + 1 for each in completed):
             self._advance()
         return changed or bool(completed), completed
+
+    def _ack_next(self, position: Position, first: Position) -> bool:
+        """Acknowledge the entry after mark_delete if that moves it by this entry only. Return False if it does not."""
+        ledger_id, entry_id = self.mark_delete
+        if position != (ledger_id, entry_id + 1) or position < first or self.batches or self.counts:
+            return False
+        if self.acked.end_of_range(*self._ledgers.next(position)) is not None:
+            return False
+        self.mark_delete = position
+        self._changes.acked.add(*position)
+        return True
 
     def ack_upto(self, position: Position) -> bool:
         """Acknowledge everything <= `position`. Returns whether that changed anything."""
