@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from bindery_kit.http.http_limits import HttpLimits
-from bindery_kit.http.http_request import JOINED_SIZE_MAX, responder
+from bindery_kit.http.http_request import JOINED_SIZE_MAX, request_of
 from bindery_kit.http.http_server import HttpServer
 
 Messages = list[dict[str, Any]]
@@ -30,7 +30,7 @@ async def respond(
 ) -> tuple[bytes, list[bytes]]:
     """Return what the client reads until the end of the connection, and the single writes of the server.
 
-    `whole`: call `responder` with the two messages first, add its results here, and send the messages if it is False.
+    `whole`: call `HttpRequest.respond` with the two messages first, add its results here; send them if it is False.
     """
     writes: list[bytes] = []
     made = HttpLimits.connection_made
@@ -52,9 +52,9 @@ async def respond(
         assert scope["type"] == "http"
         if whole is not None:
             head, content = messages
-            write = responder(send)
-            assert write is not None
-            whole.append(write(head["status"], head["headers"], content["body"]))
+            request = request_of(send)
+            assert request is not None
+            whole.append(request.respond(head["status"], head["headers"], content["body"]))
             if whole[-1]:
                 return
         for message in messages:
@@ -142,8 +142,8 @@ def test_only_a_request_of_this_server_is_answered_as_a_whole() -> None:
     async def send(message: Any) -> None:
         raise AssertionError
 
-    assert responder(send) is None
-    assert responder([].append) is None
+    assert request_of(send) is None
+    assert request_of([].append) is None
 
 
 async def test_a_body_in_pieces_follows_its_head(monkeypatch):

@@ -230,7 +230,7 @@ class HttpLimits(HttpToolsProtocol):
         """Whether the connection is above a limit of connections."""
         self._is_refused = False
         self._is_lost = False
-        self._running: RequestResponseCycle | None = None
+        self._running: HttpRequest | None = None
         """The request in progress that the application runs; `cycle` is the newest one that was received."""
 
     # --- called by the transport
@@ -264,9 +264,8 @@ class HttpLimits(HttpToolsProtocol):
             if timer is not None:
                 timer.cancel()
         self._deadline = self._write_timer = self._linger_timer = None
-        if self._running is not None and self._running is not self.cycle:  # uvicorn tells only the newest request
-            self._running.disconnected = True
-            self._running.message_event.set()
+        if self._running is not None and not self._running.response_complete:  # uvicorn tells only the newest request
+            self._running.lose()
         self.pipeline.clear()
         self._unset_keepalive_if_required()  # uvicorn would keep a connection that was reset until this timer ends
         super().connection_lost(exc)
@@ -406,15 +405,15 @@ class HttpLimits(HttpToolsProtocol):
         return HttpRequest(self, scope, keep_alive=keep_alive, expects_100=self.expect_100_continue)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        self._running = cycle
-        task = cast(HttpRequest, cycle).task = self.loop.create_task(cycle.run_asgi(app))
+        self._running = request = cast(HttpRequest, cycle)
+        task = request.task = self.loop.create_task(cycle.run_asgi(app))
         self.tasks.add(task)  # until `run_asgi` ends
 
     def on_response_complete(self) -> None:
         if self._charges is not None:
             self._discharge(self._charges)
         if self._running is not None:
-            self.release_body(cast(HttpRequest, self._running))
+            self.release_body(self._running)
         self.server_state.total_requests += 1
         if self._is_lost:
             return
@@ -486,8 +485,7 @@ class HttpLimits(HttpToolsProtocol):
         is_answerable = kind != "unread" and not self.pipeline and self._is_undone()
         self._is_refused = True
         if self._running is not None and not self._running.response_complete:  # it gets no more of its body
-            self._running.disconnected = True
-            self._running.message_event.set()
+            self._running.lose()
         self.loop.call_soon(self._end_evicted, kind, is_answerable)  # not within a call of the transport
 
     def _end_evicted(self, kind: str, is_answerable: bool) -> None:

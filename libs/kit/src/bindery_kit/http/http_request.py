@@ -2,7 +2,7 @@
 
 uvicorn's class writes the head and the body of a response separately. Each write is a call of the system, which takes
 longer than most of what is done for a short response, and wakes the client. This class writes a short response at once,
-whether the application sends it as two ASGI messages or as a whole (`responder`); uvicorn's class writes all others.
+whether the application sends it as two ASGI messages or as a whole (`respond`); uvicorn's class writes all others.
 """
 
 import asyncio
@@ -17,9 +17,6 @@ from uvicorn.server import ServerState
 
 JOINED_SIZE_MAX: Final = 64 * 1024
 """Maximum bytes of a body that is copied to be sent with its head. For larger ones, the copy takes longer."""
-
-Respond = Callable[[int, Iterable[tuple[bytes, bytes]], bytes], bool]
-"""(status, headers, body) -> whether the response was written; False: nothing was done, send it as ASGI messages."""
 
 _CONTENT_LENGTH: Final = b"content-length: "
 _NOT_IN_SHORT: Final = frozenset((_CONTENT_LENGTH, b"connection: ", b"transfer-encoding: ", b""))
@@ -82,6 +79,8 @@ class HttpRequest(RequestResponseCycle):
     """Bytes of the body that count for the connection."""
     task: "asyncio.Task[None] | None" = None
     """Runs the application, until it has ended."""
+    _on_gone: Callable[[], None] | None = None
+    """Called when the client disconnects."""
     _is_taken = False
     """Whether the application has received the end of the body."""
     _head = b""
@@ -126,6 +125,24 @@ class HttpRequest(RequestResponseCycle):
             self.transport.close()
         else:
             await self.send_500_response()
+
+    # --- the client
+
+    def watch(self, on_gone: Callable[[], None] | None) -> None:
+        """Call `on_gone` if the client disconnects before the response is complete, or now if it has. None: do not."""
+        self._on_gone = on_gone
+        if on_gone is not None:
+            if self.disconnected:
+                on_gone()
+            else:
+                self.flow.resume_reading()  # otherwise nothing shows that it disconnects
+
+    def lose(self) -> None:
+        """The client has disconnected, or must get no more."""
+        self.disconnected = True
+        self.message_event.set()
+        if self._on_gone is not None:
+            self._on_gone()
 
     # --- the response
 
@@ -269,7 +286,7 @@ class HttpRequest(RequestResponseCycle):
         return [] if self._connection is None else self._connection.server_state.default_headers
 
 
-def responder(send: object) -> Respond | None:
-    """Return `HttpRequest.respond` of the request whose ASGI `send` this is; None if it belongs to something else."""
+def request_of(send: object) -> HttpRequest | None:
+    """Return the request whose ASGI `send` this is; None if it belongs to something else."""
     request = getattr(send, "__self__", None)
-    return request.respond if isinstance(request, HttpRequest) else None
+    return request if isinstance(request, HttpRequest) else None

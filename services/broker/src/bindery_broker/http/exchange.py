@@ -8,7 +8,7 @@ next owner of the topic.
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, MutableMapping
 from typing import Any, Final, Protocol, TypeVar, cast
 from urllib.parse import parse_qsl
 
@@ -20,7 +20,7 @@ from bindery_kit.admin.content_types import (
     check_codings,
     check_json_type,
 )
-from bindery_kit.http.http_request import responder
+from bindery_kit.http.http_request import request_of
 from bindery_kit.limits.address_counts import group_of
 from bindery_pulsar.topic_name import TopicName
 from starlette.datastructures import Headers, QueryParams
@@ -297,7 +297,7 @@ class Exchange(Request):
     async def watch_connection(self, on_gone: Callable[[], None]) -> None:
         """Set `gone` and call `on_gone` when the client closes the connection. The body must have been read.
 
-        Runs as a task of its own while the operation waits.
+        Runs as a task of its own while the operation waits; `watched` needs none.
         """
         assert self._read is not None or self._passed_on
         while True:
@@ -306,6 +306,30 @@ class Exchange(Request):
                 self.gone = True
                 on_gone()
                 return
+
+    @contextlib.contextmanager
+    def watched(self, on_gone: Callable[[], None]) -> Iterator[None]:
+        """Set `gone` and call `on_gone` if the client closes the connection within the block. The body must have been
+        read."""
+        assert self._read is not None or self._passed_on
+
+        def lost() -> None:
+            self.gone = True
+            on_gone()
+
+        request = request_of(self._send)
+        watcher = None
+        if request is not None:
+            request.watch(lost)
+        else:
+            watcher = asyncio.create_task(self.watch_connection(on_gone))
+        try:
+            yield
+        finally:
+            if watcher is not None:
+                watcher.cancel()
+            if request is not None:
+                request.watch(None)
 
     # -- answer ---------------------------------------------------------------------------------------------------
 
@@ -323,12 +347,12 @@ class Exchange(Request):
         """Send the answer at once. Return False, with nothing done, if it must be called as an ASGI application."""
         if type(response) is not Reply:
             return False
-        respond = responder(self._send)
-        if respond is None:
+        request = request_of(self._send)
+        if request is None:
             return False
         assert not self.status, "answered twice"
         headers = (*response.raw_headers, (b"x-request-id", self.request_id.encode("latin-1")))
-        if not respond(response.status_code, headers, cast(bytes, response.body)):
+        if not request.respond(response.status_code, headers, cast(bytes, response.body)):
             return False
         self.status = response.status_code
         return True

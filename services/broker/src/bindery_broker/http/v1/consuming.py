@@ -1,6 +1,5 @@
 """Consuming: receive, stream, ack and nack."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from itertools import pairwise
 
@@ -86,7 +85,6 @@ class EventStream(Response):
 
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         client = ClientWatch()
-        watcher = asyncio.create_task(exchange.watch_connection(client.set_gone))
         request = ReceiveRequest(
             consumer=query.consumer,
             count_max=STREAM_COUNT_MAX,
@@ -97,19 +95,20 @@ class EventStream(Response):
             priority=query.priority,
             address=exchange.client_address,
         )
-        try:
-            await push(b": connected\n\n")
-            while not (exchange.gone or exchange.broker.draining):
-                try:
-                    parts = await subscription.receive(request, kind=query.type, charge=exchange.charge, client=client)
-                except ResponsesFull:
-                    parts = []
-                if not exchange.gone:
-                    await self._push(push, _sources(parts))
-        except BinderyError as error:
-            await push(b"event: error\ndata: " + bytes(problem_of(error).body).strip() + b"\n\n")
-        finally:
-            watcher.cancel()
+        with exchange.watched(client.set_gone):
+            try:
+                await push(b": connected\n\n")
+                while not (exchange.gone or exchange.broker.draining):
+                    try:
+                        parts = await subscription.receive(
+                            request, kind=query.type, charge=exchange.charge, client=client
+                        )
+                    except ResponsesFull:
+                        parts = []
+                    if not exchange.gone:
+                        await self._push(push, _sources(parts))
+            except BinderyError as error:
+                await push(b"event: error\ndata: " + bytes(problem_of(error).body).strip() + b"\n\n")
         if not exchange.gone:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -330,11 +329,8 @@ async def _wait_for(
 ) -> list[Part]:
     """Receive; stop when the client disconnects, so that nothing is leased to a client that is gone."""
     client = ClientWatch()
-    watcher = asyncio.create_task(exchange.watch_connection(client.set_gone))
-    try:
+    with exchange.watched(client.set_gone):
         return await subscription.receive(request, kind=kind, charge=exchange.charge, client=client)
-    finally:
-        watcher.cancel()
 
 
 def _key_shared(body: ReceiveBody) -> tuple[KeySharedMode, tuple[KeyRange, ...]]:
