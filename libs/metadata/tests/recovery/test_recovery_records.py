@@ -268,8 +268,28 @@ async def test_an_event_whose_response_is_lost_is_written_once(
 ) -> None:
     await records.append_history(HistoryEvent(1, "marked"))
     environment.lose_next_write(store, applied=applied)
-    await records.append_history(HistoryEvent(2, "marked"))
+    assert await records.append_history(HistoryEvent(2, "marked"))
     assert [event.at_ms for event in await records.history()] == [2, 1]
+
+
+@pytest.mark.parametrize("applied", [True, False])
+async def test_an_event_is_written_once_although_the_store_failed_after_its_response_was_lost(
+    environment: StoreEnvironment,
+    records: RecoveryRecords,
+    store: MetadataStore,
+    applied: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def fail(_: str) -> None:
+        raise MetadataUnavailable("no connection")
+
+    event = HistoryEvent(1, "healed", "ledger 7 is whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "sync", fail)
+        environment.lose_next_write(store, applied=applied)
+        assert not await records.append_history(event)
+    assert await records.append_history(event, may_exist=True)
+    assert await records.history() == [event]
 
 
 # --- cursors, workers, pause ------------------------------------------------------------------------------------------

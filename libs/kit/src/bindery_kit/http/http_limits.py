@@ -176,6 +176,7 @@ class HttpLimits(HttpToolsProtocol):
         "_is_extra",
         "_is_lost",
         "_is_refused",
+        "_is_upgrade",
         "_linger_timer",
         "_moved_on",
         "_paused_s",
@@ -229,6 +230,8 @@ class HttpLimits(HttpToolsProtocol):
         self._is_extra = False
         """Whether the connection is above a limit of connections."""
         self._is_refused = False
+        self._is_upgrade = False
+        """Whether the head that was parsed last asks for another protocol (`_parse`)."""
         self._is_lost = False
         self._running: HttpRequest | None = None
         """The request in progress that the application runs; `cycle` is the newest one that was received."""
@@ -280,13 +283,11 @@ class HttpLimits(HttpToolsProtocol):
             self._create_parser()  # type: ignore[unreachable]  # uvicorn always has one
         self._idle_s = None
         try:
-            self.parser.feed_data(data)
+            self._parse(data)
         except httptools.HttpParserError:
             reason = "Invalid HTTP request received."
             self.logger.warning(reason)
             self.send_400_response(reason)
-        except httptools.HttpParserUpgrade:
-            self._unsupported_upgrade_warning()
         if self.transport.is_closing():
             self.linger()
             return
@@ -310,6 +311,33 @@ class HttpLimits(HttpToolsProtocol):
         if self._deadline is None:
             self._set_deadline(self.shared.head_timeout_s)
 
+    def _parse(self, data: bytes) -> None:
+        """Pass bytes to the parser. Raises httptools.HttpParserError.
+
+        The parser drops the body of a request that asks for another protocol (`Upgrade`) and ends there, but a server
+        may answer such a request as if it did not ask. So its head is parsed once more, without that.
+        """
+        while True:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as end:
+                if self._is_refused:
+                    return
+                data = self._head_without_upgrade() + data[end.args[0] :]
+            self._create_parser()
+
+    def _head_without_upgrade(self) -> bytes:
+        method, version = self.parser.get_method(), self.parser.get_http_version()
+        lines = [b"%b %b HTTP/%b\r\n" % (method, self.url, version.encode())]
+        for name, value in self.headers:
+            if name == b"connection":
+                options = [option.strip() for option in value.split(b",")]
+                value = b", ".join(option for option in options if option.lower() != b"upgrade")
+            if name != b"upgrade":
+                lines.append(b"%b: %b\r\n" % (name, value))
+        return b"".join([*lines, b"\r\n"])
+
     def pause_writing(self) -> None:
         super().pause_writing()
         self._paused_s = self.loop.time()
@@ -327,6 +355,7 @@ class HttpLimits(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self._in_head = True
+        self._is_upgrade = False
         self._trailers = 0
         self.url = b""
         self.headers = []
@@ -350,6 +379,11 @@ class HttpLimits(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._moved_on = True
         self._in_head = False
+        if self.parser.should_upgrade():
+            if self.parser.get_method() == b"CONNECT":
+                raise ValueError("CONNECT is for proxies")  # the parser reports an invalid request: 400
+            self._is_upgrade = True
+            return
         shared = self.shared
         shared.idle.pop(self, None)
         if self._is_refused:
@@ -426,11 +460,7 @@ class HttpLimits(HttpToolsProtocol):
             if self.pipeline:
                 self.flow.pause_reading()
         else:
-            self._idle_s = self.loop.time()
-            if self.timeout_keep_alive_task is None:
-                self.timeout_keep_alive_task = self.loop.call_later(
-                    self.timeout_keep_alive, self.timeout_keep_alive_handler
-                )
+            self._begin_idle()
         if self.cycle.response_complete:  # otherwise the last waiting request runs now
             self.shared.idle[self] = None
             if not self._in_head:
@@ -438,6 +468,13 @@ class HttpLimits(HttpToolsProtocol):
             if self._body_open:  # its bytes are dropped from now on
                 self._answered_s = self.loop.time()
                 self._set_deadline(LINGER_S)
+
+    def _begin_idle(self) -> None:
+        self._idle_s = self.loop.time()
+        if self.timeout_keep_alive_task is None:
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     def on_body(self, body: bytes) -> None:
         self._moved_on = True
@@ -458,7 +495,11 @@ class HttpLimits(HttpToolsProtocol):
         self._moved_on = True
         self._body_open = False
         self._body_began_s = None
-        if not self._is_refused and not self.cycle.response_complete:
+        if self._is_refused or self._is_upgrade:
+            return
+        if self.cycle.response_complete:
+            self._begin_idle()
+        else:
             cast(HttpRequest, self.cycle).end_body()
 
     def timeout_keep_alive_handler(self) -> None:

@@ -135,7 +135,7 @@ class HttpRequest(RequestResponseCycle):
             if self.disconnected:
                 on_gone()
             else:
-                self.flow.resume_reading()  # otherwise nothing shows that it disconnects
+                self.flow.resume_reading()  # until another request waits, nothing else shows that it disconnects
 
     def lose(self) -> None:
         """The client has disconnected, or must get no more."""

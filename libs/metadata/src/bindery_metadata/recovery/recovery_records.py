@@ -256,13 +256,15 @@ class RecoveryRecords:
 
     # --- history --------------------------------------------------------------------------------------------------
 
-    async def append_history(self, event: HistoryEvent, *, guard: Guard | None = None) -> None:
-        """Append an event. If its response is lost, and the store then fails, the event may be missing.
+    async def append_history(self, event: HistoryEvent, *, guard: Guard | None = None, may_exist: bool = False) -> bool:
+        """Append an event. Returns False if its response was lost and the store then failed: the event may be missing.
 
-        Raises NotLeader, MetadataUnavailable.
+        `may_exist`: an earlier call for this event returned False. Raises NotLeader, MetadataUnavailable.
         """
         event = dataclasses.replace(event, text=event.text[:TEXT_SIZE_MAX])
         data = json_node.encode(event)
+        if may_exist and await self._is_recent(data):
+            return True
         prefix = f"{self._layout.recovery_history}/{EVENT_PREFIX}"
         for _ in range(ATTEMPTS_MAX):
             try:
@@ -274,15 +276,15 @@ class RecoveryRecords:
                 try:
                     await self._settle(self._layout.recovery_history, lost)
                     if await self._is_recent(data):
-                        return
+                        return True
                 except BinderyError as error:
                     _log.info("history_event_unsure", extra={"kind": event.kind, "error": str(error)})
-                    return
+                    return False
                 continue
             if isinstance(path, str) and int(path[len(prefix) :]) % HISTORY_PRUNE_EVERY == 0:
                 await self._prune_history()
-            return
-        raise MetadataUnavailable("the node of the history is deleted repeatedly", attempts=ATTEMPTS_MAX)
+            return True
+        raise MetadataUnavailable("the history cannot be written", attempts=ATTEMPTS_MAX)
 
     async def history(self, limit: int = HISTORY_MAX) -> Sequence[HistoryEvent]:
         """Return up to `limit` events, the newest first."""

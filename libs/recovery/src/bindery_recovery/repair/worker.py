@@ -149,6 +149,8 @@ class ReplicationWorker:
         """Repaired ledgers whose record may still exist."""
         self._unrecorded: deque[HistoryEvent] = deque(maxlen=UNRECORDED_MAX)
         """Events that the history does not have yet, the oldest first."""
+        self._doubtful: HistoryEvent | None = None
+        """The oldest of them if the history may have it."""
         self._recording = asyncio.Lock()
         self._sweep_at = 0.0
         self._is_enabled_now = True
@@ -378,10 +380,15 @@ class ReplicationWorker:
             async for one in self._records.list():
                 if await self._marks.get(one.ledger_id) is None:
                     self._leftovers.add(one.ledger_id)  # removed if it still has no mark in the next pass
-        for ledger_id in leftovers:
-            record = await self._records.get(ledger_id)
-            if record is not None and await self._marks.get(ledger_id) is None:
-                await self._remove(record)
+        try:
+            while leftovers:
+                ledger_id = next(iter(leftovers))
+                record = await self._records.get(ledger_id)
+                if record is not None and await self._marks.get(ledger_id) is None:
+                    await self._remove(record)
+                leftovers.remove(ledger_id)
+        finally:
+            self._leftovers |= leftovers
 
     async def _not_healed(self, run: Attempt, outcome: Outcome) -> None:
         record = run.record
@@ -430,7 +437,10 @@ class ReplicationWorker:
         async with self._recording:
             while self._unrecorded:
                 event = self._unrecorded[0]
-                await self._records.append_history(event)
+                is_certain = await self._records.append_history(event, may_exist=event is self._doubtful)
+                self._doubtful = None if is_certain else event
+                if not is_certain:
+                    return
                 if self._unrecorded[0] is event:  # otherwise newer ones have displaced it
                     self._unrecorded.popleft()
 
@@ -502,9 +512,9 @@ class ReplicationWorker:
             news = (report.state, report.ledger_id, report.bytes_done_total, report.bytes_per_s)
             if self._unrecorded or news != reported or now - reported_at >= REPORT_UNCHANGED_S:
                 try:
-                    await self._record_events()
                     await self._records.report(report)
                     reported, reported_at = news, now
+                    await self._record_events()
                 except BinderyError as error:
                     log.info("report_postponed", worker=self.name, error=str(error))
             await asyncio.sleep(REPORT_S)
