@@ -263,6 +263,7 @@ def _receive(
     consumer = f"cli-{socket.gethostname()}-{os.getpid()}"
     left = maximum
     printed: list[str] = []
+    noted = ""
     numbers = itertools.count()
     try:
         while left is None or left > 0:
@@ -275,8 +276,12 @@ def _receive(
             }
             if printed:
                 body["ack"] = printed
-            messages = retries.run(lambda body=body: broker.post(base + "/receive", body))["messages"]  # type: ignore[misc]
+            answer = retries.run(lambda body=body: broker.post(base + "/receive", body))  # type: ignore[misc]
+            messages = answer["messages"]
             printed = []
+            if (reason := answer.get("blocked")) is not None and reason["code"] != noted:
+                noted = reason["code"]
+                typer.echo(f"bindery: no messages: {printable(reason['detail'])}", err=True)
             if not messages and not follow:
                 return
             for message in messages:

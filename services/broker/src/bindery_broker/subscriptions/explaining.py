@@ -102,6 +102,20 @@ class Explainer:
             self._of_limits(consumer) or self._of_consumers(consumer, connected, key_hash) or self._of_order(position)
         )
 
+    def blocked(self, consumer: str, *, now: float) -> Reason | None:
+        """Return what stops the delivery of any message to a consumer; None: nothing, or there is no message."""
+        if self._reader.stuck is not None:
+            return Reason("unreadable", f"an entry holds up the subscription: {self._reader.stuck}")
+        if (reason := self._of_limits(consumer)) is not None:
+            return reason
+        dispatcher = self._loop.dispatcher
+        if (reason := self._of_activity(consumer)) is not None:
+            return reason
+        if dispatcher.paused_until is not None and dispatcher.paused_until > now:
+            left = round((dispatcher.paused_until - now) * 1_000)
+            return Reason("returned", f"a consumer returned a message; delivery continues in {left} ms", left)
+        return None
+
     def _is_acked(self, position: Position, index: int) -> bool:
         if self._cursor.is_acked(position) or position < self._ledger.first_position:
             return True
@@ -125,12 +139,6 @@ class Explainer:
 
     def _of_limits(self, consumer: str | None) -> Reason | None:
         dispatcher, limits = self._loop.dispatcher, self._loop.dispatcher.limits
-        if dispatcher.known_count >= limits.unacked_max:
-            return Reason(
-                "unacked_max",
-                f"{dispatcher.known_count} messages of the subscription are not acknowledged, the limit is "
-                f"{limits.unacked_max}: acknowledge some",
-            )
         for member in self._loop.members:
             if member.name == consumer and member.held >= limits.unacked_per_consumer_max:
                 return Reason(
@@ -139,16 +147,20 @@ class Explainer:
                     f"{limits.unacked_per_consumer_max}: acknowledge some",
                     consumer=consumer,
                 )
+        if dispatcher.known_count >= limits.unacked_max:
+            return Reason(
+                "unacked_max",
+                f"{dispatcher.known_count} messages of the subscription are not acknowledged, the limit is "
+                f"{limits.unacked_max}: acknowledge some",
+            )
         return None
 
     def _of_consumers(self, consumer: str | None, connected: list[str], key_hash: int) -> Reason | None:
         dispatcher = self._loop.dispatcher
         if not connected:
             return Reason("no_consumer", "no consumer is connected")
-        if isinstance(dispatcher, SingleActiveDispatcher):
-            active = dispatcher.active
-            if active is not None and consumer not in (None, active.name):
-                return Reason("not_active", f"consumer {active.name} is the active one", consumer=active.name)
+        if (reason := self._of_activity(consumer)) is not None:
+            return reason
         if isinstance(dispatcher, KeySharedDispatcher) and key_hash:
             for held in dispatcher.keys_held((key_hash,), count_max=1):
                 heir = "no consumer" if held.owner is None else f"consumer {held.owner.name}"
@@ -163,6 +175,13 @@ class Explainer:
             if owner is None:
                 return Reason("no_consumer", "no consumer that is connected now owns the key")
         return None
+
+    def _of_activity(self, consumer: str | None) -> Reason | None:
+        dispatcher = self._loop.dispatcher
+        active = dispatcher.active if isinstance(dispatcher, SingleActiveDispatcher) else None
+        if active is None or consumer in (None, active.name):
+            return None
+        return Reason("not_active", f"consumer {active.name} is the active one", consumer=active.name)
 
     def _of_order(self, position: Position) -> Reason:
         dispatcher = self._loop.dispatcher

@@ -458,6 +458,10 @@ class Subscription:
             message_id, consumer=consumer, connected=connected, now=self._now(), now_ms=self._clock()
         )
 
+    def blocked(self, consumer: str) -> Reason | None:
+        """Return what stops the delivery of any message to a consumer; None: nothing, or there is no message."""
+        return self._explainer.blocked(consumer, now=self._now())
+
     # -- life ----------------------------------------------------------------------------------------------------
 
     def close(self, reason: BinderyError) -> None:

@@ -433,6 +433,10 @@ class RetriedSubscription:
         side = found.subscription if found is not None and retry_ids else self._main
         return await side.explain(message_id, consumer=consumer)
 
+    def blocked(self, consumer: str) -> Reason | None:
+        """As `Subscription.blocked`, for the messages that are not retried."""
+        return self._main.blocked(consumer)
+
     async def _route(self, ids: Sequence[MessageId]) -> tuple[Sequence[MessageId], list[MessageId], Found | None]:
         """Return the ids of the topic, and those of its retry topic, which is opened if there may be any.
 

@@ -158,3 +158,55 @@ async def test_an_id_that_names_no_message_and_a_consumer_without_a_message_are_
     problem(answer, status=404, code="no_such_message")
     answer = await broker.client.get(f"{SUB}/explain", params={"consumer": "c"})
     problem(answer, status=400, code="bad_request")
+
+
+# --- what stops a consumer, in the answer of the call that got nothing -----------------------------------------------
+
+
+async def blocked(broker, consumer: str, **fields: Any) -> dict[str, Any] | None:
+    answer = (await broker.receive_raw(consumer, **fields)).json()
+    assert answer["messages"] == []
+    reason: dict[str, Any] | None = answer.get("blocked")
+    assert reason is None or reason["detail"]
+    return reason
+
+
+async def test_a_consumer_without_messages_is_told_that_a_limit_is_reached(broker):
+    first, *_ = await broker.produce("a", "b", "c")
+    (topic,) = broker.broker.topics
+    topic._limits = DispatchLimits(unacked_max=2, unacked_per_consumer_max=1)
+    assert len(await broker.receive("c1", initial="earliest")) == 1
+    reason = await blocked(broker, "c1")
+    assert (reason["code"], reason["consumer"]) == ("unacked_max", "c1")
+    assert len(await broker.receive("c2")) == 1
+    reason = await blocked(broker, "c3")
+    assert reason["code"] == "unacked_max"
+    assert "consumer" not in reason
+    await broker.ack([first])
+    assert len(await broker.receive("c3")) == 1
+
+
+async def test_a_consumer_without_messages_is_told_who_is_active(broker):
+    await broker.receive("c1", type="failover")
+    await broker.produce("a")
+    reason = await blocked(broker, "c2", type="failover")
+    assert (reason["code"], reason["consumer"]) == ("not_active", "c1")
+    assert len(await broker.receive("c1", type="failover")) == 1
+
+
+async def test_a_consumer_without_messages_is_told_how_long_a_returned_one_holds_up_the_others(broker):
+    await broker.receive("c1", type="exclusive")
+    first, _ = await broker.produce("a", "b")
+    await broker.receive("c1", type="exclusive", max=1)
+    await broker.post(f"{SUB}/nack", {"message_ids": [first], "delay_ms": 5_000})
+    reason = await blocked(broker, "c1", type="exclusive")
+    assert (reason["code"], reason["ends_in_ms"]) == ("returned", 5_000)
+
+
+async def test_nothing_stops_a_consumer_if_there_is_nothing_to_deliver(broker):
+    assert await blocked(broker, "c1") is None
+    (message_id,) = await broker.produce("a")
+    await broker.receive("c1")
+    assert await blocked(broker, "c2") is None, "the message is leased, nothing else is there"
+    await broker.ack([message_id])
+    assert await blocked(broker, "c1") is None

@@ -8,7 +8,7 @@ from bindery_kit.http.problem import problem_of
 from bindery_pulsar.message_id import EARLIEST, LATEST, MessageId
 from bindery_pulsar.topic_name import validate_subscription
 from fastapi import APIRouter
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -25,6 +25,7 @@ from bindery_broker.http.v1.produce_request import NDJSON, split_tags
 from bindery_broker.http.v1.schemas import (
     AckBody,
     Acknowledged,
+    Blocked,
     DeadLetterPolicy,
     KeyShared,
     MessageError,
@@ -174,7 +175,9 @@ async def receive(exchange: Exchange) -> Response:
         parts = await subscription.receive(request, kind=body.type, charge=exchange.charge)
     else:
         parts = await _wait_for(subscription, request, body.type, exchange)
-    return messages_reply(exchange, _sources(parts), lines=exchange.accepts(_LINES))
+    sources = _sources(parts)
+    blocked = UNSET if sources else _blocked(subscription, body.consumer)
+    return messages_reply(exchange, sources, lines=exchange.accepts(_LINES), blocked=blocked)
 
 
 @hot(
@@ -331,6 +334,18 @@ async def _wait_for(
     client = ClientWatch()
     with exchange.watched(client.set_gone):
         return await subscription.receive(request, kind=kind, charge=exchange.charge, client=client)
+
+
+def _blocked(subscription: RetriedSubscription, consumer: str) -> Blocked | UnsetType:
+    reason = subscription.blocked(consumer)
+    if reason is None:
+        return UNSET
+    return Blocked(
+        code=reason.code,
+        detail=reason.detail,
+        ends_in_ms=UNSET if reason.until_ms is None else reason.until_ms,
+        consumer=UNSET if reason.consumer is None else reason.consumer,
+    )
 
 
 def _key_shared(body: ReceiveBody) -> tuple[KeySharedMode, tuple[KeyRange, ...]]:

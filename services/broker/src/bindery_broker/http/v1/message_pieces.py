@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from bindery_broker.http.exchange import Exchange, Reply
 from bindery_broker.http.v1.message_view import view
 from bindery_broker.http.v1.produce_request import NDJSON
-from bindery_broker.http.v1.schemas import ReadAnswer, Received
+from bindery_broker.http.v1.schemas import Blocked, ReadAnswer, Received
 
 AT_ONCE_SIZE_MAX: Final = 256 * 2**10
 """Maximum bytes of messages that are encoded at once."""
@@ -57,11 +57,16 @@ class _Pieces(Response):
 
 
 def messages_reply(
-    exchange: Exchange, sources: list[MessageSource], *, following: str | None = None, lines: bool = False
+    exchange: Exchange,
+    sources: list[MessageSource],
+    *,
+    following: str | None = None,
+    lines: bool = False,
+    blocked: Blocked | msgspec.UnsetType = msgspec.UNSET,
 ) -> Response:
     """Return the answer with `sources`, whose bytes are charged to the exchange; the answer takes over the list.
 
-    `following`: the member `next`. `lines`: NDJSON instead of one JSON object.
+    `following`: the member `next`. `lines`: NDJSON instead of one JSON object. `blocked`: why there are no messages.
     """
     content_type = NDJSON.encode() if lines else JSON_TYPE
     charge = exchange.charge
@@ -75,7 +80,7 @@ def messages_reply(
     if lines:
         body = _encoder.encode_lines(messages)
     elif following is None:
-        body = _encode(Received(messages=messages)) + b"\n"
+        body = _encode(Received(messages=messages, blocked=blocked)) + b"\n"
     else:
         body = _encode(ReadAnswer(messages=messages, next=following)) + b"\n"
     if len(body) > charge.size:

@@ -208,8 +208,21 @@ class MessageOut(Answer, kw_only=True):
     sequence_id: int
 
 
+class Blocked(Answer, kw_only=True):
+    code: str
+    """`unacked_max`, `not_active`, `returned` or `unreadable`."""
+    detail: str
+    """What stops the consumer, in one sentence."""
+    ends_in_ms: int | UnsetType = UNSET
+    """Milliseconds after which the reason ends by itself."""
+    consumer: str | UnsetType = UNSET
+    """The consumer that is the reason."""
+
+
 class Received(Answer, kw_only=True):
     messages: list[MessageOut]
+    blocked: Blocked | UnsetType = UNSET
+    """Why there are no messages, if something stops this consumer. Left out otherwise."""
 
 
 class ReadAnswer(Answer, kw_only=True):
