@@ -197,6 +197,23 @@ def test_options_of_the_subscription_are_sent(
     } == fields
 
 
+def test_what_stops_the_consumer_is_printed_once(
+    serve: Callable[[Callable[[httpx.Request], httpx.Response]], None],
+) -> None:
+    message = {"message_id": "5:0:-1:-1", "payload": "a"}
+    reason = {"code": "not_active", "detail": "consumer \x1bc1 is the active one", "consumer": "c1"}
+    answers = [{"messages": [], "blocked": reason}, {"messages": [], "blocked": reason}, {"messages": [message]}]
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        is_receive = request.url.path.endswith("/receive")
+        return httpx.Response(200, json=answers.pop(0) if is_receive else {"acknowledged": 1})
+
+    serve(handler)
+    done = CliRunner().invoke(app, ["consume", "t", "--ack", "--follow", "--max", "1", "--type", "failover"])
+    assert (done.exit_code, done.stdout) == (0, "a\n")
+    assert done.stderr == "bindery: no messages: consumer \\u001bc1 is the active one\n"
+
+
 def test_payloads_that_are_not_decoded_are_printed_as_stored_with_one_warning(
     capsysbinary: pytest.CaptureFixture[bytes],
 ) -> None:
