@@ -355,17 +355,6 @@ async def test_of_single_entries_only_those_that_are_not_cached_are_read(
     assert (await some(topic, monkeypatch, 2, 3, 5, 8))[2] == []
 
 
-@pytest.mark.parametrize(("cache_size_max", "is_used"), [(10**6, True), (10**5, False), (0, False)])
-async def test_entries_are_read_in_advance_if_the_cache_has_room(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, cache_size_max: int, is_used: bool
-) -> None:
-    topic = await cluster.open(entries_max=10**6)
-    await topic.add_many([b"%d" % number for number in range(40)])
-    topic = await cluster.open(cache_size_max=cache_size_max)  # after a restart
-    await topic.prefetch([Position(0, 3), Position(0, 5), Position(10**6, 0)], size_max=50_000)
-    assert (await some(topic, monkeypatch, 3, 5))[2] == ([] if is_used else [[3, 5]])
-
-
 async def test_single_entries_of_several_ledgers_and_those_that_do_not_exist(cluster: Cluster) -> None:
     topic = await three_ledgers(cluster)
     last = topic.last_confirmed

@@ -16,7 +16,6 @@ Source: Pulsar's shared dispatcher (replay set first, then normal reads; consume
 """
 
 import heapq
-import itertools
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, Generic
@@ -178,19 +177,6 @@ class SharedDispatcher(Generic[B]):
 
     def _is_full(self) -> bool:
         return self._ready_count >= self.limits.ready_max or self._ready_bytes >= self.limits.ready_bytes_max
-
-    @property
-    def due_count(self) -> int:
-        """Approximate number of messages of `replay_due` that `replay` has not returned."""
-        return len(self._due)
-
-    def needs_due(self, least: int) -> bool:
-        """Return whether fewer than `least` messages of `replay_due` are left, and no returned ones."""
-        return not self._replay and len(self._due) < least
-
-    def due_next(self, first: int, count_max: int) -> list[Position]:
-        """Return about the messages of `replay_due` that `replay` returns after the next `first` ones."""
-        return [portion.position for portion in itertools.islice(self._due, first, first + count_max)]
 
     def replay_due(self, positions: Iterable[Position]) -> None:
         """Entries whose delay has ended: `replay` returns them. Known ones are ignored."""

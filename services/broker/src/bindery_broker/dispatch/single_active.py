@@ -205,16 +205,6 @@ class SingleActiveDispatcher(Generic[B]):
     def replay(self, count_max: int, *, entries_max: int | None = None) -> list[MessageRef]:
         return []
 
-    @property
-    def due_count(self) -> int:
-        return 0
-
-    def needs_due(self, least: int) -> bool:
-        return False
-
-    def due_next(self, first: int, count_max: int) -> list[Position]:
-        return []
-
     def replay_due(self, positions: Iterable[Position]) -> None:
         raise AssertionError("messages are delivered in the order of the topic, without delays")
 

@@ -379,11 +379,6 @@ class ManagedLedger:
         self._raise_if_ended()
         return await self._reader.read_some(positions, size_max=size_max)
 
-    async def prefetch(self, positions: Sequence[Position], *, size_max: int) -> None:
-        """Read what `read_some` would return into the cache, unless that is too small. Errors as `read`."""
-        self._raise_if_ended()
-        await self._reader.prefetch(positions, size_max=size_max)
-
     async def decided(self) -> None:
         """Return once no `add_many` that has ended may still store an entry, as it may after AddTimeout.
 

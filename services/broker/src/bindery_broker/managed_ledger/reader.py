@@ -20,9 +20,6 @@ UNSIZED_ENTRIES_MAX: Final = 12
 """Maximum number of entries of a read whose size is not known: 60 MiB at most."""
 UNSIZED_BYTES_MAX: Final = UNSIZED_ENTRIES_MAX * ENTRY_SIZE_MAX
 """Bytes of such a read at most. Any entries of a ledger that is smaller may be read together."""
-PREFETCH_ROOM: Final = 4
-"""The cache must have room for this many times the bytes that are read into it in advance, because other reads share
-it."""
 EXCESS_MAX: Final = 4
 """A read may be larger than requested by this factor, because the sizes of entries vary."""
 
@@ -99,11 +96,6 @@ class EntryReader:
             if len(payloads) == len(existing):
                 done += len(ids) - len(existing)
         return found, positions[done:]
-
-    async def prefetch(self, positions: Sequence[Position], *, size_max: int) -> None:
-        """See `ManagedLedger.prefetch`."""
-        if self._cache.shared.catch_up_size_max >= PREFETCH_ROOM * size_max:
-            await self.read_some(positions, size_max=size_max)
 
     async def find_first(self, predicate: Callable[[bytes], bool], *, check_open: Callable[[], None]) -> Position:
         """See `ManagedLedger.find_first`. `check_open` raises once the topic is closed, fenced or deleted."""

@@ -38,7 +38,6 @@ from bindery_broker.errors import RESPONSES_FULL, ResponsesFull
 from bindery_broker.managed_ledger import WallClock
 from bindery_broker.subscriptions.consumer import ReceiveCall, ReceiveRequest, SubscriptionType
 from bindery_broker.subscriptions.decoding import RoomNeeded
-from bindery_broker.subscriptions.next_reads import NextReads
 from bindery_broker.subscriptions.reading import (
     READ_BYTES_MAX,
     READ_MESSAGES_MAX,
@@ -144,7 +143,6 @@ class DispatchLoop:
         """Demands that can be served, by consumer; consumers and demands in the order in which they are served."""
         self._parked: dict[_Demand, None] = {}
         """Demands that wait for room in the responses."""
-        self._next_reads = NextReads(reader, read_ahead)
         self._reading: asyncio.Task[None] | None = None
         self._must_look_again = False
         """Whether something may have become readable since the task that reads looked last."""
@@ -526,7 +524,7 @@ class DispatchLoop:
     def _move_due(self) -> None:
         """Have delayed messages whose time has come read again, unless others are to be read again."""
         dispatcher, delays = self._dispatcher, self._reader.delays
-        if dispatcher.keeps_delays and len(delays) and dispatcher.needs_due(REPLAY_ENTRIES_MAX):
+        if dispatcher.keeps_delays and len(delays) and not dispatcher.replayable():
             room = min(DUE_MAX, self._limits.unacked_max - dispatcher.known_count)
             if room > 0:
                 dispatcher.replay_due(delays.due(self._clock(), room))
@@ -672,8 +670,6 @@ class DispatchLoop:
                     self._ending_overdue.cancel()
             size = READ_BYTES_MAX
             while True:
-                if self._next_reads.is_useful(dispatcher):
-                    await self._next_reads.begin(dispatcher)
                 await self._record_counts(dispatcher)
                 self.check_open()
                 if dispatcher is not self._dispatcher or demand.result.done():  # its charge may be in use again

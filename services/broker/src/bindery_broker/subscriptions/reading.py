@@ -370,10 +370,6 @@ class MessageReader:
         if others:
             self.batch_sizes.forget(await self._cursor.ack_many((), batches=others))
 
-    async def prefetch(self, positions: Sequence[Position]) -> None:
-        """Read the first of the entries `positions`, which ascend, into the cache. Errors as `load`."""
-        await self._ledger.prefetch(positions, size_max=STORED_BYTES_MAX)
-
     async def peek(self, position: Position, index: int) -> tuple[PackedEntry, Message | None]:
         """Return an entry, and one of its messages unless the entry is large or has no such message."""
         entries = await self._ledger.read(position, entries_max=1, size_max=1)

@@ -32,9 +32,8 @@ class EntryCache:
 
     def __init__(self, *, size_max: int) -> None:
         """`size_max`: maximum bytes of payloads and overhead; 0: cache nothing."""
-        self.catch_up_size_max = size_max // CATCH_UP_PART
-        """Maximum bytes of the catch-up segment."""
-        tail_size_max = size_max - self.catch_up_size_max
+        self._catch_up_size_max = size_max // CATCH_UP_PART
+        tail_size_max = size_max - self._catch_up_size_max
         self._tail = TailSegment(size_max=tail_size_max, slack=tail_size_max // SLACK_PART)
         self._catch_up: OrderedDict[tuple[int, int], bytes] = OrderedDict()
         self._catch_up_evicted = 0
@@ -81,7 +80,7 @@ class EntryCache:
                 entries[ledger_id, entry_id] = payload
                 self.catch_up_size += len(payload) + ENTRY_OVERHEAD
                 self.inserted += 1
-        while self.catch_up_size > self.catch_up_size_max:
+        while self.catch_up_size > self._catch_up_size_max:
             _, payload = entries.popitem(last=False)
             self.catch_up_size -= len(payload) + ENTRY_OVERHEAD
             self._catch_up_evicted += 1
