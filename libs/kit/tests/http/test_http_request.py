@@ -172,6 +172,23 @@ async def test_connect_is_refused() -> None:
         writer.close()
 
 
+async def test_a_request_behind_a_late_body_is_not_ended_as_an_idle_connection() -> None:
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/slow":
+            await asyncio.sleep(1.3)
+        request = request_of(send)
+        assert request is not None
+        assert request.respond(200, [(b"content-length", b"2")], b"ok")
+
+    async with HttpServer(slow, port=0, lifespan="off", timeout_keep_alive=1) as server, asyncio.timeout(30):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(post(b"hello")[:-5])
+        await reader.readuntil(b"ok")
+        writer.write(b"hello" + post(b"").replace(b"/m", b"/slow"))
+        assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200 OK\r\n")
+        writer.close()
+
+
 async def test_a_connection_whose_body_follows_its_response_is_closed_when_it_is_idle() -> None:
     async def at_once(scope: Any, receive: Any, send: Any) -> None:
         request = request_of(send)

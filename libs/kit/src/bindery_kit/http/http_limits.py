@@ -407,6 +407,7 @@ class HttpLimits(HttpToolsProtocol):
         self._body_open = True
         self._body_size = 0
         self._answered_s = None
+        self._idle_s = None  # the end of an earlier body may have set it in the same read
         self.cycle = self._new_request()
         if is_waiting:
             self.flow.pause_reading()

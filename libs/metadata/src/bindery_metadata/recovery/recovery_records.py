@@ -263,8 +263,10 @@ class RecoveryRecords:
         """
         event = dataclasses.replace(event, text=event.text[:TEXT_SIZE_MAX])
         data = json_node.encode(event)
-        if may_exist and await self._is_recent(data):
-            return True
+        if may_exist:
+            await self._store.sync(self._layout.recovery_history)
+            if await self._is_recent(data):
+                return True
         prefix = f"{self._layout.recovery_history}/{EVENT_PREFIX}"
         for _ in range(ATTEMPTS_MAX):
             try:

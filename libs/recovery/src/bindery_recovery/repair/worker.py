@@ -375,12 +375,12 @@ class ReplicationWorker:
         after that."""
         leftovers, self._leftovers = self._leftovers, set()
         now = asyncio.get_running_loop().time()
-        if now >= self._sweep_at:
-            self._sweep_at = now + SWEEP_S
-            async for one in self._records.list():
-                if await self._marks.get(one.ledger_id) is None:
-                    self._leftovers.add(one.ledger_id)  # removed if it still has no mark in the next pass
         try:
+            if now >= self._sweep_at:
+                async for one in self._records.list():
+                    if await self._marks.get(one.ledger_id) is None:
+                        self._leftovers.add(one.ledger_id)  # removed if it still has no mark in the next pass
+                self._sweep_at = now + SWEEP_S
             while leftovers:
                 ledger_id = next(iter(leftovers))
                 record = await self._records.get(ledger_id)

@@ -104,17 +104,16 @@ class Explainer:
 
     def blocked(self, consumer: str, *, now: float) -> Reason | None:
         """Return what stops the delivery of any message to a consumer; None: nothing, or there is no message."""
-        if self._reader.stuck is not None:
+        position = self._reader.position
+        if self._reader.stuck is not None and self._ledger.contains(position) and not self._cursor.is_acked(position):
             return Reason("unreadable", f"an entry holds up the subscription: {self._reader.stuck}")
-        if (reason := self._of_limits(consumer)) is not None:
+        if (reason := self._of_own_limit(consumer) or self._of_activity(consumer)) is not None:
             return reason
         dispatcher = self._loop.dispatcher
-        if (reason := self._of_activity(consumer)) is not None:
-            return reason
         if dispatcher.paused_until is not None and dispatcher.paused_until > now:
             left = round((dispatcher.paused_until - now) * 1_000)
             return Reason("returned", f"a consumer returned a message; delivery continues in {left} ms", left)
-        return None
+        return self._of_limits(None) if self._reader.has_next else None
 
     def _is_acked(self, position: Position, index: int) -> bool:
         if self._cursor.is_acked(position) or position < self._ledger.first_position:
@@ -137,8 +136,8 @@ class Explainer:
             return Reason("acknowledged", "the message is being acknowledged")
         return None
 
-    def _of_limits(self, consumer: str | None) -> Reason | None:
-        dispatcher, limits = self._loop.dispatcher, self._loop.dispatcher.limits
+    def _of_own_limit(self, consumer: str | None) -> Reason | None:
+        limits = self._loop.dispatcher.limits
         for member in self._loop.members:
             if member.name == consumer and member.held >= limits.unacked_per_consumer_max:
                 return Reason(
@@ -147,6 +146,12 @@ class Explainer:
                     f"{limits.unacked_per_consumer_max}: acknowledge some",
                     consumer=consumer,
                 )
+        return None
+
+    def _of_limits(self, consumer: str | None) -> Reason | None:
+        if (reason := self._of_own_limit(consumer)) is not None:
+            return reason
+        dispatcher, limits = self._loop.dispatcher, self._loop.dispatcher.limits
         if dispatcher.known_count >= limits.unacked_max:
             return Reason(
                 "unacked_max",

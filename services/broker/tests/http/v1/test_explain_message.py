@@ -210,3 +210,32 @@ async def test_nothing_stops_a_consumer_if_there_is_nothing_to_deliver(broker):
     assert await blocked(broker, "c2") is None, "the message is leased, nothing else is there"
     await broker.ack([message_id])
     assert await blocked(broker, "c1") is None
+
+
+async def test_a_consumer_without_messages_is_told_of_an_unreadable_entry_only_while_it_is_in_the_way(broker):
+    await broker.receive()
+    (topic,) = broker.broker.topics
+    good = encode_message(OutgoingMessage(payload=b"a"), producer_name="p", publish_time_ms=1, sequence_id=0)
+    (bad,) = await topic.ledger.add_many([good[:-1] + b"?"])
+    assert (await broker.receive_raw()).status_code == 500
+    await broker.ack([f"{bad}:-1:-1"])
+    assert await blocked(broker, "c1") is None
+
+
+async def test_a_waiting_consumer_is_told_who_is_active_although_that_one_has_reached_the_limit(broker):
+    await broker.produce("a", "b")
+    (topic,) = broker.broker.topics
+    topic._limits = DispatchLimits(unacked_max=1, unacked_per_consumer_max=1)
+    assert len(await broker.receive("c1", type="failover")) == 1
+    assert (await blocked(broker, "c2", type="failover"))["code"] == "not_active"
+    assert (await blocked(broker, "c1", type="failover"))["code"] == "unacked_max"
+
+
+async def test_a_limit_does_not_stop_a_consumer_for_whom_there_is_nothing(broker):
+    await broker.produce("a")
+    (topic,) = broker.broker.topics
+    topic._limits = DispatchLimits(unacked_max=1, unacked_per_consumer_max=1)
+    assert len(await broker.receive("c1")) == 1
+    assert await blocked(broker, "c2") is None
+    await broker.produce("b")
+    assert (await blocked(broker, "c2"))["code"] == "unacked_max"
