@@ -12,10 +12,10 @@ from functools import partial
 import pytest
 from bindery_simulation import runner
 from bindery_simulation.runner import Budget
-from bindery_simulation.service import faults, search
+from bindery_simulation.service import bookie_machine, faults, search
 from bindery_simulation.service.healing import faults as healing_faults
 from bindery_simulation.service.healing.plan import HealingKind, draw_plan
-from bindery_simulation.service.world import run_seed
+from bindery_simulation.service.world import HEALED_S_MAX, TRAFFIC_S, run_seed
 
 pytestmark = pytest.mark.timeout(600)  # a busy machine takes minutes for seconds
 SEEDS = 12
@@ -146,3 +146,10 @@ def test_clusters_with_auditors_reach_the_states_that_the_verdict_checks() -> No
         if seen >= wanted and copies > 100:
             return
     raise AssertionError(f"eight seeds do not reach {wanted - seen}, or too few copies: {copies}")
+
+
+def test_the_time_to_heal_includes_the_refill_of_lost_disks(monkeypatch) -> None:
+    monkeypatch.setattr(bookie_machine, "REPAIR_RATES", (256,))
+    outcome = run_seed(17, healing=HealingKind.STORM)
+    assert outcome.violation is None, outcome.violation
+    assert outcome.simulated_s > HEALED_S_MAX + 2 * TRAFFIC_S, "the refill did not take longer than all other healing"

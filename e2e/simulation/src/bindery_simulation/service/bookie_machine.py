@@ -5,7 +5,7 @@ The bookie has its identity, storage engine, server, presence and storage watch,
 
 import asyncio
 import errno
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -29,7 +29,7 @@ from bindery_core.digest import Digester, master_key
 from bindery_core.entry import pack, peek_ids
 from bindery_core.errors import BinderyError, Corrupt
 from bindery_core.formats import bookie_service_info
-from bindery_core.formats.ledger_metadata import DigestType
+from bindery_core.formats.ledger_metadata import DigestType, LedgerMetadata
 from bindery_core.ids import BookieId
 from bindery_core.wire.messages import AddRequest, Status
 from bindery_kit.observability.health import Health
@@ -113,6 +113,13 @@ class BookieMachine(Machine):
             return False
         state = self.engine.parts.ledgers.find(ledger_id)
         return state is None or state.is_limbo or self.engine.limbo.is_listing
+
+    def refill_s_max(self, ledgers: Iterable[LedgerMetadata]) -> float:
+        """Return the time in seconds in which the bookie refills a lost disk with its entries of `ledgers`."""
+        if not self.was_wiped or self.is_lost:
+            return 0.0
+        ours = (one for one in ledgers if any(self.bookie_id in segment.ensemble for segment in one.segments))
+        return sum(one.length for one in ours) / self._repair_rate
 
     async def read_here(self, keys: Sequence[tuple[int, int]]) -> Sequence[bytes | int]:
         """Return the answers of the bookie's store. Must run in the process of the bookie."""

@@ -46,7 +46,8 @@ FINISH_S_MAX: Final = 60.0
 timeouts."""
 HEALED_S_MAX: Final = 400.0
 """Maximum time in seconds from the closing of all ledgers until none is under-replicated: the longest back-off of a
-worker, and the time that copies take. The time to read all copies at the lowest rate is added."""
+worker, and the time that copies take. The time to read all copies at the lowest rate is added, and the time in which
+bookies that lost their disk refill it."""
 LEDGERS_MAX: Final = 12
 """Number of ledgers after which other clients no longer open new ledgers."""
 COPIES_PER_READ: Final = 30
@@ -158,8 +159,10 @@ class World(Director):
     async def _await_healed(self, client: LedgerClient) -> None:
         """Wait until every replica of every closed ledger is correct. The replicas are read from the bookies."""
         assert self.healing is not None
-        size = sum(found.length * found.write_quorum for found in self.healing_verdict.unread.values())
+        unread = self.healing_verdict.unread.values()
+        size = sum(found.length * found.write_quorum for found in unread)
         limit_s = HEALED_S_MAX + size / self.healing.settings.bytes_per_s_min
+        limit_s += sum(bookie.refill_s_max(unread) for bookie in self.bookies)
         deadline = self.loop.time() + limit_s
         while left := self.healing_verdict.unrepaired() or await self._missing_copy(client):
             if self.loop.time() > deadline:
