@@ -110,7 +110,7 @@ class BrokerSettings(Settings):
 
     decoded_bytes_max: Annotated[int, Ge(8 * MIB)] = 16 * MIB
     """Maximum bytes of one entry once it is decompressed, with 400 bytes for each message of a large batch. A larger
-    entry is answered with 422, and its subscription continues after it is acknowledged."""
+    entry is delivered as one message with its payload as stored."""
 
     metrics_topics_max: Annotated[int, Ge(0)] = 1_000
     """Maximum number of topics with metrics of their own in /metrics; ten times as many subscriptions. The other

@@ -11,11 +11,13 @@ from bindery_broker.subscriptions.reading import MESSAGE_OVERHEAD
 from bindery_pulsar.message_codec import (
     MESSAGE_SIZE,
     METADATA_READ_SIZE_MAX,
+    OpaqueMessage,
     OutgoingMessage,
     PackedEntry,
     UnreadableMessage,
     encode_message,
 )
+from bindery_pulsar.message_encoding import Encoding, OpaqueReason
 from bindery_pulsar.pulsar_messages_pb2 import ZLIB, MessageMetadata, SingleMessageMetadata
 from subscription_parts import zipped, zipped_batch
 
@@ -66,12 +68,14 @@ async def test_few_large_entries_are_decoded_at_a_time(monkeypatch: pytest.Monke
     assert most == LARGE_MAX
 
 
-async def test_an_entry_above_the_limit_is_refused() -> None:
+async def test_an_entry_above_the_limit_is_one_message_as_stored() -> None:
     decoder = EntryDecoder(size_max=1_000_000)
     (message,) = await decoder.decode(decoder.open(zipped(1_000_000)), room=2_000_000)
     assert len(message.payload) == 1_000_000
-    with pytest.raises(UnreadableMessage):
-        decoder.open(zipped(1_000_001))
+    (message,) = await decoder.decode(decoder.open(zipped(1_000_001)), room=2_000)
+    assert isinstance(message, OpaqueMessage)
+    assert message.encoding == Encoding(reason=OpaqueReason.SIZE, compression="ZLIB", uncompressed_size=1_000_001)
+    assert zlib.decompress(message.payload) == bytes(1_000_001)
 
 
 async def test_an_entry_that_does_not_fit_is_not_decompressed_until_there_is_room(
@@ -90,8 +94,8 @@ async def test_an_entry_above_the_limit_is_not_decompressed(monkeypatch: pytest.
     decoder = EntryDecoder(size_max=1_000_000)
     monkeypatch.setattr(zlib, "decompressobj", None)
     for entry in (zipped(1_000_001), zipped_batch(2_000, size=300_000)):
-        with pytest.raises(UnreadableMessage):
-            decoder.open(entry)
+        assert (decoder.open(entry).is_small, decoder.open(entry).count) == (True, 1)
+        assert len(decoder.decode_small(decoder.open(entry))) == 1
 
 
 async def test_the_room_of_an_entry_is_what_its_messages_count_once_they_are_read() -> None:

@@ -21,6 +21,7 @@ from bindery_broker.subscriptions.reading import (
 )
 from bindery_core.errors import BinderyError, MetadataUnavailable
 from bindery_pulsar.message_codec import (
+    METADATA_READ_SIZE_MAX,
     CorruptMessage,
     Message,
     OutgoingMessage,
@@ -315,8 +316,21 @@ async def test_a_read_ends_when_its_messages_are_large_once_decoded(cluster: Clu
         assert dispatcher.ready_count == read
 
 
-async def test_a_bomb_stops_a_subscription_at_the_entry(cluster: Cluster) -> None:
-    parts = await Parts.create(cluster, single(b"a"), zipped(DECODED_BYTES_MAX + 1), single(b"c"))
+async def test_a_bomb_is_delivered_as_it_is_stored(cluster: Cluster) -> None:
+    bomb = zipped(DECODED_BYTES_MAX + 1)
+    parts = await Parts.create(cluster, single(b"a"), bomb, single(b"c"))
+    before, stored, after = await parts.take()
+    assert (before, after) == (b"a", b"c")
+    assert bomb.endswith(stored)
+    parts.nack(MessageId.of(at(1)))
+    assert await parts.take() == [stored]
+
+
+async def test_metadata_above_the_limit_stops_a_subscription_at_the_entry(cluster: Cluster) -> None:
+    metadata = MessageMetadata(producer_name="p", sequence_id=0, publish_time=1)
+    metadata.properties.add(key="k", value="v" * METADATA_READ_SIZE_MAX)
+    head = metadata.SerializeToString()
+    parts = await Parts.create(cluster, single(b"a"), len(head).to_bytes(4, "big") + head, single(b"c"))
     assert await parts.take() == [b"a"]
     with pytest.raises(UnreadableMessage) as caught:
         await parts.take()

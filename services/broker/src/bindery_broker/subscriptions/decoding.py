@@ -2,9 +2,10 @@
 
 An entry of a few kilobytes can decompress to many megabytes, or to very many messages. LARGE_MAX limits how many of
 these are decoded at a time, and readers tell for how many bytes they have room: an entry that takes more is decoded
-once they have it. Of a batch, readers decode the part that they need. An entry that takes more than the limit is
-refused. Encrypted entries and chunks are not decoded: each is one message with its payload as stored
-(`PackedEntry.is_opaque`).
+once they have it. Of a batch, readers decode the part that they need. An entry that takes more than the limit by its
+metadata is not decoded, nor are encrypted entries and chunks: each is one message with its payload as stored
+(`PackedEntry.is_opaque`), so that it does not hold up those that follow. An entry is refused if it is damaged, or if
+only its decoded messages show that it exceeds the limit, by their properties.
 """
 
 import asyncio
@@ -12,7 +13,6 @@ from typing import Final
 
 from bindery_core.errors import BinderyError
 from bindery_pulsar.message_codec import METADATA_READ_SIZE_MAX, Message, PackedEntry, UnreadableMessage
-from bindery_pulsar.message_encoding import OpaqueReason
 
 DECODED_BYTES_MAX: Final = 16 * 2**20
 """Default maximum bytes of a decoded entry."""
@@ -29,18 +29,15 @@ class RoomNeeded(Exception):
 
 
 class EntryDecoder:
-    """Shared by the topics of a broker. `size_max`: maximum bytes of a decoded entry (`PackedEntry`)."""
+    """Shared by the topics of a broker. `size_max`: maximum bytes of a decoded entry; a larger one is not decoded."""
 
     def __init__(self, *, size_max: int = DECODED_BYTES_MAX) -> None:
         self.size_max = size_max
         self._large = asyncio.Semaphore(LARGE_MAX)
 
     def open(self, entry: bytes) -> PackedEntry:
-        """Return an entry for `decode`. Raises CorruptMessage, or UnreadableMessage, also if it is too large."""
-        opened = PackedEntry(entry, metadata_size_max=METADATA_READ_SIZE_MAX, size_max=self.size_max)
-        if opened.opaque_reason is OpaqueReason.SIZE:
-            raise UnreadableMessage("the entry is too large once decoded", size_max=self.size_max)
-        return opened
+        """Return an entry for `decode`. Raises CorruptMessage, or UnreadableMessage if its metadata is too large."""
+        return PackedEntry(entry, metadata_size_max=METADATA_READ_SIZE_MAX, size_max=self.size_max)
 
     def decode_small(self, entry: PackedEntry, *, first: int = 0, count_max: int | None = None) -> list[Message]:
         """Return what `decode` returns for a small entry."""

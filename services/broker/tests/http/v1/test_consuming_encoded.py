@@ -5,9 +5,10 @@ import struct
 import zlib
 from typing import Any
 
+import pytest
 from bindery_broker.http.v1.message_pieces import AT_ONCE_SIZE_MAX
 from bindery_broker.subscriptions.decoding import DECODED_BYTES_MAX
-from bindery_pulsar.message_codec import OutgoingMessage, encode_message
+from bindery_pulsar.message_codec import MESSAGE_SIZE, OutgoingMessage, encode_message
 from bindery_pulsar.pulsar_messages_pb2 import LZ4, ZLIB, MessageMetadata
 from broker_harness import TOPIC, ids, payloads, problem
 
@@ -101,13 +102,25 @@ async def test_entries_that_are_compressed_in_an_unknown_way_do_not_stop_a_subsc
     assert payloads([second]) == ["c"]
 
 
-async def test_an_entry_that_is_too_large_once_decoded_is_refused_and_can_be_passed(broker):
+@pytest.mark.parametrize("kind", ["shared", "key_shared", "exclusive"])
+async def test_an_entry_that_is_too_large_once_decoded_is_one_message_as_stored(broker, kind):
     size = DECODED_BYTES_MAX + 1
-    large = foreign(zlib.compress(bytes(size)), compression=ZLIB, uncompressed_size=size)
-    await store(broker, large, plain(b"c"))
-    refused = problem(await broker.receive_raw(), status=422, code="unreadable_message")
-    await broker.ack([refused["facts"]["message_id"]])
-    assert payloads(await broker.receive()) == ["c"]
+    stored = zlib.compress(bytes(size))
+    large = foreign(stored, compression=ZLIB, uncompressed_size=size)
+    count = DECODED_BYTES_MAX // MESSAGE_SIZE + 1
+    many = foreign(bytes(count), num_messages_in_batch=count)
+    await store(broker, large, many, plain(b"c"))
+    first, second, third = await broker.receive(type=kind)
+    assert base64.b64decode(first["payload_base64"]) == stored
+    assert first["encoding"] == {"reason": "size", "compression": "ZLIB", "uncompressed_size": size}
+    assert base64.b64decode(second["payload_base64"]) == bytes(count)
+    assert (second["message_id"], second["encoding"]) == ("0:1:-1:-1", {"reason": "size", "batch_size": count})
+    assert payloads([third]) == ["c"]
+    await broker.ack([f"0:1:-1:{count - 1}"])
+    again = await broker.receive(type=kind, redeliver=True)
+    assert ids(again) == ids([first, second, third]), "of the batch, other messages are left"
+    await broker.ack(ids(again))
+    assert await backlog(broker) == (0, [])
 
 
 async def test_the_part_of_an_encrypted_batch_that_is_left_is_the_whole_entry(broker):
