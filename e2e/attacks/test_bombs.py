@@ -1,4 +1,4 @@
-"""Read entries that decompress to a thousand times their size through a broker in a container's memory.
+"""Read large entries, and others that decompress to a thousand times their size, in a container's memory.
 
 Who can write to bookies and ZooKeeper, as every client of Pulsar's brokers can in effect, chooses the entries of a
 topic. While attackers read them as fast as they can, each call of a healthy client succeeds within HEALTHY_S, and
@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import httpx
 import pytest
-from bindery_e2e.attacks.foreign_topic import compressed_batch, compressed_message, store_topic
+from bindery_e2e.attacks.foreign_topic import compressed_batch, compressed_message, plain_message, store_topic
 from bindery_e2e.attacks.services import HOST, Services, services
 from bindery_pulsar.pulsar_messages_pb2 import LZ4, ZSTD
 
@@ -48,6 +48,7 @@ ENDED: Final = 0
 """Instead of a status: the broker ended the connection, because the client read too slowly."""
 
 BOMBS: Final = {
+    "plain": ([plain_message(128 * 2**10)] * ENTRIES, READABLE),
     "128-MiB": ([compressed_message(128 * MIB - 4096)] * ENTRIES, READABLE),
     "a-million-messages": ([compressed_batch(1_000_000)] * ENTRIES, READABLE),
     "properties": ([compressed_batch(100, properties=5_000)] * ENTRIES, UNREADABLE),
@@ -55,8 +56,8 @@ BOMBS: Final = {
     "almost-16-MiB-zstd": ([compressed_message(16 * MIB - 4096, compression=ZSTD)] * ENTRIES, READABLE),
     "almost-16-MiB-lz4": ([compressed_message(16 * MIB - 4096, compression=LZ4)] * ENTRIES, READABLE),
 }
-"""Entries of a topic, and the status of a request that reads its first. The first two are delivered as they are stored,
-and the last three decoded, so that the broker holds messages for consumers that have gone."""
+"""Entries of a topic, and the status of a request that reads its first. The first three are delivered as they are
+stored, and the last three decoded, so that the broker holds messages for consumers that have gone."""
 
 
 async def test_compressed_entries_neither_kill_nor_block_a_broker(

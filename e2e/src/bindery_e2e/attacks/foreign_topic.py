@@ -13,6 +13,7 @@ from bindery_client.client import LedgerClient
 from bindery_metadata.stores.zookeeper import ZooKeeperStore
 from bindery_pulsar.managed_ledger_codec import TopicInfo, encode_topic
 from bindery_pulsar.managed_ledger_records import LedgerRecord
+from bindery_pulsar.message_codec import OutgoingMessage, encode_message
 from bindery_pulsar.pulsar_messages_pb2 import LZ4, ZLIB, ZSTD, MessageMetadata, SingleMessageMetadata
 from bindery_pulsar.znode_layout import MANAGED_LEDGERS_ROOT, encode_name
 
@@ -54,6 +55,12 @@ async def store_topic(zookeeper: str, name: str, entries: Sequence[bytes]) -> No
     finally:
         await client.close()
         await store.close()
+
+
+def plain_message(size: int, *, sequence_id: int = 0) -> bytes:
+    """Return an entry of one message of `size` bytes."""
+    message = OutgoingMessage(payload=bytes(size))
+    return encode_message(message, producer_name="attacker", publish_time_ms=PUBLISH_TIME_MS, sequence_id=sequence_id)
 
 
 def compressed_message(size: int, *, sequence_id: int = 0, compression: int = ZLIB) -> bytes:

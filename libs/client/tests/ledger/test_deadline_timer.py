@@ -28,5 +28,6 @@ async def test_a_cancelled_timer_does_not_wake() -> None:
     timer = DeadlineTimer(lambda: woken.append(1))
     timer.arm(loop.time() + 0.01)
     timer.cancel()
+    timer.arm(loop.time() + 0.01)
     await asyncio.sleep(0.03)
     assert woken == []

@@ -1,6 +1,8 @@
 """`read_range` over bookies in memory, with a simulated clock: the size of its steps, its requests and its timeouts."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -101,6 +103,23 @@ async def test_each_entry_is_read_from_the_first_bookie_of_its_write_set_without
     cluster = Cluster([1] * 4)
     await cluster.read(0, 3)
     assert sorted(cluster.requests) == [(A, (0, 3), False, 6.0), (B, (1,), False, 6.0), (C, (2,), False, 6.0)]
+
+
+async def test_the_entries_of_a_read_are_freed_with_the_last_reference_to_them() -> None:
+    """Not only by the next collection of cyclic garbage: reads of large entries would take all memory before it."""
+    cluster = Cluster([100_000] * 3)
+    gc.collect()
+    gc.disable()
+    try:
+        operation = cluster.operation(0, 2)
+        entries = await operation.run()
+        assert len(entries) == 3
+        freed = weakref.ref(operation)
+        cluster.sinks.clear()
+        del operation
+        assert freed() is None
+    finally:
+        gc.enable()
 
 
 async def test_bookies_to_avoid_are_read_last() -> None:

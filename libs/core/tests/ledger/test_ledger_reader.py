@@ -83,7 +83,7 @@ def test_entries_are_in_order_for_any_order_of_responses() -> None:
         answers = [answer(Status.OK, e, frame(e), max_lac=e) for e in reversed(action.entry_ids)]
         done += read.receive_many(action.bookie_id, answers, now=0.0)
     assert done == [Done()]
-    assert [entry.entry_id for entry in read.entries] == list(range(6))
+    assert [entry.entry_id for entry in read.take_entries()] == list(range(6))
     assert read.max_lac == 5
     assert read.next_deadline() is None
 

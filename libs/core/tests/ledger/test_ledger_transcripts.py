@@ -290,7 +290,7 @@ class Session:
             case Recovered(metadata):
                 return f"recovered: last entry {metadata.last_entry_id}, length {metadata.length}"
             case Done():
-                return f"done: entries {text([entry.entry_id for entry in self.machine.entries])}"
+                return f"done: entries {text([entry.entry_id for entry in self.machine.take_entries()])}"
             case Fail(error):
                 return f"fail: {type(error).__name__}: {error}"
         raise AssertionError(action)

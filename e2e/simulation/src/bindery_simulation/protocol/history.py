@@ -366,7 +366,7 @@ class History:
                 raise Violation(Invariant.READABLE, f"the closed ledger cannot be read: {action.error}")
             else:
                 assert type(action) is Done
-        for entry in read.entries:
+        for entry in read.take_entries():
             ledger.was_read(entry, "verdict")
 
 

@@ -296,7 +296,7 @@ class Replicator(Client):
         assert self._fragment is not None
         assert self._target is not None
         wanted = set(self._fragment.entry_ids)
-        entries = [entry for entry in self._read.entries if entry.entry_id in wanted]
+        entries = [entry for entry in self._read.take_entries() if entry.entry_id in wanted]
         self._read = None
         frames = []
         for entry in entries:

@@ -111,9 +111,10 @@ class Reader(Client):
                 self.world.send_reads(self, action)
             elif kind is Done:
                 assert self._read is not None
-                for entry in self._read.entries:
+                entries = self._read.take_entries()
+                for entry in entries:
                     self.world.ledger.was_read(entry, self.name)
-                self.next_entry_id += len(self._read.entries)
+                self.next_entry_id += len(entries)
                 self.world.count("reads")
                 self._saw_lac(self._read.max_lac)
                 self._read = None

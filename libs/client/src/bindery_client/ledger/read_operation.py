@@ -51,7 +51,7 @@ class ReadOperation:
             await self._done
         finally:
             self._timer.cancel()
-        return [Entry(EntryId(e.entry_id), e.payload, e.length) for e in self._machine.entries]
+        return [Entry(EntryId(e.entry_id), e.payload, e.length) for e in self._machine.take_entries()]
 
     @property
     def max_lac(self) -> int:

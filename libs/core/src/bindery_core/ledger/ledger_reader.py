@@ -112,11 +112,12 @@ class LedgerRead:
         self._speculations: deque[tuple[float, list[tuple[int, int]]]] = deque()  # when, (entry, replicas read)
         self._timeouts: deque[tuple[float, list[tuple[int, BookieId]]]] = deque()
 
-    @property
-    def entries(self) -> list[Entry]:
-        """All entries, in order, after Done."""
+    def take_entries(self) -> list[Entry]:
+        """Return all entries, in order, and forget them. To be called after Done, and once: a bookie that has not
+        answered yet may keep the machine in memory for seconds, but not the entries."""
         assert not self._wanted
-        return [self._found[entry_id] for entry_id in self._entry_ids]
+        found, self._found = self._found, {}
+        return [found[entry_id] for entry_id in self._entry_ids]
 
     def start(self, *, now: float) -> list[ReaderAction]:
         """Read each entry from its first replica."""
