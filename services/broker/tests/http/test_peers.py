@@ -102,12 +102,3 @@ async def test_a_target_that_was_deleted_has_no_copy(tree, ledgers, clock, owner
     await interrupted(tree, ledgers, clock, after=Position(-1, -1))
     await owner.client.delete(f"{PATH}?force=true")
     assert payloads(await successor.receive()) == ["a", "b", "c"]
-
-
-async def test_nothing_new_is_moved_to_a_topic_of_another_broker(owner, successor):
-    await owner.produce("before", topic=PATH)
-    (one,) = await successor.produce("a")
-    await successor.receive(ack_timeout_ms=1_000)
-    wanted = {"message_ids": [one], "max_redeliver": 0, "dead_letter_topic": TARGET.short}
-    answer = await successor.post(f"{TOPIC}/subscriptions/s/retry", wanted)
-    problem(answer, status=503, code="target_elsewhere")

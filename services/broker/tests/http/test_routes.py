@@ -37,7 +37,7 @@ def fill(template: str) -> str:
 
 
 def test_produce_and_consume_operations_are_hot():
-    assert {route.operation_id for route in HOT} == {"produce", "receive", "ack", "nack", "retry", "stream"}
+    assert {route.operation_id for route in HOT} == {"produce", "receive", "ack", "nack", "retry", "stream", "storeCopies"}
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.operation_id)
@@ -115,6 +115,8 @@ def test_the_list_of_json_routes_is_complete():
         ("DELETE", ""),
         ("DELETE", ANY_TOPIC + "/messages/{message_id:segment}"),
         ("DELETE", "/consumers/{consumer:segment}"),
+        ("POST", ANY_TOPIC + "/moves"),  # its content type: test_moves_to_peers
+        ("POST", ANY_TOPIC + "/moves/copies"),
     } == found
 
 

@@ -1,23 +1,42 @@
-"""Read topics that other brokers own, by requests to them. Used to settle moves; see `topics.move_targets`."""
+"""Topics that other brokers own, by requests to them: move messages there, and search them for copies.
 
-from collections.abc import AsyncIterator
+`topics.move_targets` has the protocol. An answer with an error is taken for what it says of the request:
+
+| status             | error          | what was stored                                  |
+|--------------------|----------------|--------------------------------------------------|
+| 429, 503           | TryAgain       | nothing                                          |
+| other 4xx          | Conflict       | nothing: the owner refuses the copies            |
+| anything else, or  | OutcomeUnknown | unknown                                          |
+| no answer          |                |                                                  |
+"""
+
+from collections.abc import AsyncIterator, Sequence
 from typing import Final, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import msgspec
-from bindery_core.errors import BadRequest, NoSuchTopic, TryAgain
-from bindery_pulsar.message_codec import TAG_VALUE
+from bindery_core.errors import BadRequest, BinderyError, Conflict, NoSuchTopic, OutcomeUnknown, TryAgain
+from bindery_kit.admin.content_types import JSON_TYPE
+from bindery_pulsar.message_codec import TAG_VALUE, OutgoingMessage
 from bindery_pulsar.message_id import MessageId, Position
 from bindery_pulsar.topic_name import TopicName
 
+from bindery_broker.errors import NotOwner
 from bindery_broker.http.proxy import Proxy
 from bindery_broker.retries.copies import Identity, identity_of
+from bindery_broker.retries.copy_codec import encode_copies
+from bindery_broker.retries.targets import Destination
+from bindery_broker.topics.move_targets import Begun, Results
 
 T = TypeVar("T")
 
 PAGE_MESSAGES_MAX: Final = 100
 PAGE_BYTES_MAX: Final = 2**20
 """Maximum number of messages, and bytes unless the first is larger, of one answer."""
+COPIES_SIZE_MAX: Final = 4 * 2**20
+"""Maximum bytes of the copies in one request, unless the first is larger."""
+MOVE_TIMEOUT_S: Final = 20.0
+"""Maximum seconds to wait for the answer to a request that moves messages. Longer than an add takes at most."""
 
 
 class _Topic(msgspec.Struct):
@@ -41,18 +60,103 @@ class _Page(msgspec.Struct):
     next: str
 
 
+class _Begun(msgspec.Struct):
+    """`Begun` of the API."""
+
+    epoch: str
+    end: tuple[int, int]
+
+
+class _Problem(msgspec.Struct):
+    """The used members of an error."""
+
+    code: str = ""
+    status: int = 500
+    detail: str = ""
+
+
+class _Result(msgspec.Struct):
+    """`ProduceResult`."""
+
+    message_id: str | None = None
+    error: _Problem | None = None
+
+
+class _Results(msgspec.Struct):
+    """`ProducedPartly`."""
+
+    results: list[_Result]
+
+
 class Peers:
     """`topics.move_targets.Peers` over the HTTP ports of the other brokers."""
 
     def __init__(self, proxy: Proxy) -> None:
         self._proxy = proxy
 
+    async def begin_move(self, url: str, to: Destination, *, create: bool, source: str) -> Begun:
+        body = msgspec.json.encode({"source": source, "subscription": to.subscription, "create": create})
+        try:
+            status, answer = await self._proxy.post(
+                url, _path(to.topic) + "/moves", body, content_type=JSON_TYPE.decode(), timeout_s=MOVE_TIMEOUT_S
+            )
+        except OutcomeUnknown as error:  # it may have begun: what is begun next ends it
+            raise NotOwner("the owner of the topic does not answer", topic=to.topic.short, owner=url) from error
+        if status != 200:
+            error = _refusal(status, answer, to.topic, url)
+            raise TryAgain(error.message, **error.facts) if isinstance(error, OutcomeUnknown) else error
+        try:
+            begun = msgspec.json.decode(answer, type=_Begun)
+        except msgspec.MsgspecError as error:
+            raise _unreadable(to.topic, url) from error
+        return Begun(begun.epoch, Position(*begun.end))
+
+    async def publish_copies(
+        self, url: str, topic: TopicName, messages: Sequence[OutgoingMessage], *, source: str, epoch: str
+    ) -> Results:
+        """If a request fails, those that would follow are not sent: their messages have the same outcome."""
+        path = f"{_path(topic)}/moves/copies?{urlencode({'source': source, 'epoch': epoch})}"
+        frames = encode_copies(messages)
+        results: Results = []
+        while len(results) < len(frames):
+            first = last = len(results)
+            size = 0
+            while last < len(frames) and (last == first or size + len(frames[last]) <= COPIES_SIZE_MAX):
+                size += len(frames[last])
+                last += 1
+            try:
+                found = await self._store(url, topic, path, b"".join(frames[first:last]), count=last - first)
+            except BinderyError as error:
+                if not results:
+                    raise
+                found = [error]
+            results += found
+            failure = next((one for one in found if isinstance(one, BinderyError)), None)
+            if failure is not None:
+                results += [failure] * (len(frames) - len(results))
+        return results
+
+    async def _store(self, url: str, topic: TopicName, path: str, body: bytes, *, count: int) -> Results:
+        status, answer = await self._proxy.post(
+            url, path, body, content_type="application/octet-stream", timeout_s=MOVE_TIMEOUT_S
+        )
+        if status != 200:
+            raise _refusal(status, answer, topic, url)
+        try:
+            found = msgspec.json.decode(answer, type=_Results).results
+            results = [_outcome(one, topic, url) for one in found]
+        except (msgspec.MsgspecError, BadRequest) as error:
+            raise OutcomeUnknown("the owner of the topic gave an answer that cannot be read", owner=url) from error
+        if len(results) != count:
+            raise OutcomeUnknown("the owner of the topic answered for other messages", owner=url)
+        return results
+
     async def scan(self, url: str, topic: TopicName, after: Position) -> AsyncIterator[tuple[Position, Identity]]:
         """Yield what `retries.targets.Target.scan` yields, of a topic that the broker at `url` owns.
 
         Raises NoSuchTopic; TryAgain if that broker does not answer, does not own the topic, or cannot read it.
         """
-        path = "/v1/topics/" + "/".join(quote(part, safe="") for part in (topic.tenant, topic.namespace, topic.local))
+        path = _path(topic)
         try:
             ledger_id, entry_id = (await self._get(url, topic, path, _Topic)).last.split(":")
             end = Position(int(ledger_id), int(entry_id))
@@ -71,9 +175,7 @@ class Peers:
                     return
                 start = page.next
         except (msgspec.MsgspecError, ValueError, BadRequest) as error:
-            raise TryAgain(
-                "the owner of the topic gave an answer that cannot be read", topic=topic.short, owner=url
-            ) from error
+            raise _unreadable(topic, url) from error
 
     async def _get(self, url: str, topic: TopicName, path: str, answer: type[T]) -> T:
         status, body = await self._proxy.get(url, path)
@@ -82,3 +184,42 @@ class Peers:
         if status != 200:
             raise TryAgain("the owner of the topic cannot read it now", topic=topic.short, owner=url, status=status)
         return msgspec.json.decode(body, type=answer)
+
+
+def _path(topic: TopicName) -> str:
+    return "/v1/topics/" + "/".join(quote(part, safe="") for part in (topic.tenant, topic.namespace, topic.local))
+
+
+def _unreadable(topic: TopicName, url: str) -> TryAgain:
+    return TryAgain("the owner of the topic gave an answer that cannot be read", topic=topic.short, owner=url)
+
+
+def _outcome(result: _Result, topic: TopicName, url: str) -> MessageId | BinderyError:
+    if result.message_id is not None:
+        return MessageId.parse(result.message_id)
+    problem = result.error or _Problem()
+    return _error(problem.status, problem, topic, url)
+
+
+def _refusal(status: int, body: bytes, topic: TopicName, url: str) -> BinderyError:
+    """Return the error of an answer that is not 200."""
+    try:
+        problem = msgspec.json.decode(body, type=_Problem)
+    except msgspec.MsgspecError:
+        problem = _Problem()
+    return _error(status, problem, topic, url)
+
+
+def _error(status: int, problem: _Problem, topic: TopicName, url: str) -> BinderyError:
+    """Return the error that stands for that of the owner."""
+    detail = problem.detail or f"status {status}"
+    facts = {"topic": topic.short, "owner": url, "cause": detail, "cause_code": problem.code}
+    if problem.code == NoSuchTopic.code:
+        return NoSuchTopic("no such topic", topic=topic.short)
+    if problem.code == NotOwner.code:
+        return NotOwner("the broker does not own the topic any more; retry", **facts)
+    if status in (429, 503):
+        return TryAgain("the owner of the topic cannot store messages now; retry", **facts)
+    if 400 <= status < 500 and problem.code:
+        return Conflict("the owner of the topic refuses the messages", **facts)
+    return OutcomeUnknown("the messages may have been stored", **facts)

@@ -90,6 +90,23 @@ class Proxy:
             raise NotOwner("the topic's owner cannot be reached; retry", owner=url) from error
         return response.status_code, response.content
 
+    async def post(
+        self, url: str, path: str, body: bytes, *, content_type: str, timeout_s: float = ANSWER_TIMEOUT_S
+    ) -> tuple[int, bytes]:
+        """Return the status and the body of the answer of the broker at `url`.
+
+        Raises NotOwner if that broker cannot be reached (nothing was done), OutcomeUnknown if it does not answer.
+        """
+        headers = [(PROXIED_HEADER, b"1"), (b"content-type", content_type.encode())]
+        timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
+        try:
+            response = await self._client.post(url.rstrip("/") + path, content=body, headers=headers, timeout=timeout)
+        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
+            raise NotOwner("the topic's owner cannot be reached; retry", owner=url) from error
+        except httpx.HTTPError as error:
+            raise OutcomeUnknown("the connection to the topic's owner broke", owner=url) from error
+        return response.status_code, response.content
+
     async def _pass_on(self, exchange: Exchange, request: httpx.Request, url: str) -> None:
         """Send the request and forward the answer, except for its end."""
         try:

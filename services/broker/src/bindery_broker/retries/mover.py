@@ -95,6 +95,11 @@ class Source(Protocol):
     @property
     def cursor(self) -> ManagedCursor: ...
 
+    @property
+    def full_name(self) -> str:
+        """The full name of the topic, and the name of the subscription."""
+        ...
+
     def check_open(self) -> None:
         """Raise the reason if the subscription is closed."""
         ...
@@ -203,7 +208,7 @@ class Mover:
                         "the subscription's position was changed before the messages were moved; receive them again",
                         subscription=self._cursor.name,
                     )
-                async with self._targets.open(to, create=True) as target:
+                async with self._targets.open(to, create=True, source=self._source.full_name) as target:
                     return await self._move(copies, to, hold, target)
             except Exception as error:  # nothing was written
                 self._refuse(copies, hold, error)
@@ -354,7 +359,7 @@ class Mover:
         wanted = Counter(message.identity for message in intent.messages)
         stored: Counter[Identity] = Counter()
         try:
-            async with self._targets.open(intent.to, create=False) as target:
+            async with self._targets.open(intent.to, create=False, source=self._source.full_name) as target:
                 await target.decided()
                 async for _, identity in target.scan(intent.after):
                     if stored[identity] < wanted[identity]:

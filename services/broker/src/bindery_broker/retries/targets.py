@@ -1,4 +1,8 @@
-"""Where a `Mover` moves messages to: an interface, so that the mover knows no topics and no other brokers."""
+"""Where a `Mover` moves messages to: an interface, so that the mover knows no topics and no other brokers.
+
+A mover opens a target before it moves messages, and again before it searches the target for copies whose fate it does
+not know. So each `open` ends what the same source began before: no copy is stored by it any more.
+"""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -20,7 +24,7 @@ class Destination(NamedTuple):
 
 
 class Target(Protocol):
-    """A topic that is open here."""
+    """A topic that is open here, or in the broker that owns it."""
 
     @property
     def end(self) -> Position:
@@ -47,10 +51,12 @@ class Target(Protocol):
 
 
 class Targets(Protocol):
-    def open(self, to: Destination, *, create: bool) -> AbstractAsyncContextManager[Target]:
+    def open(self, to: Destination, *, create: bool, source: str) -> AbstractAsyncContextManager[Target]:
         """Open the topic, and keep it open during the context.
 
         `create`: create the topic and the subscription, from its first message on, if they are missing. Otherwise
-        raises NoSuchTopic. Raises TryAgain if another broker owns the topic, or if its owner is changing.
+        raises NoSuchTopic. `source`: the subscription whose messages are moved; what it began with an earlier `open`,
+        in this process or another one, stores nothing from now on unless it has begun to write. Raises TryAgain if
+        the owner of the topic does not answer, or is changing.
         """
         ...

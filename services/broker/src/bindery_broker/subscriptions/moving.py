@@ -175,6 +175,10 @@ class Moving:
 
     # -- the source of the mover ---------------------------------------------------------------------------------
 
+    @property
+    def full_name(self) -> str:
+        return f"{self._topic.full}/{self.cursor.name}"
+
     def check_open(self) -> None:
         self._loop.check_open()
 

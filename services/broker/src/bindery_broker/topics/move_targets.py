@@ -1,23 +1,36 @@
-"""The topics of this broker as targets of moves. Nothing is moved to a target that another broker owns.
+"""The topics that messages are moved to, of this broker and of others.
 
-But if a broker is stopped during a move, the next owner of the source may be another one than that of the target. So a
-target of another broker can be searched, by requests to its owner (`Peers`).
+The owner of a target writes the copies; if that is another broker than the owner of the source, it is asked to (`Peers`,
+`HostedMoves`). Each source has at most one **epoch** in a target: opening the target begins another one, and writes of
+earlier epochs are refused from then on. So a request that arrives late, even from a broker that has lost the source
+meanwhile, stores no copy after its fate was decided:
+
+| step                                       | what it guarantees                                                       |
+|--------------------------------------------|--------------------------------------------------------------------------|
+| 1 begin an epoch at the owner              | no write of an earlier epoch begins                                      |
+| 2 the owner waits for those in progress    | every write of an earlier epoch is stored, or will never be (`decided`)  |
+| 3 a move: store the intent, then write     | the write is refused if another epoch has begun                          |
+| 3 a settlement: search the target          | what is not found will never be stored                                   |
+
+Epochs are in the memory of the owner and end with the topic there. The next owner knows none of them, so it refuses all
+writes that began before it opened the topic.
 
 A write to a target continues if its mover ends, for example because the source was closed. So the writes in progress
-are remembered here by target: a mover that settles them waits for their end before it searches the target (`decided`).
+are remembered here by target.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
 
 from bindery_core.errors import BinderyError, Conflict, NoSuchTopic, TopicFenced, TryAgain
 from bindery_pulsar.message_codec import METADATA_READ_SIZE_MAX, OutgoingMessage, PackedEntry
 from bindery_pulsar.message_id import EARLIEST, MessageId, Position
 from bindery_pulsar.topic_name import TopicName
 
-from bindery_broker.errors import NotOwner, TargetElsewhere
+from bindery_broker.errors import NotOwner
 from bindery_broker.ownership.bundles import Bundle
 from bindery_broker.ownership.ownership import Ownership
 from bindery_broker.retries.copies import Identity, identity_of
@@ -29,6 +42,18 @@ SCAN_SIZE_MAX: Final = 2**20
 """Maximum number of entries, and bytes unless the first is larger, of one read of a scan."""
 DECIDED_S: Final = 5.0
 """Maximum seconds to wait for the end of writes in progress."""
+EPOCHS_MAX: Final = 10_000
+"""Maximum number of sources with an epoch in one topic. Beyond it, the oldest one has to begin again."""
+
+Results = list[MessageId | BinderyError]
+
+
+class Begun(NamedTuple):
+    """An epoch in a topic of another broker."""
+
+    epoch: str
+    end: Position
+    """See `Target.end`."""
 
 
 class OpenTopics(Protocol):
@@ -37,45 +62,91 @@ class OpenTopics(Protocol):
     def loaded(self, name: TopicName) -> Topic | None: ...
     def begin_use(self, name: TopicName) -> None: ...
     def end_use(self, name: TopicName) -> None: ...
+    def on_subscription(self, topic: TopicName, subscription: str, /) -> None: ...
     async def exists(self, name: TopicName) -> bool: ...
     async def get(self, name: TopicName, *, create: bool = False) -> Topic: ...
 
 
 class Peers(Protocol):
-    """The other brokers: `http.peers.Peers`."""
+    """The other brokers: `http.peers.Peers`. The broker at `url` owns the topic.
+
+    Every method raises NoSuchTopic; NotOwner, if nothing was done because that broker does not answer or does not own
+    the topic; other TryAgain.
+    """
+
+    async def begin_move(self, url: str, to: Destination, *, create: bool, source: str) -> Begun:
+        """See `HostedMoves.begin`. Raises Conflict if the topic or the subscription cannot be created."""
+        ...
+
+    async def publish_copies(
+        self, url: str, topic: TopicName, messages: Sequence[OutgoingMessage], *, source: str, epoch: str
+    ) -> Results:
+        """See `HostedMoves.publish`. Outcomes that are not known are OutcomeUnknown."""
+        ...
 
     def scan(self, url: str, topic: TopicName, after: Position) -> AsyncIterator[tuple[Position, Identity]]:
-        """Yield what `Target.scan` yields, of a topic that the broker at `url` owns. Raises NoSuchTopic, TryAgain."""
+        """Yield what `Target.scan` yields."""
         ...
 
 
-class TopicTargets:
-    """`retries.targets.Targets` over the topics of a broker."""
+class HostedMoves:
+    """Moves to the topics of this broker. `prefix`: what the epochs of no other process begin with."""
 
-    def __init__(self, topics: OpenTopics) -> None:
+    def __init__(self, prefix: str) -> None:
+        self.writes: dict[TopicName, set[asyncio.Future[Results]]] = {}
+        """Writes in progress by target."""
+        self._prefix = prefix
+        self._begun = 0
+        self._epochs: WeakKeyDictionary[Topic, dict[str, str]] = WeakKeyDictionary()
+
+    def target(self, topic: Topic, *, source: str) -> "TopicTarget":
+        """Return the topic for a move of this process. It ends the epoch of the source in the topic."""
+        self._epochs.get(topic, {}).pop(source, None)
+        return TopicTarget(topic, self.writes)
+
+    async def begin(self, topic: Topic, *, source: str) -> Begun:
+        """Begin an epoch of a source. On return, no write of an earlier one is in progress. Raises TryAgain."""
+        self._begun += 1
+        epoch = f"{self._prefix}-{self._begun}"
+        epochs = self._epochs.setdefault(topic, {})
+        epochs.pop(source, None)
+        if len(epochs) >= EPOCHS_MAX:
+            del epochs[next(iter(epochs))]
+        epochs[source] = epoch
+        target = TopicTarget(topic, self.writes)
+        await target.decided()
+        return Begun(epoch, target.end)
+
+    async def publish(self, topic: Topic, messages: Sequence[OutgoingMessage], *, source: str, epoch: str) -> Results:
+        """Store copies. Errors as `Target.publish`; TryAgain, with nothing stored, if the epoch is not the present."""
+        if self._epochs.get(topic, {}).get(source) != epoch:
+            raise TryAgain("the move was given up, or its topic was opened again; retry", topic=topic.name.short)
+        return await TopicTarget(topic, self.writes).publish(messages)
+
+
+class TopicTargets:
+    """`retries.targets.Targets` over the topics of a broker, and of others."""
+
+    def __init__(self, topics: OpenTopics, hosted: HostedMoves) -> None:
+        self.hosted: Final = hosted
         self._topics = topics
         self._ownership: Ownership | None = None
         self.peers: Peers | None = None
-        """None: targets of other brokers cannot be searched."""
-        self.writes: dict[TopicName, set[asyncio.Future[list[MessageId | BinderyError]]]] = {}
-        """Writes in progress by target."""
+        """None: topics of other brokers are no targets."""
 
     def bind(self, ownership: Ownership) -> None:
         self._ownership = ownership
 
     @asynccontextmanager
-    async def open(self, to: Destination, *, create: bool) -> AsyncIterator[Target]:
-        """See `Targets.open`. Raises Conflict if the topic is missing and topics are not created automatically.
-
-        Without `create`, a topic of another broker can be searched.
-        """
+    async def open(self, to: Destination, *, create: bool, source: str) -> AsyncIterator[Target]:
+        """See `Targets.open`. Raises Conflict if the topic is missing and topics are not created automatically."""
         self._topics.begin_use(to.topic)
         try:
-            yield await self._open(to, create=create)
+            yield await self._open(to, create=create, source=source)
         finally:
             self._topics.end_use(to.topic)
 
-    async def _open(self, to: Destination, *, create: bool) -> Target:
+    async def _open(self, to: Destination, *, create: bool, source: str) -> Target:
         name = to.topic
         topic = self._topics.loaded(name)
         try:
@@ -83,10 +154,8 @@ class TopicTargets:
                 if not create and not await self._topics.exists(name):
                     raise NoSuchTopic("no such topic", topic=name.short)
                 remote = None if self._ownership is None else await self._ownership.locate(Bundle.of(name))
-                if remote is not None and self.peers is not None and not create:
-                    return RemoteTarget(name, remote.http_url, self.peers, self._ownership)
                 if remote is not None:
-                    raise _elsewhere(name, remote.http_url)
+                    return await self._open_remote(to, remote.http_url, create=create, source=source)
                 topic = await self._topics.get(name, create=create)
             if create:
                 await topic.subscribe(to.subscription, initial=EARLIEST)
@@ -104,60 +173,81 @@ class TopicTargets:
                 "create it",
                 topic=name.short,
             ) from error
-        return TopicTarget(topic, self.writes)
+        return self.hosted.target(topic, source=source)
 
-
-def _elsewhere(name: TopicName, url: str) -> TargetElsewhere:
-    return TargetElsewhere(
-        "messages cannot be moved, because another broker owns the topic they are moved to; retry",
-        topic=name.short,
-        owner=url,
-    )
+    async def _open_remote(self, to: Destination, url: str, *, create: bool, source: str) -> "RemoteTarget":
+        if self.peers is None:
+            raise NotOwner("another broker owns the topic", owner=url)
+        target = RemoteTarget(to.topic, url, self.peers, self._ownership, source=source)
+        await target.begin(to, create=create)
+        if create:
+            self._topics.on_subscription(to.topic, to.subscription)
+        return target
 
 
 class RemoteTarget:
-    """`retries.targets.Target` over a topic that another broker owns: it can only be searched."""
+    """`retries.targets.Target` over a topic that the broker at `url` owns."""
 
-    def __init__(self, name: TopicName, url: str, peers: Peers, ownership: Ownership | None) -> None:
+    def __init__(
+        self, name: TopicName, url: str, peers: Peers, ownership: Ownership | None, *, source: str
+    ) -> None:
         self._name = name
         self._url = url
         self._peers = peers
         self._ownership = ownership
+        self._source = source
+        self._begun: Begun | None = None
+
+    async def begin(self, to: Destination, *, create: bool) -> None:
+        try:
+            self._begun = await self._peers.begin_move(self._url, to, create=create, source=self._source)
+        except NotOwner:
+            self._forget_owner()
+            raise
 
     @property
     def end(self) -> Position:
-        raise _elsewhere(self._name, self._url)
+        assert self._begun is not None
+        return self._begun.end
 
-    async def publish(self, _messages: Sequence[OutgoingMessage]) -> list[MessageId | BinderyError]:
-        raise _elsewhere(self._name, self._url)
+    async def publish(self, messages: Sequence[OutgoingMessage]) -> Results:
+        assert self._begun is not None
+        try:
+            return await self._peers.publish_copies(
+                self._url, self._name, messages, source=self._source, epoch=self._begun.epoch
+            )
+        except NotOwner as error:
+            self._forget_owner()
+            raise TryAgain(
+                "messages cannot be moved, because the owner of the topic they are moved to is changing; retry",
+                topic=self._name.short,
+                owner=self._url,
+            ) from error
 
     async def decided(self) -> None:
-        """Return at once: a broker writes copies only while it owns both topics.
-
-        The present owner of the target has opened it after that, which decided all writes before: they are stored, or
-        their ledger is fenced.
-        """
+        """Return at once: `begin` has waited for the writes before."""
 
     async def scan(self, after: Position) -> AsyncIterator[tuple[Position, Identity]]:
         try:
             async for found in self._peers.scan(self._url, self._name, after):
                 yield found
         except NotOwner as error:
-            if self._ownership is not None:
-                self._ownership.forget_remote(Bundle.of(self._name))
+            self._forget_owner()
             raise TryAgain(
                 "whether messages were moved is not known, because the owner of their topic does not answer; retry",
                 topic=self._name.short,
                 owner=self._url,
             ) from error
 
+    def _forget_owner(self) -> None:
+        if self._ownership is not None:
+            self._ownership.forget_remote(Bundle.of(self._name))
+
 
 class TopicTarget:
     """`retries.targets.Target` over an open topic."""
 
-    def __init__(
-        self, topic: Topic, writes: dict[TopicName, set[asyncio.Future[list[MessageId | BinderyError]]]]
-    ) -> None:
+    def __init__(self, topic: Topic, writes: dict[TopicName, set[asyncio.Future[Results]]]) -> None:
         self._topic = topic
         self._writes = writes
 
@@ -165,7 +255,7 @@ class TopicTarget:
     def end(self) -> Position:
         return self._topic.ledger.last_confirmed
 
-    async def publish(self, messages: Sequence[OutgoingMessage]) -> list[MessageId | BinderyError]:
+    async def publish(self, messages: Sequence[OutgoingMessage]) -> Results:
         if not self._topic.is_open:
             raise TryAgain("the topic to which messages are moved was closed; retry", topic=self._topic.name.short)
         name = self._topic.name
@@ -174,7 +264,7 @@ class TopicTarget:
         write.add_done_callback(self._written)
         return await asyncio.shield(write)
 
-    def _written(self, write: "asyncio.Future[list[MessageId | BinderyError]]") -> None:
+    def _written(self, write: "asyncio.Future[Results]") -> None:
         left = self._writes[self._topic.name]
         left.discard(write)
         if not left:

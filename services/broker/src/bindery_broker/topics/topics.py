@@ -30,7 +30,7 @@ from bindery_broker.ownership.ownership import Ownership
 from bindery_broker.statistics.volume import Volume
 from bindery_broker.subscriptions.decoding import EntryDecoder
 from bindery_broker.subscriptions.response_budget import ResponseBudget
-from bindery_broker.topics.move_targets import TopicTargets
+from bindery_broker.topics.move_targets import HostedMoves, TopicTargets
 from bindery_broker.topics.topic import Topic
 
 OLDEST_READS_MAX = 1_000
@@ -101,7 +101,7 @@ class Topics:
         self._loading = asyncio.Semaphore(self.limits.loads_max)
         self._closing = False
         self._ownership: Ownership | None = None
-        self.targets = TopicTargets(self)
+        self.targets = TopicTargets(self, HostedMoves(producer_name))
         self._cleanups: set[asyncio.Task[None]] = set()
         """Tasks that close the handles of abandoned topics, or close idle topics."""
         self.on_subscription: Callable[[TopicName, str], None] = lambda _topic, _subscription: None

@@ -99,14 +99,14 @@ async def produce(exchange: Exchange) -> Response:
     ids = [str(result) for result in results if isinstance(result, MessageId)]
     if len(ids) == len(results):
         return json_reply(Produced(message_ids=ids))
-    return json_reply(ProducedPartly(results=[_result(result) for result in results]), status=207)
+    return json_reply(ProducedPartly(results=[result_of(result) for result in results]), status=207)
 
 
 assert produce.__doc__ is not None
 assert PROPERTY_HEADER.decode().title() in produce.__doc__
 
 
-def _result(result: MessageId | BinderyError) -> ProduceResult:
+def result_of(result: MessageId | BinderyError) -> ProduceResult:
     if isinstance(result, BinderyError):
         return ProduceResult(error=MessageError(code=result.code, status=result.status, detail=str(result)))
     return ProduceResult(message_id=str(result))

@@ -113,6 +113,22 @@ class ClearBody(Body):
     """No fields."""
 
 
+class BeginMoveBody(Body):
+    source: Annotated[str, Field(min_length=1, max_length=4_096, pattern=NO_CONTROLS)]
+    """The subscription whose messages are moved: full name of its topic, `/`, and its name."""
+    subscription: Annotated[str, Field(min_length=1, max_length=255, pattern=NO_CONTROLS)]
+    """The subscription of this topic that keeps the copies."""
+    create: bool = False
+    """Create the topic and the subscription, from the first message on, if they are missing."""
+
+
+class Begun(Answer):
+    epoch: str
+    """For `storeCopies`."""
+    end: Annotated[list[int], Field(min_length=2, max_length=2)]
+    """Ledger id and entry id of the last entry, -1 if its ledger has none. Copies are stored after it."""
+
+
 class Cancelled(Answer):
     cancelled: dict[str, Literal["cancelled", "already_delivered"]]
     """By subscription: whether the message is acknowledged there, or was delivered before."""

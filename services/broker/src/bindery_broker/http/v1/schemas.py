@@ -54,6 +54,8 @@ TopicText = Annotated[str, Meta(min_length=1, max_length=2_048, examples=["publi
 SubscriptionText = Annotated[str, Meta(min_length=1, max_length=255, pattern=NO_CONTROLS)]
 ConsumerName = Annotated[str, Meta(min_length=1, max_length=NAME_SIZE_MAX, pattern=NO_CONTROLS)]
 ProducerName = Annotated[str, Meta(min_length=1, max_length=NAME_SIZE_MAX, pattern=NO_CONTROLS)]
+SourceName = Annotated[str, Meta(min_length=1, max_length=4_096, pattern=NO_CONTROLS)]
+"""Full name of a topic, `/`, and a subscription."""
 Key = Annotated[str, Meta(max_length=TEXT_MAX)]
 Tags = Annotated[
     str, Meta(min_length=1, max_length=4_096, pattern=NO_CONTROLS, description="one tag, or several: `a||b`")
