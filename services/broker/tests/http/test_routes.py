@@ -37,7 +37,15 @@ def fill(template: str) -> str:
 
 
 def test_produce_and_consume_operations_are_hot():
-    assert {route.operation_id for route in HOT} == {"produce", "receive", "ack", "nack", "retry", "stream", "storeCopies"}
+    assert {route.operation_id for route in HOT} == {
+        "produce",
+        "receive",
+        "ack",
+        "nack",
+        "retry",
+        "stream",
+        "storeCopies",
+    }
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.operation_id)

@@ -1,16 +1,16 @@
 """The topics that messages are moved to, of this broker and of others.
 
-The owner of a target writes the copies; if that is another broker than the owner of the source, it is asked to (`Peers`,
-`HostedMoves`). Each source has at most one **epoch** in a target: opening the target begins another one, and writes of
-earlier epochs are refused from then on. So a request that arrives late, even from a broker that has lost the source
-meanwhile, stores no copy after its fate was decided:
+The owner of a target writes the copies; if that is another broker than the owner of the source, it is asked to
+(`Peers`, `HostedMoves`). Each source has at most one **epoch** in a target: opening the target begins another one, and
+writes of earlier epochs are refused from then on. So a request that arrives late, even from a broker that has lost the
+source meanwhile, stores no copy after its fate was decided:
 
-| step                                       | what it guarantees                                                       |
-|--------------------------------------------|--------------------------------------------------------------------------|
-| 1 begin an epoch at the owner              | no write of an earlier epoch begins                                      |
-| 2 the owner waits for those in progress    | every write of an earlier epoch is stored, or will never be (`decided`)  |
-| 3 a move: store the intent, then write     | the write is refused if another epoch has begun                          |
-| 3 a settlement: search the target          | what is not found will never be stored                                   |
+| step                                      | what it guarantees                                                      |
+|-------------------------------------------|-------------------------------------------------------------------------|
+| 1 begin an epoch at the owner             | no write of an earlier epoch begins                                     |
+| 2 the owner waits for those in progress   | every write of an earlier epoch is stored, or will never be (`decided`) |
+| 3 a move: store the intent, then write    | the write is refused if another epoch has begun                         |
+| 3 a settlement: search the target         | what is not found will never be stored                                  |
 
 Epochs are in the memory of the owner and end with the topic there. The next owner knows none of them, so it refuses all
 writes that began before it opened the topic.
@@ -188,9 +188,7 @@ class TopicTargets:
 class RemoteTarget:
     """`retries.targets.Target` over a topic that the broker at `url` owns."""
 
-    def __init__(
-        self, name: TopicName, url: str, peers: Peers, ownership: Ownership | None, *, source: str
-    ) -> None:
+    def __init__(self, name: TopicName, url: str, peers: Peers, ownership: Ownership | None, *, source: str) -> None:
         self._name = name
         self._url = url
         self._peers = peers

@@ -1,15 +1,23 @@
 """The v1 API: JSON over HTTP for topics, messages and subscriptions.
 
-`messages`, `topics`, `consuming`, `subscriptions`, `dead_letters` and `moves` are the operations. Hot operations take msgspec
-structs (`schemas`), ordinary ones pydantic models (`models`). `produce_request` parses what producers send;
-`message_view` and `subscription_view` turn messages and subscriptions into JSON.
+`messages`, `topics`, `consuming`, `subscriptions` and `dead_letters` are the operations, `moves` those that only
+brokers call. Hot operations take msgspec structs (`schemas`), ordinary ones pydantic models (`models`).
+`produce_request` parses what producers send; `message_view` and `subscription_view` turn messages and subscriptions
+into JSON.
 """
 
 from typing import Final
 
 from bindery_broker.http.v1 import consuming, dead_letters, messages, moves, subscriptions, topics
 
-ROUTERS: Final = (messages.router, topics.router, consuming.router, subscriptions.router, dead_letters.router, moves.router)
+ROUTERS: Final = (
+    messages.router,
+    topics.router,
+    consuming.router,
+    subscriptions.router,
+    dead_letters.router,
+    moves.router,
+)
 STRUCTS: Final = (*messages.STRUCTS, *consuming.STRUCTS)
 CREATES_TOPIC: Final = frozenset(("produce", "createTopic", "receive", "subscribe", "beginMove"))
 """Ids of the operations that create a missing topic."""
