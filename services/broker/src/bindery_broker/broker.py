@@ -54,7 +54,12 @@ class Broker:
         )
         self.ownership = Ownership(components.leases, record=OwnerRecord(http_url=url), on_lost=self.topics.abandon)
         self.topics.bind(self.ownership)
-        self.retry_topics = RetryTopics(self.topics, locate=self.locate, now=self.now)
+        self.retry_topics = RetryTopics(
+            self.topics,
+            locate=self.locate,
+            forget=lambda name: self.ownership.forget_remote(Bundle.of(name)),
+            now=self.now,
+        )
         self.metrics = BrokerMetrics(components.metrics, self.topics)
         self._closing = False
         self.draining = False

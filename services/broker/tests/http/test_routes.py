@@ -111,6 +111,9 @@ JSON_ROUTES = [
     ("POST", "/clear", b"{}"),
     ("POST", "/dead-letters/redrive", b"{}"),
     ("POST", "/dead-letters/purge", b"{}"),
+    ("POST", "/unknown", b'{"message_ids":["0:0"]}'),
+    ("POST", "/hand-back", b'{"consumer":"c","request_id":"a"}'),
+    ("POST", "/held", b'{"consumer":"c","request_id":"a"}'),
 ]
 
 

@@ -2,10 +2,13 @@
 
 import asyncio
 import random
+from collections.abc import AsyncIterator
 from typing import Any
 
+import httpx
 import pytest
 from bindery_broker.broker import Broker
+from bindery_broker.http import remote_retries
 from bindery_broker.subscriptions.consumer import ClientWatch, ReceiveRequest, SubscriptionType
 from bindery_broker.subscriptions.reading import messages_of
 from bindery_broker.topics.retried import Part, RetriedSubscription
@@ -29,8 +32,10 @@ def request(consumer: str = "c", **fields: Any) -> ReceiveRequest:
 class World:
     """The broker's subscription `s` of the topic `t`, and calls to it."""
 
-    def __init__(self, broker: Broker, kind: SubscriptionType = "shared") -> None:
+    def __init__(self, broker: Broker, kind: SubscriptionType = "shared", *, retries_at: Broker | None = None) -> None:
+        """`retries_at`: the broker that owns the retry topic; None: the same."""
         self.broker = broker
+        self.retries_at = retries_at or broker
         self.kind = kind
 
     async def start(self) -> "World":
@@ -38,9 +43,12 @@ class World:
             await self.subscribe(name)
         return self
 
+    def owner(self, name: TopicName) -> Broker:
+        return self.retries_at if name == RETRY else self.broker
+
     async def subscribe(self, name: TopicName) -> None:
-        assert await self.broker.locate(name, create=True) is None
-        topic = await self.broker.topic(name, create=True)
+        assert await self.owner(name).locate(name, create=True) is None
+        topic = await self.owner(name).topic(name, create=True)
         await topic.subscribe("s", initial=EARLIEST)
 
     async def both(self) -> RetriedSubscription:
@@ -48,7 +56,7 @@ class World:
         return RetriedSubscription(topic, topic.subscription("s"), self.broker.retry_topics)
 
     async def publish(self, name: TopicName, text: str) -> None:
-        topic = await self.broker.topic(name, create=True)
+        topic = await self.owner(name).topic(name, create=True)
         await topic.publish([OutgoingMessage(payload=text.encode())], producer=None, batch=False)
 
     async def receive(self, consumer: str = "c", *, client: ClientWatch | None = None, **fields: Any) -> list[Part]:
@@ -63,11 +71,13 @@ class World:
         finally:
             charge.release()
 
-    def held(self) -> int:
-        """Number of messages that consumers hold."""
+    async def held(self) -> int:
+        """Number of messages that consumers hold, when everything is done."""
+        await settle()
         return sum(
             len(subscription.dispatcher.leases)
-            for topic in self.broker.topics
+            for broker in {self.broker, self.retries_at}
+            for topic in broker.topics
             for subscription in topic.subscriptions.values()
         )
 
@@ -89,9 +99,29 @@ def ids(parts: list[Part]) -> list[MessageId]:
     ]
 
 
+@pytest.fixture(params=["local", "remote"])
+async def retries_at(
+    request: pytest.FixtureRequest,
+    broker: Harness,
+    tree: Any,
+    ledgers: Any,
+    clock: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> AsyncIterator[Broker]:
+    """The broker that owns the retry topic."""
+    if request.param == "local":
+        yield broker.broker
+        return
+    monkeypatch.setattr(remote_retries, "QUIET_S", 0.0)
+    other = Harness(tree=tree, ledgers=ledgers, clock=clock, url="http://two")
+    broker.peers["two"] = httpx.ASGITransport(app=other.app)
+    yield other.broker
+    await other.close()
+
+
 @pytest.fixture
-async def world(broker: Harness) -> World:
-    return await World(broker.broker).start()
+async def world(broker: Harness, retries_at: Broker) -> World:
+    return await World(broker.broker, retries_at=retries_at).start()
 
 
 @pytest.mark.parametrize("turns", range(0, 24, 2))
@@ -105,7 +135,7 @@ async def test_a_client_that_goes_while_messages_arrive_holds_nothing(world: Wor
     client.set_gone()
     got = await call
     await sending
-    assert world.held() == len(texts(got))
+    assert await world.held() == len(texts(got))
     await (await world.both()).nack(ids(got), delay_s=0)
     assert sorted(texts(await world.receive("other", wait_s=0.0))) == ["n", "r"]
 
@@ -119,7 +149,7 @@ async def test_a_call_that_is_cancelled_between_both_topics_holds_nothing(world:
         await asyncio.sleep(0)
     call.cancel()
     (got,) = await asyncio.gather(call, return_exceptions=True)
-    assert world.held() == (len(texts(got)) if isinstance(got, list) else 0)
+    assert await world.held() == (len(texts(got)) if isinstance(got, list) else 0)
 
 
 async def test_a_client_that_has_gone_before_gets_nothing(world: World) -> None:
@@ -128,7 +158,7 @@ async def test_a_client_that_has_gone_before_gets_nothing(world: World) -> None:
     await world.publish(RETRY, "r")
     await world.publish(MAIN, "n")
     got = await world.receive(client=client)
-    assert world.held() == len(texts(got))
+    assert await world.held() == len(texts(got))
 
 
 @pytest.mark.parametrize("gone", [MAIN, RETRY])
@@ -136,7 +166,7 @@ async def test_the_end_of_one_topic_leaves_nothing_leased_in_the_other(world: Wo
     other = RETRY if gone == MAIN else MAIN
     call = asyncio.create_task(world.receive())
     await settle()
-    deleting = asyncio.create_task(world.broker.topics.delete(gone, force=True))
+    deleting = asyncio.create_task(world.owner(gone).topics.delete(gone, force=True))
     await world.publish(other, "x")
     await deleting
     if gone == RETRY:
@@ -145,7 +175,7 @@ async def test_the_end_of_one_topic_leaves_nothing_leased_in_the_other(world: Wo
     try:
         assert texts(await call) == ["x"]
     except NoSuchTopic:
-        assert world.held() == 0
+        assert await world.held() == 0
 
 
 async def test_the_answer_says_of_which_partition_its_messages_are(broker: Harness) -> None:
@@ -177,11 +207,11 @@ async def test_calls_of_two_consumers_share_the_messages_of_both(world: World) -
 @pytest.mark.parametrize("kind", ["shared", "key_shared"])
 @pytest.mark.parametrize("seed", range(12))
 async def test_random_calls_lose_nothing_and_deliver_nothing_twice(
-    broker: Harness, seed: int, kind: SubscriptionType
+    broker: Harness, retries_at: Broker, seed: int, kind: SubscriptionType
 ) -> None:
     """Each message is acknowledged exactly once, and no two consumers hold it at a time."""
     chance = random.Random(seed)
-    world = await World(broker.broker, kind).start()
+    world = await World(broker.broker, kind, retries_at=retries_at).start()
     sent: set[str] = set()
     acked: set[str] = set()
     held: dict[str, str] = {}
@@ -235,13 +265,13 @@ async def test_random_calls_lose_nothing_and_deliver_nothing_twice(
     async with asyncio.timeout(30):
         await asyncio.gather(produce(), *(consume(name) for name in ("c1", "c2", "c3")))
     assert acked == sent
-    assert world.held() == 0
+    assert await world.held() == 0
     assert broker.broker.topics.responses.used == 0
 
 
 async def test_an_ended_retry_topic_is_left_out_of_an_acknowledgement(world: World) -> None:
     await world.publish(RETRY, "r")
     got = await world.receive(wait_s=0.0)
-    await world.broker.topics.delete(RETRY, force=True)
+    await world.retries_at.topics.delete(RETRY, force=True)
     with pytest.raises((NotThere, BinderyError)):
         await (await world.both()).ack(ids(got))

@@ -3,7 +3,9 @@
 import asyncio
 from typing import Any
 
+import httpx
 import pytest
+from bindery_broker.topics.retry_sides import LocalSide
 from bindery_broker.topics.retry_topics import ELSEWHERE_S, State
 from bindery_pulsar.message_id import EARLIEST
 from bindery_pulsar.topic_name import TopicName
@@ -32,7 +34,8 @@ async def test_a_link_is_made_once_and_looked_up_when_it_is_used(broker: Harness
     assert link.state is State.PRESENT
     found = await broker.broker.retry_topics.find(link)
     assert found is not None
-    assert found == broker.broker.retry_topics.loaded(link)
+    assert isinstance(found, LocalSide)
+    assert (found.topic, found.subscription) == broker.broker.retry_topics.loaded(link)
     assert (found.topic.name.local, found.subscription.name) == ("t-s-RETRY", "s")
 
 
@@ -96,17 +99,61 @@ async def test_an_idle_retry_topic_is_opened_again(broker: Harness) -> None:
     assert await broker.broker.retry_topics.find(await link_of(broker)) is not None
 
 
-async def test_a_retry_topic_of_another_broker_is_looked_for_again(tree: Any, ledgers: Any, clock: Any) -> None:
+async def two_brokers(tree: Any, ledgers: Any, clock: Any) -> tuple[Harness, Harness]:
+    """The first one owns the topic, the other one its retry topic with a message."""
     first = Harness(tree=tree, ledgers=ledgers, clock=clock, url="http://b1")
     second = Harness(tree=tree, ledgers=ledgers, clock=clock, url="http://b2")
+    first.peers["b2"] = httpx.ASGITransport(app=second.app)
     await second.client.put(f"{RETRY}/subscriptions/s", json={})
     await second.produce("again", topic=RETRY)
     await first.produce("new")
-    assert payloads(await first.receive()) == ["new"]
+    return first, second
+
+
+async def test_a_retry_topic_of_another_broker_is_taken_over_when_its_owner_is_gone(
+    tree: Any, ledgers: Any, clock: Any
+) -> None:
+    first, second = await two_brokers(tree, ledgers, clock)
     link = await link_of(first)
+    assert await first.broker.retry_topics.find(link) is not None
     assert link.state is State.ELSEWHERE
     await second.close()
-    assert await first.receive() == []
-    clock.advance(ELSEWHERE_S)
+    del first.peers["b2"]
+    assert payloads(await first.receive()) == ["new"], "what the topic has does not wait for the other broker"
     assert payloads(await first.receive()) == ["again"]
+    assert link.state is State.PRESENT
     await first.close()
+
+
+async def test_a_retry_topic_of_another_broker_is_looked_for_again(tree: Any, ledgers: Any, clock: Any) -> None:
+    first, second = await two_brokers(tree, ledgers, clock)
+    assert payloads(await first.receive()) == ["again", "new"]
+    link = await link_of(first)
+    assert (await second.client.delete(f"{RETRY}/subscriptions/s", params={"force": "true"})).status_code == 200
+    clock.advance(ELSEWHERE_S)
+    assert await first.receive() == []
+    assert link.state is State.ABSENT
+    await first.close()
+    await second.close()
+
+
+async def test_an_owner_that_had_no_message_is_not_asked_by_each_call(tree: Any, ledgers: Any, clock: Any) -> None:
+    first, second = await two_brokers(tree, ledgers, clock)
+    assert payloads(await first.receive()) == ["again", "new"]
+    calls = []
+    transport = first.peers["b2"]
+
+    class Counting(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            calls.append(request.url.path)
+            return await transport.handle_async_request(request)
+
+    first.peers["b2"] = Counting()  # type: ignore[assignment]
+    for _ in range(20):
+        assert await first.receive() == []
+    assert len(calls) == 1
+    await second.produce("more", topic=RETRY)
+    clock.advance(1)
+    assert payloads(await first.receive()) == ["more"]
+    await first.close()
+    await second.close()

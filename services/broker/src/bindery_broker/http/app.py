@@ -17,6 +17,7 @@ from bindery_broker.http.budget import ByteBudget
 from bindery_broker.http.gate import Carry, Gate, HotRoutes
 from bindery_broker.http.peers import Peers
 from bindery_broker.http.proxy import Proxy
+from bindery_broker.http.remote_retries import RemoteRetries
 from bindery_broker.http.route import HotRoute
 
 API_VERSION = "1.0.0"
@@ -40,6 +41,8 @@ class BrokerApp(FastAPI):
         )
         self._proxy = proxy or Proxy()
         broker.topics.targets.peers = Peers(self._proxy)
+        self._retries = RemoteRetries(self._proxy, prefix=f"via-{broker.store.session_id:x}", now=broker.now)
+        broker.retry_topics.peers = self._retries
         self._budget = ByteBudget(broker.settings.in_flight_bytes_max, arriving=arriving)
         broker.metrics.in_flight_bytes.set_function(lambda: self._budget.used)
         self.add_api_route("/docs", self._docs, include_in_schema=False)
@@ -64,6 +67,7 @@ class BrokerApp(FastAPI):
         return self._gate(scope, receive, send)
 
     async def close(self) -> None:
+        await self._retries.close()
         await self._proxy.close()
 
     async def _docs(self) -> Response:

@@ -16,7 +16,6 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 from bindery_core.errors import BadRequest, BinderyError, Conflict, NoSuchTopic, OutcomeUnknown, TryAgain
-from bindery_kit.admin.content_types import JSON_TYPE
 from bindery_pulsar.message_codec import TAG_VALUE, OutgoingMessage
 from bindery_pulsar.message_id import MessageId, Position
 from bindery_pulsar.topic_name import TopicName
@@ -97,14 +96,14 @@ class Peers:
     async def begin_move(self, url: str, to: Destination, *, create: bool, source: str) -> Begun:
         body = msgspec.json.encode({"source": source, "subscription": to.subscription, "create": create})
         try:
-            status, answer = await self._proxy.post(
-                url, _path(to.topic) + "/moves", body, content_type=JSON_TYPE.decode(), timeout_s=MOVE_TIMEOUT_S
+            status, answer = await self._proxy.call(
+                "POST", url, path_of(to.topic) + "/moves", body, timeout_s=MOVE_TIMEOUT_S
             )
         except OutcomeUnknown as error:  # it may have begun: what is begun next ends it
             raise NotOwner("the owner of the topic does not answer", topic=to.topic.short, owner=url) from error
         if status != 200:
-            error = _refusal(status, answer, to.topic, url)
-            raise TryAgain(error.message, **error.facts) if isinstance(error, OutcomeUnknown) else error
+            refusal = refusal_of(status, answer, to.topic, url)
+            raise TryAgain(refusal.message, **refusal.facts) if isinstance(refusal, OutcomeUnknown) else refusal
         try:
             begun = msgspec.json.decode(answer, type=_Begun)
         except msgspec.MsgspecError as error:
@@ -115,7 +114,7 @@ class Peers:
         self, url: str, topic: TopicName, messages: Sequence[OutgoingMessage], *, source: str, epoch: str
     ) -> Results:
         """If a request fails, those that would follow are not sent: their messages have the same outcome."""
-        path = f"{_path(topic)}/moves/copies?{urlencode({'source': source, 'epoch': epoch})}"
+        path = f"{path_of(topic)}/moves/copies?{urlencode({'source': source, 'epoch': epoch})}"
         frames = encode_copies(messages)
         results: Results = []
         while len(results) < len(frames):
@@ -137,11 +136,11 @@ class Peers:
         return results
 
     async def _store(self, url: str, topic: TopicName, path: str, body: bytes, *, count: int) -> Results:
-        status, answer = await self._proxy.post(
-            url, path, body, content_type="application/octet-stream", timeout_s=MOVE_TIMEOUT_S
+        status, answer = await self._proxy.call(
+            "POST", url, path, body, content_type=b"application/octet-stream", timeout_s=MOVE_TIMEOUT_S
         )
         if status != 200:
-            raise _refusal(status, answer, topic, url)
+            raise refusal_of(status, answer, topic, url)
         try:
             found = msgspec.json.decode(answer, type=_Results).results
             results = [_outcome(one, topic, url) for one in found]
@@ -156,7 +155,7 @@ class Peers:
 
         Raises NoSuchTopic; TryAgain if that broker does not answer, does not own the topic, or cannot read it.
         """
-        path = _path(topic)
+        path = path_of(topic)
         try:
             ledger_id, entry_id = (await self._get(url, topic, path, _Topic)).last.split(":")
             end = Position(int(ledger_id), int(entry_id))
@@ -186,7 +185,8 @@ class Peers:
         return msgspec.json.decode(body, type=answer)
 
 
-def _path(topic: TopicName) -> str:
+def path_of(topic: TopicName) -> str:
+    """Return the path of a topic in the API."""
     return "/v1/topics/" + "/".join(quote(part, safe="") for part in (topic.tenant, topic.namespace, topic.local))
 
 
@@ -201,7 +201,7 @@ def _outcome(result: _Result, topic: TopicName, url: str) -> MessageId | Bindery
     return _error(problem.status, problem, topic, url)
 
 
-def _refusal(status: int, body: bytes, topic: TopicName, url: str) -> BinderyError:
+def refusal_of(status: int, body: bytes, topic: TopicName, url: str) -> BinderyError:
     """Return the error of an answer that is not 200."""
     try:
         problem = msgspec.json.decode(body, type=_Problem)

@@ -14,7 +14,7 @@ from typing import Final
 
 import httpx
 from bindery_core.errors import BadRequest, OutcomeUnknown
-from bindery_kit.admin.content_types import check_codings
+from bindery_kit.admin.content_types import JSON_TYPE, check_codings
 
 from bindery_broker.errors import NotOwner
 from bindery_broker.http.exchange import PROXIED_HEADER, ClientGone, Exchange, Reply
@@ -90,17 +90,29 @@ class Proxy:
             raise NotOwner("the topic's owner cannot be reached; retry", owner=url) from error
         return response.status_code, response.content
 
-    async def post(
-        self, url: str, path: str, body: bytes, *, content_type: str, timeout_s: float = ANSWER_TIMEOUT_S
+    async def call(
+        self,
+        method: str,
+        url: str,
+        path: str,
+        body: bytes | None = None,
+        *,
+        content_type: bytes = JSON_TYPE,
+        accept: bytes = b"*/*",
+        timeout_s: float = ANSWER_TIMEOUT_S,
     ) -> tuple[int, bytes]:
         """Return the status and the body of the answer of the broker at `url`.
 
         Raises NotOwner if that broker cannot be reached (nothing was done), OutcomeUnknown if it does not answer.
         """
-        headers = [(PROXIED_HEADER, b"1"), (b"content-type", content_type.encode())]
+        headers = [(PROXIED_HEADER, b"1"), (b"accept", accept)]
+        if body is not None:
+            headers.append((b"content-type", content_type))
         timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
         try:
-            response = await self._client.post(url.rstrip("/") + path, content=body, headers=headers, timeout=timeout)
+            response = await self._client.request(
+                method, url.rstrip("/") + path, content=body, headers=headers, timeout=timeout
+            )
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
             raise NotOwner("the topic's owner cannot be reached; retry", owner=url) from error
         except httpx.HTTPError as error:

@@ -344,7 +344,7 @@ class DispatchLoop:
             demand.granted.cancel()
             demand.granted = None
 
-    def hand_back(self, consumer: Consumer, taken: Deliveries) -> None:
+    def hand_back(self, consumer: Consumer, taken: Sequence[Delivery[Messages] | MessageRef]) -> None:
         """Return messages whose client has gone before it got them."""
         if taken and consumer in self._members:
             self._dispatcher.hand_back(consumer, [MessageRef(one.position, one.bits) for one in taken])

@@ -268,6 +268,22 @@ class Subscription:
         if session is not None and not self._loop.is_closed:
             self._loop.hand_back(session.consumer, deliveries)
 
+    def still_holds(self, consumer: str, request_id: str) -> bool:
+        """Whether the consumer holds a message of an earlier answer to the request id."""
+        session = self.sessions.get(consumer)
+        refs = None if session is None else session.remembered.get(request_id)
+        return session is not None and bool(refs) and bool(self.dispatcher.held(session.consumer, refs or ()))
+
+    def hand_back_request(self, consumer: str, request_id: str) -> bool:
+        """As `hand_back`, of what `receive` returned for a request id. Returns False if the consumer holds nothing of
+        it."""
+        if self._loop.is_closed or not self.still_holds(consumer, request_id):
+            return False
+        session = self.sessions.get(consumer)
+        assert session is not None
+        self._loop.hand_back(session.consumer, session.remembered.pop(request_id))
+        return True
+
     def _connect(self, session: Session, request: ReceiveRequest) -> None:
         """Let the dispatcher know the consumer with what its request says of it.
 

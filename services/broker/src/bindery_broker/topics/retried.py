@@ -11,6 +11,8 @@ A call that waits for both is ended as soon as one of them has messages. What th
 the same answer if that leaves it within its limits, else it is handed back, which does not count as a redelivery. No
 message stays leased by a call that did not return it: also not after an error, a cancellation or a disconnection.
 
+The retry topic may belong to another broker (`retry_sides`): then a call is one here and one there.
+
 An error of the retry topic never keeps messages of the topic back: it is raised by calls that found no message. Without
 a retry topic, and with types other than shared and key_shared, a call is one call of the subscription.
 """
@@ -22,10 +24,11 @@ from typing import Any, Final, NamedTuple
 
 import msgspec.structs
 from bindery_core.errors import BadRequest, BinderyError
+from bindery_kit.observability.logs import get_logger
 from bindery_pulsar.message_id import MessageId
 
 from bindery_broker.dispatch.sessions import Session
-from bindery_broker.errors import TargetElsewhere, UnknownMessages
+from bindery_broker.errors import UnknownMessages
 from bindery_broker.subscriptions.consumer import ClientWatch, ReceiveRequest, SubscriptionType
 from bindery_broker.subscriptions.dispatch_loop import Deliveries
 from bindery_broker.subscriptions.explaining import Reason
@@ -33,10 +36,13 @@ from bindery_broker.subscriptions.moving import MoveResult, RetryTo
 from bindery_broker.subscriptions.reading import messages_of
 from bindery_broker.subscriptions.response_budget import Charge
 from bindery_broker.subscriptions.subscription import Subscription
+from bindery_broker.topics.retry_sides import RetrySide
 from bindery_broker.topics.retry_topics import Found, RetryTopics, State, check_receives_retries
 from bindery_broker.topics.topic import Topic
 
 NO_WAIT: Final = 0.0
+
+log = get_logger(__name__)
 
 
 class Part(NamedTuple):
@@ -68,7 +74,7 @@ class RetriedSubscription:
 
     @property
     def loaded(self) -> Found | None:
-        """The retry topic and its subscription, if there is one and it is loaded."""
+        """The retry topic and its subscription, if there is one and it is loaded here."""
         return self._retry_topics.loaded(self._link)
 
     @property
@@ -121,25 +127,34 @@ class RetriedSubscription:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         in_progress[key] = done
         try:
-            sides = [(self._topic, self._main), *([found] if (found := self.loaded) is not None else [])]
-            holding = [(topic, side) for topic, side in reversed(sides) if _still_holds(side, request, request_id)]
-            if not holding:
+            retry = await self._find_quietly()
+            main_holds = self._main.still_holds(request.consumer, request_id)
+            retry_holds = retry is not None and await retry.still_holds(request.consumer, request_id)
+            if not main_holds and not retry_holds:
                 return await self._receive(request, kind=kind, charge=charge, client=client)
+            at_once = msgspec.structs.replace(request, wait_s=NO_WAIT)
             parts: list[Part] = []
-            for topic, side in holding:
+            if retry is not None and retry_holds:
+                deliveries = await retry.receive(at_once, kind=kind, charge=charge)
+                parts.append(Part(retry.partition, deliveries))
+            if main_holds:
                 extra = charge.another()
                 try:
-                    deliveries, _ = await side.receive(
-                        msgspec.structs.replace(request, wait_s=NO_WAIT), kind=kind, charge=extra
-                    )
+                    parts.append(await self._receive_main(at_once, kind=kind, charge=extra, client=client))
                     _merge(charge, extra)
                 finally:
                     extra.release()
-                parts.append(Part(topic.partition, deliveries))
             return parts
         finally:
             del in_progress[key]
             done.set_result(None)
+
+    async def _find_quietly(self) -> RetrySide | None:
+        """Return the retry topic; None: there is none, or it cannot be opened now."""
+        try:
+            return await self._retry_topics.find(self._link)
+        except BinderyError:
+            return None
 
     async def _receive(
         self, request: ReceiveRequest, *, kind: SubscriptionType, charge: Charge, client: ClientWatch | None
@@ -147,7 +162,7 @@ class RetriedSubscription:
         deadline = self._retry_topics.now() + request.wait_s
         failure: BinderyError | None = None
         while True:
-            found: Found | None = None
+            found: RetrySide | None = None
             if failure is None:
                 try:
                     found = await self._retry_topics.find(self._link)
@@ -156,7 +171,7 @@ class RetriedSubscription:
             if found is None:
                 outcome = await self._receive_alone(request, kind=kind, charge=charge, client=client)
             else:
-                with self._retry_topics.in_use(found):
+                with found.in_use():
                     outcome = await self._receive_both(request, found, kind=kind, charge=charge, client=client)
                 failure = outcome.failure
             if any(part.deliveries for part in outcome.parts) or (client is not None and client.is_gone):
@@ -201,24 +216,24 @@ class RetriedSubscription:
     async def _receive_both(
         self,
         request: ReceiveRequest,
-        found: Found,
+        retry: RetrySide,
         *,
         kind: SubscriptionType,
         charge: Charge,
         client: ClientWatch | None,
     ) -> _Outcome:
         self._main.attend(request, kind=kind)  # a consumer that the topic refuses gets nothing from the retry topic
-        retry, extra = found.subscription, charge.another()
+        extra = charge.another()
         try:
             retry_request = request
-            if retry.cursor.backlog_entries:
+            if retry.may_have_messages or request.redeliver:
                 at_once = msgspec.structs.replace(request, wait_s=NO_WAIT)
                 try:
-                    due, _ = await retry.receive(at_once, kind=kind, charge=extra)
+                    due = await retry.receive(at_once, kind=kind, charge=extra)
                 except BinderyError as error:
                     return _Outcome([], must_continue=True, failure=error)
                 if due:
-                    return _Outcome(await self._fill(at_once, found, due, extra, kind=kind, charge=charge))
+                    return _Outcome(await self._fill(at_once, retry, due, extra, kind=kind, charge=charge))
                 retry_request = msgspec.structs.replace(request, redeliver=False)
             if request.wait_s <= 0 or self._main.dispatcher.ready_count:
                 at_once = msgspec.structs.replace(request, wait_s=NO_WAIT)
@@ -226,14 +241,14 @@ class RetriedSubscription:
                 if part.deliveries or request.wait_s <= 0:
                     return _Outcome([part])
                 request = msgspec.structs.replace(request, redeliver=False)
-            return await self._race(request, retry_request, found, extra, kind=kind, charge=charge, client=client)
+            return await self._race(request, retry_request, retry, extra, kind=kind, charge=charge, client=client)
         finally:
             extra.release()
 
     async def _fill(
         self,
         request: ReceiveRequest,
-        found: Found,
+        retry: RetrySide,
         due: Deliveries,
         extra: Charge,
         *,
@@ -252,15 +267,15 @@ class RetriedSubscription:
         except BinderyError:
             charge.release()  # the next call gets the error, if it finds nothing else
         except BaseException:
-            found.subscription.hand_back(request.consumer, due)
+            retry.hand_back(request.consumer, due)
             raise
-        return self._join(request, found, due, extra, more, charge)
+        return self._join(request, retry, due, extra, more, charge)
 
     async def _race(
         self,
         request: ReceiveRequest,
         retry_request: ReceiveRequest,
-        found: Found,
+        side: RetrySide,
         extra: Charge,
         *,
         kind: SubscriptionType,
@@ -271,7 +286,7 @@ class RetriedSubscription:
         main_watch, retry_watch = ClientWatch(), ClientWatch()
         loop = asyncio.get_running_loop()
         main = loop.create_task(self._main.receive(request, kind=kind, charge=charge, client=main_watch))
-        retry = loop.create_task(found.subscription.receive(retry_request, kind=kind, charge=extra, client=retry_watch))
+        retry = loop.create_task(side.receive(retry_request, kind=kind, charge=extra, client=retry_watch))
 
         def end_both() -> None:
             main_watch.set_gone()
@@ -295,22 +310,22 @@ class RetriedSubscription:
             main.cancel()
             retry.cancel()
             await asyncio.gather(main, retry, return_exceptions=True)
-            self._hand_back(request, found, _result(retry), _result(main))
+            self._hand_back(request, side, _result(retry), _result_of_main(main))
             raise
         finally:
             if client is not None:
                 client.on_gone = None
-        due, more = _result(retry), _result(main)
+        due, more = _result(retry), _result_of_main(main)
         error, failure = main.exception(), retry.exception()
         is_gone = client is not None and client.is_gone
         if error is not None or is_gone or not isinstance(failure, BinderyError | None):
-            self._hand_back(request, found, due, more)
+            self._hand_back(request, side, due, more)
             due, more = [], []
             charge.release()
             extra.release()
             if not is_gone and (raised := error or failure) is not None:
                 raise raised
-        parts = self._join(request, found, due, extra, more, charge)
+        parts = self._join(request, side, due, extra, more, charge)
         if isinstance(failure, BinderyError):
             return _Outcome(parts, must_continue=True, failure=failure)
         return _Outcome(parts)
@@ -318,7 +333,7 @@ class RetriedSubscription:
     def _join(
         self,
         request: ReceiveRequest,
-        found: Found,
+        retry: RetrySide,
         due: Deliveries,
         extra: Charge,
         more: Deliveries,
@@ -335,18 +350,29 @@ class RetriedSubscription:
                 more = []
                 charge.release()
         _merge(charge, extra)
-        parts = [Part(found.topic.partition, due)] if due else []
+        parts = [Part(retry.partition, due)] if due else []
         return [*parts, Part(self._topic.partition, more)] if more or not parts else parts
 
-    def _hand_back(self, request: ReceiveRequest, found: Found, due: Deliveries, more: Deliveries) -> None:
-        found.subscription.hand_back(request.consumer, due)
+    def _hand_back(self, request: ReceiveRequest, retry: RetrySide, due: Deliveries, more: Deliveries) -> None:
+        retry.hand_back(request.consumer, due)
         self._main.hand_back(request.consumer, more)
 
-    def leave(self, consumer: str) -> bool:
-        """End a consumer's session in both. Returns False if there was none."""
+    async def leave(self, consumer: str) -> bool:
+        """End a consumer's session in both. Returns False if there was none.
+
+        Of another broker that does not answer, the session ends as if the consumer had died.
+        """
+        link = self._link
         found = self.loaded
         has_left = self._main.leave(consumer)
-        return (found is not None and found.subscription.leave(consumer)) or has_left
+        if found is not None:
+            return found.subscription.leave(consumer) or has_left
+        if link.state is State.ELSEWHERE and link.remote is not None:
+            try:
+                has_left = await link.remote.leave(consumer) or has_left
+            except BinderyError as error:
+                log.warning("consumer_stays_in_retry_topic", topic=str(link.name), error=str(error))
+        return has_left
 
     # -- messages by id ------------------------------------------------------------------------------------------
 
@@ -361,19 +387,19 @@ class RetriedSubscription:
         return self._ack_in_both(ids, consumer)
 
     async def _ack_in_both(self, ids: Sequence[MessageId], consumer: str | None) -> None:
-        main_ids, retry_ids, found = await self._route(ids)
-        if found is None or not retry_ids:
+        main_ids, retry_ids, retry = await self._route(ids)
+        if retry is None or not retry_ids:
             await self._main.ack(ids, consumer=consumer)
             return
-        with self._retry_topics.in_use(found):
-            unknown = [*await self._main.unknown(main_ids), *await found.subscription.unknown(retry_ids)]
+        with retry.in_use():
+            unknown = [*await self._main.unknown(main_ids), *await retry.unknown(retry_ids)]
             if unknown:
                 raise UnknownMessages.of(unknown, count=len(ids))
             if main_ids:
                 await self._main.ack(main_ids, consumer=consumer)
             elif consumer is not None:
                 self._main.touch(consumer)
-            await found.subscription.ack(retry_ids, consumer=consumer)
+            await retry.ack(retry_ids, consumer=consumer)
 
     async def ack_cumulative(self, last: MessageId, *, consumer: str | None = None) -> None:
         """As `Subscription.ack_cumulative`. Raises BadRequest for a message of the retry topic."""
@@ -386,10 +412,10 @@ class RetriedSubscription:
 
     async def nack(self, ids: Sequence[MessageId], *, delay_s: float, consumer: str | None = None) -> list[MessageId]:
         """As `Subscription.nack`; those of the topic come first."""
-        main_ids, retry_ids, found = await self._route(ids)
+        main_ids, retry_ids, retry = await self._route(ids)
         returned = self._main.nack(main_ids, delay_s=delay_s, consumer=consumer)
-        if found is not None and retry_ids:
-            returned += found.subscription.nack(retry_ids, delay_s=delay_s, consumer=consumer)
+        if retry is not None and retry_ids:
+            returned += await retry.nack(retry_ids, delay_s=delay_s, consumer=consumer)
         return returned
 
     async def retry(
@@ -401,12 +427,12 @@ class RetriedSubscription:
         nothing done, if no consumer would receive the copies (`check_receives_retries`).
         """
         check_receives_retries(self._topic.name, self._main)
-        main_ids, retry_ids, found = await self._route(ids)
-        if found is None or not retry_ids:
+        main_ids, retry_ids, retry = await self._route(ids)
+        if retry is None or not retry_ids:
             return await self._main.retry(ids, to, charge=charge, consumer=consumer)
         result = MoveResult([], [], [])
-        with self._retry_topics.in_use(found):
-            unknown = [*await self._main.unknown(main_ids), *await found.subscription.unknown(retry_ids)]
+        with retry.in_use():
+            unknown = [*await self._main.unknown(main_ids), *await retry.unknown(retry_ids)]
             if unknown:
                 raise UnknownMessages.of(unknown, count=len(ids))
             of_retry = frozenset(retry_ids)
@@ -416,8 +442,7 @@ class RetriedSubscription:
                 if failure is not None:
                     result.failed.extend((one, failure) for one in part)
                     continue
-                side = found.subscription if is_retry else self._main
-                done = await side.retry(part, to, charge=charge, consumer=consumer)
+                done = await (retry if is_retry else self._main).retry(part, to, charge=charge, consumer=consumer)
                 charge.release()
                 result.moved.extend(done.moved)
                 result.acknowledged.extend(done.acknowledged)
@@ -429,15 +454,15 @@ class RetriedSubscription:
 
     async def explain(self, message_id: MessageId, *, consumer: str | None = None) -> Reason:
         """As `Subscription.explain`."""
-        _, retry_ids, found = await self._route([message_id])
-        side = found.subscription if found is not None and retry_ids else self._main
+        _, retry_ids, retry = await self._route([message_id])
+        side = retry if retry is not None and retry_ids else self._main
         return await side.explain(message_id, consumer=consumer)
 
     def blocked(self, consumer: str) -> Reason | None:
         """As `Subscription.blocked`, for the messages that are not retried."""
         return self._main.blocked(consumer)
 
-    async def _route(self, ids: Sequence[MessageId]) -> tuple[Sequence[MessageId], list[MessageId], Found | None]:
+    async def _route(self, ids: Sequence[MessageId]) -> tuple[Sequence[MessageId], list[MessageId], RetrySide | None]:
         """Return the ids of the topic, and those of its retry topic, which is opened if there may be any.
 
         An id that belongs to neither of them is one of the topic, unless it may belong to a ledger that the retry topic
@@ -447,33 +472,23 @@ class RetriedSubscription:
             return ids, [], None
         main = self._topic.ledger
         foreign = {ledger_id for ledger_id in {one.ledger_id for one in ids} if not main.has_ledger(ledger_id)}
-        found = await self._retry_topics.find(self._link) if foreign else None
-        if found is None:
-            if foreign and self._link.state is State.ELSEWHERE:
-                raise TargetElsewhere(
-                    "ids of another topic may be those of the retry topic, which another broker owns; retry",
-                    topic=self._link.name.short,
-                )
+        retry = await self._retry_topics.find(self._link) if foreign else None
+        if retry is None:
             return ids, [], None
-        retry = found.topic.ledger
-        main_first, retry_first = main.first_position.ledger_id, retry.first_position.ledger_id
-        of_retry = {one for one in foreign if retry.has_ledger(one) or main_first <= one < retry_first}
+        of_retry = await retry.claimed(foreign, main_first=main.first_position.ledger_id)
         return (
             [one for one in ids if one.ledger_id not in of_retry],
             [one for one in ids if one.ledger_id in of_retry],
-            found,
+            retry,
         )
 
 
-def _still_holds(side: Subscription, request: ReceiveRequest, request_id: str) -> bool:
-    """Whether the consumer holds a message of an earlier answer to the request id."""
-    session = side.sessions.get(request.consumer)
-    refs = None if session is None else session.remembered.get(request_id)
-    return session is not None and bool(refs) and bool(side.dispatcher.held(session.consumer, refs or ()))
-
-
-def _result(task: "asyncio.Task[tuple[Deliveries, Session]]") -> Deliveries:
+def _result(task: "asyncio.Task[Deliveries]") -> Deliveries:
     """Return the messages that a call has got, if any."""
+    return [] if not task.done() or task.cancelled() or task.exception() is not None else task.result()
+
+
+def _result_of_main(task: "asyncio.Task[tuple[Deliveries, Session]]") -> Deliveries:
     return [] if not task.done() or task.cancelled() or task.exception() is not None else task.result()[0]
 
 

@@ -2,20 +2,22 @@
 
 Whether the topic exists is read once for each subscription, when it is first used. From then on `Topics` says when a
 subscription was created or loaded, and a topic that is missing when it is opened is known to be gone. A call thus reads
-no metadata. Retry topics that another broker owns are left out; their owner may change, so they are looked for again.
+no metadata. A retry topic that another broker owns is used through it (`retry_sides`); its owner may change, and it may
+be deleted, so it is looked for again after some time, and when the owner does not answer.
 
 | state     | the retry topic                                                                      |
 |-----------|--------------------------------------------------------------------------------------|
 | UNKNOWN   | was not looked for                                                                   |
 | ABSENT    | does not exist, or has no subscription of this name                                  |
 | PRESENT   | exists; it is opened when it is needed                                               |
-| ELSEWHERE | belongs to another broker                                                            |
+| ELSEWHERE | belongs to another broker, and has a subscription of this name                       |
 """
 
 import asyncio
 import contextlib
 import enum
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from typing import Final, NamedTuple, Protocol
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -25,8 +27,10 @@ from bindery_kit.observability.logs import get_logger
 from bindery_pulsar.topic_name import TopicName
 
 from bindery_broker.keyed_locks import KeyedLocks
+from bindery_broker.ownership.ownership import RemoteOwner
 from bindery_broker.retries.names import dead_letter_topic, is_retry_topic, retry_topic
 from bindery_broker.subscriptions.subscription import Subscription
+from bindery_broker.topics.retry_sides import LocalSide, Peers, RetrySide
 from bindery_broker.topics.topic import Topic
 from bindery_broker.topics.topics import Topics
 
@@ -44,7 +48,7 @@ class State(enum.Enum):
 
 
 class Locate(Protocol):
-    def __call__(self, name: TopicName, /, *, create: bool) -> Awaitable[object | None]:
+    def __call__(self, name: TopicName, /, *, create: bool) -> Awaitable[RemoteOwner | None]:
         """Return the other broker that owns a topic; None: this one does. Raises NoSuchTopic."""
         ...
 
@@ -58,6 +62,8 @@ class RetryLink:
         "in_progress",
         "name",
         "next_look_at",
+        "remote",
+        "remote_url",
         "state",
         "subscription",
         "waiting",
@@ -72,6 +78,9 @@ class RetryLink:
         self.state = State.UNKNOWN if name is not None else State.ABSENT
         self.next_look_at = 0.0
         """When a topic that is ELSEWHERE is looked for again; monotonic seconds."""
+        self.remote: RetrySide | None = None
+        """The subscription in the broker that owns a topic that is ELSEWHERE."""
+        self.remote_url = ""
         self.waiting: dict[Callable[[], None], None] = {}
         """Called when the retry topic appears: they end the waits of calls that do not know it yet."""
         self.in_progress: dict[tuple[TopicName, str, str], asyncio.Future[None]] = {}
@@ -108,8 +117,14 @@ def check_receives_retries(topic: TopicName, subscription: Subscription) -> None
 class RetryTopics:
     """The retry topics of the subscriptions of a broker."""
 
-    def __init__(self, topics: Topics, *, locate: Locate, now: MonotonicClock) -> None:
+    def __init__(
+        self, topics: Topics, *, locate: Locate, forget: Callable[[TopicName], None], now: MonotonicClock
+    ) -> None:
+        """`forget`: discards what is known of the owner of a topic."""
         self.now = now
+        self.peers: Peers | None = None
+        """None: retry topics of other brokers are left out."""
+        self._forget = forget
         self._topics = topics
         self._locate = locate
         self._locks: KeyedLocks[TopicName] = KeyedLocks()
@@ -139,8 +154,8 @@ class RetryTopics:
             self._by_name[name, subscription.name] = link
         return link
 
-    async def find(self, link: RetryLink) -> Found | None:
-        """Return the retry topic and its subscription; None: there is none here.
+    async def find(self, link: RetryLink) -> RetrySide | None:
+        """Return the subscription of the retry topic; None: there is none.
 
         Raises the errors with which topics are opened, and Corrupt if the state of the subscription cannot be read.
         """
@@ -148,16 +163,19 @@ class RetryTopics:
             return None
         topic = self._topics.loaded(link.name)
         if topic is None:
+            if link.state is State.ELSEWHERE and self.now() < link.next_look_at:
+                return link.remote
             topic = await self._open(link, link.name)
             if topic is None:
-                return None
+                return link.remote
+        link.remote = None
         subscription = topic.subscriptions.get(link.subscription)
         if subscription is None:
             topic.ledger.check_cursor(link.subscription)
             link.state = State.ABSENT
             return None
         link.state = State.PRESENT
-        return Found(topic, subscription)
+        return LocalSide(topic, subscription, in_use=partial(self._in_use, topic.name))
 
     def loaded(self, link: RetryLink) -> Found | None:
         """Return what `find` returns if the retry topic is loaded, else None."""
@@ -182,29 +200,51 @@ class RetryTopics:
         return topic
 
     @contextlib.contextmanager
-    def in_use(self, found: Found) -> Iterator[None]:
-        """Keep the retry topic open during the block."""
-        self._topics.begin_use(found.topic.name)
+    def _in_use(self, name: TopicName) -> Iterator[None]:
+        self._topics.begin_use(name)
         try:
             yield
         finally:
-            self._topics.end_use(found.topic.name)
+            self._topics.end_use(name)
 
     async def _open(self, link: RetryLink, name: TopicName) -> Topic | None:
+        """Return the retry topic; None: it does not exist, or is ELSEWHERE."""
         async with self._locks.hold(name):  # the calls that begin together read no metadata after the first one
             if link.state is State.ABSENT or (link.state is State.ELSEWHERE and self.now() < link.next_look_at):
                 return None
             try:
-                if await self._locate(name, create=False) is not None:
-                    if link.state is not State.ELSEWHERE:
-                        log.warning("retry_topic_elsewhere", topic=name.short, subscription=link.subscription)
-                    link.state, link.next_look_at = State.ELSEWHERE, self.now() + ELSEWHERE_S
+                owner = await self._locate(name, create=False)
+                if owner is not None:
+                    await self._found_elsewhere(link, name, owner.http_url)
                     return None
                 return await self._topics.get(name)
             except NoSuchTopic:
                 if self._topics.loaded(name) is None:  # it may have been created meanwhile
-                    link.state = State.ABSENT
+                    link.state, link.remote = State.ABSENT, None
                 return None
+
+    async def _found_elsewhere(self, link: RetryLink, name: TopicName, url: str) -> None:
+        if not await self._topics.subscription_exists(name, link.subscription):
+            link.state, link.remote = State.ABSENT, None
+            return
+        if link.state is not State.ELSEWHERE:
+            log.info("retry_topic_elsewhere", topic=name.short, subscription=link.subscription, owner=url)
+            link.remote = None
+        link.state, link.next_look_at = State.ELSEWHERE, self.now() + ELSEWHERE_S
+        if self.peers is not None and (link.remote is None or link.remote_url != url):
+            link.remote_url = url
+            link.remote = self.peers.retry_side(
+                url,
+                name,
+                link.subscription,
+                ledger_ids=partial(self._topics.ledger_ids, name),
+                on_lost=partial(self._lost, link, name),
+            )
+
+    def _lost(self, link: RetryLink, name: TopicName) -> None:
+        """The owner of a topic that is ELSEWHERE did not answer, or does not own it any more."""
+        link.next_look_at = 0.0
+        self._forget(name)
 
     def _appeared(self, topic: TopicName, subscription: str) -> None:
         """A subscription was created or loaded: if it is one of a retry topic, calls that wait receive from it, too."""

@@ -18,6 +18,7 @@ from bindery_core.sources import MonotonicClock
 from bindery_kit.observability.logs import error_fields, get_logger
 from bindery_metadata.stores.store import MetadataStore
 from bindery_pulsar import znode_layout
+from bindery_pulsar.managed_ledger_codec import decode_topic
 from bindery_pulsar.topic_name import TopicName, check_new_name
 
 from bindery_broker.dispatch.item import DispatchLimits
@@ -154,6 +155,22 @@ class Topics:
             return True
         path = znode_layout.managed_ledger(tenant=name.tenant, namespace=name.namespace, topic=name.local)
         return await self._store.exists(path) is not None
+
+    async def subscription_exists(self, name: TopicName, subscription: str) -> bool:
+        """Return whether a topic, also one of another broker, has a stored subscription."""
+        path = znode_layout.cursor(
+            tenant=name.tenant, namespace=name.namespace, topic=name.local, subscription=subscription
+        )
+        return await self._store.exists(path) is not None
+
+    async def ledger_ids(self, name: TopicName) -> list[int]:
+        """Return the ids of the ledgers of a topic, also of one of another broker, ascending. Raises NoSuchTopic."""
+        path = znode_layout.managed_ledger(tenant=name.tenant, namespace=name.namespace, topic=name.local)
+        try:
+            data = (await self._store.get(path)).data
+        except NoSuchNode as error:
+            raise NoSuchTopic("no such topic", topic=name.short) from error
+        return [record.ledger_id for record in decode_topic(data).ledgers]
 
     async def get(self, name: TopicName, *, create: bool = False) -> Topic:
         """Return the topic; open it if it is not loaded. This broker must own its bundle.

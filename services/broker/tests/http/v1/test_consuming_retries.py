@@ -3,7 +3,9 @@
 import asyncio
 import json
 
+import httpx
 import pytest
+from bindery_broker.http import remote_retries
 from broker_harness import TOPIC, Harness, ids, payloads, problem, settle
 
 RETRY = f"{TOPIC}-s-RETRY"
@@ -21,11 +23,30 @@ async def subscription_of(broker):
 
 
 @pytest.fixture
-async def both(broker):
-    """A broker with a subscription that has a retry topic."""
+async def local(broker):
+    """A broker with a subscription that has a retry topic there."""
     await broker.receive()
     await make_retry_topic(broker)
     return broker
+
+
+@pytest.fixture(params=["local", "remote"])
+async def both(request, broker, tree, ledgers, clock, monkeypatch):
+    """A broker with a subscription that has a retry topic, there or in another broker."""
+    if request.param == "local":
+        await broker.receive()
+        await make_retry_topic(broker)
+        yield broker
+        return
+    monkeypatch.setattr(remote_retries, "QUIET_S", 0.0)
+    other = Harness(tree=tree, ledgers=ledgers, clock=clock, url="http://two")
+    await make_retry_topic(other)
+    broker.peers["two"] = httpx.ASGITransport(app=other.app)
+    await broker.receive()
+    assert len(other.broker.topics) == len(broker.broker.topics) == 1
+    broker.other = other
+    yield broker
+    await other.close()
 
 
 @pytest.mark.parametrize("kind", ["shared", "key_shared"])
@@ -96,15 +117,15 @@ async def test_a_waiting_call_receives_from_a_retry_topic_that_is_created_meanwh
     assert payloads(await waiting) == ["again"]
 
 
-async def test_a_waiting_call_outlasts_the_deletion_of_the_retry_topic_and_sees_the_next_one(both):
-    waiting = asyncio.create_task(both.receive(wait_ms=20_000))
+async def test_a_waiting_call_outlasts_the_deletion_of_the_retry_topic_and_sees_the_next_one(local):
+    waiting = asyncio.create_task(local.receive(wait_ms=20_000))
     await settle()
-    assert (await both.client.delete(RETRY, params={"force": "true"})).status_code == 200
+    assert (await local.client.delete(RETRY, params={"force": "true"})).status_code == 200
     await settle()
     assert not waiting.done()
-    await make_retry_topic(both)
+    await make_retry_topic(local)
     await settle()
-    await both.produce("again", topic=RETRY)
+    await local.produce("again", topic=RETRY)
     assert payloads(await waiting) == ["again"]
 
 
@@ -141,16 +162,16 @@ async def test_a_cancelled_call_leaves_nothing_leased(both):
         await both.ack(ids(got))
 
 
-async def test_an_error_of_the_retry_topic_does_not_hold_up_the_topic(both, monkeypatch):
+async def test_an_error_of_the_retry_topic_does_not_hold_up_the_topic(local, monkeypatch):
     """A consumer of another type holds the retry topic."""
-    await both.receive("other", topic=RETRY, type="exclusive")
-    await both.produce("new")
-    await both.produce("again", topic=RETRY)
-    assert payloads(await both.receive()) == ["new"]
-    problem(await both.receive_raw(), status=409, code="subscription_type_conflict")
-    waiting = asyncio.create_task(both.receive(wait_ms=20_000))
+    await local.receive("other", topic=RETRY, type="exclusive")
+    await local.produce("new")
+    await local.produce("again", topic=RETRY)
+    assert payloads(await local.receive()) == ["new"]
+    problem(await local.receive_raw(), status=409, code="subscription_type_conflict")
+    waiting = asyncio.create_task(local.receive(wait_ms=20_000))
     await settle()
-    await both.produce("newer")
+    await local.produce("newer")
     assert payloads(await waiting) == ["newer"]
 
 
@@ -182,16 +203,16 @@ async def test_an_unknown_id_acknowledges_nothing_in_either_topic(both):
     assert sorted(payloads(await both.receive("c2"))) == ["again", "new"]
 
 
-async def test_ids_of_closed_and_trimmed_ledgers_of_the_retry_topic_are_known(both):
-    (again,) = await both.produce("again", topic=RETRY)
-    await both.receive()
-    topic = next(topic for topic in both.broker.topics if topic.name.local.endswith("RETRY"))
+async def test_ids_of_closed_and_trimmed_ledgers_of_the_retry_topic_are_known(local):
+    (again,) = await local.produce("again", topic=RETRY)
+    await local.receive()
+    topic = next(topic for topic in local.broker.topics if topic.name.local.endswith("RETRY"))
     await topic.ledger.roll()
-    assert (await both.ack([again])).json() == {"acknowledged": 1}
-    await both.produce("next", topic=RETRY)
+    assert (await local.ack([again])).json() == {"acknowledged": 1}
+    await local.produce("next", topic=RETRY)
     await topic.ledger.trim()
     assert not topic.ledger.has_ledger(int(again.split(":")[0]))
-    assert (await both.ack([again])).json() == {"acknowledged": 1}
+    assert (await local.ack([again])).json() == {"acknowledged": 1}
 
 
 async def test_a_cumulative_acknowledgement_of_a_message_of_the_retry_topic_is_refused(both):
@@ -275,12 +296,12 @@ async def test_a_session_goes_on_while_only_the_retry_topic_has_messages(both):
     assert {one["consumer"]: one["calls"] for one in (await subscription_of(both))["consumers"]} == {"c1": 1, "c2": 4}
 
 
-async def test_statistics_cover_both_topics(both):
-    await both.produce("n1")
-    await both.produce("r1", "r2", topic=RETRY)
-    await both.produce("late", topic=RETRY, params={"deliver_after_ms": 60_000})
-    got = await both.receive()
-    about = await subscription_of(both)
+async def test_statistics_cover_both_topics(local):
+    await local.produce("n1")
+    await local.produce("r1", "r2", topic=RETRY)
+    await local.produce("late", topic=RETRY, params={"deliver_after_ms": 60_000})
+    got = await local.receive()
+    about = await subscription_of(local)
     (consumer,) = about["consumers"]
     assert (consumer["unacked"], consumer["messages"], consumer["bytes"]) == (3, 3, 6)
     assert about["retry"] == {
@@ -291,8 +312,8 @@ async def test_statistics_cover_both_topics(both):
         "unacked": 2,
     }
     assert (about["backlog_entries"], about["messages_out"]) == (1, 1)
-    await both.ack(ids(got))
-    (consumer,) = (await subscription_of(both))["consumers"]
+    await local.ack(ids(got))
+    (consumer,) = (await subscription_of(local))["consumers"]
     assert (consumer["unacked"], consumer["acked"]) == (0, 3)
 
 
@@ -310,16 +331,16 @@ async def test_a_message_of_the_retry_topic_is_explained(both):
         assert answer.json()["message"]["code"] == code
 
 
-async def test_a_stream_has_the_messages_of_both_topics(both):
-    await both.produce("n1")
-    await both.produce("r1", topic=RETRY)
-    async with both.serve(), both.client.stream("GET", f"{SUB}/stream", params={"consumer": "c1"}) as events:
+async def test_a_stream_has_the_messages_of_both_topics(local):
+    await local.produce("n1")
+    await local.produce("r1", topic=RETRY)
+    async with local.serve(), local.client.stream("GET", f"{SUB}/stream", params={"consumer": "c1"}) as events:
         found = []
         async for line in events.aiter_lines():
             if line.startswith("data: "):
                 found.append(json.loads(line.removeprefix("data: "))["payload"])
             if len(found) == 2:
-                await both.produce("r2", topic=RETRY)
+                await local.produce("r2", topic=RETRY)
             if len(found) == 3:
                 break
     assert found == ["r1", "n1", "r2"]
@@ -343,10 +364,10 @@ async def test_dead_letters_are_shown_and_an_explanation_warns_if_they_are_lost(
     )
 
 
-async def test_ids_of_the_retry_topic_are_known_after_a_restart(both, tree, ledgers, clock):
-    (again,) = await both.produce("again", topic=RETRY)
-    await both.broker.close()
-    await both.store.close()
+async def test_ids_of_the_retry_topic_are_known_after_a_restart(local, tree, ledgers, clock):
+    (again,) = await local.produce("again", topic=RETRY)
+    await local.broker.close()
+    await local.store.close()
     second = Harness(tree=tree, ledgers=ledgers, clock=clock, url="http://b2")
     assert (await second.ack([again])).json() == {"acknowledged": 1}
     await second.produce("more", topic=RETRY)

@@ -9,10 +9,12 @@ from typing import Annotated, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from bindery_broker.http.v1.schemas import (
+    ACKS_PER_REQUEST_MAX,
     END,
     ID_PATTERN,
     MESSAGES_PER_RECEIVE_MAX,
     MS_MAX,
+    NAME_SIZE_MAX,
     NO_CONTROLS,
     PLACE_PATTERN,
     RECEIVE_BYTES_MAX,
@@ -127,6 +129,28 @@ class Begun(Answer):
     """For `storeCopies`."""
     end: Annotated[list[int], Field(min_length=2, max_length=2)]
     """Ledger id and entry id of the last entry, -1 if its ledger has none. Copies are stored after it."""
+
+
+class UnknownBody(Body):
+    message_ids: Annotated[
+        list[Annotated[str, Field(max_length=64, pattern=ID_PATTERN)]],
+        Field(min_length=1, max_length=ACKS_PER_REQUEST_MAX),
+    ]
+
+
+class UnknownIds(Answer):
+    unknown: list[str]
+
+
+class RequestBody(Body):
+    consumer: Annotated[str, Field(min_length=1, max_length=NAME_SIZE_MAX, pattern=NO_CONTROLS)]
+    request_id: Annotated[str, Field(min_length=1, max_length=256, pattern=NO_CONTROLS)]
+    """That of the receive."""
+
+
+class Held(Answer):
+    held: bool
+    """Whether the consumer holds, or held until now, messages of the answer to that receive."""
 
 
 class Cancelled(Answer):

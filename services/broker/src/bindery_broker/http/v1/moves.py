@@ -1,4 +1,5 @@
-"""Moves of other brokers to topics of this one: for brokers only. `topics.move_targets` has the protocol."""
+"""What brokers ask of one another: moves to topics of this broker (`topics.move_targets` has the protocol), and what
+the broker of a topic needs to consume its retry topic here (`topics.retry_sides`)."""
 
 from typing import Annotated
 
@@ -12,8 +13,17 @@ from bindery_broker.http import openapi
 from bindery_broker.http.exchange import Exchange, json_reply
 from bindery_broker.http.route import JsonLine, OwnedRoute, hot
 from bindery_broker.http.v1 import paths
+from bindery_broker.http.v1.message_view import parse_ids
 from bindery_broker.http.v1.messages import result_of
-from bindery_broker.http.v1.models import BeginMoveBody, Begun, RoutingQuery
+from bindery_broker.http.v1.models import (
+    BeginMoveBody,
+    Begun,
+    Held,
+    RequestBody,
+    RoutingQuery,
+    UnknownBody,
+    UnknownIds,
+)
 from bindery_broker.http.v1.schemas import ProducedPartly, SourceName
 from bindery_broker.http.v1.schemas import RoutingQuery as HotRoutingQuery
 from bindery_broker.retries.copy_codec import decode_copies
@@ -75,3 +85,57 @@ async def store_copies(exchange: Exchange) -> Response:
     topic = await broker.topic(exchange.topic)
     results = await broker.topics.targets.hosted.publish(topic, copies, source=query.source, epoch=query.epoch)
     return json_reply(ProducedPartly(results=[result_of(result) for result in results]))
+
+
+@router.post(
+    paths.SUBSCRIPTION + "/unknown",
+    operation_id="findUnknown",
+    summary="For brokers: find ids that name no message of the topic, so that an acknowledgement would refuse them",
+    response_description=openapi.TITLES[200],
+    responses=openapi.problems(*openapi.OF_TOPICS, *openapi.BODY_ERRORS),
+)
+async def find_unknown(
+    exchange: Exchange,
+    name: paths.Topic,
+    subscription: paths.SubscriptionName,
+    _query: Annotated[RoutingQuery, Query()],
+    body: UnknownBody,
+) -> UnknownIds:
+    found = (await exchange.broker.topic(name)).subscription(subscription)
+    return UnknownIds(unknown=list(map(str, await found.unknown(parse_ids(body.message_ids)))))
+
+
+@router.post(
+    paths.SUBSCRIPTION + "/hand-back",
+    operation_id="handBack",
+    summary="For brokers: return the messages of a receive that its client did not get; that is no redelivery",
+    response_description=openapi.TITLES[200],
+    responses=openapi.problems(*openapi.OF_TOPICS, *openapi.BODY_ERRORS),
+)
+async def hand_back(
+    exchange: Exchange,
+    name: paths.Topic,
+    subscription: paths.SubscriptionName,
+    _query: Annotated[RoutingQuery, Query()],
+    body: RequestBody,
+) -> Held:
+    found = (await exchange.broker.topic(name)).subscription(subscription)
+    return Held(held=found.hand_back_request(body.consumer, body.request_id))
+
+
+@router.post(
+    paths.SUBSCRIPTION + "/held",
+    operation_id="stillHolds",
+    summary="For brokers: say whether a consumer holds messages of a receive, so that the same call would repeat them",
+    response_description=openapi.TITLES[200],
+    responses=openapi.problems(*openapi.OF_TOPICS, *openapi.BODY_ERRORS),
+)
+async def still_holds(
+    exchange: Exchange,
+    name: paths.Topic,
+    subscription: paths.SubscriptionName,
+    _query: Annotated[RoutingQuery, Query()],
+    body: RequestBody,
+) -> Held:
+    found = (await exchange.broker.topic(name)).subscription(subscription)
+    return Held(held=found.still_holds(body.consumer, body.request_id))

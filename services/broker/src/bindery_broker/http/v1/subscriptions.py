@@ -267,7 +267,7 @@ async def leave(
     _query: Routing,
 ) -> Deleted:
     topic = await exchange.broker.topic(name)
-    _retried(exchange, topic, topic.subscription(subscription)).leave(consumer)
+    await _retried(exchange, topic, topic.subscription(subscription)).leave(consumer)
     topic.end_readers()
     return Deleted(deleted=consumer)
 
