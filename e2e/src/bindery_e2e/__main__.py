@@ -94,6 +94,9 @@ def parser() -> argparse.ArgumentParser:
     retries.add_argument("--seed", type=int, default=None, metavar="N", help="seed of the load (default: random)")
     retries.add_argument("--rate", type=float, default=60.0, metavar="N", help="messages per second (60)")
     retries.add_argument(
+        "--brokers", type=int, default=1, metavar="N", help="number of brokers, all of them killed (1)"
+    )
+    retries.add_argument(
         "--report", type=Path, metavar="DIR", help="report directory (e2e-reports/retries-<seed>-<time>)"
     )
     delayed = verbs.add_parser(
@@ -213,11 +216,12 @@ def _kills(args: argparse.Namespace) -> int:
 def _retries(args: argparse.Namespace) -> int:
     seed = random.randrange(10**6) if args.seed is None else args.seed
     command = f"python -m bindery_e2e retries --kills {args.kills} --seed {seed} --rate {args.rate:g}"
+    command += f" --brokers {args.brokers}"
     folder = args.report or Path("e2e-reports") / f"retries-{seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     settings = RetriesSettings(seed=seed, kills=args.kills, messages_per_s=args.rate)
     say(command)
     try:
-        found = run_retries(settings, folder, facts=facts_of(command), say=say)
+        found = run_retries(settings, folder, facts=facts_of(command), brokers=args.brokers, say=say)
     except (TrafficError, StandaloneError, FileExistsError) as error:
         print(f"bindery_e2e: {error}", file=sys.stderr)
         return EXIT_CODES["BAD"]

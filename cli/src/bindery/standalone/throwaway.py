@@ -93,7 +93,10 @@ class ThrowawayCluster:
 
     @property
     def url(self) -> str:
-        return f"http://{HOST}:{BROKER_HTTP_PORT + self.port_offset}"
+        return self.broker_url()
+
+    def broker_url(self, number: int = 0) -> str:
+        return f"http://{HOST}:{BROKER_HTTP_PORT + self.port_offset + number}"
 
     def auditor_url(self, number: int = 0) -> str:
         return f"http://{HOST}:{AUDITOR_HTTP_PORT + self.port_offset + number}"

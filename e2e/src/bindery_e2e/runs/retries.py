@@ -13,7 +13,7 @@ from bindery_e2e.judging.history import History, read_history
 from bindery_e2e.judging.retries import Retries, judge_retries
 from bindery_e2e.runs.local import CHANGE_TIMEOUT_S, LocalBroker
 from bindery_e2e.traffic.clients import TrafficError
-from bindery_e2e.traffic.exchange import fixed
+from bindery_e2e.traffic.exchange import in_turn
 from bindery_e2e.traffic.retries import RetriesSettings, RetryRun
 
 BOOKIES: Final = 4
@@ -45,16 +45,23 @@ class LocalBookie(LocalBroker):
 
 
 def run_retries(
-    settings: RetriesSettings, folder: Path, *, facts: dict[str, Any], say: Callable[[str], None] = print
+    settings: RetriesSettings,
+    folder: Path,
+    *,
+    facts: dict[str, Any],
+    brokers: int = 1,
+    say: Callable[[str], None] = print,
 ) -> Retries:
     """Play and judge; the history is in `folder`/history.jsonl, the judgement in `folder`/figures.json.
 
     Raises TrafficError, StandaloneError; FileExistsError if the folder has a history.
     """
     path = folder / "history.jsonl"
-    with ThrowawayCluster(bookies=BOOKIES) as cluster, History(path, facts=facts) as history:
+    with ThrowawayCluster(bookies=BOOKIES, brokers=brokers) as cluster, History(path, facts=facts) as history:
+        killed = [LocalBroker(cluster, f"broker-{number}") for number in range(brokers)]
         bookies = [LocalBookie(cluster, f"bookie-{number}") for number in range(BOOKIES)]
-        asyncio.run(RetryRun(history, fixed(cluster.url), LocalBroker(cluster), bookies, settings).play())
+        endpoint = in_turn([cluster.broker_url(number) for number in range(brokers)])
+        asyncio.run(RetryRun(history, endpoint, killed, bookies, settings).play())
     found = judge_retries(read_history(path))
     judgement = {one.name: getattr(found, one.name) for one in fields(found)}
     summary = {"facts": facts, "settings": asdict(settings), "judgement": judgement, "verdict": found.verdict}

@@ -46,6 +46,16 @@ def fixed(url: str) -> Endpoint:
     return here
 
 
+def in_turn(urls: Sequence[str]) -> Endpoint:
+    """An endpoint of several brokers, which are asked in turn."""
+    turns = itertools.cycle(urls)
+
+    async def there() -> str:
+        return next(turns)
+
+    return there
+
+
 def refusal_kind(status: int, code: object) -> str:
     """Outcome of a request that was answered by a problem with this status and code."""
     if not isinstance(code, str) or not code:

@@ -1,4 +1,7 @@
-"""Load two subscriptions that retry messages, while their broker and its bookies are killed and started again.
+"""Load two subscriptions that retry messages, while their brokers and bookies are killed and started again.
+
+With several brokers, each request goes to another one. So a topic, its retry topic and its dead-letter topic belong to
+different brokers in general, and others after each kill.
 
 What a consumer does with a message is decided by the seed, the subscription and the message, so that each consumer that
 gets it does the same:
@@ -12,7 +15,7 @@ gets it does the same:
 
 A call without an answer is repeated or not: then the message is delivered again when its lease ends. A kill comes at a
 random moment of the load. At most one bookie is down at a time. At the end the load continues until nothing is left,
-the broker is killed once more, and all topics are read.
+a broker is killed once more, and all topics are read.
 """
 
 import asyncio
@@ -175,7 +178,7 @@ class RetryRun:
         self,
         history: History,
         endpoint: Endpoint,
-        broker: BrokerProcess,
+        brokers: Sequence[BrokerProcess],
         bookies: Sequence[BookieProcess],
         settings: RetriesSettings,
     ) -> None:
@@ -185,7 +188,7 @@ class RetryRun:
         """Set when nothing is produced any more."""
         self.over = asyncio.Event()
         self._history = history
-        self._broker = broker
+        self._brokers = brokers
         self._bookies = bookies
         self._rng = random.Random(f"{settings.seed} retries")
         self._answered: set[str] = set()
@@ -253,12 +256,13 @@ class RetryRun:
         await self._until_started()
 
     async def _kill_broker(self) -> None:
-        with self._history.fault("kill -9", self._broker.name, gap_s_max=self.settings.gap_s_max) as fault:
-            await self._broker.kill()
+        broker = self._rng.choice(self._brokers)
+        with self._history.fault("kill -9", broker.name, gap_s_max=self.settings.gap_s_max) as fault:
+            await broker.kill()
             fault.measured(killed_at=time.monotonic_ns())
             self._answered.clear()
             self._all_answered.clear()
-            await self._broker.start()
+            await broker.start()
             try:
                 async with asyncio.timeout(self.settings.gap_s_max):
                     await self._all_answered.wait()

@@ -58,6 +58,7 @@ class Broker:
             self.topics,
             locate=self.locate,
             forget=lambda name: self.ownership.forget_remote(Bundle.of(name)),
+            is_mine=lambda name: self.ownership.is_mine(Bundle.of(name)),
             now=self.now,
         )
         self.metrics = BrokerMetrics(components.metrics, self.topics)

@@ -9,7 +9,6 @@
 | DelayTooLong             | delay_too_long             |    400 | a message is delayed longer than a setting allows |
 | TopicInUse               | topic_in_use               |    409 | a topic is deleted while consumers are connected  |
 | NotOwner                 | not_owner                  |    503 | the topic's owner is changing; retry              |
-| TargetElsewhere          | target_elsewhere           |    503 | another broker owns the topic of a move; retry    |
 | NoSuchMessage            | no_such_message            |    404 | no such entry, or no such index in its batch      |
 | ResponsesFull            | too_many_requests          |    429 | responses take too much memory; retry             |
 """
@@ -42,12 +41,6 @@ class TopicInUse(Conflict):
 
 class NotOwner(TryAgain):
     code = "not_owner"
-
-
-class TargetElsewhere(TryAgain):
-    """Messages cannot be moved, because another broker owns the topic they are moved to. Nothing was changed."""
-
-    code = "target_elsewhere"
 
 
 class NoSuchMessage(NotThere):

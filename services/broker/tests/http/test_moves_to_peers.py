@@ -7,8 +7,8 @@ from typing import Any
 
 import httpx
 import pytest
-from bindery_broker.http import peers
-from bindery_broker.http.peers import COPIES_SIZE_MAX
+from bindery_broker.http.peers import moves as peers
+from bindery_broker.http.peers.moves import COPIES_SIZE_MAX
 from bindery_broker.ownership.bundles import Bundle
 from bindery_broker.retries.copy_codec import encode_copies
 from bindery_broker.retries.intents import names_of_intents

@@ -22,7 +22,8 @@ async def test_operations_keep_their_ids_and_document_their_errors(broker):
     operations = {found["operationId"]: found for path in document["paths"].values() for found in path.values()}
     assert sorted(operations) == [
         "ack", "beginMove", "cancelMessage", "clearBacklog", "createTopic", "deleteTopic", "expire",
-        "explainSubscription", "findUnknown", "handBack", "leave", "listDeadLetters", "listSubscriptions", "listTopics", "nack", "produce",
+        "explainSubscription", "findUnknown", "handBack", "leave", "listDeadLetters", "listSubscriptions", "listTopics",
+        "nack", "produce",
         "purgeDeadLetters", "readMessage", "readMessages", "receive", "redriveDeadLetters", "resetSubscription",
         "retry", "seek", "skip", "stillHolds", "storeCopies", "stream", "subscribe", "topicInternalStats", "topicStats",
         "unsubscribe",

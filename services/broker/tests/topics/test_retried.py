@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 from bindery_broker.broker import Broker
-from bindery_broker.http import remote_retries
+from bindery_broker.http.peers import retries as remote_retries
 from bindery_broker.subscriptions.consumer import ClientWatch, ReceiveRequest, SubscriptionType
 from bindery_broker.subscriptions.reading import messages_of
 from bindery_broker.topics.retried import Part, RetriedSubscription

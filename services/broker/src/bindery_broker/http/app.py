@@ -15,9 +15,9 @@ from bindery_broker.http import openapi, page, v1
 from bindery_broker.http.at_owner import AtOwner
 from bindery_broker.http.budget import ByteBudget
 from bindery_broker.http.gate import Carry, Gate, HotRoutes
-from bindery_broker.http.peers import Peers
+from bindery_broker.http.peers.moves import Peers
+from bindery_broker.http.peers.retries import RemoteRetries
 from bindery_broker.http.proxy import Proxy
-from bindery_broker.http.remote_retries import RemoteRetries
 from bindery_broker.http.route import HotRoute
 
 API_VERSION = "1.0.0"

@@ -8,13 +8,16 @@ from collections.abc import Awaitable, Callable, Collection
 from typing import Final
 from urllib.parse import quote
 
-from bindery_core.errors import NoSuchSubscription, NoSuchTopic, NotThere, TopicFenced
-from bindery_pulsar.topic_name import SUBSCRIPTION_SIZE_MAX
+from bindery_core.errors import NoSuchSubscription, NoSuchTopic, NotThere, TopicFenced, TryAgain
+from bindery_kit.admin.content_types import JSON_TYPE
+from bindery_kit.http.problem import CONTENT_TYPE as PROBLEM_TYPE
+from bindery_pulsar.topic_name import SUBSCRIPTION_SIZE_MAX, TopicName
 from starlette.responses import Response
 
 from bindery_broker.broker import Broker
 from bindery_broker.errors import NotOwner
-from bindery_broker.http.exchange import PROXIED_HEADER, Answered, Exchange
+from bindery_broker.http.exchange import PROXIED_HEADER, ROUTED_BY_HEADER, Answered, Exchange, Reply
+from bindery_broker.http.paths import path_of
 from bindery_broker.http.proxy import Proxy, redirect
 from bindery_broker.ownership.bundles import Bundle
 
@@ -54,6 +57,28 @@ class AtOwner:
         finally:
             topics.end_use(name)
 
+    async def pass_on(self, exchange: Exchange, url: str, *, routed_by: TopicName) -> Response:
+        """Return the answer of the broker at `url`, which owns the topic `routed_by`, to this request.
+
+        The topic in the path belongs to this broker, which has checked what the request needs of it. The complete body
+        must have been read. Raises NotOwner if that broker does not answer, or OutcomeUnknown.
+        """
+        path = exchange.raw_path.decode("ascii")
+        if exchange.scope["query_string"]:
+            path += "?" + exchange.scope["query_string"].decode("ascii")
+        body = None if exchange.method == "GET" else await exchange.body()
+        headers = [(ROUTED_BY_HEADER, quote(routed_by.full, safe="").encode())]
+        try:
+            status, answer = await self._proxy.call(exchange.method, url, path, body, headers=headers)
+        except NotOwner:
+            self.broker.ownership.forget_remote(Bundle.of(routed_by))
+            raise TryAgain(
+                "the broker that owns the other topic does not answer; retry", topic=routed_by.short, owner=url
+            ) from None
+        if status == NotOwner.status:
+            self.broker.ownership.forget_remote(Bundle.of(routed_by))
+        return Reply(status, answer, JSON_TYPE if status < 400 else PROBLEM_TYPE.encode())
+
     async def _elsewhere(self, exchange: Exchange) -> Response | None:
         """Proxy the request to the topic's owner. Returns None, with nothing sent, if this broker is the owner."""
         name = exchange.topic
@@ -83,7 +108,7 @@ def _with_fix(error: NotThere, exchange: Exchange) -> NotThere:
     ):
         return error
     name = exchange.topic
-    path = "/v1/topics/" + "/".join(quote(part, safe="") for part in (name.tenant, name.namespace, name.local))
+    path = path_of(name)
     if subscription:
         path += f"/subscriptions/{quote(subscription, safe='')}"
         fix = f"PUT {path} and POST {path}/receive create {'both' if isinstance(error, NoSuchTopic) else 'it'}"

@@ -10,7 +10,7 @@ import contextlib
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, MutableMapping
 from typing import Any, Final, Protocol, TypeVar, cast
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, unquote
 
 import msgspec
 import msgspec.structs
@@ -35,6 +35,8 @@ from bindery_broker.subscriptions.response_budget import Charge
 
 PROXIED_HEADER: Final = b"bindery-proxied"
 """Set in requests that a broker forwards to the owner of the topic."""
+ROUTED_BY_HEADER: Final = b"bindery-routed-by"
+"""Name of a topic, percent-encoded: the request was sent to the owner of this topic by that of the topic in the path."""
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 
 SCOPE_KEY: Final = "bindery.exchange"
@@ -90,6 +92,8 @@ class OperationRunner(Protocol):
     def broker(self) -> Broker: ...
 
     async def run(self, exchange: "Exchange", operation: Callable[["Exchange"], Awaitable[Response]]) -> Response: ...
+
+    async def pass_on(self, exchange: "Exchange", url: str, *, routed_by: TopicName) -> Response: ...
 
 
 class Exchange(Request):
@@ -153,6 +157,13 @@ class Exchange(Request):
     def topic(self) -> TopicName:
         assert self.topic_name is not None
         return self.topic_name
+
+    @property
+    def routed_by(self) -> TopicName | None:
+        """The topic whose owner another broker has sent the request to; None: it goes to the topic in its path."""
+        if not self.header(PROXIED_HEADER) or not (text := self.header(ROUTED_BY_HEADER)):
+            return None
+        return TopicName.parse(unquote(text.decode("ascii", errors="replace")))
 
     def header(self, name: bytes) -> bytes:
         """Return the first header `name` (lower case), or b"" if there is none."""

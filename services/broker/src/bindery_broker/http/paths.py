@@ -2,7 +2,7 @@
 
 import functools
 from typing import Final
-from urllib.parse import unquote_to_bytes
+from urllib.parse import quote, unquote_to_bytes
 
 from bindery_core.errors import BadRequest
 from bindery_pulsar.topic_name import TopicName
@@ -57,3 +57,8 @@ def route_path(raw_path: bytes) -> str:
 def topic_of(tenant: str, namespace: str, local: str) -> TopicName:
     """Return the validated name. Results are cached, because clients repeat names. Raises BadRequest, TooLarge."""
     return TopicName.of(tenant=tenant, namespace=namespace, local=local)
+
+
+def path_of(topic: TopicName) -> str:
+    """Return the path of a topic in the v1 API."""
+    return "/v1/topics/" + "/".join(quote(part, safe="") for part in (topic.tenant, topic.namespace, topic.local))

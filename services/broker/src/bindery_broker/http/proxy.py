@@ -8,7 +8,7 @@ client that no longer exists, because sending to a closed connection does not fa
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -99,19 +99,20 @@ class Proxy:
         *,
         content_type: bytes = JSON_TYPE,
         accept: bytes = b"*/*",
+        headers: Sequence[tuple[bytes, bytes]] = (),
         timeout_s: float = ANSWER_TIMEOUT_S,
     ) -> tuple[int, bytes]:
         """Return the status and the body of the answer of the broker at `url`.
 
         Raises NotOwner if that broker cannot be reached (nothing was done), OutcomeUnknown if it does not answer.
         """
-        headers = [(PROXIED_HEADER, b"1"), (b"accept", accept)]
+        sent = [(PROXIED_HEADER, b"1"), (b"accept", accept), *headers]
         if body is not None:
-            headers.append((b"content-type", content_type))
+            sent.append((b"content-type", content_type))
         timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
         try:
             response = await self._client.request(
-                method, url.rstrip("/") + path, content=body, headers=headers, timeout=timeout
+                method, url.rstrip("/") + path, content=body, headers=sent, timeout=timeout
             )
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
             raise NotOwner("the topic's owner cannot be reached; retry", owner=url) from error

@@ -62,7 +62,8 @@ class OwnedRoute(APIRoute):
             exchange.operation = self.unique_id
             params = request.path_params
             if "topic" in params:
-                exchange.topic_name = paths.topic_of(params["tenant"], params["namespace"], params["topic"])
+                in_path = paths.topic_of(params["tenant"], params["namespace"], params["topic"])
+                exchange.topic_name = exchange.routed_by or in_path
             return await exchange.at_owner.run(exchange, operation)
 
         return handler

@@ -68,7 +68,7 @@ class OpenTopics(Protocol):
 
 
 class Peers(Protocol):
-    """The other brokers: `http.peers.Peers`. The broker at `url` owns the topic.
+    """The other brokers: `http.peers.moves.Peers`. The broker at `url` owns the topic.
 
     Every method raises NoSuchTopic; NotOwner, if nothing was done because that broker does not answer or does not own
     the topic; other TryAgain.

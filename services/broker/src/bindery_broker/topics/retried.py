@@ -98,7 +98,7 @@ class RetriedSubscription:
     ) -> list[Part]:
         """Return messages as `Subscription.receive` does, those of the retry topic first. Raises its errors."""
         link = self._link
-        is_absent = link.state is State.ABSENT and request.wait_s <= 0 and request.request_id is None
+        is_absent = request.wait_s <= 0 and request.request_id is None and self._retry_topics.is_absent(link)
         if is_absent or link.name is None or kind not in ("shared", "key_shared"):
             deliveries, _ = await self._main.receive(request, kind=kind, charge=charge, client=client)
             return [Part(self._topic.partition, deliveries)]

@@ -69,7 +69,7 @@ class RetrySide(Protocol):
 
 
 class Peers(Protocol):
-    """The other brokers: `http.remote_retries.RemoteRetries`."""
+    """The other brokers: `http.peers.retries.RemoteRetries`."""
 
     def retry_side(
         self, url: str, topic: TopicName, subscription: str, *, ledger_ids: "LedgerIds", on_lost: Callable[[], None]

@@ -2,8 +2,8 @@
 
 Whether the topic exists is read once for each subscription, when it is first used. From then on `Topics` says when a
 subscription was created or loaded, and a topic that is missing when it is opened is known to be gone. A call thus reads
-no metadata. A retry topic that another broker owns is used through it (`retry_sides`); its owner may change, and it may
-be deleted, so it is looked for again after some time, and when the owner does not answer.
+no metadata. A retry topic that another broker owns is used through that broker (`retry_sides`). Its owner may change,
+and it may be deleted or created there, so it is looked for again after some time, and when its owner does not answer.
 
 | state     | the retry topic                                                                      |
 |-----------|--------------------------------------------------------------------------------------|
@@ -36,6 +36,8 @@ from bindery_broker.topics.topics import Topics
 
 ELSEWHERE_S: Final = 10.0
 """Seconds after which a retry topic of another broker is looked for again."""
+ABSENT_S: Final = 60.0
+"""Seconds after which a retry topic that was missing, and that other brokers may create, is looked for again."""
 
 log = get_logger(__name__)
 
@@ -118,13 +120,21 @@ class RetryTopics:
     """The retry topics of the subscriptions of a broker."""
 
     def __init__(
-        self, topics: Topics, *, locate: Locate, forget: Callable[[TopicName], None], now: MonotonicClock
+        self,
+        topics: Topics,
+        *,
+        locate: Locate,
+        forget: Callable[[TopicName], None],
+        is_mine: Callable[[TopicName], bool],
+        now: MonotonicClock,
     ) -> None:
-        """`forget`: discards what is known of the owner of a topic."""
+        """`forget`: discards what is known of the owner of a topic. `is_mine`: whether this broker owns a topic, or
+        would if it existed."""
         self.now = now
         self.peers: Peers | None = None
         """None: retry topics of other brokers are left out."""
         self._forget = forget
+        self._is_mine = is_mine
         self._topics = topics
         self._locate = locate
         self._locks: KeyedLocks[TopicName] = KeyedLocks()
@@ -159,7 +169,7 @@ class RetryTopics:
 
         Raises the errors with which topics are opened, and Corrupt if the state of the subscription cannot be read.
         """
-        if link.name is None or link.state is State.ABSENT:
+        if link.name is None or self.is_absent(link):
             return None
         topic = self._topics.loaded(link.name)
         if topic is None:
@@ -172,7 +182,7 @@ class RetryTopics:
         subscription = topic.subscriptions.get(link.subscription)
         if subscription is None:
             topic.ledger.check_cursor(link.subscription)
-            link.state = State.ABSENT
+            self._is_absent(link)
             return None
         link.state = State.PRESENT
         return LocalSide(topic, subscription, in_use=partial(self._in_use, topic.name))
@@ -210,7 +220,7 @@ class RetryTopics:
     async def _open(self, link: RetryLink, name: TopicName) -> Topic | None:
         """Return the retry topic; None: it does not exist, or is ELSEWHERE."""
         async with self._locks.hold(name):  # the calls that begin together read no metadata after the first one
-            if link.state is State.ABSENT or (link.state is State.ELSEWHERE and self.now() < link.next_look_at):
+            if link.state in (State.ABSENT, State.ELSEWHERE) and self.now() < link.next_look_at:
                 return None
             try:
                 owner = await self._locate(name, create=False)
@@ -220,12 +230,12 @@ class RetryTopics:
                 return await self._topics.get(name)
             except NoSuchTopic:
                 if self._topics.loaded(name) is None:  # it may have been created meanwhile
-                    link.state, link.remote = State.ABSENT, None
+                    self._is_absent(link)
                 return None
 
     async def _found_elsewhere(self, link: RetryLink, name: TopicName, url: str) -> None:
         if not await self._topics.subscription_exists(name, link.subscription):
-            link.state, link.remote = State.ABSENT, None
+            self._is_absent(link)
             return
         if link.state is not State.ELSEWHERE:
             log.info("retry_topic_elsewhere", topic=name.short, subscription=link.subscription, owner=url)
@@ -240,6 +250,22 @@ class RetryTopics:
                 ledger_ids=partial(self._topics.ledger_ids, name),
                 on_lost=partial(self._lost, link, name),
             )
+
+    def _is_absent(self, link: RetryLink) -> None:
+        link.state, link.remote = State.ABSENT, None
+        link.next_look_at = self.now() + ABSENT_S
+
+    def is_absent(self, link: RetryLink) -> bool:
+        """Whether `find` would return None without looking."""
+        return link.name is None or (link.state is State.ABSENT and not self._must_look(link, link.name))
+
+    def _must_look(self, link: RetryLink, name: TopicName) -> bool:
+        """Whether an absent retry topic may have been created by another broker."""
+        return self.now() >= link.next_look_at and not self._is_mine(name)
+
+    def appeared_elsewhere(self, topic: TopicName, subscription: str) -> None:
+        """Another broker may have created the subscription of a retry topic, at the request of this one."""
+        self._appeared(topic, subscription)
 
     def _lost(self, link: RetryLink, name: TopicName) -> None:
         """The owner of a topic that is ELSEWHERE did not answer, or does not own it any more."""

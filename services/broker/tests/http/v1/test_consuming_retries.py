@@ -5,7 +5,7 @@ import json
 
 import httpx
 import pytest
-from bindery_broker.http import remote_retries
+from bindery_broker.http.peers import retries as remote_retries
 from broker_harness import TOPIC, Harness, ids, payloads, problem, settle
 
 RETRY = f"{TOPIC}-s-RETRY"

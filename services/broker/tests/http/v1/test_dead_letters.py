@@ -3,6 +3,7 @@
 import asyncio
 import json
 
+import httpx
 import pytest
 from bindery_pulsar.topic_name import TopicName
 from broker_harness import TOPIC, Harness, ids, payloads, problem
@@ -254,16 +255,62 @@ async def test_a_keeper_of_another_name(broker):
     assert (await listed(broker, **named))["messages"] == []
 
 
-async def test_a_dead_letter_topic_of_another_broker_is_refused(tree, ledgers, clock):
+@pytest.fixture
+async def pair(tree, ledgers, clock):
+    """The first broker owns the topic, the second one the dead-letter topic with two messages."""
     first = Harness(tree=tree, ledgers=ledgers, clock=clock, url="http://b1")
     second = Harness(tree=tree, ledgers=ledgers, clock=clock, url="http://b2")
-    await second.produce("x", topic=DEAD)
+    first.peers["b2"] = httpx.ASGITransport(app=second.app)
+    second.peers["b1"] = httpx.ASGITransport(app=first.app)
+    await second.client.put(f"{DEAD}/subscriptions/dead-letters", json={})
     await first.receive()
-    for method, path in (("GET", ""), ("POST", "/redrive"), ("POST", "/purge")):
-        answer = await first.client.request(method, LETTERS + path, json={} if path else None)
-        problem(answer, status=503, code="target_elsewhere")
+    await second.produce("a", "b", topic=DEAD)
+    yield first, second
     await first.close()
     await second.close()
+
+
+async def test_the_owner_of_the_dead_letter_topic_lists_redrives_and_purges(pair):
+    first, second = pair
+    letters = await listed(first)
+    assert letters["topic"] == "public/default/t-s-DLQ"
+    one, two = ids(letters["messages"])
+    assert (await redrive(first, message_ids=[one])) | {"topic": ""} == {
+        "topic": "", "moved": 1, "skipped": 0, "failed": 0, "dry_run": False,
+    }  # fmt: skip
+    assert payloads(await first.receive()) == ["a"]
+    assert (await purge(first, message_ids=[two]))["purged"] == 1
+    assert (await listed(first))["messages"] == []
+    assert (await second.client.get(DEAD)).json()["subscriptions"]["dead-letters"]["backlog_entries"] == 0
+
+
+async def test_the_broker_of_the_topic_checks_the_subscription_of_the_request(pair):
+    first, _ = pair
+    for method, path in (("GET", ""), ("POST", "/redrive"), ("POST", "/purge")):
+        unknown = f"{TOPIC}/subscriptions/none/dead-letters{path}"
+        answer = await first.client.request(
+            method, unknown, params={"topic": "public/default/t-s-DLQ"} if not path else {}, json={} if path else None
+        )
+        problem(answer, status=404, code="no_such_subscription")
+    await first.client.delete(f"{SUB}/consumers/c1")
+    await first.receive(type="failover")
+    answer = await first.post(f"{LETTERS}/redrive", {})
+    problem(answer, status=400, code="bad_request")
+
+
+async def test_errors_of_the_owner_of_the_dead_letter_topic_are_passed_on(pair):
+    first, _ = pair
+    answer = await first.client.get(LETTERS, params={"topic": "public/default/t-s-DLQ", "initial_subscription": "none"})
+    assert answer.status_code == 200  # the topic with the default name needs no keeper
+    answer = await first.post(f"{LETTERS}/redrive", {"message_ids": ["7:7:-1:-1"]})
+    problem(answer, status=400, code="unknown_messages")
+
+
+async def test_an_owner_of_the_dead_letter_topic_that_does_not_answer_is_named(pair):
+    first, _ = pair
+    del first.peers["b2"]
+    answer = await first.client.get(LETTERS)
+    assert "owner=http://b2" in problem(answer, status=503, code="try_again")["detail"]
 
 
 async def refused(broker, *, sub: str = SUB, status: int, code: str, **named) -> list[str]:

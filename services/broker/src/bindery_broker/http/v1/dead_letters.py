@@ -7,8 +7,8 @@ from bindery_core.errors import BadRequest, NoSuchSubscription, NoSuchTopic
 from bindery_pulsar.message_id import MessageId
 from bindery_pulsar.topic_name import TopicName
 from fastapi import APIRouter, Query
+from starlette.responses import Response
 
-from bindery_broker.errors import TargetElsewhere
 from bindery_broker.http import openapi
 from bindery_broker.http.exchange import Exchange
 from bindery_broker.http.route import JsonLine, OwnedRoute
@@ -50,6 +50,7 @@ _DONE = openapi.TITLES[200]
     paths.SUBSCRIPTION + "/dead-letters",
     operation_id="listDeadLetters",
     summary="List the messages of the dead-letter topic that are not acknowledged",
+    response_model=DeadLetterList,
     response_model_exclude_unset=True,
     response_description=_DONE,
     responses=openapi.problems(*_ERRORS),
@@ -59,9 +60,11 @@ async def list_dead_letters(
     name: paths.Topic,
     subscription: paths.SubscriptionName,
     query: Annotated[DeadLettersQuery, Query()],
-) -> DeadLetterList:
+) -> DeadLetterList | Response:
     """The list is empty if there is no dead-letter topic with the default name."""
     named, found = await _find(exchange, name, subscription, query.topic, query.initial_subscription)
+    if isinstance(found, Response):
+        return found
     answer = DeadLetterList(topic=named.short, messages=[])
     if found is None:
         return answer
@@ -78,13 +81,14 @@ async def list_dead_letters(
     paths.SUBSCRIPTION + "/dead-letters/redrive",
     operation_id="redriveDeadLetters",
     summary="Move dead letters back to the subscription, through its retry topic; they are due at once",
+    response_model=RedrivenLetters,
     response_model_exclude_unset=True,
     response_description=_DONE,
     responses=openapi.problems(*_ERRORS, *openapi.BODY_ERRORS),
 )
 async def redrive_dead_letters(
     exchange: Exchange, name: paths.Topic, subscription: paths.SubscriptionName, _query: _Routing, body: RedriveBody
-) -> RedrivenLetters:
+) -> RedrivenLetters | Response:
     """Each is moved exactly once, also if calls are repeated or brokers stop meanwhile. Its number of retries begins
     again. A message that could not be moved stays a dead letter."""
     if body.after is not None and body.message_ids is not None:
@@ -92,8 +96,12 @@ async def redrive_dead_letters(
     ids = None if body.message_ids is None else parse_ids(body.message_ids)
     after = None if body.after is None else MessageId.parse(body.after)
     target = retry_topic(name, subscription)
-    check_receives_retries(name, (await exchange.broker.topic(name)).subscription(subscription))
+    if exchange.routed_by is None:
+        check_receives_retries(name, (await exchange.broker.topic(name)).subscription(subscription))
     _, found = await _find(exchange, name, subscription, body.topic, body.initial_subscription)
+    if isinstance(found, Response):
+        exchange.broker.retry_topics.appeared_elsewhere(target, subscription)
+        return found
     answer = RedrivenLetters(topic=target.short, moved=0, skipped=0, failed=0, dry_run=body.dry_run)
     if found is None:
         return answer
@@ -121,19 +129,22 @@ async def redrive_dead_letters(
     paths.SUBSCRIPTION + "/dead-letters/purge",
     operation_id="purgeDeadLetters",
     summary="Discard dead letters: acknowledge them in the dead-letter topic",
+    response_model=Purged,
     response_model_exclude_unset=True,
     response_description=_DONE,
     responses=openapi.problems(*_ERRORS, *openapi.BODY_ERRORS),
 )
 async def purge_dead_letters(
     exchange: Exchange, name: paths.Topic, subscription: paths.SubscriptionName, _query: _Routing, body: PurgeBody
-) -> Purged:
+) -> Purged | Response:
     """Without `message_ids` and `before`, all of them. Other subscriptions of the dead-letter topic keep theirs."""
     if body.message_ids is not None and (body.before is not None or body.after is not None):
         raise BadRequest("before and after are of no use with message_ids")
     ids = None if body.message_ids is None else parse_ids(body.message_ids)
     after = None if body.after is None else MessageId.parse(body.after)
     named, found = await _find(exchange, name, subscription, body.topic, body.initial_subscription)
+    if isinstance(found, Response):
+        return found
     answer = Purged(topic=named.short, purged=0)
     if found is None:
         return answer
@@ -145,21 +156,24 @@ async def purge_dead_letters(
 
 async def _find(
     exchange: Exchange, name: TopicName, subscription: str, topic: str | None, keeper: str | None
-) -> tuple[TopicName, DeadLetterTopic | None]:
+) -> tuple[TopicName, DeadLetterTopic | Response | None]:
     """Return the name of the dead-letter topic, and its messages; None: there is no topic with the default name.
 
+    If another broker owns that topic, it answers the request: returns its answer.
+
     Raises NoSuchTopic if the request names another topic that does not exist, NoSuchSubscription if that has no keeper,
-    BadRequest if it is a topic of the subscription, TargetElsewhere if it is not here.
+    BadRequest if it is a topic of the subscription.
     """
     broker = exchange.broker
-    (await broker.topic(name)).subscription(subscription)  # it must exist
+    if exchange.routed_by is None:
+        (await broker.topic(name)).subscription(subscription)  # it must exist
     default = dead_letter_topic(name, subscription)
     wanted = chosen_dead_letter_topic(topic, name, subscription)
     keeper = keeper or DEAD_LETTERS
     try:
         owner = await broker.locate(wanted, create=False)
         if owner is not None:
-            raise TargetElsewhere("another broker owns the dead-letter topic", topic=wanted.short, owner=owner.http_url)
+            return wanted, await exchange.at_owner.pass_on(exchange, owner.http_url, routed_by=wanted)
         found = await broker.topic(wanted)
     except NoSuchTopic:
         if wanted != default:

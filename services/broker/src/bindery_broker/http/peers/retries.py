@@ -25,10 +25,10 @@ from bindery_pulsar.topic_name import TopicName
 
 from bindery_broker.dispatch.item import NOT_IN_BATCH, SINGLE, Delivery, bits_of
 from bindery_broker.errors import RESPONSES_FULL, NotOwner, ResponsesFull
-from bindery_broker.http.peers import path_of
+from bindery_broker.http.paths import path_of
+from bindery_broker.http.peers.messages import RemoteMessage, decode_messages
+from bindery_broker.http.peers.problems import remote_error
 from bindery_broker.http.proxy import Proxy
-from bindery_broker.http.remote_errors import remote_error
-from bindery_broker.http.remote_messages import RemoteMessage, decode_messages
 from bindery_broker.subscriptions.consumer import ClientWatch, ReceiveRequest, SubscriptionType
 from bindery_broker.subscriptions.dispatch_loop import Deliveries
 from bindery_broker.subscriptions.explaining import Reason

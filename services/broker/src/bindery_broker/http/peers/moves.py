@@ -12,7 +12,7 @@
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Final, TypeVar
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import msgspec
 from bindery_core.errors import BadRequest, BinderyError, Conflict, NoSuchTopic, OutcomeUnknown, TryAgain
@@ -21,6 +21,7 @@ from bindery_pulsar.message_id import MessageId, Position
 from bindery_pulsar.topic_name import TopicName
 
 from bindery_broker.errors import NotOwner
+from bindery_broker.http.paths import path_of
 from bindery_broker.http.proxy import Proxy
 from bindery_broker.retries.copies import Identity, identity_of
 from bindery_broker.retries.copy_codec import encode_copies
@@ -183,11 +184,6 @@ class Peers:
         if status != 200:
             raise TryAgain("the owner of the topic cannot read it now", topic=topic.short, owner=url, status=status)
         return msgspec.json.decode(body, type=answer)
-
-
-def path_of(topic: TopicName) -> str:
-    """Return the path of a topic in the API."""
-    return "/v1/topics/" + "/".join(quote(part, safe="") for part in (topic.tenant, topic.namespace, topic.local))
 
 
 def _unreadable(topic: TopicName, url: str) -> TryAgain:

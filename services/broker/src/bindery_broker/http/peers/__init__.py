@@ -1,0 +1,1 @@
+"""Requests to other brokers: moves to their topics, and retry topics that they own."""
