@@ -93,9 +93,7 @@ def parser() -> argparse.ArgumentParser:
     retries.add_argument("--kills", type=int, default=20, metavar="N", help="number of kills, at least 2 (20)")
     retries.add_argument("--seed", type=int, default=None, metavar="N", help="seed of the load (default: random)")
     retries.add_argument("--rate", type=float, default=60.0, metavar="N", help="messages per second (60)")
-    retries.add_argument(
-        "--brokers", type=int, default=1, metavar="N", help="number of brokers, all of them killed (1)"
-    )
+    retries.add_argument("--brokers", type=int, default=1, metavar="N", help="brokers, all of which are killed (1)")
     retries.add_argument(
         "--report", type=Path, metavar="DIR", help="report directory (e2e-reports/retries-<seed>-<time>)"
     )

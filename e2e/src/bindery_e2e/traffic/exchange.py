@@ -13,7 +13,8 @@ Source: bindery_core.errors (503 and 429 are raised only when nothing happened, 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import itertools
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
