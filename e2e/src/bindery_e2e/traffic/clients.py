@@ -74,8 +74,9 @@ def topic_path(topic: str) -> str:
 class Clients:
     """Sends requests and records them. `access`: the current broker."""
 
-    def __init__(self, history: History, endpoint: Endpoint, *, timeout_s: float) -> None:
-        self.access = BrokerAccess(endpoint, timeout_s=timeout_s)
+    def __init__(self, history: History, endpoint: Endpoint, *, timeout_s: float, is_kept: bool = True) -> None:
+        """`is_kept`: see `BrokerAccess`."""
+        self.access = BrokerAccess(endpoint, timeout_s=timeout_s, is_kept=is_kept)
         self._history = history
 
     # -- setup ---------------------------------------------------------------------------------------------------------

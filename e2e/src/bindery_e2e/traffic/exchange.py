@@ -69,8 +69,10 @@ def refusal_kind(status: int, code: object) -> str:
 class BrokerAccess:
     """The current broker URL and the requests of all clients of one run."""
 
-    def __init__(self, endpoint: Endpoint, *, timeout_s: float) -> None:
+    def __init__(self, endpoint: Endpoint, *, timeout_s: float, is_kept: bool = True) -> None:
+        """`is_kept`: whether a URL is used until a request to it fails; otherwise, each request asks the endpoint."""
         self._endpoint = endpoint
+        self._is_kept = is_kept
         self._timeout = httpx.Timeout(timeout_s, connect=min(CONNECT_TIMEOUT_S, timeout_s))
         self._lookup = asyncio.Lock()
         self._url = ""
@@ -95,7 +97,7 @@ class BrokerAccess:
 
     async def call(self, http: httpx.AsyncClient, method: str, path: str, **request: Any) -> Outcome:
         """Send a request once, and wait for its response only. Await `base_url` before the request is recorded."""
-        url = self._url
+        url = self._url if self._is_kept else await self._endpoint()
         if not url:
             return Outcome("failed", error="no broker's address is known: nothing was sent")
         try:

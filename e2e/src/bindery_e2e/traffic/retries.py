@@ -60,8 +60,9 @@ class RetriesSettings:
 
     seed: int = 0
     kills: int = 20
-    topic: str = "public/default/retries"
-    """`tenant/namespace/name`; the topic must be empty."""
+    topic: str = "public/default/jobs"
+    """`tenant/namespace/name`; the topic must be empty. With this name, the retry and dead-letter topics of its
+    subscriptions are in three other bundles, so that other brokers may own them."""
     keys: int = 12
     producers: int = 2
     messages_per_s: float = 60.0
@@ -183,7 +184,7 @@ class RetryRun:
         settings: RetriesSettings,
     ) -> None:
         self.settings = settings
-        self.clients = RetryClients(history, endpoint, timeout_s=settings.request_timeout_s)
+        self.clients = RetryClients(history, endpoint, timeout_s=settings.request_timeout_s, is_kept=len(brokers) == 1)
         self.ending = asyncio.Event()
         """Set when nothing is produced any more."""
         self.over = asyncio.Event()

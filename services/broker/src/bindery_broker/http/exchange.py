@@ -36,7 +36,7 @@ from bindery_broker.subscriptions.response_budget import Charge
 PROXIED_HEADER: Final = b"bindery-proxied"
 """Set in requests that a broker forwards to the owner of the topic."""
 ROUTED_BY_HEADER: Final = b"bindery-routed-by"
-"""Name of a topic, percent-encoded. The owner of the topic in the path has sent the request to the owner of this one."""
+"""Name of a topic, percent-encoded: the owner of the topic in the path has sent the request to the owner of this."""
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 
 SCOPE_KEY: Final = "bindery.exchange"

@@ -275,7 +275,7 @@ class RetryTopics:
     def _appeared(self, topic: TopicName, subscription: str) -> None:
         """A subscription was created or loaded: if it is one of a retry topic, calls that wait receive from it, too."""
         link = self._by_name.get((topic, subscription))
-        if link is None:
+        if link is None or link.state is State.ELSEWHERE:  # calls use it already, and find it if it is here now
             return
         link.state = State.PRESENT
         for end_wait in list(link.waiting):
