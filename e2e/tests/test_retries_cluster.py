@@ -9,11 +9,12 @@ from bindery_e2e.traffic.retries import RetriesSettings
 
 @pytest.mark.integration
 @pytest.mark.timeout(600)  # a busy machine may need minutes
-def test_killed_brokers_and_bookies_leave_one_copy_of_each_retry(tmp_path: Path) -> None:
+@pytest.mark.parametrize("brokers", [1, 2])
+def test_killed_brokers_and_bookies_leave_one_copy_of_each_retry(tmp_path: Path, brokers: int) -> None:
     settings = RetriesSettings(seed=5, kills=2, bookie_share=1.0, up_s=(1.0, 2.0), ack_timeout_ms=(1_500, 2_500))
-    found = run_retries(settings, tmp_path, facts={"command": "a test"})
+    found = run_retries(settings, tmp_path, facts={"command": "a test"}, brokers=brokers)
     assert found.verdict == "GOOD", found.examples
-    assert found.kills["broker-0"] == 1
+    assert sum(found.kills[f"broker-{number}"] for number in range(brokers)) == 1
     assert found.kills.total() == 2
     assert found.messages > 50
     assert min(found.copies, found.by_retry, found.by_returns, found.acked) > 0, str(found)

@@ -41,6 +41,9 @@ QUIET_S: Final = 0.1
 """Seconds for which an owner that had no message is not asked again by calls that do not wait."""
 ANSWER_S: Final = 10.0
 """Maximum seconds to wait for an answer, in addition to the time for which a call waits for messages."""
+BYTES_MAX: Final = 2**20
+"""Maximum bytes of messages of one call, unless the first is larger. While their JSON is decoded, they can take several
+times as much."""
 LEDGERS_S: Final = 1.0
 """Minimum seconds between two reads of the list of ledgers, for ids that are not in it."""
 _NDJSON: Final = b"application/x-ndjson"
@@ -185,10 +188,9 @@ class RemoteRetrySide:
         if request.wait_s > 0:
             body |= {"max": 1, "max_bytes": 1}
         else:
-            room = charge.take(least=ENTRY_SIZE_MAX, most=max(request.bytes_max, ENTRY_SIZE_MAX))
-            if not room:
+            if not charge.take(least=ENTRY_SIZE_MAX, most=ENTRY_SIZE_MAX):
                 raise ResponsesFull(RESPONSES_FULL)
-            body["max_bytes"] = min(request.bytes_max, room)
+            body["max_bytes"] = min(request.bytes_max, BYTES_MAX)
         try:
             answer = await self._unless_gone(body, request.wait_s, client)
             if answer is None:
@@ -196,8 +198,10 @@ class RemoteRetrySide:
                 charge.release()
                 return []
             messages = _read(lambda: decode_messages(answer))
-        except BaseException:
+        except BaseException as error:
             charge.release()
+            if not isinstance(error, BinderyError) or isinstance(error, OutcomeUnknown):
+                self._hand_back_soon(request.consumer, request_id)
             raise
         if not messages and request.wait_s <= 0:
             self._quiet_until = self._now() + QUIET_S
@@ -225,7 +229,6 @@ class RemoteRetrySide:
             current = asyncio.current_task()
             if current is not None and current.cancelling():
                 task.cancel()
-                self._hand_back_soon(body["consumer"], body["request_id"])
                 raise
             return None
         finally:
