@@ -43,6 +43,10 @@ class NotOwner(TryAgain):
     code = "not_owner"
 
 
+class RetryTopicAway(TryAgain):
+    """The broker that owns the retry topic of a subscription does not answer, or its owner is changing."""
+
+
 class NoSuchMessage(NotThere):
     code = "no_such_message"
 

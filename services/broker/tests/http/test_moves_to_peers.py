@@ -331,3 +331,20 @@ async def test_web_pages_can_begin_no_move(owner):
     body = b'{"source": "s", "subscription": "keeper"}'
     answer = await owner.client.post(f"{PATH}/moves", content=body, headers={"content-type": "text/plain"})
     problem(answer, status=415, code="unsupported_media_type")
+
+
+async def test_an_answer_of_a_proxy_says_nothing_about_the_copies(owner, mover):
+    message_ids = await held(mover, "a")
+
+    async def upset(send: Callable[[], Awaitable[httpx.Response]]) -> httpx.Response:
+        await send()
+        return httpx.Response(503, text="upstream reset")
+
+    mover.peers["owner"].on_copies = upset
+    problem(await bury(mover, message_ids), status=504, code="outcome_unknown")
+
+    async def is_settled() -> bool:
+        return not await intents(mover)
+
+    await until(is_settled)
+    assert (await left(mover), await copies(owner)) == ([], ["a"])

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 
 import httpx
 import pytest
+from bindery_broker.http.peers import moves
 from bindery_broker.ownership.bundles import Bundle
 from bindery_broker.retries.copies import Identity
 from bindery_broker.retries.intents import Intent, Planned, encode_intent
@@ -86,7 +87,10 @@ async def test_copies_at_or_before_the_position_of_the_intent_are_older(tree, le
     assert payloads(await successor.receive()) == ["a", "b", "c"]
 
 
-async def test_nothing_is_delivered_while_the_other_broker_does_not_answer(tree, ledgers, clock, owner, successor):
+async def test_nothing_is_delivered_while_the_other_broker_does_not_answer(
+    tree, ledgers, clock, owner, successor, monkeypatch
+):
+    monkeypatch.setattr(moves, "SILENT_S", 0.0)
     await owner.produce("before", topic=PATH)
     ids = await interrupted(tree, ledgers, clock, after=Position(-1, -1))
     await copy(owner, ids[0])
@@ -102,3 +106,32 @@ async def test_a_target_that_was_deleted_has_no_copy(tree, ledgers, clock, owner
     await interrupted(tree, ledgers, clock, after=Position(-1, -1))
     await owner.client.delete(f"{PATH}?force=true")
     assert payloads(await successor.receive()) == ["a", "b", "c"]
+
+
+async def test_an_entry_that_cannot_be_decoded_is_no_copy(tree, ledgers, clock, owner, successor):
+    await owner.produce("before", topic=PATH)
+    ids = await interrupted(tree, ledgers, clock, after=Position(-1, -1))
+    topic = await owner.broker.topic(TARGET)
+    await topic.ledger.add_many([b"damaged", b"damaged, too"])
+    await copy(owner, ids[0])
+    await topic.ledger.add_many([b"damaged"])
+    assert payloads(await successor.receive()) == ["b", "c"]
+
+
+async def test_a_broker_that_did_not_answer_holds_up_other_moves_only_once(tree, ledgers, clock, owner, successor):
+    await owner.produce("before", topic=PATH)
+    message_ids = await successor.produce("a", "b", "c")
+    await successor.receive(ack_timeout_ms=3_600_000)
+    calls = []
+
+    class Silent(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            calls.append(request.url.path)
+            raise httpx.ReadTimeout("made up")
+
+    successor.peers["owner"] = Silent()
+    for message_id in message_ids:
+        wanted = {"message_ids": [message_id], "max_redeliver": 0, "dead_letter_topic": TARGET.short}
+        answer = await successor.post(f"{TOPIC}/subscriptions/s/retry", wanted)
+        problem(answer, status=503, code="try_again")
+    assert len(calls) == 1

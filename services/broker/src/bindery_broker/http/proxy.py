@@ -13,18 +13,18 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 import httpx
-from bindery_core.errors import BadRequest, OutcomeUnknown
+from bindery_core.errors import BadRequest, OutcomeUnknown, TooManyRequests
 from bindery_kit.admin.content_types import JSON_TYPE, check_codings
 
 from bindery_broker.errors import NotOwner
-from bindery_broker.http.exchange import PROXIED_HEADER, ClientGone, Exchange, Reply
+from bindery_broker.http.exchange import PROXIED_HEADER, ROUTED_BY_HEADER, ClientGone, Exchange, Reply
 
 CONNECT_TIMEOUT_S: Final = 5.0
 """Time limit in seconds for a connection to the broker that owns the topic."""
 ANSWER_TIMEOUT_S: Final = 75.0
 """Maximum seconds to wait for data from the owner. Longer than the longest wait of a receive and the longest add."""
 CONNECTIONS_MAX: Final = 500
-"""Maximum number of connections to other brokers."""
+"""Maximum number of connections to other brokers, for calls that wait and for all others each."""
 _HOP_HEADERS: Final = frozenset(
     (
         b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te", b"trailer",
@@ -38,12 +38,15 @@ _BODYLESS: Final = ("GET", "HEAD", "DELETE")
 class Proxy:
     def __init__(self, *, transport: httpx.AsyncBaseTransport | None = None) -> None:
         """`transport`: the transport to other brokers; None: TCP."""
-        self._client = httpx.AsyncClient(
-            transport=transport,
-            timeout=httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
-            limits=httpx.Limits(max_connections=CONNECTIONS_MAX, max_keepalive_connections=CONNECTIONS_MAX),
-            follow_redirects=False,
-            trust_env=False,
+        self._client, self._waiting = (
+            httpx.AsyncClient(
+                transport=transport,
+                timeout=httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
+                limits=httpx.Limits(max_connections=CONNECTIONS_MAX, max_keepalive_connections=CONNECTIONS_MAX),
+                follow_redirects=False,
+                trust_env=False,
+            )
+            for _ in range(2)
         )
 
     async def forward(self, exchange: Exchange, url: str, *, body_size_max: int) -> None:
@@ -60,7 +63,7 @@ class Proxy:
             target += "?" + scope["query_string"].decode("ascii")
         has_body = exchange.method not in _BODYLESS
         stays = _HOP_HEADERS if has_body else _HOP_HEADERS | {b"content-length"}
-        headers = [(k, v) for k, v in scope["headers"] if k not in stays]
+        headers = [(k, v) for k, v in scope["headers"] if k not in stays and k != ROUTED_BY_HEADER]
         headers.append((PROXIED_HEADER, b"1"))
         if not has_body:
             await exchange.read_body(size_max=exchange.broker.settings.control_bytes_max)
@@ -82,14 +85,6 @@ class Proxy:
             raise
         await exchange.send_chunk(b"", more=False)
 
-    async def get(self, url: str, path: str) -> tuple[int, bytes]:
-        """Return the status and the body of the answer of the broker at `url`. Raises NotOwner if there is none."""
-        try:
-            response = await self._client.get(url.rstrip("/") + path, headers=[(PROXIED_HEADER, b"1")])
-        except httpx.HTTPError as error:
-            raise NotOwner("the topic's owner cannot be reached; retry", owner=url) from error
-        return response.status_code, response.content
-
     async def call(
         self,
         method: str,
@@ -101,21 +96,25 @@ class Proxy:
         accept: bytes = b"*/*",
         headers: Sequence[tuple[bytes, bytes]] = (),
         timeout_s: float = ANSWER_TIMEOUT_S,
+        is_waiting: bool = False,
     ) -> tuple[int, bytes]:
         """Return the status and the body of the answer of the broker at `url`.
 
-        Raises NotOwner if that broker cannot be reached (nothing was done), OutcomeUnknown if it does not answer.
+        `is_waiting`: the answer may take long. Such calls have connections of their own, so that others need not wait
+        for them. Raises NotOwner if that broker cannot be reached (nothing was done), OutcomeUnknown if it does not
+        answer, TooManyRequests if there is no connection for the call in time.
         """
         sent = [(PROXIED_HEADER, b"1"), (b"accept", accept), *headers]
         if body is not None:
             sent.append((b"content-type", content_type))
-        timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
+        timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S, pool=CONNECT_TIMEOUT_S)
+        client = self._waiting if is_waiting else self._client
         try:
-            response = await self._client.request(
-                method, url.rstrip("/") + path, content=body, headers=sent, timeout=timeout
-            )
-        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
+            response = await client.request(method, url.rstrip("/") + path, content=body, headers=sent, timeout=timeout)
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise NotOwner("the topic's owner cannot be reached; retry", owner=url) from error
+        except httpx.PoolTimeout as error:
+            raise TooManyRequests("too many requests to other brokers are in progress; retry") from error
         except httpx.HTTPError as error:
             raise OutcomeUnknown("the connection to the topic's owner broke", owner=url) from error
         return response.status_code, response.content
@@ -153,6 +152,7 @@ class Proxy:
 
     async def close(self) -> None:
         await self._client.aclose()
+        await self._waiting.aclose()
 
 
 def redirect(exchange: Exchange, url: str) -> Reply:

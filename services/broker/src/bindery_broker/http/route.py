@@ -19,6 +19,8 @@ from bindery_broker.http.exchange import SCOPE_KEY, Exchange
 
 HotOperation = Callable[[Exchange], Awaitable[Response]]
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+ROUTED_OPERATIONS: Final = frozenset(("listDeadLetters", "redriveDeadLetters", "purgeDeadLetters"))
+"""Operations that may run at the owner of another topic than that in the path."""
 _methods: Final[dict[str, set[str]]] = {}
 """Methods by path, for the `Allow` header of a 405: a route object holds only its own methods."""
 
@@ -63,7 +65,8 @@ class OwnedRoute(APIRoute):
             params = request.path_params
             if "topic" in params:
                 in_path = paths.topic_of(params["tenant"], params["namespace"], params["topic"])
-                exchange.topic_name = exchange.routed_by or in_path
+                routed_by = exchange.routed_by if self.unique_id in ROUTED_OPERATIONS else None
+                exchange.topic_name = routed_by or in_path
             return await exchange.at_owner.run(exchange, operation)
 
         return handler

@@ -5,6 +5,7 @@ The dispatch loop returns the messages of expired leases.
 
 import asyncio
 from collections.abc import Sequence
+from typing import Final
 
 from bindery_core.sources import MonotonicClock
 from bindery_pulsar.entry_size import ENTRY_SIZE_MAX
@@ -17,6 +18,10 @@ from bindery_broker.subscriptions.decoding import RoomNeeded
 from bindery_broker.subscriptions.dispatch_loop import Deliveries, DispatchLoop
 from bindery_broker.subscriptions.reading import MessageReader, bits_of_messages
 
+GIVEN_UP_MAX: Final = 1_000
+GIVEN_UP_S: Final = 60.0
+"""Maximum number of calls that are given up before they have messages, and seconds for which that is remembered."""
+
 
 class Redelivery:
     """Owns the calls in progress that have a request id."""
@@ -26,6 +31,9 @@ class Redelivery:
         self._reader = reader
         self._now = now
         self._in_progress: dict[tuple[str, str], asyncio.Future[None]] = {}
+        self._given_up: dict[tuple[str, str], float] = {}
+        """Calls by consumer and request id whose messages nobody gets, and until when that is remembered (monotonic
+        seconds): the message that says so came before the call had any."""
 
     async def take(self, call: ReceiveCall, request_id: str) -> Deliveries:
         """Return the messages of an earlier answer to `request_id` that the consumer still holds, else new messages.
@@ -51,12 +59,23 @@ class Redelivery:
         self._in_progress[key] = done
         try:
             deliveries = await self._loop.take(call)
+            if self._given_up and self._given_up.pop(key, 0.0) > self._now():
+                self._loop.hand_back(call.session.consumer, deliveries)
+                call.charge.release()
+                return []
             if deliveries:
                 call.session.remember(request_id, tuple(MessageRef(one.position, one.bits) for one in deliveries))
             return deliveries
         finally:
             del self._in_progress[key]
             done.set_result(None)
+
+    def give_up(self, consumer: str, request_id: str) -> None:
+        """Let the call with this request id, which is in progress or still to come, get no messages."""
+        self._given_up.pop((consumer, request_id), None)
+        if len(self._given_up) >= GIVEN_UP_MAX:
+            del self._given_up[next(iter(self._given_up))]
+        self._given_up[consumer, request_id] = self._now() + GIVEN_UP_S
 
     async def _repeat(self, call: ReceiveCall, refs: Sequence[MessageRef]) -> Deliveries:
         """Return those messages of `refs` that the consumer still holds, and restart their leases."""

@@ -275,9 +275,12 @@ class Subscription:
         return session is not None and bool(refs) and bool(self.dispatcher.held(session.consumer, refs or ()))
 
     def hand_back_request(self, consumer: str, request_id: str) -> bool:
-        """As `hand_back`, of what `receive` returned for a request id. Returns False if the consumer holds nothing of
-        it."""
-        if self._loop.is_closed or not self.still_holds(consumer, request_id):
+        """As `hand_back`, of what `receive` returned for a request id, or will return. Returns False if the consumer
+        holds nothing of it now."""
+        if self._loop.is_closed:
+            return False
+        if not self.still_holds(consumer, request_id):
+            self._redelivery.give_up(consumer, request_id)
             return False
         session = self.sessions.get(consumer)
         assert session is not None

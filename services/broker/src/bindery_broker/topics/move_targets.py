@@ -151,11 +151,13 @@ class TopicTargets:
         topic = self._topics.loaded(name)
         try:
             if topic is None:
-                if not create and not await self._topics.exists(name):
-                    raise NoSuchTopic("no such topic", topic=name.short)
+                # First the owner, which knows its topics: a server of ZooKeeper that lags may not know a new one. But it
+                # knows what came before this broker became the owner.
                 remote = None if self._ownership is None else await self._ownership.locate(Bundle.of(name))
                 if remote is not None:
                     return await self._open_remote(to, remote.http_url, create=create, source=source)
+                if not create and not await self._topics.exists(name):
+                    raise NoSuchTopic("no such topic", topic=name.short)
                 topic = await self._topics.get(name, create=create)
             if create:
                 await topic.subscribe(to.subscription, initial=EARLIEST)

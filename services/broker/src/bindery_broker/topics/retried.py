@@ -41,6 +41,8 @@ from bindery_broker.topics.retry_topics import Found, RetryTopics, State, check_
 from bindery_broker.topics.topic import Topic
 
 NO_WAIT: Final = 0.0
+LOOK_AGAIN_S: Final = 1.0
+"""Seconds after which a waiting call uses a retry topic again that failed."""
 
 log = get_logger(__name__)
 
@@ -127,16 +129,20 @@ class RetriedSubscription:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         in_progress[key] = done
         try:
-            retry = await self._find_quietly()
+            retry = await self._holding(request.consumer, request_id)
             main_holds = self._main.still_holds(request.consumer, request_id)
-            retry_holds = retry is not None and await retry.still_holds(request.consumer, request_id)
+            retry_holds = retry is not None
             if not main_holds and not retry_holds:
                 return await self._receive(request, kind=kind, charge=charge, client=client)
             at_once = msgspec.structs.replace(request, wait_s=NO_WAIT)
             parts: list[Part] = []
-            if retry is not None and retry_holds:
-                deliveries = await retry.receive(at_once, kind=kind, charge=charge)
-                parts.append(Part(retry.partition, deliveries))
+            if retry is not None:
+                try:
+                    deliveries = await retry.receive(at_once, kind=kind, charge=charge)
+                    parts.append(Part(retry.partition, deliveries))
+                except BinderyError:
+                    if not main_holds:
+                        raise
             if main_holds:
                 extra = charge.another()
                 try:
@@ -149,10 +155,14 @@ class RetriedSubscription:
             del in_progress[key]
             done.set_result(None)
 
-    async def _find_quietly(self) -> RetrySide | None:
-        """Return the retry topic; None: there is none, or it cannot be opened now."""
+    async def _holding(self, consumer: str, request_id: str) -> RetrySide | None:
+        """Return the retry topic if the consumer holds messages there of an earlier answer to the request id.
+
+        A retry topic that fails holds none: its messages come again later.
+        """
         try:
-            return await self._retry_topics.find(self._link)
+            retry = await self._retry_topics.find(self._link)
+            return retry if retry is not None and await retry.still_holds(consumer, request_id) else None
         except BinderyError:
             return None
 
@@ -168,8 +178,12 @@ class RetriedSubscription:
                     found = await self._retry_topics.find(self._link)
                 except BinderyError as error:
                     failure = error
-            if found is None:
+            if found is None and failure is None:
                 outcome = await self._receive_alone(request, kind=kind, charge=charge, client=client)
+            elif found is None:  # look again soon: another broker may own the retry topic then
+                short = msgspec.structs.replace(request, wait_s=min(request.wait_s, LOOK_AGAIN_S))
+                outcome = await self._receive_alone(short, kind=kind, charge=charge, client=client)
+                outcome = outcome._replace(must_continue=True)
             else:
                 with found.in_use():
                     outcome = await self._receive_both(request, found, kind=kind, charge=charge, client=client)
@@ -183,7 +197,7 @@ class RetriedSubscription:
                     raise failure
                 return outcome.parts
             if found is None:
-                failure = None  # the retry topic has appeared
+                failure = None  # look for the retry topic
             request = msgspec.structs.replace(request, wait_s=left_s, redeliver=request.redeliver and not has_asked)
 
     async def _receive_main(
@@ -226,12 +240,15 @@ class RetriedSubscription:
         extra = charge.another()
         try:
             retry_request = request
-            if retry.may_have_messages or request.redeliver:
+            if retry.may_have_messages(request.consumer) or request.redeliver:
                 at_once = msgspec.structs.replace(request, wait_s=NO_WAIT)
                 try:
                     due = await retry.receive(at_once, kind=kind, charge=extra)
                 except BinderyError as error:
                     return _Outcome([], must_continue=True, failure=error)
+                if due and client is not None and client.is_gone:
+                    retry.hand_back(request.consumer, due)
+                    return _Outcome([Part(retry.partition, [])])
                 if due:
                     return _Outcome(await self._fill(at_once, retry, due, extra, kind=kind, charge=charge))
                 retry_request = msgspec.structs.replace(request, redeliver=False)
@@ -298,6 +315,8 @@ class RetriedSubscription:
                 end_both()
         try:
             await asyncio.wait((main, retry), return_when=asyncio.FIRST_COMPLETED)
+            if retry.done() and retry.exception() is None and not retry.result():
+                await asyncio.wait((main,))  # its broker is stopping, or lets calls wait for a shorter time
             # For the one that still waits it is as if its client were gone: what it gets now, it hands back itself.
             if not retry.done():
                 retry_watch.set_gone()
@@ -362,16 +381,16 @@ class RetriedSubscription:
 
         Of another broker that does not answer, the session ends as if the consumer had died.
         """
-        link = self._link
         found = self.loaded
         has_left = self._main.leave(consumer)
         if found is not None:
             return found.subscription.leave(consumer) or has_left
-        if link.state is State.ELSEWHERE and link.remote is not None:
+        if self._link.state in (State.ELSEWHERE, State.UNKNOWN):
             try:
-                has_left = await link.remote.leave(consumer) or has_left
+                retry = await self._retry_topics.find(self._link)
+                has_left = (retry is not None and await retry.leave(consumer)) or has_left
             except BinderyError as error:
-                log.warning("consumer_stays_in_retry_topic", topic=str(link.name), error=str(error))
+                log.warning("consumer_stays_in_retry_topic", topic=str(self._link.name), error=str(error))
         return has_left
 
     # -- messages by id ------------------------------------------------------------------------------------------
@@ -442,7 +461,14 @@ class RetriedSubscription:
                 if failure is not None:
                     result.failed.extend((one, failure) for one in part)
                     continue
-                done = await (retry if is_retry else self._main).retry(part, to, charge=charge, consumer=consumer)
+                try:
+                    done = await (retry if is_retry else self._main).retry(part, to, charge=charge, consumer=consumer)
+                except BinderyError as raised:
+                    if not result.moved and not result.acknowledged and not result.failed:
+                        raise
+                    result.failed.extend((one, raised) for one in part)
+                    failure = raised
+                    continue
                 charge.release()
                 result.moved.extend(done.moved)
                 result.acknowledged.extend(done.acknowledged)

@@ -24,8 +24,7 @@ class RetrySide(Protocol):
         """The partition of the retry topic."""
         ...
 
-    @property
-    def may_have_messages(self) -> bool:
+    def may_have_messages(self, consumer: str) -> bool:
         """Whether it is worth asking for messages without a wait."""
         ...
 
@@ -97,8 +96,7 @@ class LocalSide:
     def partition(self) -> int:
         return self.topic.partition
 
-    @property
-    def may_have_messages(self) -> bool:
+    def may_have_messages(self, _consumer: str) -> bool:
         return self.subscription.cursor.backlog_entries > 0
 
     async def receive(

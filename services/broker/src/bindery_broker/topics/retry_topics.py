@@ -21,11 +21,12 @@ from functools import partial
 from typing import Final, NamedTuple, Protocol
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
-from bindery_core.errors import BadRequest, BinderyError, NoSuchTopic
+from bindery_core.errors import BadRequest, BinderyError, NoSuchTopic, TopicFenced
 from bindery_core.sources import MonotonicClock
 from bindery_kit.observability.logs import get_logger
 from bindery_pulsar.topic_name import TopicName
 
+from bindery_broker.errors import NotOwner, RetryTopicAway
 from bindery_broker.keyed_locks import KeyedLocks
 from bindery_broker.ownership.ownership import RemoteOwner
 from bindery_broker.retries.names import dead_letter_topic, is_retry_topic, retry_topic
@@ -60,6 +61,7 @@ class RetryLink:
 
     __slots__ = (
         "__weakref__",
+        "appearances",
         "dead_letters",
         "in_progress",
         "name",
@@ -83,6 +85,8 @@ class RetryLink:
         self.remote: RetrySide | None = None
         """The subscription in the broker that owns a topic that is ELSEWHERE."""
         self.remote_url = ""
+        self.appearances = 0
+        """How often the retry topic has appeared."""
         self.waiting: dict[Callable[[], None], None] = {}
         """Called when the retry topic appears: they end the waits of calls that do not know it yet."""
         self.in_progress: dict[tuple[TopicName, str, str], asyncio.Future[None]] = {}
@@ -167,8 +171,18 @@ class RetryTopics:
     async def find(self, link: RetryLink) -> RetrySide | None:
         """Return the subscription of the retry topic; None: there is none.
 
-        Raises the errors with which topics are opened, and Corrupt if the state of the subscription cannot be read.
+        Raises the errors with which topics are opened, and Corrupt if the state of the subscription cannot be read. But
+        if its owner is changing, that is TryAgain, because the topic of the caller is not.
         """
+        try:
+            return await self._find(link)
+        except (NotOwner, TopicFenced) as error:
+            name = "" if link.name is None else link.name.short
+            raise RetryTopicAway(
+                "the owner of the retry topic is changing; retry", topic=name, cause=error.message
+            ) from error
+
+    async def _find(self, link: RetryLink) -> RetrySide | None:
         if link.name is None or self.is_absent(link):
             return None
         topic = self._topics.loaded(link.name)
@@ -182,7 +196,7 @@ class RetryTopics:
         subscription = topic.subscriptions.get(link.subscription)
         if subscription is None:
             topic.ledger.check_cursor(link.subscription)
-            self._is_absent(link)
+            self._is_absent(link, link.appearances)
             return None
         link.state = State.PRESENT
         return LocalSide(topic, subscription, in_use=partial(self._in_use, topic.name))
@@ -222,20 +236,21 @@ class RetryTopics:
         async with self._locks.hold(name):  # the calls that begin together read no metadata after the first one
             if link.state in (State.ABSENT, State.ELSEWHERE) and self.now() < link.next_look_at:
                 return None
+            appearances = link.appearances
             try:
                 owner = await self._locate(name, create=False)
                 if owner is not None:
-                    await self._found_elsewhere(link, name, owner.http_url)
+                    await self._found_elsewhere(link, name, owner.http_url, appearances)
                     return None
                 return await self._topics.get(name)
             except NoSuchTopic:
                 if self._topics.loaded(name) is None:  # it may have been created meanwhile
-                    self._is_absent(link)
+                    self._is_absent(link, appearances)
                 return None
 
-    async def _found_elsewhere(self, link: RetryLink, name: TopicName, url: str) -> None:
+    async def _found_elsewhere(self, link: RetryLink, name: TopicName, url: str, appearances: int) -> None:
         if not await self._topics.subscription_exists(name, link.subscription):
-            self._is_absent(link)
+            self._is_absent(link, appearances)
             return
         if link.state is not State.ELSEWHERE:
             log.info("retry_topic_elsewhere", topic=name.short, subscription=link.subscription, owner=url)
@@ -251,7 +266,10 @@ class RetryTopics:
                 on_lost=partial(self._lost, link, name),
             )
 
-    def _is_absent(self, link: RetryLink) -> None:
+    def _is_absent(self, link: RetryLink, appearances: int) -> None:
+        """Record what a look has found, unless the retry topic has appeared since: `appearances` before the look."""
+        if link.appearances != appearances:
+            return
         link.state, link.remote = State.ABSENT, None
         link.next_look_at = self.now() + ABSENT_S
 
@@ -275,6 +293,8 @@ class RetryTopics:
     def _appeared(self, topic: TopicName, subscription: str) -> None:
         """A subscription was created or loaded: if it is one of a retry topic, calls that wait receive from it, too."""
         link = self._by_name.get((topic, subscription))
+        if link is not None:
+            link.appearances += 1
         if link is None or link.state is State.ELSEWHERE:  # calls use it already, and find it if it is here now
             return
         link.state = State.PRESENT

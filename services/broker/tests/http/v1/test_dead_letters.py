@@ -255,6 +255,16 @@ async def test_a_keeper_of_another_name(broker):
     assert (await listed(broker, **named))["messages"] == []
 
 
+async def test_a_keeper_that_does_not_exist_is_refused_also_for_the_default_topic(broker):
+    """Else all messages of the topic would count as dead letters that nobody has moved."""
+    await broker.receive()
+    await broker.client.put(f"{DEAD}/subscriptions/dead-letters", json={})
+    await broker.produce("a", topic=DEAD)
+    assert (await redrive(broker))["moved"] == 1
+    await refused(broker, initial_subscription="typo", status=404, code="no_such_subscription")
+    assert payloads(await broker.receive()) == ["a"]
+
+
 @pytest.fixture
 async def pair(tree, ledgers, clock):
     """The first broker owns the topic, the second one the dead-letter topic with two messages."""
@@ -300,8 +310,8 @@ async def test_the_broker_of_the_topic_checks_the_subscription_of_the_request(pa
 
 async def test_errors_of_the_owner_of_the_dead_letter_topic_are_passed_on(pair):
     first, _ = pair
-    answer = await first.client.get(LETTERS, params={"topic": "public/default/t-s-DLQ", "initial_subscription": "none"})
-    assert answer.status_code == 200  # the topic with the default name needs no keeper
+    answer = await first.client.get(LETTERS, params={"initial_subscription": "none"})
+    problem(answer, status=404, code="no_such_subscription")
     answer = await first.post(f"{LETTERS}/redrive", {"message_ids": ["7:7:-1:-1"]})
     problem(answer, status=400, code="unknown_messages")
 

@@ -10,8 +10,9 @@
 | no answer          |                |                                                  |
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import urlencode
 
 import msgspec
@@ -35,8 +36,18 @@ PAGE_BYTES_MAX: Final = 2**20
 """Maximum number of messages, and bytes unless the first is larger, of one answer."""
 COPIES_SIZE_MAX: Final = 4 * 2**20
 """Maximum bytes of the copies in one request, unless the first is larger."""
+BEGIN_TIMEOUT_S: Final = 12.0
+"""Maximum seconds to wait for the answer to a request that begins a move. Longer than writes in progress take."""
+SILENT_S: Final = 3.0
+"""Seconds for which no move begins at a broker that did not answer."""
 MOVE_TIMEOUT_S: Final = 20.0
 """Maximum seconds to wait for the answer to a request that moves messages. Longer than an add takes at most."""
+
+
+_LOST: Final = frozenset(("lost_ownership", "ledger_fenced", "ledger_closed", "topic_fenced"))
+"""Codes of 409 with which an add may be in flight."""
+_DAMAGED: Final = frozenset(("corrupt_message", "unreadable_message"))
+"""Codes of an entry that cannot be decoded."""
 
 
 class _Topic(msgspec.Struct):
@@ -73,6 +84,7 @@ class _Problem(msgspec.Struct):
     code: str = ""
     status: int = 500
     detail: str = ""
+    facts: dict[str, Any] = {}
 
 
 class _Result(msgspec.Struct):
@@ -80,6 +92,14 @@ class _Result(msgspec.Struct):
 
     message_id: str | None = None
     error: _Problem | None = None
+
+
+class _Damaged(Exception):
+    """An entry cannot be decoded."""
+
+    def __init__(self, at: Position) -> None:
+        super().__init__(at)
+        self.at = at
 
 
 class _Results(msgspec.Struct):
@@ -93,15 +113,22 @@ class Peers:
 
     def __init__(self, proxy: Proxy) -> None:
         self._proxy = proxy
+        self._silent_until: dict[str, float] = {}
+        """By URL: until when a broker that did not answer is not asked again (loop time): moves wait for each other."""
 
     async def begin_move(self, url: str, to: Destination, *, create: bool, source: str) -> Begun:
         body = msgspec.json.encode({"source": source, "subscription": to.subscription, "create": create})
+        loop = asyncio.get_running_loop()
+        if loop.time() < self._silent_until.get(url, 0.0):
+            raise NotOwner("the owner of the topic did not answer before; retry", topic=to.topic.short, owner=url)
         try:
             status, answer = await self._proxy.call(
-                "POST", url, path_of(to.topic) + "/moves", body, timeout_s=MOVE_TIMEOUT_S
+                "POST", url, path_of(to.topic) + "/moves", body, timeout_s=BEGIN_TIMEOUT_S
             )
-        except OutcomeUnknown as error:  # it may have begun: what is begun next ends it
+        except (OutcomeUnknown, NotOwner) as error:  # it may have begun: what is begun next ends it
+            self._silent_until[url] = loop.time() + SILENT_S
             raise NotOwner("the owner of the topic does not answer", topic=to.topic.short, owner=url) from error
+        self._silent_until.pop(url, None)
         if status != 200:
             refusal = refusal_of(status, answer, to.topic, url)
             raise TryAgain(refusal.message, **refusal.facts) if isinstance(refusal, OutcomeUnknown) else refusal
@@ -161,9 +188,18 @@ class Peers:
             ledger_id, entry_id = (await self._get(url, topic, path, _Topic)).last.split(":")
             end = Position(int(ledger_id), int(entry_id))
             start = "earliest" if after.ledger_id < 0 else f"{after.ledger_id}:{max(after.entry_id, 0)}"
+            count = PAGE_MESSAGES_MAX
             while True:
-                query = f"?start={start}&max={PAGE_MESSAGES_MAX}&max_bytes={PAGE_BYTES_MAX}"
-                page = await self._get(url, topic, f"{path}/messages{query}", _Page)
+                query = f"?start={start}&max={count}&max_bytes={PAGE_BYTES_MAX}"
+                try:
+                    page = await self._get(url, topic, f"{path}/messages{query}", _Page)
+                except _Damaged as damaged:
+                    if count == 1:  # it is the first entry of the page: no copy
+                        start = f"{damaged.at.ledger_id}:{damaged.at.entry_id + 1}"
+                        if damaged.at >= end:
+                            return
+                    count = 1 if count > 1 else PAGE_MESSAGES_MAX
+                    continue
                 for message in page.messages:
                     message_id = MessageId.parse(message.message_id)
                     if message_id.position > end:
@@ -178,9 +214,15 @@ class Peers:
             raise _unreadable(topic, url) from error
 
     async def _get(self, url: str, topic: TopicName, path: str, answer: type[T]) -> T:
-        status, body = await self._proxy.get(url, path)
-        if status == 404:
+        try:
+            status, body = await self._proxy.call("GET", url, path, timeout_s=MOVE_TIMEOUT_S)
+        except OutcomeUnknown as error:
+            raise NotOwner("the owner of the topic does not answer", topic=topic.short, owner=url) from error
+        problem = _problem(body) if status != 200 else _Problem()
+        if problem.code == NoSuchTopic.code:
             raise NoSuchTopic("no such topic", topic=topic.short)
+        if problem.code in _DAMAGED and "message_id" in problem.facts:
+            raise _Damaged(MessageId.parse(str(problem.facts["message_id"])).position)
         if status != 200:
             raise TryAgain("the owner of the topic cannot read it now", topic=topic.short, owner=url, status=status)
         return msgspec.json.decode(body, type=answer)
@@ -199,11 +241,14 @@ def _outcome(result: _Result, topic: TopicName, url: str) -> MessageId | Bindery
 
 def refusal_of(status: int, body: bytes, topic: TopicName, url: str) -> BinderyError:
     """Return the error of an answer that is not 200."""
+    return _error(status, _problem(body), topic, url)
+
+
+def _problem(body: bytes) -> _Problem:
     try:
-        problem = msgspec.json.decode(body, type=_Problem)
+        return msgspec.json.decode(body, type=_Problem)
     except msgspec.MsgspecError:
-        problem = _Problem()
-    return _error(status, problem, topic, url)
+        return _Problem()
 
 
 def _error(status: int, problem: _Problem, topic: TopicName, url: str) -> BinderyError:
@@ -214,8 +259,8 @@ def _error(status: int, problem: _Problem, topic: TopicName, url: str) -> Binder
         return NoSuchTopic("no such topic", topic=topic.short)
     if problem.code == NotOwner.code:
         return NotOwner("the broker does not own the topic any more; retry", **facts)
-    if status in (429, 503):
+    if status in (429, 503) and problem.code:  # without a code, it may be the answer of a proxy
         return TryAgain("the owner of the topic cannot store messages now; retry", **facts)
-    if 400 <= status < 500 and problem.code:
+    if 400 <= status < 500 and problem.code and problem.code not in _LOST:
         return Conflict("the owner of the topic refuses the messages", **facts)
     return OutcomeUnknown("the messages may have been stored", **facts)

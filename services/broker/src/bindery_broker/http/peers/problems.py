@@ -30,10 +30,12 @@ def remote_error(status: int, body: bytes) -> BinderyError:
     except msgspec.MsgspecError:
         problem = _Problem()
     kind = _classes().get(problem.code)
-    if kind is None:
-        kind = _BY_STATUS.get(status, Conflict if 400 <= status < 500 and problem.code else OutcomeUnknown)
-    elif issubclass(kind, LostOwnership | TryAgain):
-        kind = TryAgain if status == 503 or issubclass(kind, LostOwnership) else kind
+    if kind is None and problem.code:
+        kind = _BY_STATUS.get(status, Conflict if 400 <= status < 500 else OutcomeUnknown)
+    elif kind is None:  # perhaps the answer of a proxy
+        kind = OutcomeUnknown
+    elif issubclass(kind, LostOwnership) or (issubclass(kind, TryAgain) and status == 503):
+        kind = TryAgain
     message = problem.detail or f"another broker answered with status {status}"
     rendered = ": " + " ".join(f"{name}={value}" for name, value in problem.facts.items())
     return kind(message.removesuffix(rendered), **problem.facts)

@@ -9,14 +9,24 @@ call, which does not wait, gets the others.
 """
 
 import asyncio
+import bisect
 import itertools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlencode
 
 import msgspec
-from bindery_core.errors import BadRequest, BinderyError, OutcomeUnknown, TryAgain
+from bindery_core.backoff import Backoff
+from bindery_core.errors import (
+    BadRequest,
+    BinderyError,
+    NoSuchSubscription,
+    NoSuchTopic,
+    OutcomeUnknown,
+    TooManyRequests,
+    TryAgain,
+)
 from bindery_core.sources import MonotonicClock
 from bindery_kit.observability.logs import get_logger
 from bindery_pulsar.entry_size import ENTRY_SIZE_MAX
@@ -24,7 +34,7 @@ from bindery_pulsar.message_id import MessageId
 from bindery_pulsar.topic_name import TopicName
 
 from bindery_broker.dispatch.item import NOT_IN_BATCH, SINGLE, Delivery, bits_of
-from bindery_broker.errors import RESPONSES_FULL, NotOwner, ResponsesFull
+from bindery_broker.errors import NotOwner, ResponsesFull, RetryTopicAway
 from bindery_broker.http.paths import path_of
 from bindery_broker.http.peers.messages import RemoteMessage, decode_messages
 from bindery_broker.http.peers.problems import remote_error
@@ -41,6 +51,16 @@ QUIET_S: Final = 0.1
 """Seconds for which an owner that had no message is not asked again by calls that do not wait."""
 ANSWER_S: Final = 10.0
 """Maximum seconds to wait for an answer, in addition to the time for which a call waits for messages."""
+AT_ONCE_S: Final = 2.0
+"""The same for a receive that does not wait: messages of the topic wait for it."""
+RETRY_S: Final = 45.0
+"""The same for a retry, which may move messages to a third broker."""
+SILENT_S: Final = Backoff(1.0, 10.0)
+"""How long an owner that did not answer is not asked by receives that do not wait, by the number of failures."""
+WAITING_MAX: Final = 400
+"""Maximum number of calls that wait in other brokers. Others wait here, and ask the next time."""
+CONSUMERS_MAX: Final = 10_000
+"""Maximum number of consumers of which it is remembered when the owner had no messages for them."""
 BYTES_MAX: Final = 2**20
 """Maximum bytes of messages of one call, unless the first is larger. While their JSON is decoded, they can take several
 times as much."""
@@ -124,8 +144,10 @@ class RemoteRetries:
         self._prefix = prefix
         self._now = now
         self._serials = itertools.count(1)
-        self.tasks: set[asyncio.Task[None]] = set()
-        """Messages that are being handed back."""
+        self.waiting = 0
+        """Number of calls that wait in other brokers."""
+        self._handing_back: dict[tuple[str, str], asyncio.Task[None]] = {}
+        """What is being handed back, by consumer and request id."""
 
     def retry_side(
         self, url: str, topic: TopicName, subscription: str, *, ledger_ids: LedgerIds, on_lost: Callable[[], None]
@@ -136,7 +158,24 @@ class RemoteRetries:
 
     async def close(self) -> None:
         """Hand back what is being handed back."""
-        await asyncio.gather(*self.tasks, return_exceptions=True)
+        await asyncio.gather(*self._handing_back.values(), return_exceptions=True)
+
+    def begin_hand_back(self, consumer: str, request_id: str, call: Coroutine[Any, Any, None]) -> None:
+        key = consumer, request_id
+        task = asyncio.get_running_loop().create_task(call)
+        self._handing_back[key] = task
+
+        def done(ended: asyncio.Task[None]) -> None:
+            if self._handing_back.get(key) is ended:
+                del self._handing_back[key]
+
+        task.add_done_callback(done)
+
+    async def handed_back(self, consumer: str, request_id: str) -> None:
+        """Return once what an earlier call with this request id has got is handed back."""
+        task = self._handing_back.get((consumer, request_id))
+        if task is not None:
+            await asyncio.wait({task})
 
     def next_id(self) -> str:
         return f"{self._prefix}-{next(self._serials)}"
@@ -165,17 +204,17 @@ class RemoteRetrySide:
         self._read_ledger_ids = ledger_ids
         self._on_lost = on_lost
         self._now = now
-        self._quiet_until = 0.0
+        self._quiet_until: dict[str, float] = {}
+        """By consumer: until when the owner is not asked without a wait."""
+        self._silent_until = 0.0
+        """The same for all of them, after it did not answer."""
+        self._failures = 0
         self._ledger_ids: list[int] = []
         self._ledgers_read_at = float("-inf")
 
     @property
     def partition(self) -> int:
         return self._topic.partition
-
-    @property
-    def may_have_messages(self) -> bool:
-        return self._now() >= self._quiet_until
 
     async def receive(
         self, request: ReceiveRequest, *, kind: SubscriptionType, charge: Charge, client: ClientWatch | None = None
@@ -184,12 +223,16 @@ class RemoteRetrySide:
         if client is not None and client.is_gone:
             return []
         request_id = request.request_id or self._owner.next_id()
+        await self._owner.handed_back(request.consumer, request_id)
+        if request.wait_s > 0 and self._owner.waiting >= WAITING_MAX:
+            await self._wait_here(request.wait_s, client)
+            return []
         body = _receive_body(request, kind, request_id)
         if request.wait_s > 0:
             body |= {"max": 1, "max_bytes": 1}
         else:
             if not charge.take(least=ENTRY_SIZE_MAX, most=ENTRY_SIZE_MAX):
-                raise ResponsesFull(RESPONSES_FULL)
+                return []
             body["max_bytes"] = min(request.bytes_max, BYTES_MAX)
         try:
             answer = await self._unless_gone(body, request.wait_s, client)
@@ -202,9 +245,15 @@ class RemoteRetrySide:
             charge.release()
             if not isinstance(error, BinderyError) or isinstance(error, OutcomeUnknown):
                 self._hand_back_soon(request.consumer, request_id)
+            if isinstance(error, OutcomeUnknown):
+                raise self._no_answer() from error
             raise
+        self._failures = 0
         if not messages and request.wait_s <= 0:
-            self._quiet_until = self._now() + QUIET_S
+            self._quiet(request.consumer, QUIET_S)
+        for one in messages:
+            if one.id.ledger_id not in self._ledger_ids:
+                bisect.insort(self._ledger_ids, one.id.ledger_id)
         charge.keep(sum(one.message.size + MESSAGE_OVERHEAD for one in messages))
         got = _Got(map(_delivery, messages))
         got.request_id = request_id
@@ -212,9 +261,11 @@ class RemoteRetrySide:
 
     async def _unless_gone(self, body: dict[str, Any], wait_s: float, client: ClientWatch | None) -> bytes | None:
         """Return the answer; None if the client goes before."""
-        call = self._call("POST", "/receive", body, wait_s=wait_s, accept=_NDJSON)
-        if client is None:
+        answer_s = ANSWER_S if wait_s > 0 else AT_ONCE_S
+        call = self._call("POST", "/receive?create=false", body, timeout_s=wait_s + answer_s, is_waiting=wait_s > 0)
+        if wait_s <= 0 or client is None:
             return await call
+        self._owner.waiting += 1
         task = asyncio.get_running_loop().create_task(call)
 
         def stop() -> None:
@@ -232,9 +283,33 @@ class RemoteRetrySide:
                 raise
             return None
         finally:
+            self._owner.waiting -= 1
             client.on_gone = None
 
+    async def _wait_here(self, wait_s: float, client: ClientWatch | None) -> None:
+        """Wait without a request, because too many wait already. The next call asks."""
+        over = asyncio.Event()
+        if client is not None:
+            client.on_gone = over.set
+        try:
+            async with asyncio.timeout(wait_s):
+                await over.wait()
+        except TimeoutError:
+            pass
+        finally:
+            if client is not None:
+                client.on_gone = None
+
+    def may_have_messages(self, consumer: str) -> bool:
+        return self._now() >= self._quiet_until.get(consumer, 0.0) and self._now() >= self._silent_until
+
+    def _quiet(self, consumer: str, seconds: float) -> None:
+        if len(self._quiet_until) >= CONSUMERS_MAX:
+            self._quiet_until.clear()
+        self._quiet_until[consumer] = self._now() + seconds
+
     async def still_holds(self, consumer: str, request_id: str) -> bool:
+        await self._owner.handed_back(consumer, request_id)
         answer = await self._call("POST", "/held", {"consumer": consumer, "request_id": request_id})
         return _read(lambda: msgspec.json.decode(answer, type=_Held)).held
 
@@ -243,9 +318,7 @@ class RemoteRetrySide:
             self._hand_back_soon(consumer, deliveries.request_id)
 
     def _hand_back_soon(self, consumer: str, request_id: str) -> None:
-        task = asyncio.get_running_loop().create_task(self._hand_back(consumer, request_id))
-        self._owner.tasks.add(task)
-        task.add_done_callback(self._owner.tasks.discard)
+        self._owner.begin_hand_back(consumer, request_id, self._hand_back(consumer, request_id))
 
     async def _hand_back(self, consumer: str, request_id: str) -> None:
         try:
@@ -279,7 +352,7 @@ class RemoteRetrySide:
     async def nack(self, ids: Sequence[MessageId], *, delay_s: float, consumer: str | None) -> list[MessageId]:
         body = _by(consumer, message_ids=_texts(ids), delay_ms=round(delay_s * 1000))
         answer = await self._call("POST", "/nack", body)
-        self._quiet_until = 0.0
+        self._quiet_until.clear()
         return _ids(_read(lambda: msgspec.json.decode(answer, type=_Returned)).returned)
 
     async def retry(self, ids: Sequence[MessageId], to: RetryTo, *, charge: Charge, consumer: str | None) -> MoveResult:
@@ -291,8 +364,8 @@ class RemoteRetrySide:
             max_redeliver=to.max_redeliver,
             dead_letter_topic=to.dead_letters.topic.full,
         )
-        answer = await self._call("POST", "/retry", body)
-        self._quiet_until = 0.0
+        answer = await self._call("POST", "/retry", body, timeout_s=RETRY_S)
+        self._quiet_until.clear()
         result = _read(lambda: msgspec.json.decode(answer, type=_Retried))
         return MoveResult(
             moved=[
@@ -332,30 +405,54 @@ class RemoteRetrySide:
         return nullcontext()
 
     async def _call(
-        self, method: str, path: str, body: dict[str, Any] | None, *, wait_s: float = 0.0, accept: bytes = b"*/*"
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None,
+        *,
+        timeout_s: float = ANSWER_S,
+        is_waiting: bool = False,
     ) -> bytes:
         """Return the body of the owner's answer. Raises its error, and TryAgain if it cannot be reached."""
         content = None if body is None else msgspec.json.encode(body)
         try:
             status, answer = await self._proxy.call(
-                method, self._url, self._path + path, content, accept=accept, timeout_s=wait_s + ANSWER_S
+                method,
+                self._url,
+                self._path + path,
+                content,
+                accept=_NDJSON if path.startswith("/receive") else b"*/*",
+                timeout_s=timeout_s,
+                is_waiting=is_waiting,
             )
         except NotOwner as error:
-            self._on_lost()
+            self._is_silent()
             raise self._no_answer() from error
         except OutcomeUnknown:
-            self._on_lost()
+            self._is_silent()
             raise
         if status == 200:
             return answer
         failure = remote_error(status, answer)
-        if isinstance(failure, TryAgain) and not isinstance(failure, ResponsesFull):
-            self._on_lost()  # its owner may have changed
+        if isinstance(failure, NoSuchTopic | NoSuchSubscription):  # of the retry topic, which was deleted
+            self._on_lost()
+            raise RetryTopicAway("the retry topic was deleted; retry", topic=self._topic.short) from failure
+        if isinstance(failure, TooManyRequests):
+            raise ResponsesFull(failure.message, **failure.facts) from failure
+        if isinstance(failure, TryAgain):
+            self._is_silent()  # its owner may have changed
+            raise RetryTopicAway(failure.message, **failure.facts) from failure
         raise failure
 
-    def _no_answer(self) -> TryAgain:
-        return TryAgain(
-            "the broker that owns the retry topic cannot be reached; retry", topic=self._topic.short, owner=self._url
+    def _is_silent(self) -> None:
+        """The owner does not answer, or not for this topic."""
+        self._failures += 1
+        self._silent_until = self._now() + SILENT_S.delay_s(self._failures)
+        self._on_lost()
+
+    def _no_answer(self) -> RetryTopicAway:
+        return RetryTopicAway(
+            "the broker that owns the retry topic does not answer; retry", topic=self._topic.short, owner=self._url
         )
 
 

@@ -1,5 +1,6 @@
 """Consuming: receive, stream, ack and nack."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from itertools import pairwise
 
@@ -14,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from bindery_broker.dispatch.key_ranges import KeyRange, checked_ranges
 from bindery_broker.dispatch.key_shared import KeySharedMode
-from bindery_broker.errors import ResponsesFull
+from bindery_broker.errors import ResponsesFull, RetryTopicAway
 from bindery_broker.http import openapi
 from bindery_broker.http.exchange import Exchange, json_reply
 from bindery_broker.http.route import JsonLine, OwnedRoute, hot
@@ -34,6 +35,7 @@ from bindery_broker.http.v1.schemas import (
     NotMoved,
     ReceiveBody,
     Received,
+    ReceiveQuery,
     Retried,
     RetryBody,
     Returned,
@@ -53,6 +55,8 @@ STREAM_COUNT_MAX = 100
 """Maximum number of messages that a stream receives at once."""
 STREAM_PING_S = 15.0
 """Seconds after which a stream without messages sends a comment."""
+RETRY_AWAY_S = 0.5
+"""Seconds after which a stream goes on that could not receive from the retry topic."""
 STRUCTS = (ReceiveBody, Received, AckBody, Acknowledged, NackBody, Returned, RetryBody, Retried)
 router = APIRouter(route_class=OwnedRoute, default_response_class=JsonLine, tags=["subscriptions"])
 _LINES = NDJSON.encode()
@@ -104,8 +108,10 @@ class EventStream(Response):
                         parts = await subscription.receive(
                             request, kind=query.type, charge=exchange.charge, client=client
                         )
-                    except ResponsesFull:
+                    except (ResponsesFull, RetryTopicAway) as error:
                         parts = []
+                        if isinstance(error, RetryTopicAway):
+                            await asyncio.sleep(RETRY_AWAY_S)
                     if not exchange.gone:
                         await self._push(push, _sources(parts))
             except BinderyError as error:
@@ -131,7 +137,7 @@ class EventStream(Response):
     operation_id="receive",
     summary="Lease messages to a consumer, waiting if there are none; creates a missing subscription",
     path_parameters=paths.SUBSCRIPTION_PARAMETERS,
-    query=RoutingQuery,
+    query=ReceiveQuery,
     body=ReceiveBody,
     answers={200: Received},
     media_types=("application/json", NDJSON),
@@ -139,20 +145,22 @@ class EventStream(Response):
 )
 async def receive(exchange: Exchange) -> Response:
     broker = exchange.broker
-    exchange.query(RoutingQuery)
+    query = exchange.query(ReceiveQuery)
     body = await exchange.json_body(ReceiveBody)
     key_shared, key_ranges = _key_shared(body)
     dead_letters = _dead_letters(body, exchange)
     tags = split_tags(body.tags) if isinstance(body.tags, str) else []
-    topic = await broker.topic(exchange.topic, create=True)
-    properties = body.subscription_properties if isinstance(body.subscription_properties, dict) else {}
-    subscribed, _ = await topic.subscribe(
-        exchange.path_params["subscription"],
-        initial=EARLIEST if body.initial == "earliest" else LATEST,
-        tags=tags,
-        properties=properties,
-        durable=body.durable,
-    )
+    topic = await broker.topic(exchange.topic, create=query.create)
+    if query.create:
+        subscribed, _ = await topic.subscribe(
+            exchange.path_params["subscription"],
+            initial=EARLIEST if body.initial == "earliest" else LATEST,
+            tags=tags,
+            properties=body.subscription_properties if isinstance(body.subscription_properties, dict) else {},
+            durable=body.durable,
+        )
+    else:
+        subscribed = topic.subscription(exchange.path_params["subscription"], tags=tags)
     subscription = RetriedSubscription(topic, subscribed, broker.retry_topics)
     request = ReceiveRequest(
         consumer=body.consumer,

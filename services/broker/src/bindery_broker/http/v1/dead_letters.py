@@ -162,6 +162,7 @@ async def _find(
     If another broker owns that topic, it answers the request: returns its answer.
 
     Raises NoSuchTopic if the request names another topic that does not exist, NoSuchSubscription if that has no keeper,
+    or the topic with the default name not the one that the request names,
     BadRequest if it is a topic of the subscription.
     """
     broker = exchange.broker
@@ -169,6 +170,7 @@ async def _find(
         (await broker.topic(name)).subscription(subscription)  # it must exist
     default = dead_letter_topic(name, subscription)
     wanted = chosen_dead_letter_topic(topic, name, subscription)
+    must_exist = wanted != default or keeper is not None
     keeper = keeper or DEAD_LETTERS
     try:
         owner = await broker.locate(wanted, create=False)
@@ -179,7 +181,7 @@ async def _find(
         if wanted != default:
             raise
         return wanted, None
-    if wanted != default:
+    if must_exist:
         try:
             found.subscription(keeper)
         except NoSuchSubscription as error:

@@ -314,6 +314,11 @@ class ReceiveBody(Request, kw_only=True):
     """Properties of the subscription, if this call creates it."""
 
 
+class ReceiveQuery(RoutingQuery, kw_only=True):
+    create: bool = True
+    """Create the topic and the subscription if they are missing. Otherwise that is an error (404)."""
+
+
 class StreamQuery(RoutingQuery, kw_only=True):
     consumer: ConsumerName
     type: SubscriptionTypeName = "shared"
