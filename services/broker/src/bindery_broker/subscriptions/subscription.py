@@ -268,6 +268,11 @@ class Subscription:
         if session is not None and not self._loop.is_closed:
             self._loop.hand_back(session.consumer, deliveries)
 
+    @property
+    def is_draining(self) -> bool:
+        """Whether no call waits any more, because the broker is stopping."""
+        return self._loop.is_draining
+
     def still_holds(self, consumer: str, request_id: str) -> bool:
         """Whether the consumer holds a message of an earlier answer to the request id."""
         session = self.sessions.get(consumer)

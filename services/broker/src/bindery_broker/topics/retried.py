@@ -28,7 +28,7 @@ from bindery_kit.observability.logs import get_logger
 from bindery_pulsar.message_id import MessageId
 
 from bindery_broker.dispatch.sessions import Session
-from bindery_broker.errors import UnknownMessages
+from bindery_broker.errors import RetryTopicAway, UnknownMessages
 from bindery_broker.subscriptions.consumer import ClientWatch, ReceiveRequest, SubscriptionType
 from bindery_broker.subscriptions.dispatch_loop import Deliveries
 from bindery_broker.subscriptions.explaining import Reason
@@ -41,6 +41,8 @@ from bindery_broker.topics.retry_topics import Found, RetryTopics, State, check_
 from bindery_broker.topics.topic import Topic
 
 NO_WAIT: Final = 0.0
+EARLY_S: Final = 0.25
+"""A call that waits for the retry topic ends early if more than this is left of its seconds."""
 LOOK_AGAIN_S: Final = 1.0
 """Seconds after which a waiting call uses a retry topic again that failed."""
 
@@ -52,6 +54,11 @@ class Part(NamedTuple):
 
     partition: int
     deliveries: Deliveries
+
+
+class _EndedEarly(RetryTopicAway):
+    """The call that waited for the retry topic has ended without a message: its broker is stopping, or lets calls wait
+    for a shorter time."""
 
 
 class _Outcome(NamedTuple):
@@ -191,9 +198,9 @@ class RetriedSubscription:
             if any(part.deliveries for part in outcome.parts) or (client is not None and client.is_gone):
                 return outcome.parts
             has_asked = bool(outcome.parts)
-            left_s = max(0.0, deadline - self._retry_topics.now())
+            left_s = 0.0 if self._main.is_draining else max(0.0, deadline - self._retry_topics.now())
             if not outcome.must_continue or (has_asked and not left_s):
-                if failure is not None:
+                if failure is not None and not isinstance(failure, _EndedEarly):
                     raise failure
                 return outcome.parts
             if found is None:
@@ -302,6 +309,7 @@ class RetriedSubscription:
         """Wait for both until one of them has messages."""
         main_watch, retry_watch = ClientWatch(), ClientWatch()
         loop = asyncio.get_running_loop()
+        began_s = loop.time()
         main = loop.create_task(self._main.receive(request, kind=kind, charge=charge, client=main_watch))
         retry = loop.create_task(side.receive(retry_request, kind=kind, charge=extra, client=retry_watch))
 
@@ -315,8 +323,16 @@ class RetriedSubscription:
                 end_both()
         try:
             await asyncio.wait((main, retry), return_when=asyncio.FIRST_COMPLETED)
-            if retry.done() and retry.exception() is None and not retry.result():
-                await asyncio.wait((main,))  # its broker is stopping, or lets calls wait for a shorter time
+            left_s = began_s + request.wait_s - loop.time()
+            has_ended_early = (
+                retry.done()
+                and left_s > EARLY_S
+                and retry.exception() is None
+                and not retry.result()
+                and not self._main.is_draining
+            )
+            if has_ended_early:
+                main_watch.end_wait()
             # For the one that still waits it is as if its client were gone: what it gets now, it hands back itself.
             if not retry.done():
                 retry_watch.set_gone()
@@ -345,6 +361,8 @@ class RetriedSubscription:
             if not is_gone and (raised := error or failure) is not None:
                 raise raised
         parts = self._join(request, side, due, extra, more, charge)
+        if has_ended_early and not more:
+            return _Outcome(parts, must_continue=True, failure=_EndedEarly())
         if isinstance(failure, BinderyError):
             return _Outcome(parts, must_continue=True, failure=failure)
         return _Outcome(parts)
