@@ -21,12 +21,14 @@ COLLECT_EVERY: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """The faults to choose from, the types of subscriptions, and whether messages may be delayed, or moved."""
+    """The faults to choose from, the types of subscriptions, and whether messages may be delayed, or moved, to topics of
+    other brokers by plan."""
 
     faults: tuple[Fault, ...]
     kinds: tuple[Type, ...] = (Type.EXCLUSIVE, Type.SHARED)
     has_delays: bool = False
     has_retries: bool = False
+    has_remote: bool = False
 
 
 def _trials(seeds: Iterable[int], conditions: Conditions) -> Iterator[Trial]:
@@ -37,6 +39,7 @@ def _trials(seeds: Iterable[int], conditions: Conditions) -> Iterator[Trial]:
             kinds=conditions.kinds,
             has_delays=conditions.has_delays,
             has_retries=conditions.has_retries,
+            has_remote=conditions.has_remote,
         )
         violation = outcome.violation
         if number % COLLECT_EVERY == 0:

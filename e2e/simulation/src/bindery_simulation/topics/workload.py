@@ -114,11 +114,13 @@ class Consumer(Client):
         plan: SubscriptionPlan,
         *,
         retry_share: float = 0.0,
+        dead_share: float = 0.0,
     ) -> None:
-        """`retry_share`: see `Plan`."""
+        """`retry_share`, `dead_share`: see `Plan`."""
         super().__init__(caller, rng, is_busy)
         self.plan = plan
         self._retry_share = retry_share if plan.kind in MOVING and not plan.is_temporary else 0.0
+        self._dead_share = dead_share
         self._subscription = plan.id
         self._names = 0
         self._late: list[asyncio.Task[None]] = []
@@ -239,10 +241,12 @@ class Consumer(Client):
             self._late.append(asyncio.ensure_future(late))
 
     async def _move(self, keys: list[Key]) -> None:
-        """Move some messages to the retry topic, and acknowledge the rest."""
+        """Move some messages to the retry topic or the dead-letter topic, and acknowledge the rest."""
         rng = self._rng
         chosen = tuple(rng.sample(keys, rng.randint(1, len(keys))))
-        request = Retry(self._subscription, chosen, delay_s=rng.choice((0.0, 5.0)))
+        delay_s = rng.choice((0.0, 5.0))
+        is_dead = bool(self._dead_share) and rng.random() < self._dead_share
+        request = Retry(self._subscription, chosen, delay_s=delay_s, is_dead=is_dead)
         for _ in range(rng.choice((1, 2))):
             if (await self._caller.call(request)).is_definite:
                 break
@@ -308,9 +312,9 @@ class Drainer(Client):
         left = await self._caller.call(Drain(subscription))
         return left.is_done and left.result == 0
 
-    async def read_copies(self, subscription: SubscriptionId) -> bool:
-        """Read the retry topic of a subscription. Returns whether that succeeded."""
-        return (await self._caller.call(ReadCopies(subscription))).is_done
+    async def read_copies(self, subscription: SubscriptionId, *, is_dead: bool) -> bool:
+        """Read the retry topic, or the dead-letter topic, of a subscription. Returns whether that succeeded."""
+        return (await self._caller.call(ReadCopies(subscription, is_dead))).is_done
 
     async def write(self, topic: str) -> bool:
         """Send one message. Returns whether it was stored."""

@@ -1,6 +1,6 @@
-"""Rules about messages that were moved to a retry topic, judged at the end of a run.
+"""Rules about messages that were moved to a retry topic or a dead-letter topic, judged at the end of a run.
 
-The retry topics are read after all subscriptions have nothing left, so every move is settled. Nobody consumes them.
+These topics are read after all subscriptions have nothing left, so every move is settled. Nobody consumes them.
 """
 
 from collections import defaultdict
@@ -103,7 +103,7 @@ def _moves(life: Life) -> dict[Key, list[Call]]:
 
 
 def _text(life: Life, copy: Copied) -> str:
-    return f"the retry topic of {life.id.name} has {copy.text!r} ({id_text(copy.origin)})"
+    return f"what was moved from {life.id.name} has {copy.text!r} ({id_text(copy.origin)})"
 
 
 def _breach(text: str, *calls: Call) -> Breach:
