@@ -2,7 +2,7 @@
 
 The messages are those of `http.peers.Peers`. `Wire` takes the place of its proxy, and `answer` that of the operations of
 the HTTP port: the errors of the owner become problems, as there. While faults are injected, a share of the requests has
-trouble, by the seed:
+trouble, by the seed, most often those that store copies:
 
 | trouble      | what happens                                                                              |
 |--------------|-------------------------------------------------------------------------------------------|
@@ -47,6 +47,9 @@ ANSWER_S_MAX: Final = 8.0
 it."""
 LATE_S: Final = (0.0, 0.5, 3.0, 12.0)
 """Additional times in seconds until a request with trouble arrives."""
+OTHERS_SHARE: Final = 0.25
+"""Share of the trouble of other requests, in that of requests to store copies. A move whose beginning fails is harmless
+and delays the next one."""
 BROKEN_S: Final = (0.0, 0.3, 2.0)
 """Times in seconds after which a connection breaks."""
 
@@ -80,7 +83,7 @@ class Host(Protocol):
 
 
 class Switchboard:
-    """Connects the brokers of a run. `trouble_share`: share of the requests that have trouble."""
+    """Connects the brokers of a run. `trouble_share`: share of the requests to store copies that have trouble."""
 
     def __init__(self, cluster: Cluster, *, trouble_share: float) -> None:
         self.cluster = cluster
@@ -105,9 +108,10 @@ class Switchboard:
         self._exchanges = [one for one in self._exchanges if not one.is_over]
         return not self._exchanges
 
-    def draw_trouble(self) -> Trouble:
+    def draw_trouble(self, path: str) -> Trouble:
         rng = self.cluster.rng
-        if self.cluster.is_healing or not self._trouble_share or rng.random() >= self._trouble_share:
+        share = self._trouble_share if "/copies?" in path else self._trouble_share * OTHERS_SHARE
+        if self.cluster.is_healing or not share or rng.random() >= share:
             return Trouble.NONE
         return rng.choice(TROUBLES)
 
@@ -186,7 +190,7 @@ class _Exchange:
         switchboard = self._switchboard
         switchboard.add(self)
         rng = switchboard.cluster.rng
-        self._trouble = trouble = switchboard.draw_trouble()
+        self._trouble = trouble = switchboard.draw_trouble(self._path)
         delay_s = self._network.delay_s(self._client.host, self._host.name)
         if trouble is not Trouble.NONE:
             switchboard.counts[trouble.name.lower()] += 1

@@ -12,6 +12,8 @@ from bindery_pulsar.topic_name import TopicName
 
 from bindery_simulation.topics.judging.history import Kind, SubscriptionId
 
+MOVING: Final = (Kind.SHARED, Kind.KEY_SHARED)
+"""Types of subscriptions whose consumers move messages."""
 REMOTE_SHARE: Final = 0.5
 """Share of the plans whose targets of moves are remote, if there may be such."""
 
@@ -50,7 +52,7 @@ class Plan:
     dead_share: float
     """Share of the moves that go to the dead-letter topic."""
     trouble_share: float
-    """Share of the requests between brokers that have trouble: `peers.Trouble`."""
+    """Share of the requests between brokers that have trouble: see `peers`."""
 
 
 def draw_plan(
@@ -80,14 +82,23 @@ def draw_plan(
     # Drawn last, so that the runs without remote targets are not other ones than before.
     if not (has_retries and has_remote) or rng.random() >= REMOTE_SHARE:
         return plan
+    moving = [kind for kind in kinds if kind in MOVING]
     return replace(
         plan,
-        topics=tuple(_with_remote_targets(topic) for topic in plan.topics),
-        retry_share=max(plan.retry_share, 0.2),
+        topics=tuple(_with_remote_targets(_with_moves(rng, topic, moving)) for topic in plan.topics),
+        retry_share=rng.choice((0.3, 0.6)),
         is_remote=True,
         dead_share=rng.choice((0.0, 0.3, 1.0)),
-        trouble_share=rng.choice((0.0, 0.1, 0.3)),
+        trouble_share=rng.choice((0.0, 0.2, 0.5)),
     )
+
+
+def _with_moves(rng: random.Random, topic: TopicPlan, kinds: Sequence[Kind]) -> TopicPlan:
+    """Return the plan with one of these types for the first subscription, so that messages are moved at all."""
+    first, *others = topic.subscriptions
+    if kinds and first.kind not in kinds:
+        first = replace(first, kind=rng.choice(kinds))
+    return replace(topic, subscriptions=(first, *others))
 
 
 def targets(subscription: SubscriptionId) -> tuple[TopicName, TopicName]:

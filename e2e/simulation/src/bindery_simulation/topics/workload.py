@@ -30,14 +30,12 @@ from bindery_simulation.topics.judging.history import (
     SubscriptionId,
     Unsubscribe,
 )
-from bindery_simulation.topics.plan import SubscriptionPlan
+from bindery_simulation.topics.plan import MOVING, SubscriptionPlan
 
 RETRY_S: Final = 0.3
 """Time in seconds after which a client repeats a request that was refused or not answered."""
 MESSAGES_MAX: Final = 120
 """Maximum number of messages of one producer."""
-MOVING: Final = (Kind.SHARED, Kind.KEY_SHARED)
-"""Types of subscriptions whose consumers move messages to the retry topic."""
 IN_ORDER: Final = (Kind.EXCLUSIVE, Kind.FAILOVER)
 """Types of subscriptions that allow cumulative acknowledgements."""
 KEYS: Final = (None, "a", "b", "c")
