@@ -92,7 +92,8 @@ def cut_brokers(cluster: Cluster) -> None:
 
 FAULTS: Final[tuple[Fault, ...]] = (
     kill_broker, kill_broker, kill_broker, stop_broker, close_topics, pause_broker, expire_broker, lose_session,
-    lose_session, suspend_session, cut_client, cut_brokers, faults.lose_metadata_answers, faults.kill_bookie, faults.cut_power,
-    faults.stop_bookie, faults.pause_bookie, faults.partition, faults.slow_link, faults.jitter_everywhere,
-    faults.reset_connections, faults.flaky_connections, faults.slow_and_flaky, faults.slow_disk, faults.disk_errors,
+    lose_session, suspend_session, cut_client, cut_brokers, faults.lose_metadata_answers, faults.kill_bookie,
+    faults.cut_power, faults.stop_bookie, faults.pause_bookie, faults.partition, faults.slow_link,
+    faults.jitter_everywhere, faults.reset_connections, faults.flaky_connections, faults.slow_and_flaky,
+    faults.slow_disk, faults.disk_errors,
 )  # fmt: skip

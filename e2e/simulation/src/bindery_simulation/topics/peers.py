@@ -1,8 +1,8 @@
 """Requests between brokers over the simulated network: moves to topics of other brokers.
 
-The messages are those of `http.peers.Peers`. `Wire` takes the place of its proxy, and `answer` that of the operations of
-the HTTP port: the errors of the owner become problems, as there. While faults are injected, a share of the requests has
-trouble, by the seed, most often those that store copies:
+The messages are those of `http.peers.Peers`. `Wire` takes the place of its proxy, and `answer` that of the operations
+of the HTTP port: the errors of the owner become problems, as there. While faults are injected, a share of the requests
+has trouble, by the seed, most often those that store copies:
 
 | trouble      | what happens                                                                              |
 |--------------|-------------------------------------------------------------------------------------------|
@@ -45,7 +45,7 @@ from bindery_simulation.service.cluster import Cluster
 ANSWER_S_MAX: Final = 8.0
 """Maximum time in seconds that a broker waits for an answer. Shorter than that of the product, so that short runs reach
 it."""
-LATE_S: Final = (0.0, 0.5, 3.0, 12.0)
+LATE_S: Final = (0.0, 0.5, 3.0, 6.0, 12.0)
 """Additional times in seconds until a request with trouble arrives."""
 OTHERS_SHARE: Final = 0.25
 """Share of the trouble of other requests, in that of requests to store copies. A move whose beginning fails is harmless
@@ -64,7 +64,7 @@ class Trouble(Enum):
     UNANSWERED = auto()
 
 
-TROUBLES: Final = tuple(trouble for trouble in Trouble if trouble is not Trouble.NONE)
+TROUBLES: Final = (Trouble.LATE, Trouble.LATE, Trouble.BROKEN, Trouble.LOST, Trouble.UNANSWERED)
 
 
 class Host(Protocol):

@@ -15,7 +15,7 @@ from bindery_simulation.topics.judging.history import Kind, SubscriptionId
 MOVING: Final = (Kind.SHARED, Kind.KEY_SHARED)
 """Types of subscriptions whose consumers move messages."""
 REMOTE_SHARE: Final = 0.5
-"""Share of the plans whose targets of moves are remote, if there may be such."""
+"""Share of the plans whose targets of moves are remote."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +61,11 @@ def draw_plan(
     *,
     has_delays: bool = True,
     has_retries: bool = True,
-    has_remote: bool = True,
+    remote_share: float = REMOTE_SHARE,
 ) -> Plan:
     """Return a random plan with subscriptions of these kinds. `has_delays`: whether messages may be delayed.
-    `has_retries`: whether messages may be moved to retry topics. `has_remote`: whether these may be in other bundles by
-    plan, and not only by chance."""
+    `has_retries`: whether messages may be moved to retry topics. `remote_share`: probability that the plan puts these
+    into other bundles; otherwise they are there only by chance."""
     topics = tuple(_draw_topic(rng, f"public/default/t{number}", kinds) for number in range(rng.choice((1, 1, 2))))
     plan = Plan(
         brokers=rng.choice((2, 2, 3)),
@@ -80,7 +80,7 @@ def draw_plan(
         trouble_share=0.0,
     )
     # Drawn last, so that the runs without remote targets are not other ones than before.
-    if not (has_retries and has_remote) or rng.random() >= REMOTE_SHARE:
+    if not has_retries or rng.random() >= remote_share:
         return plan
     moving = [kind for kind in kinds if kind in MOVING]
     return replace(

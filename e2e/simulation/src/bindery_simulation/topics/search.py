@@ -98,7 +98,8 @@ def report(outcome: Outcome, *options: str, trace: bool) -> str:
     text += (
         f"seed {outcome.seed}: {outcome.calls} calls, {outcome.deliveries} messages delivered, "
         f"topics opened {outcome.owners} times, {outcome.trimmed} ledgers trimmed, "
-        f"{outcome.copies} copies stored for other brokers, {outcome.simulated_s:.1f} s simulated, faults: {', '.join(outcome.faults) or 'none'}\n"
+        f"{outcome.copies} copies stored for other brokers, {outcome.simulated_s:.1f} s simulated, "
+        f"faults: {', '.join(outcome.faults) or 'none'}\n"
         f"trace: {len(outcome.trace.events)} events, sha256 {outcome.trace.digest()}\n"
     )
     if outcome.violation is None:

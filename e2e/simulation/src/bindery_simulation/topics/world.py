@@ -32,7 +32,7 @@ from bindery_simulation.topics.gateway import RULES, SUPPORTED
 from bindery_simulation.topics.judging.history import History, Key, Kind, Retry, SubscriptionId, Trimmed, Written
 from bindery_simulation.topics.judging.judge import judge
 from bindery_simulation.topics.peers import Switchboard
-from bindery_simulation.topics.plan import SubscriptionPlan, draw_plan, targets
+from bindery_simulation.topics.plan import REMOTE_SHARE, SubscriptionPlan, draw_plan, targets
 from bindery_simulation.topics.settings import broker_settings
 from bindery_simulation.topics.workload import Consumer, Drainer, Operator, Producer
 from bindery_simulation.trace import Trace
@@ -83,12 +83,12 @@ class World(Director):
         kinds: Sequence[Kind] = SUPPORTED,
         has_delays: bool = True,
         has_retries: bool = True,
-        has_remote: bool = True,
+        remote_share: float = REMOTE_SHARE,
         caught: Sequence[str] = (),
     ) -> None:
         self.history = History(lambda: self.loop.time())
         self.plan = draw_plan(
-            random.Random(seed), kinds, has_delays=has_delays, has_retries=has_retries, has_remote=has_remote
+            random.Random(seed), kinds, has_delays=has_delays, has_retries=has_retries, remote_share=remote_share
         )
         super().__init__(seed, trace=trace, healing=None, caught=caught)
         self._fault_kinds = tuple(faults or FAULTS)
@@ -304,7 +304,7 @@ def run_seed(
     kinds: Sequence[Kind] = SUPPORTED,
     has_delays: bool = True,
     has_retries: bool = True,
-    has_remote: bool = True,
+    remote_share: float = REMOTE_SHARE,
 ) -> Outcome:
     """Run one cluster from beginning to end, without garbage collection."""
     was_enabled = gc.isenabled()
@@ -319,7 +319,7 @@ def run_seed(
                 kinds=kinds,
                 has_delays=has_delays,
                 has_retries=has_retries,
-                has_remote=has_remote,
+                remote_share=remote_share,
                 caught=caught,
             ).run()
     finally:
