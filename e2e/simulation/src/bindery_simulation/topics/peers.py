@@ -193,7 +193,7 @@ class _Exchange:
         self._trouble = trouble = switchboard.draw_trouble(self._path)
         delay_s = self._network.delay_s(self._client.host, self._host.name)
         if trouble is not Trouble.NONE:
-            switchboard.counts[trouble.name.lower()] += 1
+            switchboard.counts[trouble.name] += 1
             switchboard.cluster.trace.add(self._client.host, "trouble", path=self._path, trouble=trouble.name)
         if trouble in (Trouble.LATE, Trouble.BROKEN):
             delay_s += rng.choice(LATE_S)
