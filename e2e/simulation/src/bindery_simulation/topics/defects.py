@@ -556,8 +556,9 @@ def unanswered_is_refused() -> list[Replacement]:
 def other_owner_not_searched() -> list[Replacement]:
     """A target that another broker owns counts as empty when a move is settled."""
 
-    async def scan(_self: Any, _after: Position) -> AsyncIterator[Any]:
-        for nothing in ():
-            yield nothing
+    async def scan(_self: Any, after: Position) -> AsyncIterator[Any]:
+        nothing: tuple[Any, ...] = ()
+        for found in nothing:
+            yield after, found
 
     return [(RemoteTarget, "scan", scan)]
