@@ -1,6 +1,6 @@
 """Requests between brokers over the simulated network: moves to topics of other brokers.
 
-The messages are those of `http.peers.Peers`. `Wire` takes the place of its proxy, and `answer` that of the operations
+The messages are those of `http.peers.moves`. `Wire` takes the place of its proxy, and `answer` that of the operations
 of the HTTP port: the errors of the owner become problems, as there. While faults are injected, a share of the requests
 has trouble, by the seed, most often those that store copies:
 
@@ -26,7 +26,7 @@ import msgspec
 from bindery_broker.broker import Broker
 from bindery_broker.errors import NotOwner
 from bindery_broker.http.at_owner import ATTEMPTS_MAX
-from bindery_broker.http.peers import Peers
+from bindery_broker.http.peers.moves import Peers
 from bindery_broker.http.proxy import Proxy
 from bindery_broker.http.v1.message_view import parse_place
 from bindery_broker.http.v1.messages import result_of
@@ -100,7 +100,7 @@ class Switchboard:
         """Return the other brokers for the broker of the present process."""
         process = current_process()
         assert process is not None
-        return Peers(cast(Proxy, Wire(self, process)))  # it calls only `get` and `post`
+        return Peers(cast(Proxy, Wire(self, process)))  # it calls only `get` and `call`
 
     @property
     def is_idle(self) -> bool:
@@ -120,7 +120,7 @@ class Switchboard:
 
 
 class Wire:
-    """The requests of one broker process: `get` and `post` of `http.proxy.Proxy`."""
+    """The requests of one broker process: `get` and `call` of `http.proxy.Proxy`."""
 
     def __init__(self, switchboard: Switchboard, process: Process) -> None:
         self._switchboard = switchboard
@@ -133,9 +133,10 @@ class Wire:
         except OutcomeUnknown as error:
             raise NotOwner("the topic's owner cannot be reached; retry", owner=url) from error
 
-    async def post(self, url: str, path: str, body: bytes, *, content_type: str, timeout_s: float) -> tuple[int, bytes]:
-        """See `Proxy.post`."""
-        assert content_type
+    async def call(
+        self, _method: str, url: str, path: str, body: bytes, *, timeout_s: float, **_headers: object
+    ) -> tuple[int, bytes]:
+        """See `Proxy.call`."""
         return await self._ask(url, path, body, min(timeout_s, ANSWER_S_MAX))
 
     async def _ask(self, url: str, path: str, body: bytes, timeout_s: float) -> tuple[int, bytes]:
