@@ -693,6 +693,21 @@ def test_a_stale_owner_may_confirm_what_is_stored() -> None:
     assert story.breaches() == []
 
 
+@pytest.mark.parametrize(("to", "breaches"), [(SECOND, []), (FIRST, ["stale-owner-changes-nothing"])])
+def test_a_stale_owner_may_confirm_what_a_seek_has_skipped(to: Key, breaches: list[str]) -> None:
+    story = Story()
+    story.produce(FIRST, SECOND, THIRD)
+    story.receive(FIRST, SECOND, THIRD)
+    story.seek(to)
+    story.open(2)
+    story.incarnation = 1
+    story.ack(FIRST)
+    story.incarnation = 2
+    story.receive(FIRST, SECOND, THIRD)
+    story.ack(FIRST, SECOND, THIRD)
+    assert [one for one in story.breaches() if one.startswith("stale")] == breaches
+
+
 def test_only_the_process_that_wrote_the_topic_last_may_write_its_cursors() -> None:
     story = told(Story())
 
