@@ -287,6 +287,8 @@ class Drainer(Client):
 
     _written = 0
     """Number of messages that were sent."""
+    acknowledged = 0
+    """Number of messages whose acknowledgement was answered."""
 
     async def drain(self, subscription: SubscriptionId, kind: Kind) -> bool:
         """Receive once. Returns True if nothing is left."""
@@ -305,7 +307,8 @@ class Drainer(Client):
             return False
         assert isinstance(answer.result, tuple)
         if answer.result:
-            await self._caller.call(Acknowledge(subscription, tuple(one.key for one in answer.result)))
+            acked = await self._caller.call(Acknowledge(subscription, tuple(one.key for one in answer.result)))
+            self.acknowledged += len(answer.result) if acked.is_done else 0
             return False
         left = await self._caller.call(Drain(subscription))
         return left.is_done and left.result == 0
