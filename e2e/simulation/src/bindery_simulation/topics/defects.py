@@ -7,7 +7,6 @@ change of the code around them.
 import asyncio
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Final
 
 from bindery_broker.dispatch.consumers import Consumer
@@ -514,18 +513,11 @@ def epoch_continued() -> list[Replacement]:
 
 def begun_during_writes() -> list[Replacement]:
     """A move begins while copies of the one before are being written."""
-    original = HostedMoves.begin
-
-    async def decided(_self: Any) -> None:
-        return
 
     async def begin(self: Any, topic: Any, *, source: str) -> Begun:
-        writes, self.writes = self.writes, {}
-        ledger_decided, topic.ledger.decided = topic.ledger.decided, partial(decided, topic)
-        try:
-            return await original(self, topic, source=source)
-        finally:
-            self.writes, topic.ledger.decided = writes, ledger_decided
+        self._begun += 1
+        epoch = self._epochs.setdefault(topic, {})[source] = f"{self._prefix}-{self._begun}"
+        return Begun(epoch, topic.ledger.last_confirmed)
 
     return [(HostedMoves, "begin", begin)]
 
