@@ -271,6 +271,7 @@ class Operator(Client):
             if not plan.is_temporary:
                 await self._subscribe(plan.id, earliest=plan.is_earliest)
         begin.set()
+        await self._caller.settled()  # a subscription that is created after the end of the traffic is drained, too
 
     async def seek(self, subscription: SubscriptionId, keys: Sequence[Key]) -> None:
         """Move a subscription to one of these messages, or to one end of the topic."""
