@@ -125,15 +125,16 @@ def _topics(arguments: argparse.Namespace) -> int:
         return _search(topics.run_one, _pieces(arguments), topics.Tally(), arguments)
     options = []
     kinds: Sequence[SubscriptionKind] = SUPPORTED
-    has_delays = True
+    others: dict[str, Any] = {}
     if faults:
         options += ["--faults", ",".join(fault.__name__ for fault in faults)]
     if arguments.mutant:
         options += ["--mutant", arguments.mutant]
         conditions = topics_mutants.MUTANTS[arguments.mutant].conditions
-        faults, kinds, has_delays = faults or conditions.faults, conditions.kinds, conditions.has_delays
+        faults, kinds = faults or conditions.faults, conditions.kinds
+        others = {name: getattr(conditions, name) for name in ("has_delays", "has_retries", "remote_share")}
     with _applied(Kind.TOPICS, arguments.mutant):
-        outcome = run_topics(arguments.seed, is_traced=True, faults=faults, kinds=kinds, has_delays=has_delays)
+        outcome = run_topics(arguments.seed, is_traced=True, faults=faults, kinds=kinds, **others)
     _print(topics.report(outcome, *options, trace=arguments.trace))
     return int(outcome.violation is not None)
 

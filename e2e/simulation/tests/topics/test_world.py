@@ -25,6 +25,7 @@ from bindery_simulation.topics.judging.history import (
     SubscriptionId,
     Unsubscribe,
 )
+from bindery_simulation.topics.peers import READ, STORE, TROUBLES
 from bindery_simulation.topics.world import World, run_seed
 from bindery_simulation.trace import Trace
 
@@ -101,7 +102,12 @@ def test_runs_reach_the_states_that_the_judge_checks() -> None:
         "trimmed",
         "lost with its broker",
         "moved",
+        "moved to the dead-letter topic",
         "unknown move",
+        "copies stored for another broker",
+        "copies refused by another broker",
+        "target of another broker searched",
+        *(f"{trouble.name} between brokers" for trouble in TROUBLES),
         "repeated request",
         "refused",
         "delayed",
@@ -121,6 +127,14 @@ def test_runs_reach_the_states_that_the_judge_checks() -> None:
 def _states(world: World) -> set[str]:
     history = world.history
     found: set[str] = set()
+    for key, name in (
+        (f"{STORE} 200", "copies stored for another broker"),
+        (f"{STORE} 503", "copies refused by another broker"),
+        (f"{READ} 200", "target of another broker searched"),
+        *((trouble.name, f"{trouble.name} between brokers") for trouble in TROUBLES),
+    ):
+        if world.switchboard.counts[key]:
+            found.add(name)
     if len({event.broker for event in history.opened}) > 1:
         found.add("another owner")
     if history.trimmed:
@@ -156,7 +170,7 @@ def _states(world: World) -> set[str]:
             if isinstance(request, Produce) and any(one.is_delayed for one in request.messages):
                 found.add("delayed")
             elif isinstance(request, Retry):
-                found.add("moved")
+                found.add("moved to the dead-letter topic" if request.is_dead else "moved")
             elif isinstance(request, Acknowledge):
                 found |= _kinds_of_ack(request)
                 if any(lease_ends_s[request.subscription, key] < call.sent.time_s for key in request.keys):

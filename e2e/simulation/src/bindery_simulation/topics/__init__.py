@@ -5,7 +5,8 @@
 | `world`          | one run: start, traffic, faults, their end, drain, judgement                 |
 | `plan`           | topics, producers, subscriptions and consumers of a seed                     |
 | `broker_machine` | a host that runs a broker                                                    |
-| `gateway`        | the calls of the broker's topics and subscriptions: the only module with them |
+| `gateway`        | requests of clients: the calls of the broker's topics and subscriptions      |
+| `peers`          | requests between brokers over the network: moves to topics of others         |
 | `calls`          | calls of clients over the network                                            |
 | `workload`       | producers, consumers and the operator, which do not depend on faults         |
 | `faults`         | faults of brokers                                                            |

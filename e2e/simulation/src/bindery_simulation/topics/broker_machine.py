@@ -1,7 +1,8 @@
 """A machine that runs a broker like `bindery_broker.main`, with a simulated network and metadata session.
 
 The broker's parts are those of the product: `Broker` with its topics, subscriptions and ownership of bundles, its
-ledger client, its registration and its maintenance. There is no HTTP port. Requests arrive through its `gateway`.
+ledger client, its registration and its maintenance. There is no HTTP port. Requests of clients arrive through its
+`gateway`, those of other brokers through `peers`.
 """
 
 import asyncio
@@ -14,12 +15,14 @@ from bindery_client.client import LedgerClient
 from bindery_core.errors import BinderyError
 from bindery_kit.observability.metrics import Metrics
 from bindery_metadata.coordination.leases import Leases
+from bindery_pulsar.topic_name import TopicName
 
 from bindery_simulation.loop import Process
 from bindery_simulation.service.machine import ClientMachine
 from bindery_simulation.service.site import Site
 from bindery_simulation.topics.gateway import CLOCKS_APART_MS, Gateway
 from bindery_simulation.topics.judging.history import History
+from bindery_simulation.topics.peers import Switchboard
 
 BROKER_PORT: Final = 8080
 """Port in the URL of every broker."""
@@ -30,7 +33,9 @@ CLOSE_S_MAX: Final = 5.0
 class BrokerMachine(ClientMachine):
     """A machine with a broker. Its ledger client and its metadata session are those of a `ClientMachine`."""
 
-    def __init__(self, site: Site, name: str, *, settings: BrokerSettings, history: History) -> None:
+    def __init__(
+        self, site: Site, name: str, *, settings: BrokerSettings, history: History, switchboard: Switchboard
+    ) -> None:
         super().__init__(site, name, self._serve)
         self.clock_ahead_ms = max(-CLOCKS_APART_MS, min(self.clock_ahead_ms // 1000, CLOCKS_APART_MS))
         self.url = f"http://{name}:{BROKER_PORT}"
@@ -40,11 +45,18 @@ class BrokerMachine(ClientMachine):
         """Completed when the process ends: the network then resets the connections of its clients."""
         self._settings = settings
         self._history = history
+        self._switchboard = switchboard
+        switchboard.hosts[self.url] = self
         self._stop_wanted: asyncio.Future[str] | None = None
 
     @property
     def is_serving(self) -> bool:
         return self.gateway is not None
+
+    @property
+    def broker(self) -> Broker | None:
+        """The broker that serves requests."""
+        return None if self.gateway is None else self.gateway.broker
 
     def kill(self, *, power: bool = False) -> None:
         self.gateway = None
@@ -70,6 +82,17 @@ class BrokerMachine(ClientMachine):
         if self.process is not None and self.gateway is not None:
             self.process.spawn(self._close_topics(self.gateway.broker))
 
+    def ask_for(self, topic: TopicName) -> None:
+        """Ask the broker for a topic, as a client may do: it takes the topic's bundle if nobody owns it."""
+        if self.process is not None and self.broker is not None:
+            self.process.spawn(self._locate(self.broker, topic))
+
+    async def _locate(self, broker: Broker, topic: TopicName) -> None:
+        try:
+            await broker.locate(topic, create=True)
+        except BinderyError as error:
+            self.site.trace.add(self.name, "topic not located", topic=topic.short, error=error)
+
     async def _close_topics(self, broker: Broker) -> None:
         for topic in broker.topics:
             try:
@@ -92,6 +115,7 @@ class BrokerMachine(ClientMachine):
             metrics=Metrics("broker", with_process=False),
         )
         broker = Broker(self._settings, components, url=self.url)
+        broker.topics.targets.peers = self._switchboard.peers()
         parts = [
             loop.create_task(broker.maintain_forever()),
             loop.create_task(keep_registered(leases, url=self.url)),

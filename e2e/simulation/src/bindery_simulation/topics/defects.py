@@ -5,7 +5,7 @@ change of the code around them.
 """
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -28,9 +28,9 @@ from bindery_broker.retries import mover as moving
 from bindery_broker.retries.mover import Mover
 from bindery_broker.subscriptions.dispatch_loop import DispatchLoop
 from bindery_broker.subscriptions.subscription import Subscription
-from bindery_broker.topics.move_targets import TopicTarget
+from bindery_broker.topics.move_targets import Begun, HostedMoves, RemoteTarget, TopicTarget
 from bindery_client.ledger.api import LedgerClient, WriteHandle
-from bindery_core.errors import BinderyError
+from bindery_core.errors import BinderyError, OutcomeUnknown, TryAgain
 from bindery_core.ids import LedgerId
 from bindery_metadata.stores.store import Check, Create, Op, Set, Stat
 from bindery_pulsar.managed_ledger_codec import CursorState, decode_cursor
@@ -482,3 +482,75 @@ def copies_reversed() -> list[Replacement]:
         return (await original(self, messages[::-1]))[::-1]
 
     return [(TopicTarget, "publish", publish)]
+
+
+# --- moves to topics of other brokers ---------------------------------------------------------------------------------
+
+
+def epoch_not_checked() -> list[Replacement]:
+    """Copies of an earlier epoch are stored."""
+
+    async def publish(self: Any, topic: Any, messages: Sequence[Any], **_: Any) -> Any:
+        return await TopicTarget(topic, self.writes).publish(messages)
+
+    return [(HostedMoves, "publish", publish)]
+
+
+def epoch_continued() -> list[Replacement]:
+    """A move continues the epoch that its source has already, so that late copies of the one before belong to it."""
+    original = HostedMoves.begin
+
+    async def begin(self: Any, topic: Any, *, source: str) -> Begun:
+        former = self._epochs.get(topic, {}).get(source)
+        begun = await original(self, topic, source=source)
+        if former is not None:
+            self._epochs[topic][source] = former
+            begun = begun._replace(epoch=former)
+        return begun
+
+    return [(HostedMoves, "begin", begin)]
+
+
+def begun_during_writes() -> list[Replacement]:
+    """A move begins while copies of the one before are being written."""
+
+    async def begin(self: Any, topic: Any, *, source: str) -> Begun:
+        self._begun += 1
+        epoch = self._epochs.setdefault(topic, {})[source] = f"{self._prefix}-{self._begun}"
+        return Begun(epoch, topic.ledger.last_confirmed)
+
+    return [(HostedMoves, "begin", begin)]
+
+
+def local_move_keeps_epoch() -> list[Replacement]:
+    """A move of the owner itself does not end the epoch that the source began from another broker."""
+
+    def target(self: Any, topic: Any, *, source: str) -> TopicTarget:
+        assert source
+        return TopicTarget(topic, self.writes)
+
+    return [(HostedMoves, "target", target)]
+
+
+def unanswered_is_refused() -> list[Replacement]:
+    """If the owner of the target does not answer, its copies count as refused."""
+    original = RemoteTarget.publish
+
+    async def publish(self: Any, messages: Sequence[Any]) -> Any:
+        try:
+            return await original(self, messages)
+        except OutcomeUnknown as error:
+            raise TryAgain("the owner of the topic does not answer") from error
+
+    return [(RemoteTarget, "publish", publish)]
+
+
+def other_owner_not_searched() -> list[Replacement]:
+    """A target that another broker owns counts as empty when a move is settled."""
+
+    async def scan(_self: Any, after: Position) -> AsyncIterator[Any]:
+        nothing: tuple[Any, ...] = ()
+        for found in nothing:
+            yield after, found
+
+    return [(RemoteTarget, "scan", scan)]

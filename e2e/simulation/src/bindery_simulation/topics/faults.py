@@ -79,9 +79,21 @@ def cut_client(cluster: Cluster) -> None:
                 cluster.later(cluster.rng.choice((0.5, 3.0)), cluster.network.unblock, source, target)
 
 
+def cut_brokers(cluster: Cluster) -> None:
+    """Cut the links between a broker and all other brokers, in one direction or both."""
+    broker = _some_broker(cluster)
+    ways = cluster.rng.choice(((True, True), (True, False), (False, True)))
+    for other in cluster.clients:
+        for is_cut, source, target in zip(ways, (broker, other), (other, broker), strict=True):
+            if is_cut and other is not broker:
+                cluster.network.block(source.name, target.name)
+                cluster.later(cluster.rng.choice((0.5, 3.0)), cluster.network.unblock, source.name, target.name)
+
+
 FAULTS: Final[tuple[Fault, ...]] = (
     kill_broker, kill_broker, kill_broker, stop_broker, close_topics, pause_broker, expire_broker, lose_session,
-    lose_session, suspend_session, cut_client, faults.lose_metadata_answers, faults.kill_bookie, faults.cut_power,
-    faults.stop_bookie, faults.pause_bookie, faults.partition, faults.slow_link, faults.jitter_everywhere,
-    faults.reset_connections, faults.flaky_connections, faults.slow_and_flaky, faults.slow_disk, faults.disk_errors,
+    lose_session, suspend_session, cut_client, cut_brokers, faults.lose_metadata_answers, faults.kill_bookie,
+    faults.cut_power, faults.stop_bookie, faults.pause_bookie, faults.partition, faults.slow_link,
+    faults.jitter_everywhere, faults.reset_connections, faults.flaky_connections, faults.slow_and_flaky,
+    faults.slow_disk, faults.disk_errors,
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Carry out requests of clients at one broker: the only module that calls the broker's topics and subscriptions.
+"""Carry out requests of clients at one broker: no other module but `peers` calls its topics and subscriptions.
 
 It does what the broker's HTTP port does, without HTTP: it locates the owner, opens the topic, calls it, and sorts
 errors into outcomes. If the signatures of `Topic` or `Subscription` change, only this module changes.
@@ -117,7 +117,8 @@ class Gateway:
     async def _topic(self, request: Request) -> Topic:
         name = TopicName.parse(request.topic if isinstance(request, Produce) else request.subscription.topic)
         if isinstance(request, ReadCopies):
-            name = retry_topic(name, request.subscription.name)
+            derived = dead_letter_topic if request.is_dead else retry_topic
+            name = derived(name, request.subscription.name)
         is_created = isinstance(request, Produce | Subscribe)
         owner = await self.broker.locate(name, create=is_created)
         if owner is not None:
@@ -196,7 +197,7 @@ class Gateway:
         to = RetryTo(
             retry=Destination(retry_topic(topic.name, name), name),
             dead_letters=Destination(dead_letter_topic(topic.name, name), name),
-            max_redeliver=RETRIES_MAX,
+            max_redeliver=0 if request.is_dead else RETRIES_MAX,
             delay_ms=round(request.delay_s * 1000),
         )
         charge = self.broker.topics.responses.charge("retry")
@@ -214,7 +215,7 @@ class Gateway:
 
 
 async def _read_copies(topic: Topic) -> tuple[Copied, ...]:
-    """Read a retry topic from its first entry on."""
+    """Read a retry topic, or a dead-letter topic, from its first entry on."""
     ledger = topic.ledger
     found: list[Copied] = []
     position = ledger.first_position

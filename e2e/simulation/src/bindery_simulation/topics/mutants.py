@@ -21,12 +21,14 @@ COLLECT_EVERY: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """The faults to choose from, the types of subscriptions, and whether messages may be delayed, or moved."""
+    """The faults to choose from, the types of subscriptions, whether messages may be delayed, or moved, and the
+    share of the plans whose targets of moves are remote."""
 
     faults: tuple[Fault, ...]
     kinds: tuple[Type, ...] = (Type.EXCLUSIVE, Type.SHARED)
     has_delays: bool = False
     has_retries: bool = False
+    remote_share: float = 0.0
 
 
 def _trials(seeds: Iterable[int], conditions: Conditions) -> Iterator[Trial]:
@@ -37,6 +39,7 @@ def _trials(seeds: Iterable[int], conditions: Conditions) -> Iterator[Trial]:
             kinds=conditions.kinds,
             has_delays=conditions.has_delays,
             has_retries=conditions.has_retries,
+            remote_share=conditions.remote_share,
         )
         violation = outcome.violation
         if number % COLLECT_EVERY == 0:
@@ -58,6 +61,21 @@ FAILOVER: Final = Conditions((faults.close_topics,), (Type.FAILOVER,))
 MOVES: Final = Conditions((faults.kill_broker, faults.stop_broker), (Type.SHARED, Type.KEY_SHARED), has_retries=True)
 MOVES_BOOKIES: Final = Conditions(
     (service.partition, service.slow_and_flaky, faults.kill_broker), (Type.SHARED, Type.KEY_SHARED), has_retries=True
+)
+REMOTE: Final = Conditions(
+    (faults.kill_broker, faults.lose_session, faults.cut_brokers),
+    (Type.SHARED, Type.KEY_SHARED),
+    has_retries=True,
+    remote_share=1.0,
+)
+REMOTE_OWNERS: Final = Conditions(
+    (faults.stop_broker, faults.expire_broker), (Type.SHARED, Type.KEY_SHARED), has_retries=True, remote_share=1.0
+)
+REMOTE_BOOKIES: Final = Conditions(
+    (service.slow_and_flaky, service.slow_link, faults.kill_broker),
+    (Type.SHARED, Type.KEY_SHARED),
+    has_retries=True,
+    remote_share=1.0,
 )
 KEY_SHARED: Final = Conditions((faults.close_topics,), (Type.KEY_SHARED,))
 
@@ -145,5 +163,17 @@ MUTANTS: Final[MutantTable[Conditions]] = MutantTable(Kind.TOPICS, _trials, (
      ("one-copy", "moved-is-not-delivered"), 6, MOVES, defects.read_before_settled),
     ("copies-reversed", "The copies of a request are written in reverse.",
      ("copies-in-order",), 0, MOVES, defects.copies_reversed),
+    ("epoch-not-checked", "The owner of a target stores copies of an earlier epoch.",
+     ("one-copy", "moved-is-not-delivered"), 4, REMOTE, defects.epoch_not_checked),
+    ("epoch-continued", "A move to a topic of another broker continues the epoch of the one before.",
+     ("one-copy", "moved-is-not-delivered"), 78, REMOTE, defects.epoch_continued),
+    ("begun-during-writes", "The owner of a target begins a move while it writes copies of the one before.",
+     ("one-copy", "moved-is-not-delivered"), 134, REMOTE_BOOKIES, defects.begun_during_writes),
+    ("local-move-keeps-epoch", "A move of the owner of the target does not end the epoch of another broker.",
+     ("one-copy", "moved-is-not-delivered"), 54, REMOTE_OWNERS, defects.local_move_keeps_epoch),
+    ("unanswered-is-refused", "If the owner of the target does not answer, the copies count as refused.",
+     ("one-copy", "moved-is-not-delivered", "trim-keeps-unacknowledged"), 3, REMOTE, defects.unanswered_is_refused),
+    ("other-owner-not-searched", "A target that another broker owns is not searched for copies.",
+     ("one-copy", "moved-is-not-delivered"), 11, REMOTE, defects.other_owner_not_searched),
 ), unit="seeds")
 # fmt: on

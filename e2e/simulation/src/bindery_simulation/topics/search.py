@@ -19,6 +19,7 @@ class Result:
     deliveries: int
     owners: int
     trimmed: int
+    copies: int
 
 
 @dataclass(slots=True)
@@ -35,6 +36,7 @@ class Tally:
     deliveries: int = 0
     owners: int = 0
     trimmed: int = 0
+    copies: int = 0
     failed: list[tuple[int, str]] = field(default_factory=list)
     """(seed, violation)."""
 
@@ -46,6 +48,7 @@ class Tally:
         self.deliveries += result.deliveries
         self.owners += result.owners
         self.trimmed += result.trimmed
+        self.copies += result.copies
         if result.violation is not None:
             self.failed.append((result.seed, result.violation))
 
@@ -57,7 +60,7 @@ class Tally:
             f"{self.faults.total()} faults injected, {len(self.failed)} violations\n"
             f"faults: {injected or 'none'}\n"
             f"{self.calls} calls, {self.deliveries} messages delivered, topics opened {self.owners} times, "
-            f"{self.trimmed} ledgers trimmed"
+            f"{self.trimmed} ledgers trimmed, {self.copies} copies stored for other brokers"
         )
 
     def failures(self) -> Iterator[str]:
@@ -69,7 +72,16 @@ def run_one(seed: int) -> Result:
     """Run one seed."""
     outcome = run_seed(seed)
     violation = None if outcome.violation is None else str(outcome.violation)
-    return Result(seed, outcome.faults, violation, outcome.calls, outcome.deliveries, outcome.owners, outcome.trimmed)
+    return Result(
+        seed,
+        outcome.faults,
+        violation,
+        outcome.calls,
+        outcome.deliveries,
+        outcome.owners,
+        outcome.trimmed,
+        outcome.copies,
+    )
 
 
 def replay_command(seed: int, *options: str) -> str:
@@ -86,7 +98,8 @@ def report(outcome: Outcome, *options: str, trace: bool) -> str:
     text += (
         f"seed {outcome.seed}: {outcome.calls} calls, {outcome.deliveries} messages delivered, "
         f"topics opened {outcome.owners} times, {outcome.trimmed} ledgers trimmed, "
-        f"{outcome.simulated_s:.1f} s simulated, faults: {', '.join(outcome.faults) or 'none'}\n"
+        f"{outcome.copies} copies stored for other brokers, {outcome.simulated_s:.1f} s simulated, "
+        f"faults: {', '.join(outcome.faults) or 'none'}\n"
         f"trace: {len(outcome.trace.events)} events, sha256 {outcome.trace.digest()}\n"
     )
     if outcome.violation is None:

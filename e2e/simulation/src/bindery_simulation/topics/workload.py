@@ -30,14 +30,12 @@ from bindery_simulation.topics.judging.history import (
     SubscriptionId,
     Unsubscribe,
 )
-from bindery_simulation.topics.plan import SubscriptionPlan
+from bindery_simulation.topics.plan import MOVING, SubscriptionPlan
 
 RETRY_S: Final = 0.3
 """Time in seconds after which a client repeats a request that was refused or not answered."""
 MESSAGES_MAX: Final = 120
 """Maximum number of messages of one producer."""
-MOVING: Final = (Kind.SHARED, Kind.KEY_SHARED)
-"""Types of subscriptions whose consumers move messages to the retry topic."""
 IN_ORDER: Final = (Kind.EXCLUSIVE, Kind.FAILOVER)
 """Types of subscriptions that allow cumulative acknowledgements."""
 KEYS: Final = (None, "a", "b", "c")
@@ -114,11 +112,13 @@ class Consumer(Client):
         plan: SubscriptionPlan,
         *,
         retry_share: float = 0.0,
+        dead_share: float = 0.0,
     ) -> None:
-        """`retry_share`: see `Plan`."""
+        """`retry_share`, `dead_share`: see `Plan`."""
         super().__init__(caller, rng, is_busy)
         self.plan = plan
         self._retry_share = retry_share if plan.kind in MOVING and not plan.is_temporary else 0.0
+        self._dead_share = dead_share
         self._subscription = plan.id
         self._names = 0
         self._late: list[asyncio.Task[None]] = []
@@ -239,10 +239,12 @@ class Consumer(Client):
             self._late.append(asyncio.ensure_future(late))
 
     async def _move(self, keys: list[Key]) -> None:
-        """Move some messages to the retry topic, and acknowledge the rest."""
+        """Move some messages to the retry topic or the dead-letter topic, and acknowledge the rest."""
         rng = self._rng
         chosen = tuple(rng.sample(keys, rng.randint(1, len(keys))))
-        request = Retry(self._subscription, chosen, delay_s=rng.choice((0.0, 5.0)))
+        delay_s = rng.choice((0.0, 5.0))
+        is_dead = bool(self._dead_share) and rng.random() < self._dead_share
+        request = Retry(self._subscription, chosen, delay_s=delay_s, is_dead=is_dead)
         for _ in range(rng.choice((1, 2))):
             if (await self._caller.call(request)).is_definite:
                 break
@@ -269,6 +271,7 @@ class Operator(Client):
             if not plan.is_temporary:
                 await self._subscribe(plan.id, earliest=plan.is_earliest)
         begin.set()
+        await self._caller.settled()  # a subscription that is created after the end of the traffic is drained, too
 
     async def seek(self, subscription: SubscriptionId, keys: Sequence[Key]) -> None:
         """Move a subscription to one of these messages, or to one end of the topic."""
@@ -285,6 +288,8 @@ class Drainer(Client):
 
     _written = 0
     """Number of messages that were sent."""
+    acknowledged = 0
+    """Number of messages whose acknowledgement was answered."""
 
     async def drain(self, subscription: SubscriptionId, kind: Kind) -> bool:
         """Receive once. Returns True if nothing is left."""
@@ -303,14 +308,15 @@ class Drainer(Client):
             return False
         assert isinstance(answer.result, tuple)
         if answer.result:
-            await self._caller.call(Acknowledge(subscription, tuple(one.key for one in answer.result)))
+            acked = await self._caller.call(Acknowledge(subscription, tuple(one.key for one in answer.result)))
+            self.acknowledged += len(answer.result) if acked.is_done else 0
             return False
         left = await self._caller.call(Drain(subscription))
         return left.is_done and left.result == 0
 
-    async def read_copies(self, subscription: SubscriptionId) -> bool:
-        """Read the retry topic of a subscription. Returns whether that succeeded."""
-        return (await self._caller.call(ReadCopies(subscription))).is_done
+    async def read_copies(self, subscription: SubscriptionId, *, is_dead: bool) -> bool:
+        """Read the retry topic, or the dead-letter topic, of a subscription. Returns whether that succeeded."""
+        return (await self._caller.call(ReadCopies(subscription, is_dead))).is_done
 
     async def write(self, topic: str) -> bool:
         """Send one message. Returns whether it was stored."""

@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
+from bindery_broker.ownership.bundles import Bundle
 from bindery_metadata.cluster import initialize_cluster
 from bindery_metadata.stores.store import Create, Op, Set
 from bindery_pulsar.managed_ledger_codec import decode_topic
+from bindery_pulsar.topic_name import TopicName
 from bindery_pulsar.znode_layout import MANAGED_LEDGERS_ROOT
 
 from bindery_simulation.loop import Process, current_process
@@ -29,7 +31,8 @@ from bindery_simulation.topics.faults import FAULTS
 from bindery_simulation.topics.gateway import RULES, SUPPORTED
 from bindery_simulation.topics.judging.history import History, Key, Kind, Retry, SubscriptionId, Trimmed, Written
 from bindery_simulation.topics.judging.judge import judge
-from bindery_simulation.topics.plan import SubscriptionPlan, draw_plan
+from bindery_simulation.topics.peers import Switchboard
+from bindery_simulation.topics.plan import REMOTE_SHARE, SubscriptionPlan, draw_plan, targets
 from bindery_simulation.topics.settings import broker_settings
 from bindery_simulation.topics.workload import Consumer, Drainer, Operator, Producer
 from bindery_simulation.trace import Trace
@@ -41,7 +44,8 @@ CALLBACKS_MAX: Final = 3_000_000
 FINISH_S_MAX: Final = 60.0
 """Maximum time in seconds from the end of all faults to the end of all clients."""
 DRAIN_S_MAX: Final = 120.0
-"""Maximum time in seconds until a subscription has nothing left, once only one consumer takes from it."""
+"""Maximum time in seconds until a subscription has nothing left, or another message is acknowledged, once only one
+consumer takes from it. A slow cluster takes 4 s for four messages."""
 TOPIC_DEPTH: Final = 4
 """Number of parts of a topic's path below the root of managed ledgers: tenant, namespace, domain, name."""
 WRITE_S_MAX: Final = 60.0
@@ -64,6 +68,8 @@ class Outcome:
     callbacks: int = 0
     trimmed: int = 0
     """Number of ledgers that were deleted."""
+    copies: int = 0
+    """Number of copies that brokers stored for others."""
 
 
 class World(Director):
@@ -78,10 +84,13 @@ class World(Director):
         kinds: Sequence[Kind] = SUPPORTED,
         has_delays: bool = True,
         has_retries: bool = True,
+        remote_share: float = REMOTE_SHARE,
         caught: Sequence[str] = (),
     ) -> None:
         self.history = History(lambda: self.loop.time())
-        self.plan = draw_plan(random.Random(seed), kinds, has_delays=has_delays, has_retries=has_retries)
+        self.plan = draw_plan(
+            random.Random(seed), kinds, has_delays=has_delays, has_retries=has_retries, remote_share=remote_share
+        )
         super().__init__(seed, trace=trace, healing=None, caught=caught)
         self._fault_kinds = tuple(faults or FAULTS)
         self._ledgers: dict[str, tuple[int, ...]] = {}
@@ -94,8 +103,11 @@ class World(Director):
 
     def make_clients(self) -> Sequence[ClientMachine]:
         settings = broker_settings(self.rng, bookies=len(self.bookies))
+        self.switchboard = Switchboard(self, trouble_share=self.plan.trouble_share)
         self.brokers = [
-            BrokerMachine(self, f"broker{number}", settings=settings, history=self.history)
+            BrokerMachine(
+                self, f"broker{number}", settings=settings, history=self.history, switchboard=self.switchboard
+            )
             for number in range(self.plan.brokers)
         ]
         return self.brokers
@@ -130,6 +142,7 @@ class World(Director):
             self.loop.time(),
             self.loop.callbacks_run,
             sum(len(event.ledgers) for event in self.history.trimmed),
+            self.switchboard.copies,
         )
         self.trace.is_on = False  # the end of the loop is not part of the run
         self.loop.dispose()
@@ -173,16 +186,41 @@ class World(Director):
         for plan in plans:
             for _ in range(plan.consumers):
                 caller = self._caller(f"c{len(self.callers)}")
-                consumer = Consumer(caller, rng, is_busy, plan, retry_share=self.plan.retry_share)
+                consumer = Consumer(
+                    caller,
+                    rng,
+                    is_busy,
+                    plan,
+                    retry_share=self.plan.retry_share,
+                    dead_share=self.plan.dead_share,
+                )
                 consumers.append(consumer)
                 run = consumer.run_temporary() if plan.is_temporary else consumer.run(begin)
                 work.append(caller.process.spawn(run))
         caller = self._caller("operator")
         operator = Operator(caller, rng, is_busy)
         work.append(caller.process.spawn(operator.prepare(plans, begin)))
+        if self.plan.is_remote:
+            work.append(caller.process.spawn(self._ask_for_targets(plans, begin, is_busy)))
         for _ in range(self.plan.seeks):
             self.later(rng.uniform(1.0, self.plan.traffic_s), self._seek, caller, operator, consumers)
         return work
+
+    async def _ask_for_targets(
+        self, plans: Sequence[SubscriptionPlan], begin: asyncio.Event, is_busy: Callable[[], bool]
+    ) -> None:
+        """Ask brokers for the targets of moves all the time, preferably those that do not own the source.
+
+        So the targets often belong to another broker, also after their owner was lost.
+        """
+        await begin.wait()
+        while is_busy():
+            for plan in plans:
+                source = Bundle.of(TopicName.parse(plan.id.topic))
+                others = [one for one in self.brokers if one.broker and not one.broker.ownership.is_mine(source)]
+                for target in targets(plan.id):
+                    self.rng.choice(others or self.brokers).ask_for(target)
+            await asyncio.sleep(self.rng.choice((0.3, 1.0)))
 
     def _seek(self, caller: Caller, operator: Operator, consumers: Sequence[Consumer]) -> None:
         consumer = self.rng.choice(consumers)
@@ -206,19 +244,39 @@ class World(Director):
             complaint = (
                 f"after all faults, {subscription.name} of {subscription.topic} still has unacknowledged messages"
             )
-            await self._until(DRAIN_S_MAX, partial(drainer.drain, subscription, kind), complaint)
-        moved = {call.request.subscription for call in self.history.calls if isinstance(call.request, Retry)}
-        for subscription in sorted(moved):
+            await self._until(
+                DRAIN_S_MAX,
+                partial(drainer.drain, subscription, kind),
+                complaint,
+                progress=partial(getattr, drainer, "acknowledged"),
+            )
+        # A request that arrives late must store nothing any more, so the targets are read after all have arrived.
+        complaint = "after all faults, a request between brokers hangs"
+        await self._within(FINISH_S_MAX, lambda: self.switchboard.is_idle, complaint)
+        requests = [call.request for call in self.history.calls if isinstance(call.request, Retry)]
+        for subscription, is_dead in sorted({(request.subscription, request.is_dead) for request in requests}):
             drainer = self._drainer(f"reader-{subscription.name}")
-            complaint = f"after all faults, the retry topic of {subscription.name} of {subscription.topic} is not read"
-            await self._until(DRAIN_S_MAX, partial(drainer.read_copies, subscription), complaint)
+            what = "dead-letter topic" if is_dead else "retry topic"
+            complaint = f"after all faults, the {what} of {subscription.name} of {subscription.topic} is not read"
+            await self._until(DRAIN_S_MAX, partial(drainer.read_copies, subscription, is_dead=is_dead), complaint)
 
     def _drainer(self, name: str) -> Drainer:
         return Drainer(self._caller(name), self.rng, lambda: True)
 
-    async def _until(self, limit_s: float, attempt: Callable[[], Coroutine[Any, Any, bool]], complaint: str) -> None:
+    async def _until(
+        self,
+        limit_s: float,
+        attempt: Callable[[], Coroutine[Any, Any, bool]],
+        complaint: str,
+        *,
+        progress: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """Repeat the attempt until it returns True. The limit begins anew whenever `progress` changes."""
         deadline = self.loop.time() + limit_s
+        reached = progress()
         while not await attempt():
+            if progress() != reached:
+                deadline, reached = self.loop.time() + limit_s, progress()
             if self.loop.time() > deadline:
                 self.verdict.broken("liveness", f"{complaint} within {limit_s} s")
                 return
@@ -263,6 +321,7 @@ def run_seed(
     kinds: Sequence[Kind] = SUPPORTED,
     has_delays: bool = True,
     has_retries: bool = True,
+    remote_share: float = REMOTE_SHARE,
 ) -> Outcome:
     """Run one cluster from beginning to end, without garbage collection."""
     was_enabled = gc.isenabled()
@@ -277,6 +336,7 @@ def run_seed(
                 kinds=kinds,
                 has_delays=has_delays,
                 has_retries=has_retries,
+                remote_share=remote_share,
                 caught=caught,
             ).run()
     finally:

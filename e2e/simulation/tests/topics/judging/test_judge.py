@@ -693,6 +693,21 @@ def test_a_stale_owner_may_confirm_what_is_stored() -> None:
     assert story.breaches() == []
 
 
+@pytest.mark.parametrize(("to", "breaches"), [(SECOND, []), (FIRST, ["stale-owner-changes-nothing"])])
+def test_a_stale_owner_may_confirm_what_a_seek_has_skipped(to: Key, breaches: list[str]) -> None:
+    story = Story()
+    story.produce(FIRST, SECOND, THIRD)
+    story.receive(FIRST, SECOND, THIRD)
+    story.seek(to)
+    story.open(2)
+    story.incarnation = 1
+    story.ack(FIRST)
+    story.incarnation = 2
+    story.receive(FIRST, SECOND, THIRD)
+    story.ack(FIRST, SECOND, THIRD)
+    assert [one for one in story.breaches() if one.startswith("stale")] == breaches
+
+
 def test_only_the_process_that_wrote_the_topic_last_may_write_its_cursors() -> None:
     story = told(Story())
 
@@ -790,6 +805,16 @@ def test_a_move_of_unknown_outcome_may_have_made_a_copy_but_not_two() -> None:
     assert story.breaches() == ["one-copy"]
 
 
+def test_the_copies_in_both_targets_of_a_subscription_count() -> None:
+    story = moved(FIRST)
+    story.copies(FIRST)
+    story.call(ReadCopies(SUB, is_dead=True), result=(Copied(FIRST, name(FIRST), 1000.0),))
+    assert story.breaches() == ["one-copy"]
+    story = moved(FIRST)
+    story.call(ReadCopies(SUB, is_dead=True), result=(Copied(FIRST, name(FIRST), 1000.0),))
+    assert story.breaches() == []
+
+
 def test_a_refused_move_makes_no_copy() -> None:
     story = moved(FIRST, outcome=REFUSED)
     story.ack(FIRST)
@@ -844,3 +869,24 @@ def test_a_message_is_not_delivered_after_its_copy_is_stored() -> None:
     story.move(FIRST)
     story.copies(FIRST, stored_at_s=story.now_s)
     assert story.breaches() == []
+
+
+def test_a_move_after_whose_end_the_message_was_delivered_makes_no_copy() -> None:
+    """Not even a copy that is stored later than all deliveries."""
+    story = moved(FIRST, outcome=UNKNOWN)
+    story.open(2)
+    story.receive(FIRST)
+    story.ack(FIRST)
+    story.copies(FIRST)
+    assert story.breaches() == ["moved-is-not-delivered"]
+    story = moved(FIRST, outcome=UNKNOWN)
+    story.receive(FIRST)
+    story.ack(FIRST)
+    story.copies(FIRST)
+    assert story.breaches() == []  # the delivery may be older than the move, which was never settled
+    story = moved(FIRST, outcome=UNKNOWN)
+    story.open(2)
+    story.receive(FIRST)
+    story.move(FIRST, outcome=UNKNOWN)
+    story.copies(FIRST)
+    assert story.breaches() == []  # the copy is that of the second move

@@ -77,7 +77,9 @@ class Facts:
         """Messages that were acknowledged to their producers, by topic and key."""
         self.lives: dict[SubscriptionId, Life] = {}
         self.copies: dict[SubscriptionId, tuple[Copied, ...]] = {}
-        """What the retry topics hold at the end, by subscription."""
+        """What the retry topics, then the dead-letter topics, hold at the end, by subscription."""
+        self._read: dict[tuple[SubscriptionId, bool], tuple[Copied, ...]] = {}
+        """The same by subscription and whether it is the dead-letter topic."""
         self._trimmed: dict[tuple[str, int], Instant] = {}
         self._opened: dict[str, list[tuple[int, Instant]]] = defaultdict(list)
         for event in history.trimmed:
@@ -99,7 +101,9 @@ class Facts:
         if isinstance(request, ReadCopies):
             if call.is_done:
                 assert isinstance(call.result, tuple)
-                self.copies[request.subscription] = call.result
+                subscription = request.subscription
+                self._read[subscription, request.is_dead] = call.result
+                self.copies[subscription] = sum((self._read.get((subscription, one), ()) for one in (False, True)), ())
             return
         life = self.lives.get(request.subscription)
         if life is None:

@@ -120,6 +120,8 @@ class Retry(Acknowledge):
     """Move messages to the retry topic, which acknowledges them. Its result is the keys of those that were moved."""
 
     delay_s: float = 0.0
+    is_dead: bool = False
+    """Whether they are moved to the dead-letter topic instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,8 @@ class ReadCopies:
     """Read the whole retry topic of a subscription. Its result is a tuple of `Copied`."""
 
     subscription: SubscriptionId
+    is_dead: bool = False
+    """Whether the dead-letter topic is read instead."""
 
 
 @dataclass(frozen=True, slots=True)

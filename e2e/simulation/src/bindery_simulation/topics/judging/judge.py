@@ -17,7 +17,7 @@
 | seek-delivers-again             | a seek undoes acknowledgements from its target on                               |
 | stale-owner-changes-nothing     | a broker that lost a topic carries out nothing                                  |
 | trim-keeps-unacknowledged       | ledgers are deleted only once every subscription has acknowledged them          |
-| one-copy                        | a message that was moved to the retry topic has exactly one copy there          |
+| one-copy                        | a message that was moved has exactly one copy in the topics of the moves        |
 | move-loses-nothing              | a message that has no copy is delivered until it is acknowledged otherwise      |
 | copies-in-order                 | the copies of one request have the order of the request                         |
 | moved-is-not-delivered          | a message is not delivered once its copy is stored                              |

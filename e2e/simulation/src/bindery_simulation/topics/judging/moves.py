@@ -1,6 +1,6 @@
-"""Rules about messages that were moved to a retry topic, judged at the end of a run.
+"""Rules about messages that were moved to a retry topic or a dead-letter topic, judged at the end of a run.
 
-The retry topics are read after all subscriptions have nothing left, so every move is settled. Nobody consumes them.
+These topics are read after all subscriptions have nothing left, so every move is settled. Nobody consumes them.
 """
 
 from collections import defaultdict
@@ -67,7 +67,10 @@ def copies_in_order(facts: Facts, _rules: Rules) -> Iterator[Breach]:
 
 
 def moved_is_not_delivered(facts: Facts, _rules: Rules) -> Iterator[Breach]:
-    """Once its copy is stored, a message is not delivered, whatever the request that moved it was answered."""
+    """Once its copy is stored, a message is not delivered, whatever the request that moved it was answered.
+
+    A delivery after the end of a request to move the message proves that this request will make no copy later, either.
+    """
     for life, found in _with_copies(facts):
         if life.seeks:
             continue
@@ -80,6 +83,12 @@ def moved_is_not_delivered(facts: Facts, _rules: Rules) -> Iterator[Breach]:
                 if stored_at_s is not None and started.time_s > stored_at_s + CLOCK_ERROR_S:
                     problem = f"{call} delivered {text!r} ({id_text(key)}), whose copy was written at {stored_at_s} s"
                     yield Breach("moved-is-not-delivered", problem, (call.number,))
+        moves = _moves(life)
+        for key, copies in found.items():
+            tries = [call for call in moves.get(key, ()) if call.may_be_done]
+            if tries and all(_is_given_up(facts, life, key, call) for call in tries):
+                problem = f"{_text(life, copies[0])}, but the message was delivered after each request to move it"
+                yield Breach("moved-is-not-delivered", problem, tuple(call.number for call in tries))
 
 
 def _with_copies(facts: Facts) -> Iterator[tuple[Life, dict[Key, list[Copied]]]]:
@@ -102,8 +111,25 @@ def _moves(life: Life) -> dict[Key, list[Call]]:
     return found
 
 
+def _is_given_up(facts: Facts, life: Life, key: Key, move: Call) -> bool:
+    """Return whether the message was delivered after a request to move it had ended, by a broker that owned the topic.
+
+    If the broker of the request was killed, only a later owner certainly delivers after the end.
+    """
+    for call in life.receives:
+        if call.started is None or facts.was_stale(call, at=call.settled):
+            continue
+        if move.settled is not None:
+            is_after = call.started > move.settled
+        else:
+            is_after = move.incarnation is not None and (call.incarnation or 0) > move.incarnation
+        if is_after and any(one.key == key for one in call.deliveries):
+            return True
+    return False
+
+
 def _text(life: Life, copy: Copied) -> str:
-    return f"the retry topic of {life.id.name} has {copy.text!r} ({id_text(copy.origin)})"
+    return f"what was moved from {life.id.name} has {copy.text!r} ({id_text(copy.origin)})"
 
 
 def _breach(text: str, *calls: Call) -> Breach:

@@ -22,7 +22,8 @@ from bindery_simulation.topics.judging.history import (
 def stale_owner_changes_nothing(facts: Facts, _rules: Rules) -> Iterator[Breach]:
     """A broker does not carry out a request that it started after another broker had opened the topic.
 
-    It may confirm an acknowledgement that was sent before: that may be stored already. Nor does it write znodes.
+    It may confirm an acknowledgement that was sent before, or of what a seek has skipped before: that may be stored
+    already. Nor does it write znodes.
     """
     for call in facts.history.calls:
         if not call.is_done or call.started is None:
@@ -52,6 +53,9 @@ def _changes(facts: Facts, call: Call) -> bool:
         return False
     life = facts.lives[request.subscription]
     for key in request.keys:
+        message = facts.stored[life.id.topic].get(key)
+        if message is not None and facts.may_be_skipped(life, message, call.sent):
+            continue
         if not any(
             earlier is not call and earlier.sent < call.sent and (earlier.incarnation or 0) <= (call.incarnation or 0)
             for earlier in facts.acks_of(life, key)
