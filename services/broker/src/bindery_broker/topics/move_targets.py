@@ -151,8 +151,8 @@ class TopicTargets:
         topic = self._topics.loaded(name)
         try:
             if topic is None:
-                # First the owner, which knows its topics. A server of ZooKeeper that lags may not know a new one, but it
-                # knows what came before this broker became the owner.
+                # First the owner, which knows its topics. A server of ZooKeeper that lags may not know a new one, but
+                # it knows all that came before this broker became the owner.
                 remote = None if self._ownership is None else await self._ownership.locate(Bundle.of(name))
                 if remote is not None:
                     return await self._open_remote(to, remote.http_url, create=create, source=source)
