@@ -100,7 +100,7 @@ class Switchboard:
         """Return the other brokers for the broker of the present process."""
         process = current_process()
         assert process is not None
-        return Peers(cast(Proxy, Wire(self, process)))  # it calls only `get` and `call`
+        return Peers(cast(Proxy, Wire(self, process)))  # it calls only `call`
 
     @property
     def is_idle(self) -> bool:
@@ -120,24 +120,17 @@ class Switchboard:
 
 
 class Wire:
-    """The requests of one broker process: `get` and `call` of `http.proxy.Proxy`."""
+    """The requests of one broker process: `call` of `http.proxy.Proxy`."""
 
     def __init__(self, switchboard: Switchboard, process: Process) -> None:
         self._switchboard = switchboard
         self._process = process
 
-    async def get(self, url: str, path: str) -> tuple[int, bytes]:
-        """See `Proxy.get`."""
-        try:
-            return await self._ask(url, path, b"", ANSWER_S_MAX)
-        except OutcomeUnknown as error:
-            raise NotOwner("the topic's owner cannot be reached; retry", owner=url) from error
-
     async def call(
-        self, _method: str, url: str, path: str, body: bytes, *, timeout_s: float, **_headers: object
+        self, _method: str, url: str, path: str, body: bytes | None = None, *, timeout_s: float, **_headers: object
     ) -> tuple[int, bytes]:
         """See `Proxy.call`."""
-        return await self._ask(url, path, body, min(timeout_s, ANSWER_S_MAX))
+        return await self._ask(url, path, body or b"", min(timeout_s, ANSWER_S_MAX))
 
     async def _ask(self, url: str, path: str, body: bytes, timeout_s: float) -> tuple[int, bytes]:
         """Return status and body. Raises NotOwner if the broker does not serve, OutcomeUnknown without an answer."""
