@@ -71,6 +71,7 @@ async def test_messages_and_acknowledgements_survive_the_death_of_their_broker(c
         stats = (await ask(client, "GET", f"{second}{TOPIC}")).json()
         assert (stats["owner"], stats["entries"]) == (first, 100)
         received = await ask(client, "POST", f"{second}{SUB}/receive", json={"consumer": "c", "max": 100})
+        assert received.status_code == 200, received.text
         assert [m["payload"] for m in received.json()["messages"]] == [f"m{n}" for n in range(100)]
         acked = random.Random(7).sample(ids, 60)
         assert (await ask(client, "POST", f"{second}{SUB}/ack", json={"message_ids": acked})).status_code == 200
@@ -78,9 +79,11 @@ async def test_messages_and_acknowledgements_survive_the_death_of_their_broker(c
         cluster.kill("broker-0")
         left = [message_id for message_id in ids if message_id not in set(acked)]
         answer = await ask(client, "POST", f"{second}{SUB}/receive", json={"consumer": "d", "max": 100})
+        assert answer.status_code == 200, answer.text
         assert [m["message_id"] for m in answer.json()["messages"]] == left
-        read = (await ask(client, "GET", f"{second}{TOPIC}/messages?max=1000")).json()["messages"]
-        assert [m["message_id"] for m in read] == ids
+        answer = await ask(client, "GET", f"{second}{TOPIC}/messages?max=1000")
+        assert answer.status_code == 200, answer.text
+        assert [m["message_id"] for m in answer.json()["messages"]] == ids
         more = await ask(client, "POST", f"{second}{TOPIC}/messages", content=b"after")
         assert more.json()["message_ids"][0] not in ids
 

@@ -9,6 +9,7 @@
 | DelayTooLong             | delay_too_long             |    400 | a message is delayed longer than a setting allows |
 | TopicInUse               | topic_in_use               |    409 | a topic is deleted while consumers are connected  |
 | NotOwner                 | not_owner                  |    503 | the topic's owner is changing; retry              |
+| RetryTopicAway           | try_again                  |    503 | the owner of a retry topic does not answer; retry |
 | NoSuchMessage            | no_such_message            |    404 | no such entry, or no such index in its batch      |
 | ResponsesFull            | too_many_requests          |    429 | responses take too much memory; retry             |
 """
