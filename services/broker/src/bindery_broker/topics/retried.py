@@ -330,6 +330,7 @@ class RetriedSubscription:
                 and retry.exception() is None
                 and not retry.result()
                 and not self._main.is_draining
+                and self._main.sessions.get(request.consumer) is not None  # it has not left
             )
             if has_ended_early:
                 main_watch.end_wait()

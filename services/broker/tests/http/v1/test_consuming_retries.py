@@ -282,10 +282,12 @@ async def test_a_consumer_that_leaves_gives_back_messages_of_both_topics(both):
 
 
 async def test_a_consumer_that_leaves_ends_its_waiting_call(both):
-    waiting = asyncio.create_task(both.receive("c1", wait_ms=20_000))
+    waiting = asyncio.create_task(both.receive(wait_ms=20_000))
     await settle()
     await both.client.delete(f"{SUB}/consumers/c1")
-    assert await waiting == []
+    async with asyncio.timeout(5):
+        assert await waiting == []
+    assert (await subscription_of(both))["consumers"] == []
 
 
 async def test_a_session_goes_on_while_only_the_retry_topic_has_messages(both):
