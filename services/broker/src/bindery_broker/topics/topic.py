@@ -30,6 +30,7 @@ from bindery_broker.dispatch.read_ahead import ReadAhead
 from bindery_broker.errors import RESPONSES_FULL, NoSuchMessage, NotOwner, ResponsesFull
 from bindery_broker.keyed_locks import KeyedLocks
 from bindery_broker.managed_ledger import ManagedCursor, ManagedLedger, WallClock
+from bindery_broker.namespaces.policies import EffectivePolicies, PolicySource
 from bindery_broker.retries.targets import Targets
 from bindery_broker.statistics.topic import TopicStatistics
 from bindery_broker.statistics.volume import Volume
@@ -80,6 +81,7 @@ class Topic:
         sessions_max: int,
         subscriptions_max: int,
         default_producer: str,
+        policies: PolicySource,
         targets: Targets,
         on_closed: Callable[["Topic"], None],
         on_subscription: Callable[[str], None] = lambda _name: None,
@@ -96,6 +98,7 @@ class Topic:
         self._sessions_max = sessions_max
         self._subscriptions_max = subscriptions_max
         self._default_producer = default_producer
+        self._policies = policies
         self._targets = targets
         self._partition = name.partition
         self._next_sequence_id = 0
@@ -123,6 +126,11 @@ class Topic:
     @property
     def partition(self) -> int:
         return self._partition
+
+    @property
+    def policies(self) -> EffectivePolicies:
+        """The policies in force at present."""
+        return self._policies.effective(self.name)
 
     @property
     def subscriptions(self) -> Mapping[str, Subscription]:

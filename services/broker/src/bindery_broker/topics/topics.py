@@ -26,6 +26,7 @@ from bindery_broker.dispatch.read_ahead import ReadAhead
 from bindery_broker.errors import NotOwner, TopicInUse
 from bindery_broker.keyed_locks import KeyedLocks
 from bindery_broker.managed_ledger import EntryCache, ManagedLedger, ManagedLedgerSettings, WallClock
+from bindery_broker.namespaces.policies import FixedPolicies, PolicySource
 from bindery_broker.ownership.bundles import Bundle
 from bindery_broker.ownership.ownership import Ownership
 from bindery_broker.statistics.volume import Volume
@@ -78,8 +79,10 @@ class Topics:
         ledger_settings: ManagedLedgerSettings,
         limits: TopicLimits,
         producer_name: str,
+        policies: PolicySource | None = None,
     ) -> None:
-        """`clock`: wall time in ms; `now`: monotonic seconds; `producer_name`: default name of a message's producer."""
+        """`clock`: wall time in ms; `now`: monotonic seconds; `producer_name`: default name of a message's producer.
+        `policies`: None stands for the defaults."""
         self.limits = limits
         self.cache = EntryCache(size_max=ledger_settings.cache_size_max)
         self.read_ahead = ReadAhead(self.limits.read_ahead_bytes_max)
@@ -91,6 +94,7 @@ class Topics:
         self._now = now
         self._ledger_settings = ledger_settings
         self._producer_name = producer_name
+        self.policies: PolicySource = policies or FixedPolicies()
         self._loaded: dict[TopicName, Topic] = {}
         self._locks: KeyedLocks[TopicName] = KeyedLocks()
         self._users: dict[TopicName, int] = {}
@@ -323,6 +327,7 @@ class Topics:
             sessions_max=self.limits.consumers_max,
             subscriptions_max=self.limits.subscriptions_max,
             default_producer=self._producer_name,
+            policies=self.policies,
             targets=self.targets,
             on_closed=self._forget,
             on_subscription=lambda subscription: self.on_subscription(name, subscription),
