@@ -14,6 +14,9 @@ ERRORS: list[tuple[type[BinderyError], str, int, type[BinderyError]]] = [
     (errors.NotOwner, "not_owner", 503, TryAgain),
     (errors.RetryTopicAway, "try_again", 503, TryAgain),
     (errors.NoSuchMessage, "no_such_message", 404, NotThere),
+    (errors.NoSuchSchema, "no_such_schema", 404, NotThere),
+    (errors.InvalidSchema, "invalid_schema", 400, BadRequest),
+    (errors.IncompatibleSchema, "incompatible_schema", 409, Conflict),
     (errors.ResponsesFull, "too_many_requests", 429, TooManyRequests),
 ]
 

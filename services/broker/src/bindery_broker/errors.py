@@ -11,6 +11,9 @@
 | NotOwner                 | not_owner                  |    503 | the topic's owner is changing; retry              |
 | RetryTopicAway           | try_again                  |    503 | the owner of a retry topic does not answer; retry |
 | NoSuchMessage            | no_such_message            |    404 | no such entry, or no such index in its batch      |
+| NoSuchSchema             | no_such_schema             |    404 | the topic has no schema, or no such version       |
+| InvalidSchema            | invalid_schema             |    400 | a definition does not fit its schema type         |
+| IncompatibleSchema       | incompatible_schema        |    409 | a schema breaks the strategy of its namespace     |
 | ResponsesFull            | too_many_requests          |    429 | responses take too much memory; retry             |
 """
 
@@ -50,6 +53,20 @@ class RetryTopicAway(TryAgain):
 
 class NoSuchMessage(NotThere):
     code = "no_such_message"
+
+
+class NoSuchSchema(NotThere):
+    code = "no_such_schema"
+
+
+class InvalidSchema(BadRequest):
+    code = "invalid_schema"
+
+
+class IncompatibleSchema(Conflict):
+    """Data of one schema could not be read with the other one. Nothing was stored."""
+
+    code = "incompatible_schema"
 
 
 class UnknownMessages(BadRequest):
