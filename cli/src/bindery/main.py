@@ -26,7 +26,7 @@ from bindery.ledger import ledgers
 from bindery.recovery import commands as recovery
 from bindery.standalone import commands as standalone
 from bindery.topics import commands as topics
-from bindery.topics import dead_letters, subscriptions
+from bindery.topics import dead_letters, schemas, subscriptions
 from bindery.topics.consume import consume
 from bindery.topics.produce import produce
 from bindery.wire import commands as wire
@@ -55,6 +55,7 @@ app.command("consume")(consume)
 app.add_typer(topics.app, name="topics")
 app.add_typer(subscriptions.app, name="subscriptions")
 app.add_typer(dead_letters.app, name="dead-letters")
+app.add_typer(schemas.app, name="schemas")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(ledgers.app, name="ledgers")
 app.add_typer(recovery.app, name="recovery")

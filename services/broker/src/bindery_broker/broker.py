@@ -15,6 +15,8 @@ from bindery_broker.managed_ledger import WallClock
 from bindery_broker.metrics import BrokerMetrics
 from bindery_broker.ownership.bundles import Bundle
 from bindery_broker.ownership.ownership import OwnerRecord, Ownership, RemoteOwner
+from bindery_broker.schemas.registry import SchemaRegistry
+from bindery_broker.schemas.store import SchemaStore
 from bindery_broker.settings import BrokerSettings
 from bindery_broker.topics.retry_topics import RetryTopics
 from bindery_broker.topics.topic import Topic
@@ -54,6 +56,9 @@ class Broker:
         )
         self.ownership = Ownership(components.leases, record=OwnerRecord(http_url=url), on_lost=self.topics.abandon)
         self.topics.bind(self.ownership)
+        self.schemas = SchemaRegistry(
+            SchemaStore(components.store, components.client, settings=settings.ledger, clock=components.clock)
+        )
         self.retry_topics = RetryTopics(
             self.topics,
             locate=self.locate,

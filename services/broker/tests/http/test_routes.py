@@ -32,7 +32,7 @@ HOT = [route for route in ROUTES if isinstance(route, HotRoute)]
 
 def fill(template: str) -> str:
     return template.format(
-        tenant="t", namespace="n", topic="x%20y", subscription="s%2Fu", consumer="c", message_id="1%3A2"
+        tenant="t", namespace="n", topic="x%20y", subscription="s%2Fu", consumer="c", message_id="1%3A2", version="7"
     )
 
 
@@ -128,6 +128,9 @@ def test_the_list_of_json_routes_is_complete():
         ("DELETE", "/consumers/{consumer:segment}"),
         ("POST", ANY_TOPIC + "/moves"),  # its content type: test_moves_to_peers
         ("POST", ANY_TOPIC + "/moves/copies"),
+        ("POST", ANY_TOPIC + "/schema"),  # their content types: test_schema_registry
+        ("POST", ANY_TOPIC + "/schema/compatibility"),
+        ("DELETE", ANY_TOPIC + "/schema"),
     } == found
 
 
@@ -189,7 +192,7 @@ QUERIES = {"stream": "?consumer=c&session_ttl_ms=1000"}
 async def test_safe_methods_create_no_topic_and_take_no_bundle(broker, route, method):
     before = (broker.znodes(), set(broker.ledgers.ledgers))
     answer = await broker.client.request(method, fill(route.path_format) + QUERIES.get(route.operation_id, ""))
-    expected = {"listTopics": 200, "stream": 405 if method == "HEAD" else 404}
+    expected = {"listTopics": 200, "listSchemaVersions": 200, "stream": 405 if method == "HEAD" else 404}
     assert answer.status_code == expected.get(route.operation_id, 404)
     assert (broker.znodes(), set(broker.ledgers.ledgers)) == before
     assert (len(broker.broker.topics), broker.broker.ownership.held) == (0, [])
@@ -202,7 +205,13 @@ async def test_safe_methods_change_no_loaded_topic(broker, route, method):
     (topic,) = broker.broker.topics
     before = (broker.znodes(), set(broker.ledgers.ledgers), topic.ledger.internal_stats())
     path = route.path_format.format(
-        tenant="public", namespace="default", topic="t", subscription="missing", consumer="c", message_id="0:0"
+        tenant="public",
+        namespace="default",
+        topic="t",
+        subscription="missing",
+        consumer="c",
+        message_id="0:0",
+        version="0",
     )
     await broker.client.request(method, path + QUERIES.get(route.operation_id, ""))
     assert (broker.znodes(), set(broker.ledgers.ledgers), topic.ledger.internal_stats()) == before

@@ -56,7 +56,9 @@ def test_enumerations_may_have_many_symbols():
 def test_the_most_expensive_definitions_within_the_limits_are_compared_in_seconds():
     def many(prefix: str) -> bytes:
         branches = [
-            record([{"name": f"{prefix}{field}", "type": "int", "default": 0} for field in range(30)], name=f"R{branch}")
+            record(
+                [{"name": f"{prefix}{field}", "type": "int", "default": 0} for field in range(30)], name=f"R{branch}"
+            )
             for branch in range(64)
         ]
         fields = [{"name": "u", "type": branches}]
@@ -65,9 +67,7 @@ def test_the_most_expensive_definitions_within_the_limits_are_compared_in_second
         return text(record(fields))
 
     began = time.process_time()
-    incompatibility(
-        Schema(SchemaType.AVRO, many("a")), Schema(SchemaType.AVRO, many("b")), Strategy.FULL
-    )
+    incompatibility(Schema(SchemaType.AVRO, many("a")), Schema(SchemaType.AVRO, many("b")), Strategy.FULL)
     assert time.process_time() - began < 20  # some 0.5 s on a fast machine
 
 

@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 from bindery_broker.errors import IncompatibleSchema, InvalidSchema, NoSuchSchema, NotSupported
 from bindery_broker.managed_ledger import ManagedLedgerSettings
+from bindery_broker.namespaces.policies import SchemaCompatibility as Strategy
 from bindery_broker.schemas import registry as registry_module
 from bindery_broker.schemas.codec import Schema, SchemaType, decode_locator
-from bindery_broker.namespaces.policies import SchemaCompatibility as Strategy
 from bindery_broker.schemas.registry import DEFINITION_SIZE_MAX, SchemaRegistry
 from bindery_broker.schemas.store import SchemaStore
 from bindery_client.memory.memory import MemoryLedgerClient, MemoryLedgers
-from bindery_core.formats.ledger_metadata import LedgerState
 from bindery_core.errors import (
     BookieUnavailable,
     Conflict,
@@ -26,6 +25,7 @@ from bindery_core.errors import (
     TooLarge,
     TryAgain,
 )
+from bindery_core.formats.ledger_metadata import LedgerState
 from bindery_metadata.stores.memory import MemoryStore, MemoryTree
 from bindery_pulsar.topic_name import TopicName
 
@@ -57,7 +57,9 @@ class Broker:
         settings = ManagedLedgerSettings(operation_timeout_s=5)
         return SchemaRegistry(SchemaStore(znodes, self.client, settings=settings, clock=lambda: 1_700_000_000_000))
 
-    async def add(self, what: Schema, strategy: Strategy = Strategy.FULL, topic: TopicName = TOPIC, **options: Any) -> int:
+    async def add(
+        self, what: Schema, strategy: Strategy = Strategy.FULL, topic: TopicName = TOPIC, **options: Any
+    ) -> int:
         return (await self.registry.register(topic, what, strategy=strategy, **options)).version
 
 

@@ -21,6 +21,10 @@ HotOperation = Callable[[Exchange], Awaitable[Response]]
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 ROUTED_OPERATIONS: Final = frozenset(("listDeadLetters", "redriveDeadLetters", "purgeDeadLetters"))
 """Operations that may run at the owner of another topic than that in the path."""
+UNOWNED_OPERATIONS: Final = frozenset(
+    ("getSchema", "listSchemaVersions", "getSchemaVersion", "uploadSchema", "compareSchema", "deleteSchema")
+)
+"""Operations that any broker runs, although their path names a topic, which need not exist."""
 _methods: Final[dict[str, set[str]]] = {}
 """Methods by path, for the `Allow` header of a 405: a route object holds only its own methods."""
 
@@ -63,7 +67,7 @@ class OwnedRoute(APIRoute):
             exchange: Exchange = request.scope[SCOPE_KEY]
             exchange.operation = self.unique_id
             params = request.path_params
-            if "topic" in params:
+            if "topic" in params and self.unique_id not in UNOWNED_OPERATIONS:
                 in_path = paths.topic_of(params["tenant"], params["namespace"], params["topic"])
                 routed_by = exchange.routed_by if self.unique_id in ROUTED_OPERATIONS else None
                 exchange.topic_name = routed_by or in_path

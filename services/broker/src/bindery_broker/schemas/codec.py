@@ -19,6 +19,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 from bindery_core.errors import BadRequest, Corrupt
@@ -153,7 +154,7 @@ def decode_locator(data: bytes) -> Locator:
     except DecodeError as error:
         raise Corrupt("the list of a topic's schema versions cannot be read", size=len(data)) from error
     index = tuple(_entry_of(entry) for entry in message.index)
-    ascends = all(a.version < b.version for a, b in zip(index, index[1:], strict=False))
+    ascends = all(a.version < b.version for a, b in pairwise(index))
     if not index or not ascends or _entry_of(message.info) != index[-1]:
         raise Corrupt("the list of a topic's schema versions contradicts itself", versions=len(index))
     return Locator(index)

@@ -92,11 +92,13 @@ def incompatibility(new: Schema, older: Schema, strategy: SchemaCompatibility) -
 
 
 def _why_unreadable(*, reader: avro.schema.Schema, writer: avro.schema.Schema) -> str | None:
-    result = ReaderWriterCompatibilityChecker().get_compatibility(reader, writer)
+    checker = ReaderWriterCompatibilityChecker()  # type: ignore[no-untyped-call]
+    result = checker.get_compatibility(reader, writer)
     if result.compatibility is SchemaCompatibilityType.compatible:
         return None
     kinds = dict.fromkeys(kind.value.replace("_", " ") for kind in result.incompatibilities)
-    return f"{_listed(kinds)} at {_listed(sorted(result.locations - {'/'}) or ['/'])} ({_listed(sorted(result.messages))})"
+    places = _listed(sorted(result.locations - {"/"}) or ["/"])
+    return f"{_listed(kinds)} at {places} ({_listed(sorted(result.messages))})"
 
 
 def _listed(items: Iterable[str]) -> str:

@@ -27,14 +27,11 @@ _NO_UNIONS: Final = frozenset(("fields", "symbols", "aliases", "default"))
 
 def parse(definition: bytes) -> avro.schema.Schema:
     """Return the Avro schema. Raises InvalidSchema."""
-    content = load(definition)
-    _check_limits(content)
+    _check_limits(load(definition))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of logical types that Java's library has and this one has not
-            return avro.schema.make_avsc_object(
-                content, avro.schema.Names(validate_names=False), validate_enum_symbols=False, validate_names=False
-            )
+            return avro.schema.parse(definition.decode(), validate_enum_symbols=False, validate_names=False)
     except (avro.errors.AvroException, AttributeError, KeyError, LookupError, TypeError, ValueError) as error:
         raise InvalidSchema(f"the definition is not an Avro schema: {str(error)[:500]}") from error
 

@@ -131,9 +131,7 @@ class SchemaRegistry:
 
     async def _check(self, schema: Schema) -> None:
         if len(schema.definition) > DEFINITION_SIZE_MAX:
-            raise TooLarge(
-                "the definition is too large", size=len(schema.definition), size_max=DEFINITION_SIZE_MAX
-            )
+            raise TooLarge("the definition is too large", size=len(schema.definition), size_max=DEFINITION_SIZE_MAX)
         size = sum(len(key.encode()) + len(value.encode()) for key, value in schema.properties.items())
         if size > PROPERTIES_SIZE_MAX:
             raise TooLarge("the properties of the schema are too large", size=size, size_max=PROPERTIES_SIZE_MAX)

@@ -1,0 +1,1 @@
+"""Operations on a topic's schema and on its compaction."""
