@@ -51,3 +51,24 @@ def test_a_time_is_parsed_to_milliseconds(text: str, ms: int) -> None:
 def test_a_time_without_its_zone_or_before_1970_is_refused(text: str) -> None:
     with pytest.raises(BadRequest, match="the format is 2026-12-01T08:00:00Z"):
         operator.parse_time(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"),
+    [
+        ("@0", 0),
+        ("@1796112000000", 1_796_112_000_000),
+        ("5m", 700_000),
+        ("1h", 0),
+        ("90s", 910_000),
+        ("1970-01-01T00:00:01Z", 1_000),
+    ],
+)
+def test_a_moment_is_a_time_an_age_or_milliseconds(text: str, ms: int) -> None:
+    assert operator.parse_moment(text, now_ms=1_000_000) == ms
+
+
+@pytest.mark.parametrize("text", ["", "5", "@", "@-1", "@1.5", "@1234567890123456", "5 m", "today", "2026-12-01"])
+def test_other_texts_are_no_moment(text: str) -> None:
+    with pytest.raises(BadRequest, match="the formats are 5m"):
+        operator.parse_moment(text, now_ms=0)

@@ -143,6 +143,30 @@ def test_other_errors_end_consume(is_enabled: bool, failures: list[Exception | N
 
 
 @pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        ("latest", "latest"),
+        ("5:0", "5:0"),
+        ("5:0:-1:3", "5:0:-1:3"),
+        ("1970-01-01T00:00:01Z", "@1000"),
+        ("@5", "@5"),
+        ("1m", "@940000"),
+    ],
+)
+def test_reading_begins_at_a_place_or_a_time(given: str, sent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    starts: list[str] = []
+
+    def get(_broker: Broker, _path: str, **query: Any) -> dict[str, Any]:
+        starts.append(query["start"])
+        return {"messages": [], "next": "6:0"}
+
+    monkeypatch.setattr(Broker, "get", get)
+    monkeypatch.setattr("bindery.common.operator.now_ms", lambda: 1_000_000)
+    assert CliRunner().invoke(app, ["consume", "t", "--start", given]).exit_code == 0
+    assert starts == [sent]
+
+
+@pytest.mark.parametrize(
     ("arguments", "reason"),
     [
         (["-s", "me"], "--subscription needs --ack"),
@@ -151,6 +175,8 @@ def test_other_errors_end_consume(is_enabled: bool, failures: list[Exception | N
         (["--key-range", "0-1"], "--key-range needs --ack"),
         (["--no-durable"], "--no-durable needs --ack"),
         (["--ack", "--start", "earliest"], "--start cannot be used"),
+        (["--start", "soon"], "--start is earliest, latest, a message id, or a time"),
+        (["--start", "5"], "--start is earliest, latest, a message id, or a time"),
         (["--ack", "--type", "key_shared", "--priority", "1"], "--priority has no effect with --type key_shared"),
         (["--ack", "--key-range", "0-1"], "--key-range needs --type key_shared"),
         (["--ack", "--allow-out-of-order"], "--allow-out-of-order needs --type key_shared"),

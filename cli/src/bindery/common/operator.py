@@ -29,6 +29,7 @@ WAITING_AFTER_S: Final = 2.0
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECONDS: Final = re.compile(r"@[0-9]{1,15}")
 _DURATION: Final = re.compile(r"(?:\d+[dhms])+|\d+")
 
 
@@ -137,6 +138,21 @@ def parse_time(text: str) -> int:
     if found is None or found.tzinfo is None or found < _EPOCH:
         raise BadRequest("not a time with its zone; the format is 2026-12-01T08:00:00Z", given=text)
     return (found - _EPOCH) // timedelta(milliseconds=1)
+
+
+def parse_moment(text: str, *, now_ms: int) -> int:
+    """Return the milliseconds since 1970 of a time, of `@MS`, or of the time `90s`, `5m`, `1h30m` or `2d` ago.
+
+    Raises BadRequest. A number needs a unit or an `@`.
+    """
+    if _MILLISECONDS.fullmatch(text):
+        return int(text[1:])
+    if _DURATION.fullmatch(text) and not text.isdecimal():
+        return max(0, now_ms - round(parse_duration(text) * 1_000))
+    try:
+        return parse_time(text)
+    except BadRequest:
+        raise BadRequest("not a time; the formats are 5m (ago), 2026-12-01T08:00:00Z and @MS", given=text) from None
 
 
 def duration_text(seconds: float) -> str:

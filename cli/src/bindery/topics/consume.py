@@ -50,6 +50,7 @@ LEAVE_TIMEOUT_S: Final = 5.0
 KEY_HASH_MAX: Final = 65_535
 """The last hash of a key. The first is 0."""
 _KEY_RANGE: Final = re.compile(r"(\d{1,5})-(\d{1,5})")
+_MESSAGE_ID: Final = re.compile(r"\d+:\d+(:(-1|\d+)){0,2}")
 _TEMPORARY: Final = frozenset({429, 502, 503, 504})
 """HTTP statuses of a broker that is busy or restarts, or whose topic is moving to another broker."""
 
@@ -82,7 +83,9 @@ def consume(
     start: Annotated[
         str | None,
         typer.Option(
-            metavar="POSITION", help="Position to read from: earliest, latest or a message id; default: earliest."
+            metavar="POSITION",
+            help="Where to begin: earliest, latest, a message id, or a publish time: 5m (ago), 2026-12-01T08:00:00Z or "
+            "@MS (since 1970); default: earliest.",
         ),
     ] = None,
     kind: Annotated[
@@ -138,6 +141,8 @@ def consume(
 
       bindery consume greetings --follow
 
+      bindery consume orders --start 5m
+
       bindery consume orders --ack --subscription billing --max 100 --json
 
       bindery consume orders --ack --subscription shipping --type key_shared --follow
@@ -159,6 +164,7 @@ def consume(
             raise BadRequest(f"{option} needs --ack: without it, messages are read without a subscription")
     if start is not None and ack:
         raise BadRequest("--start cannot be used with --ack: a subscription has its own position")
+    first = _start(start or "earliest")
     fields = _consumer_fields(
         kind or SubscriptionType.SHARED, priority, key_ranges or [], allow_out_of_order=allow_out_of_order
     )
@@ -180,7 +186,7 @@ def consume(
                 retries=retries,
             )
             if ack
-            else _read(broker, path, start or "earliest", follow=follow, maximum=maximum, retries=retries)
+            else _read(broker, path, first, follow=follow, maximum=maximum, retries=retries)
         )
         noted: set[str] = set()
         try:
@@ -188,6 +194,21 @@ def consume(
                 _print_message(message, noted, as_json=as_json)
         finally:
             source.close()
+
+
+def _start(text: str) -> str:
+    """Return the query parameter `start` of a place, or of a time (`parse_moment`). Raises BadRequest."""
+    from bindery.common.operator import now_ms, parse_moment
+
+    if text in ("earliest", "latest") or _MESSAGE_ID.fullmatch(text):
+        return text
+    try:
+        return f"@{parse_moment(text, now_ms=now_ms())}"
+    except BadRequest:
+        raise BadRequest(
+            "--start is earliest, latest, a message id, or a time like 5m (ago), 2026-12-01T08:00:00Z or @MS",
+            given=text,
+        ) from None
 
 
 class Retries:

@@ -11,7 +11,7 @@ import typer
 from bindery_core.errors import BadRequest
 from bindery_kit.observability.printable import printable
 
-from bindery.common.operator import now_ms, parse_duration, parse_time
+from bindery.common.operator import now_ms, parse_duration, parse_moment
 from bindery.common.options import AsJson, group
 from bindery.common.output import confirm, counted, emit, print_json, print_lines
 from bindery.topics.options import Properties, Topic, Url, parse_properties
@@ -145,7 +145,9 @@ def seek(
     time: Annotated[
         str | None,
         typer.Option(
-            metavar="TIME", help="Continue with the first message published at 2026-12-01T08:00:00Z or later."
+            metavar="TIME",
+            help="Continue with the first message published at this time or later: 5m (ago), 2026-12-01T08:00:00Z or "
+            "@MS (since 1970).",
         ),
     ] = None,
     percent: Annotated[
@@ -169,6 +171,8 @@ def seek(
 
       bindery subscriptions seek orders billing --time 2026-12-01T08:00:00Z
 
+      bindery subscriptions seek orders billing --time 5m
+
     Exit codes: 0 moved, 1 no such subscription or not confirmed, 2 wrong usage or --yes is missing.
     """
     if sum(value is not None for value in (to, time, percent)) != 1:
@@ -177,7 +181,7 @@ def seek(
     if to is not None:
         body["message_id"] = to
     elif time is not None:
-        body["timestamp"] = parse_time(time)
+        body["timestamp"] = parse_moment(time, now_ms=now_ms())
     else:
         body["percent"] = percent
     _move(topic, name, "seek", body, f"Discard all acknowledgements of {name} and move it", url, yes, as_json=as_json)

@@ -39,6 +39,9 @@ def test_every_result_matches_a_list_of_positions(
     assert ledgers.after(here) == (len(after), 10 * len(after))
     assert [ledgers.nth(i) for i in range(len(everything))] == everything
     assert ledgers.nth(len(everything)) == ledgers.end
+    for i, position in enumerate([*everything, ledgers.end]):
+        for count in range(len(everything) + 2):
+            assert ledgers.forward(position, count) == ledgers.nth(i + count)
 
 
 def test_earliest_and_latest_are_the_ends() -> None:

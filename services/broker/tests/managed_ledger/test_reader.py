@@ -7,8 +7,19 @@ import pytest
 import structlog
 from bindery_broker.managed_ledger import EntryCache, ManagedLedger, reader
 from bindery_broker.managed_ledger.reader import UNSIZED_ENTRIES_MAX
-from bindery_core.errors import BookieUnavailable, MetadataUnavailable, NoSuchTopic, TopicFenced
+from bindery_broker.managed_ledger.time_search import BEFORE_ENTRIES_MAX
+from bindery_core.errors import (
+    BookieUnavailable,
+    Corrupt,
+    MetadataUnavailable,
+    NoSuchEntry,
+    NoSuchLedger,
+    NoSuchTopic,
+    TopicFenced,
+    TryAgain,
+)
 from bindery_core.ids import LedgerId
+from bindery_pulsar.message_codec import OutgoingMessage, encode_message
 from bindery_pulsar.message_id import EARLIEST, LATEST, Position
 from managed_ledger_cluster import TOPIC, Cluster, read_all
 
@@ -79,13 +90,6 @@ async def test_all_entries_are_read_with_a_limited_number_of_open_ledgers(cluste
     topic = await three_ledgers(cluster, cache_size_max=0, read_handles_max=1)
     for _ in range(2):
         assert len(await read_all(topic)) == 30
-
-
-async def test_a_search_finds_the_first_matching_entry(cluster: Cluster) -> None:
-    topic = await three_ledgers(cluster)
-    for wanted, position in [(0, (0, 0)), (9, (0, 9)), (10, (1, 0)), (25, (2, 5)), (-5, (0, 0)), (30, (2, 10))]:
-        assert await topic.find_first(lambda entry, wanted=wanted: int(entry) >= wanted) == position
-    assert await (await cluster.open()).find_first(lambda entry: False) == Position(3, 0)
 
 
 async def test_a_waiting_reader_is_woken_by_the_next_entry(cluster: Cluster) -> None:
@@ -294,12 +298,6 @@ async def test_a_close_logs_the_trimmed_ledgers_that_are_not_deleted(
     assert [row["ledger_ids"] for row in logs if row["event"] == "trimmed_ledgers_left"] == left
 
 
-async def test_a_search_that_every_entry_matches_finds_the_first_one(cluster: Cluster) -> None:
-    topic = await three_ledgers(cluster)
-    assert await topic.find_first(lambda entry: True) == topic.first_position
-    assert await topic.find_first(lambda entry: False) == topic.next_position(topic.last_confirmed)
-
-
 async def reads_of(topic: ManagedLedger, monkeypatch: pytest.MonkeyPatch, *at: Position, size_max: int) -> list[str]:
     """Read from the positions. Returns the ranges that were read from bookies."""
     reads: list[str] = []
@@ -423,3 +421,90 @@ async def test_few_entries_are_read_at_once(cluster: Cluster, monkeypatch: pytes
     topic = await cluster.open(cache_size_max=0)
     await topic.add_many([b"x"] * UNSIZED_ENTRIES_MAX)
     assert await reads_of(topic, monkeypatch, Position(0, 0), size_max=10**6) == [f"0-{UNSIZED_ENTRIES_MAX - 1}"]
+
+
+# --- searching by publish time
+
+
+def entry_at(time_ms: int) -> bytes:
+    return encode_message(OutgoingMessage(payload=b"m"), producer_name="p", publish_time_ms=time_ms, sequence_id=0)
+
+
+async def timed(cluster: Cluster, *ledgers: Sequence[int], **settings: object) -> ManagedLedger:
+    """Return a topic whose ledgers have entries with these publish times. Each is closed at its last time."""
+    topic = await cluster.open(cache_size_max=0, **settings)
+    for i, times in enumerate(ledgers):
+        await topic.add_many([entry_at(time) for time in times])
+        cluster.now_ms = times[-1]
+        if i + 1 < len(ledgers):
+            await topic.roll()
+    return topic
+
+
+async def test_a_time_is_found_with_logarithmically_many_reads(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = 1_000
+    parts = [range(10_000 * i, 10_000 * i + 2 * count, 2) for i in range(1, 7)]
+    topic = await timed(cluster, *parts)
+    assert topic.entries_count == 6 * count
+    reads: list[int] = []
+    read = topic._reader._read
+
+    async def counted(ledger_id: int, ids: Sequence[int]) -> object:
+        reads.append(len(ids))
+        return await read(ledger_id, ids)
+
+    monkeypatch.setattr(topic._reader, "_read", counted)
+    for ledger, times in enumerate(parts):
+        for entry in (0, 1, 500, 999):
+            for at_ms in (times[entry], times[entry] - 1):
+                reads.clear()
+                assert await topic.find_published(at_ms) == Position(ledger, entry)
+                assert reads.count(1) <= 10 + 3 + 1  # log2(1000), the hints, and a single entry before the result
+                assert len([each for each in reads if each > 1]) <= 2
+                assert sum(reads) <= 14 + BEFORE_ENTRIES_MAX
+    assert await topic.find_published(0) == Position(0, 0)
+    assert await topic.find_published(10**12) == Position(5, count)
+
+
+async def test_a_late_entry_out_of_order_does_not_hide_the_ones_before_it(cluster: Cluster) -> None:
+    topic = await timed(cluster, [10, 20, 30], [40, 60, 35, 70])
+    assert await topic.find_published(50) == Position(1, 1)  # a search alone may stop behind the 35
+    assert await topic.find_published(65) == Position(1, 3)
+
+
+async def test_an_owner_with_a_slow_clock_does_not_hide_entries(cluster: Cluster) -> None:
+    topic = await timed(cluster, [1000, 1100, 1200], [900, 1000, 1300])
+    assert await topic.find_published(1100) == Position(0, 1)
+    assert await topic.find_published(1250) == Position(1, 2)
+
+
+async def test_damaged_and_lost_entries_do_not_fail_a_search(cluster: Cluster) -> None:
+    topic = await timed(cluster, range(100, 200), range(200, 300), range(300, 400))
+    for error in (NoSuchEntry("made up"), Corrupt("made up")):
+        for at_ms, ledger in ((150, 0), (250, 1), (399, 2)):
+            for failures in range(1, 4):
+                cluster.ledgers.fail_next("read", error, count=failures)
+                found = await topic.find_published(at_ms)
+                assert Position(0, 0) <= found <= Position(ledger, at_ms % 100)
+    cluster.ledgers.fail_next("open", NoSuchLedger("made up"))
+    assert await topic.find_published(150) == Position(0, 50)
+
+
+async def test_an_entry_that_is_no_message_does_not_fail_a_search(cluster: Cluster) -> None:
+    topic = await timed(cluster, [10, 20])
+    await topic.add_many([b"?", entry_at(30), entry_at(40)])
+    assert await topic.find_published(40) == Position(0, 4)
+    assert await topic.find_published(20) == Position(0, 1)
+
+
+async def test_a_search_fails_if_bookies_do_not_answer_or_the_topic_is_lost(cluster: Cluster) -> None:
+    topic = await timed(cluster, [10, 20], [30, 40])
+    cluster.ledgers.fail_next("read", BookieUnavailable("made up"))
+    with pytest.raises(BookieUnavailable):
+        await topic.find_published(20)
+    assert await topic.find_published(20) == Position(0, 1)
+    await topic.close()
+    with pytest.raises(TryAgain):
+        await topic.find_published(20)

@@ -388,13 +388,14 @@ class ManagedLedger:
         if self._writer is not None:
             await self._writer.decided(timeout_s=self._settings.operation_timeout_s)
 
-    async def find_first(self, predicate: Callable[[bytes], bool]) -> Position:
-        """Return the first entry for which `predicate` holds, or the position of the next add if there is none.
+    async def find_published(self, at_ms: int) -> Position:
+        """Return the first entry published at `at_ms` (ms since 1970) or later; the position of the next add if none.
 
-        Binary search: the predicate must hold for all later entries too. To seek by time:
-        `find_first(lambda entry: publish_time_ms(entry) >= timestamp_ms)`.
+        Reads about as many entries as the number of entries of one ledger has binary digits, and up to 100 before the
+        result. `time_search` describes what is returned if the publish times are not in order. Damaged and lost entries
+        are passed over. Errors: TryAgain, TopicFenced.
         """
-        return await self._reader.find_first(predicate, check_open=self._raise_if_ended)
+        return await self._reader.find_published(at_ms, check_open=self._raise_if_ended)
 
     def on_new_entries(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call `listener` in the loop each time `last_confirmed` advances. The listener must not raise.

@@ -143,6 +143,16 @@ class LedgerList:
                 size += record.size
         return count, size
 
+    def forward(self, position: Position, count: int) -> Position:
+        """Return the entry that is `count` entries after an existing one; the end if there are fewer."""
+        index = bisect_left(self._ids, position.ledger_id)
+        count += position.entry_id
+        for record in self._records[index:]:
+            if count < record.entries:
+                return Position(record.ledger_id, count)
+            count -= record.entries
+        return self.end
+
     def nth(self, index: int) -> Position:
         """Return the entry that has `index` existing entries before it; the end if there are fewer entries."""
         for record in self._records:

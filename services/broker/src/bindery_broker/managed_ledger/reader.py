@@ -5,13 +5,15 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from bindery_client.ledger.api import Entry, WriteHandle
-from bindery_core.errors import LostOwnership, NoSuchEntry, TryAgain
+from bindery_core.errors import Corrupt, LostOwnership, NoSuchEntry, NoSuchLedger, NotThere, TryAgain
 from bindery_pulsar.entry_size import ENTRY_SIZE_MAX
+from bindery_pulsar.message_codec import publish_time_ms
 from bindery_pulsar.message_id import Position
 
 from bindery_broker.managed_ledger.caching.entry_cache import TopicCache
 from bindery_broker.managed_ledger.ledger_list import LedgerList, LedgerRecord
 from bindery_broker.managed_ledger.read_handles import ReadHandles
+from bindery_broker.managed_ledger.time_search import BEFORE_BYTES_MAX, TimeSearch
 from bindery_broker.managed_ledger.topic_metadata import limited
 
 READ_ENTRIES_MAX: Final = 1_000
@@ -97,22 +99,37 @@ class EntryReader:
                 done += len(ids) - len(existing)
         return found, positions[done:]
 
-    async def find_first(self, predicate: Callable[[bytes], bool], *, check_open: Callable[[], None]) -> Position:
-        """See `ManagedLedger.find_first`. `check_open` raises once the topic is closed, fenced or deleted."""
-        ledgers = self._ledgers
-        low, high = 0, ledgers.entries_count
-        first = ledgers.first_position
-        while low < high:
+    async def find_published(self, at_ms: int, *, check_open: Callable[[], None]) -> Position:
+        """See `ManagedLedger.find_published`. `check_open` raises once the topic is closed, fenced or deleted."""
+        search = TimeSearch(self._ledgers, at_ms)
+        while (position := search.wanted()) is not None:
             check_open()
-            middle = (low + high) // 2
-            found = await self.read(ledgers.nth(middle), entries_max=1, size_max=1)
-            if ledgers.first_position != first:  # trimmed meanwhile: the indexes are no longer valid
-                first, low, high = ledgers.first_position, 0, ledgers.entries_count
-            elif found and not predicate(found[0][1]):
-                low = middle + 1
-            else:
-                high = middle
-        return ledgers.nth(low)
+            try:
+                search.found(position, publish_time_ms(await self._read_alone(position)))
+            except NoSuchLedger:
+                search.lost_ledger(position)
+            except (NoSuchEntry, Corrupt):
+                search.unreadable(position)
+        positions = search.before()
+        check_open()
+        try:
+            entries, _ = await self.read_some(positions, size_max=BEFORE_BYTES_MAX)
+            earlier = (position for position, entry in entries if publish_time_ms(entry) >= at_ms)
+            return self._ledgers.clamp(next(earlier, search.position))
+        except (NotThere, Corrupt):  # no reason to fail: in order, these entries are older
+            return self._ledgers.clamp(search.position)
+
+    async def _read_alone(self, position: Position) -> bytes:
+        """Return one existing entry. It is not added to the cache: a search reads entries that nobody needs next."""
+        ledger_id, entry_id = position
+        cached = self._cache.run(ledger_id, entry_id, entry_id)
+        if cached:
+            return cached[0]
+        async with limited(self._timeout_s, "read from a ledger"):
+            entries = await self._read(ledger_id, [entry_id])
+        if not entries:
+            raise NoSuchEntry("the read returned no entry", ledger_id=ledger_id, entry_id=entry_id)
+        return entries[0].payload
 
     async def _fetch(self, record: LedgerRecord, *, first: int, last: int, room: int) -> list[bytes]:
         """Return entries from `first` on: at least one, about as many as fit into `room` bytes.

@@ -11,7 +11,6 @@ from typing import Final
 
 from bindery_core.errors import BinderyError, Conflict
 from bindery_core.sources import MonotonicClock
-from bindery_pulsar.message_codec import publish_time_ms
 from bindery_pulsar.message_id import MessageId, Position
 from bindery_pulsar.topic_name import TopicName
 
@@ -396,7 +395,7 @@ class Subscription:
         self._loop.check_open()
         passed: BatchAck | None = None
         if isinstance(target, int):
-            position = await self._first_since(target)
+            position = await self._ledger.find_published(target)
         elif isinstance(target, MessageId):
             _, batches = await self._acknowledger.resolve([target])
             position = target.position
@@ -431,7 +430,7 @@ class Subscription:
         Delayed messages that are not due are acknowledged, too. Returns the position that comes next.
         """
         self._loop.check_open()
-        first = await self._first_since(before_ms)
+        first = await self._ledger.find_published(before_ms)
         return await self._pass(self.cursor.ack_upto_entry_before(first))
 
     async def _pass(self, change: Awaitable[None]) -> Position:
@@ -444,9 +443,6 @@ class Subscription:
         await change
         self._acknowledger.passed()
         return self._ledger.next_position(self.cursor.mark_delete)
-
-    async def _first_since(self, at_ms: int) -> Position:
-        return await self._ledger.find_first(lambda entry: publish_time_ms(entry) >= at_ms)
 
     async def cancel(self, position: Position, *, deliver_at_ms: int) -> bool:
         """Acknowledge a delayed entry if it was not delivered, durably. Returns whether that was so, now or before.

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from bindery_broker.http.v1.message_view import parse_ids, parse_place, view
+from bindery_broker.http.v1.message_view import parse_ids, parse_place, parse_start, view
 from bindery_core.errors import BadRequest
 from bindery_pulsar.message_codec import Message, OpaqueMessage
 from bindery_pulsar.message_encoding import Chunk, Encoding, Encryption, EncryptionKey, OpaqueReason
@@ -126,3 +126,12 @@ def test_the_first_text_that_is_not_a_message_id_is_named() -> None:
     with pytest.raises(BadRequest, match="not a message id") as caught:
         parse_ids(["5:6", "x", "y"])
     assert caught.value.facts == {"index": 1, "message_id": "x"}
+
+
+def test_a_start_is_a_place_or_a_time() -> None:
+    assert parse_start("latest") == LATEST
+    assert parse_start("5:6") == MessageId(5, 6)
+    assert parse_start("@1700000000000") == 1_700_000_000_000
+    for text in ("@", "@x", "@-1", "@253402300800000", "5"):
+        with pytest.raises(BadRequest):
+            parse_start(text)

@@ -37,6 +37,23 @@ async def test_reading_begins_inside_a_batch_or_at_the_ends(broker):
     assert payloads((await read(broker, start=latest["next"]))["messages"]) == ["d"]
 
 
+async def test_reading_begins_at_a_publish_time(broker):
+    await broker.produce("a")
+    broker.clock.advance(10)
+    at = broker.clock.wall_ms
+    await broker.produce_batch("b", "c")
+    await next(iter(broker.broker.topics)).ledger.roll()
+    broker.clock.advance(10)
+    await broker.produce("d")
+    assert payloads((await read(broker, start=f"@{at}"))["messages"]) == ["b", "c", "d"]
+    assert payloads((await read(broker, start=f"@{at + 1}"))["messages"]) == ["d"]
+    assert payloads((await read(broker, start="@0", max=1))["messages"]) == ["a"]
+    latest = await read(broker, start=f"@{at + 60_000}")
+    assert latest["messages"] == []
+    await broker.produce("e")
+    assert payloads((await read(broker, start=latest["next"]))["messages"]) == ["e"]
+
+
 async def test_max_bytes_limits_a_read_that_returns_at_least_one_message(broker):
     await broker.produce("x" * 100, "y" * 100, "z" * 100)
     assert len((await read(broker, max_bytes=1))["messages"]) == 1
@@ -90,7 +107,20 @@ async def test_an_invalid_message_id_is_refused(broker, message_id):
     problem(await broker.client.get(f"{TOPIC}/messages/{message_id}"), status=400, code="bad_request")
 
 
-@pytest.mark.parametrize("query", ["start=soon", "max=0", "max=1001", "max_bytes=0", "wait_ms=30001", "colour=red"])
+@pytest.mark.parametrize(
+    "query",
+    [
+        "start=soon",
+        "start=@",
+        "start=@x",
+        "start=@999999999999999",
+        "max=0",
+        "max=1001",
+        "max_bytes=0",
+        "wait_ms=30001",
+        "colour=red",
+    ],
+)
 async def test_an_invalid_read_query_is_refused(broker, query):
     await broker.produce("a")
     problem(await broker.client.get(f"{TOPIC}/messages?{query}"), status=400, code="bad_request")

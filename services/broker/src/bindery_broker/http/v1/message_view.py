@@ -6,7 +6,7 @@ from bindery_pulsar.message_codec import TAG_VALUE, Message, OpaqueMessage
 from bindery_pulsar.message_id import EARLIEST, LATEST, MessageId, Position
 from msgspec import UNSET
 
-from bindery_broker.http.v1.schemas import EncodingOut, MessageOut
+from bindery_broker.http.v1.schemas import MS_MAX, EncodingOut, MessageOut
 
 
 def view(message: Message, *, message_id: str, lease: str | None = None, redelivery_count: int = 0) -> MessageOut:
@@ -55,6 +55,16 @@ def parse_place(text: str) -> MessageId | Position:
     if text == "latest":
         return LATEST
     return MessageId.parse(text)
+
+
+def parse_start(text: str) -> MessageId | Position | int:
+    """As `parse_place`, but also parse `@MS`, and return it as a publish time in ms since 1970. Raises BadRequest."""
+    if not text.startswith("@"):
+        return parse_place(text)
+    digits = text.removeprefix("@")
+    if not (digits.isascii() and digits.isdecimal()) or int(digits) > MS_MAX:
+        raise BadRequest("not a time; the format is @ and milliseconds since 1970", given=text)
+    return int(digits)
 
 
 def parse_ids(texts: list[str]) -> list[MessageId]:

@@ -16,7 +16,7 @@ from bindery_broker.http.exchange import Exchange, json_reply
 from bindery_broker.http.route import JsonLine, OwnedRoute, hot
 from bindery_broker.http.v1 import paths
 from bindery_broker.http.v1.message_pieces import MessageSource, messages_reply
-from bindery_broker.http.v1.message_view import parse_place, view
+from bindery_broker.http.v1.message_view import parse_start, view
 from bindery_broker.http.v1.models import Cancelled, ReadQuery, RoutingQuery
 from bindery_broker.http.v1.produce_request import NDJSON, PROPERTY_HEADER, ProduceLimits, parse_produce
 from bindery_broker.http.v1.schemas import (
@@ -120,8 +120,10 @@ def result_of(result: MessageId | BinderyError) -> ProduceResult:
 )
 async def read_messages(exchange: Exchange, name: paths.Topic, query: Annotated[ReadQuery, Query()]) -> Response:
     broker = exchange.broker
-    start = parse_place(query.start)
+    start = parse_start(query.start)
     topic = await broker.topic(name)
+    if isinstance(start, int):
+        start = await topic.ledger.find_published(start)
     if isinstance(start, MessageId) and start.partition not in (-1, topic.partition):
         raise BadRequest("the message id names another partition", message_id=str(start))
     wait_ms = 0 if broker.draining else min(query.wait_ms, broker.settings.receive_wait_ms_max)

@@ -18,6 +18,7 @@ from bindery_broker.http.v1.schemas import (
     NO_CONTROLS,
     PLACE_PATTERN,
     RECEIVE_BYTES_MAX,
+    START_PATTERN,
     TEXT_MAX,
     WAIT_MS_MAX,
 )
@@ -58,8 +59,9 @@ class ForceQuery(RoutingQuery):
 
 
 class ReadQuery(RoutingQuery):
-    start: Place = "earliest"
-    """First message to return."""
+    start: Annotated[str, Field(max_length=64, pattern=START_PATTERN, examples=["@1700000000000"])] = "earliest"
+    """First message to return: `earliest`, `latest`, a message id; or `@` and a time in milliseconds since 1970, for
+    the first message published then or later."""
     max: Annotated[int, Field(ge=1, le=MESSAGES_PER_RECEIVE_MAX)] = 100
     max_bytes: Annotated[int, Field(ge=1, le=RECEIVE_BYTES_MAX)] = 4 * 2**20
     """The first message is returned whatever its size."""

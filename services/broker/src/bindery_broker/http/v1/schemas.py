@@ -34,6 +34,8 @@ ID_PATTERN: Final = r"^[0-9]{1,19}:[0-9]{1,19}(:(-1|[0-9]{1,10})){0,2}" + END
 """Message id: `ledgerId:entryId:partition:batchIndex`; the last two are optional."""
 PLACE_PATTERN: Final = r"^(earliest|latest|[0-9]{1,19}:[0-9]{1,19}(:(-1|[0-9]{1,10})){0,2})" + END
 """`earliest`, `latest` or a message id."""
+START_PATTERN: Final = r"^(@[0-9]{1,15}|earliest|latest|[0-9]{1,19}:[0-9]{1,19}(:(-1|[0-9]{1,10})){0,2})" + END
+"""A publish time (`@` and ms since 1970), or a place."""
 NO_CONTROLS: Final = r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]+" + END
 """Text without control characters and line separators, which could forge lines in logs and terminals."""
 NAME_SIZE_MAX: Final = 256
