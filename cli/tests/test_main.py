@@ -33,6 +33,7 @@ VERBS = [
     ["consume"],
     ["topics", "list"],
     ["topics", "stats"],
+    ["topics", "retention"],
     ["topics", "subscriptions"],
     ["topics", "cancel"],
     ["topics", "delete"],

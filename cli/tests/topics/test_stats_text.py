@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from bindery.topics.stats_text import age, ago, subscription_lines, topic_lines
+from bindery.topics.stats_text import age, ago, retention_lines, subscription_lines, topic_lines
 
 NOW_MS = 1_700_000_000_000
 DELIVERY: dict[str, Any] = {
@@ -121,3 +121,39 @@ def test_names_of_others_are_escaped() -> None:
     assert line.startswith("a\\u001b[2J    shared  0          1 entry  ")
     assert len(heading.partition("type")[0]) == len(line.partition("shared")[0])
     assert next(iter(topic_lines(STATS | {"topic": "p/d/\n"}, now_ms=NOW_MS))) == "topic        p/d/\\n"
+
+
+LEDGER: dict[str, Any] = {
+    "ledger_id": 4,
+    "entries": 10,
+    "size": 2048,
+    "closed_at": NOW_MS - 120_000,
+    "code": "subscription",
+    "reason": "subscription s has not acknowledged all of the ledger",
+    "until": None,
+    "subscription": "s",
+}
+
+
+def test_each_ledger_has_a_line_with_its_reason() -> None:
+    last = {**LEDGER, "ledger_id": 5, "closed_at": None, "reason": "the ledger is open: messages are added to it"}
+    answer = {"topic": "t", "time_s": 3600, "size_max": None, "is_policy": True, "ledgers": [LEDGER, last]}
+    first, _, _, *rows = retention_lines(answer, now_ms=NOW_MS)
+    assert first == "acknowledged ledgers are deleted 1 h after their close (policy)"
+    assert rows[0].split()[:7] == ["4", "10", "2.0", "KiB", "2", "min", "ago"]
+    assert rows[0].endswith("subscription s has not acknowledged all of the ledger")
+    assert "open" in rows[1].split()
+
+
+@pytest.mark.parametrize(
+    ("time_s", "size_max", "how"),
+    [
+        (None, None, "kept without limit"),
+        (60, 1024, "deleted 1 min after their close or above 1.0 KiB"),
+        (None, 1024, "deleted above 1.0 KiB"),
+    ],
+)
+def test_the_limits_of_a_retention(time_s: float | None, size_max: int | None, how: str) -> None:
+    answer = {"topic": "t", "time_s": time_s, "size_max": size_max, "is_policy": False, "ledgers": []}
+    first, *_ = retention_lines(answer, now_ms=NOW_MS)
+    assert first == f"acknowledged ledgers are {how} (settings of the broker)"

@@ -66,6 +66,25 @@ def stats(topic: Topic, url: Url = None, as_json: AsJson = False) -> None:
     print_lines(topic_lines(answer, now_ms=now_ms()))
 
 
+@app.command("retention")
+def retention(topic: Topic, url: Url = None, as_json: AsJson = False) -> None:
+    """Show the ledgers of a topic, the oldest first, and for each what keeps it.
+
+    Ledgers are deleted from the oldest on, once every subscription has acknowledged them and the retention is over.
+
+    Example: bindery topics retention public/default/greetings
+    """
+    from bindery.topics.broker_api import Broker, topic_path
+    from bindery.topics.stats_text import retention_lines
+
+    with Broker(url) as broker:
+        answer = broker.get(f"{topic_path(topic)}/retention")
+    if as_json:
+        print_json(answer)
+        return
+    print_lines(retention_lines(answer, now_ms=now_ms()))
+
+
 @app.command("subscriptions")
 def subscriptions(topic: Topic, url: Url = None, as_json: AsJson = False) -> None:
     """Show the subscriptions of a topic and their consumers, as `bindery subscriptions list` does.

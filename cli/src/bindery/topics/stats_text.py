@@ -53,6 +53,28 @@ def subscription_lines(subscriptions: Sequence[Mapping[str, Any]], *, now_ms: in
         yield from table(consumers)
 
 
+def retention_lines(answer: Mapping[str, Any], *, now_ms: int) -> Iterator[str]:
+    """Yield lines for the answer of `GET .../retention`. `now_ms`: present time in ms since 1970."""
+    time_s, size_max = answer["time_s"], answer["size_max"]
+    limits = [] if time_s is None else [f"{age(round(time_s * 1_000))} after their close"]
+    limits += [] if size_max is None else [f"above {size_text(size_max)}"]
+    origin = "policy" if answer["is_policy"] else "settings of the broker"
+    how = f"deleted {' or '.join(limits)}" if limits else "kept without limit"
+    yield f"acknowledged ledgers are {how} ({origin})"
+    yield ""
+    rows = [
+        {
+            "ledger": one["ledger_id"],
+            "entries": one["entries"],
+            "size": size_text(one["size"]),
+            "closed": "open" if one["closed_at"] is None else ago(one["closed_at"], now_ms=now_ms),
+            "reason": one["reason"],
+        }
+        for one in answer["ledgers"]
+    ]
+    yield from table(rows)
+
+
 def age(ms: int | None) -> str:
     """Return a duration as text, such as `1.5 s`, `2 min` or `3 h`."""
     if ms is None:

@@ -25,8 +25,8 @@ async def test_operations_keep_their_ids_and_document_their_errors(broker):
         "deleteTopic", "expire", "explainSubscription", "findUnknown", "getSchema", "getSchemaVersion", "handBack",
         "leave", "listDeadLetters", "listSchemaVersions", "listSubscriptions", "listTopics", "nack", "produce",
         "purgeDeadLetters", "readMessage", "readMessages", "receive", "redriveDeadLetters", "resetSubscription",
-        "retry", "seek", "skip", "stillHolds", "storeCopies", "stream", "subscribe", "topicInternalStats", "topicStats",
-        "unsubscribe", "uploadSchema",
+        "retry", "seek", "skip", "stillHolds", "storeCopies", "stream", "subscribe", "topicInternalStats",
+        "topicRetention", "topicStats", "unsubscribe", "uploadSchema",
     ]  # fmt: skip
     for operation in operations.values():
         for status, answer in operation["responses"].items():

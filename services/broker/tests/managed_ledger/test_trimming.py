@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from bindery_broker.managed_ledger.ledger_list import LedgerList, LedgerRecord
 from bindery_broker.managed_ledger.read_handles import ReadHandles
+from bindery_broker.managed_ledger.retention import RetentionRule
 from bindery_broker.managed_ledger.settings import ManagedLedgerSettings
 from bindery_broker.managed_ledger.trimming import Trimmer
 from bindery_client.memory.memory import MemoryLedgerClient, MemoryLedgers
@@ -23,14 +24,22 @@ class FixedCursors:
     def __init__(self, *positions: Position) -> None:
         self.trim_lock = asyncio.Lock()
         self.positions: list[Position] | None = list(positions)
+        self.damaged: dict[str, BinderyError] = {}
         self.error: BinderyError | None = None
         self.trimmed_to: list[Position] = []
 
-    async def positions_for_trimming(self) -> list[Position] | None:
+    @property
+    def cursors(self) -> dict[str, Position]:
+        return self.known_positions() or {}
+
+    async def positions_for_trimming(self) -> dict[str, Position] | None:
         assert self.trim_lock.locked()
         if self.error is not None:
             raise self.error
-        return self.positions
+        return self.known_positions()
+
+    def known_positions(self) -> dict[str, Position] | None:
+        return None if self.positions is None else {f"s{i}": one for i, one in enumerate(self.positions)}
 
     def before_trim(self, first: Position) -> None:
         assert self.trim_lock.locked()
@@ -50,6 +59,7 @@ class Trimming:
         self.write_error: BinderyError | None = None
         self.end: BinderyError | None = None
         self.now_ms = CLOSED_MS
+        self.rule: RetentionRule | None = None
         client = self.client = MemoryLedgerClient(ledgers)
         self.handles = ReadHandles(client, count_max=4, timeout_s=2)
         cursors: Any = self.cursors
@@ -62,6 +72,7 @@ class Trimming:
             handles=self.handles,
             settings=ManagedLedgerSettings(**{"operation_timeout_s": 2, **settings}),
             clock=lambda: self.now_ms,
+            retention=lambda: self.rule,
             write_ledgers=self._write,
             check_open=self._check_open,
             on_fenced=self.fenced.append,
@@ -142,6 +153,27 @@ async def test_ledgers_of_a_topic_without_subscriptions_have_another_retention_t
     topic.cursors.positions = []
     topic.now_ms += round(1000 * after_s)
     assert await topic.trimmer.trim() == count
+
+
+async def test_a_policy_replaces_both_settings(ledgers: MemoryLedgers) -> None:
+    topic = await trimming(ledgers, retention_acked_s=10, retention_unsubscribed_s=20)
+    topic.rule = RetentionRule(5, None)
+    topic.now_ms += 4_999
+    assert [one.code for one in topic.trimmer.explain()] == ["retention"] * 3 + ["open"]
+    assert await topic.trimmer.trim() == 0
+    topic.cursors.positions = []
+    topic.now_ms += 1
+    assert [one.code for one in topic.trimmer.explain()] == ["deletable"] * 3 + ["open"]
+    assert await topic.trimmer.trim() == 3
+
+
+async def test_ledgers_are_not_explained_by_a_position_that_is_unknown(ledgers: MemoryLedgers) -> None:
+    topic = await trimming(ledgers)
+    topic.cursors.positions = None
+    topic.cursors.damaged = {"broken": TryAgain("made up")}
+    verdict = topic.trimmer.explain()[0]
+    assert (verdict.code, verdict.subscription) == ("unsettled", "broken")
+    assert verdict.detail == "the position of subscription broken is unknown"
 
 
 async def test_a_closed_topic_is_not_trimmed(ledgers: MemoryLedgers) -> None:

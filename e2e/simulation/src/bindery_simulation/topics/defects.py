@@ -5,7 +5,7 @@ change of the code around them.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -199,8 +199,7 @@ def trimmed_too_far() -> list[Replacement]:
     """One more ledger is deleted than the cursors have acknowledged."""
     original = retention.trimmable
 
-    def trimmable(ledgers: LedgerList, positions: Iterable[Position], **others: Any) -> int:
-        positions = list(positions)
+    def trimmable(ledgers: LedgerList, positions: Mapping[str, Position], **others: Any) -> int:
         count = original(ledgers, positions, **others)
         return count + 1 if positions and count < len(list(ledgers)) - 1 else count
 
@@ -211,9 +210,8 @@ def fastest_cursor_trims() -> list[Replacement]:
     """The cursor that is farthest decides what is deleted."""
     original = retention.trimmable
 
-    def trimmable(ledgers: LedgerList, positions: Iterable[Position], **others: Any) -> int:
-        positions = list(positions)
-        return original(ledgers, [max(positions)] if positions else [], **others)
+    def trimmable(ledgers: LedgerList, positions: Mapping[str, Position], **others: Any) -> int:
+        return original(ledgers, {"": max(positions.values())} if positions else {}, **others)
 
     return [(trimming, "trimmable", trimmable)]
 

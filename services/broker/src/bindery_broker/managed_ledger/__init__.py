@@ -5,15 +5,19 @@ from bindery_broker.managed_ledger.cursors.ack_state import BatchAck, Redelivere
 from bindery_broker.managed_ledger.cursors.cursor import ManagedCursor, UnackedEntry, UnackedRead
 from bindery_broker.managed_ledger.cursors.transient_cursor import TransientCursor
 from bindery_broker.managed_ledger.ledger import ManagedLedger, WallClock
+from bindery_broker.managed_ledger.retention import SYSTEM_CURSORS, LedgerVerdict, RetentionRule
 from bindery_broker.managed_ledger.settings import ManagedLedgerSettings
 
 __all__ = [
+    "SYSTEM_CURSORS",
     "BatchAck",
     "EntryCache",
+    "LedgerVerdict",
     "ManagedCursor",
     "ManagedLedger",
     "ManagedLedgerSettings",
     "Redelivered",
+    "RetentionRule",
     "TransientCursor",
     "UnackedEntry",
     "UnackedRead",

@@ -44,6 +44,7 @@ from bindery_broker.managed_ledger.opening import recover_ledgers
 from bindery_broker.managed_ledger.ownership_proof import OwnershipCheck, OwnershipProof
 from bindery_broker.managed_ledger.read_handles import ReadHandles
 from bindery_broker.managed_ledger.reader import EntryReader
+from bindery_broker.managed_ledger.retention import LedgerVerdict, RetentionRule
 from bindery_broker.managed_ledger.settings import ManagedLedgerSettings
 from bindery_broker.managed_ledger.stats import internal_stats
 from bindery_broker.managed_ledger.topic_metadata import TopicMetadata
@@ -68,6 +69,7 @@ class Environment(NamedTuple):
     settings: ManagedLedgerSettings
     cache: EntryCache
     is_owner: OwnershipCheck | None
+    retention: Callable[[], RetentionRule | None]
 
 
 class ManagedLedger:
@@ -82,7 +84,7 @@ class ManagedLedger:
         info: TopicInfo,
         records: Sequence[LedgerRecord],
     ) -> None:
-        client, clock, settings, cache, is_owner = environment
+        client, clock, settings, cache, is_owner, retention = environment
         self.name = name
         """`tenant/namespace/persistent/encTopic` (`TopicName.managed_ledger_name`)."""
         self._client = client
@@ -128,6 +130,7 @@ class ManagedLedger:
             handles=self._handles,
             settings=settings,
             clock=clock,
+            retention=retention,
             write_ledgers=self._write_ledgers,
             check_open=self._raise_if_ended,
             on_fenced=self._fence,
@@ -150,18 +153,20 @@ class ManagedLedger:
         cache: EntryCache | None = None,
         create: bool = True,
         is_owner: OwnershipCheck | None = None,
+        retention: Callable[[], RetentionRule | None] = lambda: None,
     ) -> Self:
         """Take the topic over: fence and recover its last ledger, start a new one, load its cursors.
 
         `create`: create the topic if it does not exist, else NoSuchTopic. `cache`: shared by the broker's topics.
         `is_owner` is called when another process has fenced or closed a ledger of this topic: if it returns True, the
-        topic continues in a new ledger; without it, or if it returns False, the topic is lost.
+        topic continues in a new ledger; without it, or if it returns False, the topic is lost. `retention`: returns the
+        rule in force at present; None stands for the settings.
         Raises TopicFenced if another broker repeatedly takes the same topic, Corrupt if its metadata cannot be read,
         TryAgain or OutcomeUnknown if bookies or ZooKeeper do not answer; the open can then be retried.
         """
         settings = settings or ManagedLedgerSettings()
         cache = cache if cache is not None else EntryCache(size_max=settings.cache_size_max)
-        environment = Environment(client, clock, settings, cache, is_owner)
+        environment = Environment(client, clock, settings, cache, is_owner, retention)
         for attempt in range(OPEN_ATTEMPTS_MAX):
             try:
                 return await cls._open(name, environment, store, create=create)
@@ -498,6 +503,25 @@ class ManagedLedger:
         """
         self._raise_if_ended()
         return await self._trimmer.trim()
+
+    def explain_retention(self) -> list[LedgerVerdict]:
+        """Return for each ledger, the oldest first, whether it is kept and why. Reads nothing."""
+        return self._trimmer.explain()
+
+    @property
+    def retention(self) -> RetentionRule:
+        """The retention in force, by policy or by the settings."""
+        return self._trimmer.rule
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the current ledger was opened; 0 if the topic is terminated."""
+        return self._writer.age_s if self._writer is not None else 0.0
+
+    async def roll_if_older(self, age_s: float) -> None:
+        """As `roll`, if the current ledger holds anything, is older than `age_s` and than the setting `age_s_min`."""
+        if self._ledgers.current.entries and self.age_s >= max(age_s, self._settings.age_s_min):
+            await self.roll()
 
     async def close(self) -> None:
         """Complete adds in flight, store the cursors, close the ledger, so that the next open is quick. Idempotent."""

@@ -5,7 +5,7 @@ deleted by a later call. When the topic closes, the log names the ledgers that a
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import structlog
 from bindery_client.ledger.api import LedgerClient
@@ -16,7 +16,13 @@ from bindery_pulsar.message_id import Position
 from bindery_broker.managed_ledger.cursors.cursor_table import CursorTable
 from bindery_broker.managed_ledger.ledger_list import LedgerList, LedgerRecord
 from bindery_broker.managed_ledger.read_handles import ReadHandles
-from bindery_broker.managed_ledger.retention import trimmable
+from bindery_broker.managed_ledger.retention import (
+    SYSTEM_CURSORS,
+    LedgerVerdict,
+    RetentionRule,
+    judge,
+    trimmable,
+)
 from bindery_broker.managed_ledger.settings import ManagedLedgerSettings
 from bindery_broker.managed_ledger.topic_metadata import limited
 
@@ -37,11 +43,13 @@ class Trimmer:
         handles: ReadHandles,
         settings: ManagedLedgerSettings,
         clock: Callable[[], int],
+        retention: Callable[[], RetentionRule | None],
         write_ledgers: Callable[[Sequence[LedgerRecord]], Awaitable[None]],
         check_open: Callable[[], None],
         on_fenced: Callable[[TopicFenced], None],
     ) -> None:
-        """`ledgers_lock` is held while `write_ledgers` stores the list of ledgers."""
+        """`ledgers_lock` is held while `write_ledgers` stores the list of ledgers. `retention`: None stands for the
+        settings."""
         self.deletable: list[int] = []
         """Ledgers that metadata no longer names and that are not deleted yet."""
         self._topic = topic
@@ -52,6 +60,7 @@ class Trimmer:
         self._handles = handles
         self._settings = settings
         self._clock = clock
+        self._retention = retention
         self._write_ledgers = write_ledgers
         self._check_open = check_open
         self._on_fenced = on_fenced
@@ -81,17 +90,36 @@ class Trimmer:
                 positions = await self._cursors.positions_for_trimming()
                 if positions is None:
                     return 0
-                count = trimmable(
-                    self._ledgers,
-                    positions,
-                    now_ms=self._clock(),
-                    retention_acked_s=self._settings.retention_acked_s,
-                    retention_unsubscribed_s=self._settings.retention_unsubscribed_s,
-                )
+                count = trimmable(self._ledgers, positions, now_ms=self._clock(), retention=self._rule(positions))
                 if count:
                     await self._drop_first(count)
             self.deletable = [ledger_id for ledger_id in self.deletable if not await self.delete_ledger(ledger_id)]
             return count
+
+    def explain(self) -> list[LedgerVerdict]:
+        """See `ManagedLedger.explain_retention`."""
+        positions = self._cursors.known_positions()
+        return judge(
+            self._ledgers,
+            positions,
+            now_ms=self._clock(),
+            retention=self.rule,
+            unknown=next(iter(self._cursors.damaged), None),
+        )
+
+    @property
+    def rule(self) -> RetentionRule:
+        """The retention in force."""
+        return self._rule([*self._cursors.cursors, *self._cursors.damaged])
+
+    def _rule(self, cursors: Iterable[str]) -> RetentionRule:
+        """Return the retention in force for a topic with these cursors."""
+        rule = self._retention()
+        if rule is not None:
+            return rule
+        is_subscribed = any(name not in SYSTEM_CURSORS for name in cursors)
+        settings = self._settings
+        return RetentionRule(settings.retention_acked_s if is_subscribed else settings.retention_unsubscribed_s, None)
 
     async def delete_remaining(self) -> None:
         """Try once more to delete `deletable`, because no other process has the list. Logs the remaining ledgers."""

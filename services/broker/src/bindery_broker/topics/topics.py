@@ -32,6 +32,7 @@ from bindery_broker.ownership.ownership import Ownership
 from bindery_broker.statistics.volume import Volume
 from bindery_broker.subscriptions.decoding import EntryDecoder
 from bindery_broker.subscriptions.response_budget import ResponseBudget
+from bindery_broker.topics.enforcing import retention_rule, roll_for_retention
 from bindery_broker.topics.move_targets import HostedMoves, TopicTargets
 from bindery_broker.topics.topic import Topic
 
@@ -231,6 +232,7 @@ class Topics:
             topic.end_readers()
             topic.ledger.next_cache_round()
             try:
+                await roll_for_retention(topic)
                 await topic.ledger.trim()
                 await topic.ledger.renew_cursor_ledgers()
             except BinderyError as error:
@@ -311,6 +313,7 @@ class Topics:
                     cache=self.cache,
                     create=create,
                     is_owner=is_owner,
+                    retention=lambda: retention_rule(self.policies.effective(name).retention),
                 )
             except BinderyError as error:
                 self.loads_failed += 1

@@ -466,6 +466,36 @@ class TopicStats(Answer):
     subscriptions: dict[str, SubscriptionStats]
 
 
+class LedgerRetention(Answer):
+    ledger_id: int
+    entries: int
+    size: int
+    """Payload bytes of its entries."""
+    closed_at: int | None
+    """In ms since 1970; null: the ledger is open."""
+    code: str
+    """`open`, `unsettled`, `subscription`, `compaction`, `deduplication`, `retention`, `older_kept` or `deletable`."""
+    reason: str
+    """One sentence."""
+    until: int | None
+    """When the retention ends, in ms since 1970; null: nobody knows."""
+    subscription: str | None
+    """The subscription that needs the ledger."""
+
+
+class TopicRetention(Answer):
+    topic: str
+    time_s: float | None
+    """Seconds after its close during which a ledger is kept that is acknowledged by all subscriptions; null: without
+    limit."""
+    size_max: int | None
+    """Payload bytes of the topic above which acknowledged ledgers are deleted before their time; null: no limit."""
+    is_policy: bool
+    """Whether a policy sets the retention. Otherwise the settings of the broker do."""
+    ledgers: list[LedgerRetention]
+    """The oldest first."""
+
+
 class Created(Answer):
     topic: str
     created: bool

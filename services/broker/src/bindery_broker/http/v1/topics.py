@@ -13,10 +13,12 @@ from bindery_broker.http.v1.models import (
     Created,
     Deleted,
     ForceQuery,
+    LedgerRetention,
     RoutingQuery,
     SubscriptionStats,
     TopicList,
     TopicListQuery,
+    TopicRetention,
     TopicStats,
 )
 from bindery_broker.http.v1.statistics_view import Times, delivery_fields, read_oldest, rounded
@@ -143,3 +145,34 @@ async def delete_topic(exchange: Exchange, name: paths.Topic, query: Annotated[F
 async def topic_internal_stats(exchange: Exchange, name: paths.Topic, _query: Routing) -> dict[str, Any]:
     topic = await exchange.broker.topic(name)
     return dict(topic.ledger.internal_stats())
+
+
+@router.get(
+    paths.TOPIC + "/retention",
+    operation_id="topicRetention",
+    summary="Show for each ledger of a topic whether it is kept, and why",
+    response_description=openapi.TITLES[200],
+    responses=openapi.problems(*openapi.OF_TOPICS, 409),
+)
+async def topic_retention(exchange: Exchange, name: paths.Topic, _query: Routing) -> TopicRetention:
+    topic = await exchange.broker.topic(name)
+    rule = topic.ledger.retention
+    return TopicRetention(
+        topic=topic.name.short,
+        time_s=rule.time_s,
+        size_max=rule.size_max,
+        is_policy=topic.policies.retention is not None,
+        ledgers=[
+            LedgerRetention(
+                ledger_id=verdict.ledger_id,
+                entries=verdict.entries,
+                size=verdict.size,
+                closed_at=verdict.closed_ms or None,
+                code=verdict.code,
+                reason=verdict.detail,
+                until=verdict.until_ms,
+                subscription=verdict.subscription,
+            )
+            for verdict in topic.ledger.explain_retention()
+        ],
+    )

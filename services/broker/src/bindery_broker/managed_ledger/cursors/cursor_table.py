@@ -229,8 +229,11 @@ class CursorTable:
                 self._on_fenced(error)
                 raise
 
-    async def positions_for_trimming(self) -> list[Position] | None:
-        """Return the durable positions of all cursors; None: nothing may be trimmed now. Call it under `trim_lock`."""
+    async def positions_for_trimming(self) -> Mapping[str, Position] | None:
+        """Return the durable positions of all cursors by name; None: nothing may be trimmed now.
+
+        Call it under `trim_lock`.
+        """
         if self._unsettled and asyncio.get_running_loop().time() < self._unsettled_at + UNSETTLED_S_MAX:
             return None
         try:
@@ -239,9 +242,13 @@ class CursorTable:
         except TopicFenced as error:
             self._on_fenced(error)
             raise
-        if self._damaged:
+        return self.known_positions()
+
+    def known_positions(self) -> Mapping[str, Position] | None:
+        """Return the durable positions of all cursors by name; None: that of a cursor is unknown."""
+        if self._damaged or self._unsettled:
             return None
-        return [cursor.durable_mark_delete for cursor in self.cursors.values()]
+        return {name: cursor.durable_mark_delete for name, cursor in self.cursors.items()}
 
     # --- ending
 

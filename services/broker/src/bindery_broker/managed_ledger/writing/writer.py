@@ -111,6 +111,11 @@ class TopicWriter:
         return self._handle
 
     @property
+    def age_s(self) -> float:
+        """Seconds since the current ledger was opened."""
+        return self._loop.time() - self._opened_at
+
+    @property
     def pending_adds(self) -> int:
         return self._pending.count
 
