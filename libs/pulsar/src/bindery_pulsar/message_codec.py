@@ -36,7 +36,13 @@ from google.protobuf.message import DecodeError
 from bindery_pulsar.compression import NAMES, decompress, name_of
 from bindery_pulsar.entry_size import ENTRY_SIZE_MAX
 from bindery_pulsar.message_encoding import Chunk, Encoding, Encryption, EncryptionKey, OpaqueReason
-from bindery_pulsar.pulsar_messages_pb2 import BrokerEntryMetadata, KeyValue, MessageMetadata, SingleMessageMetadata
+from bindery_pulsar.pulsar_messages_pb2 import (
+    BrokerEntryMetadata,
+    KeyValue,
+    MessageMetadata,
+    RequestMark,
+    SingleMessageMetadata,
+)
 
 METADATA_SIZE_MAX: Final = 256 * 2**10
 """Maximum bytes of one message's key and properties together."""
@@ -191,8 +197,34 @@ def tags_of(properties: Mapping[str, str]) -> frozenset[str]:
     return frozenset(name for name, value in properties.items() if value == TAG_VALUE)
 
 
-def encode_message(message: OutgoingMessage, *, producer_name: str, publish_time_ms: int, sequence_id: int) -> bytes:
-    """Encode one entry with one message.
+@dataclass(slots=True, kw_only=True)
+class EntryOrigin:
+    """Who produced an entry, and by which request: what deduplication needs."""
+
+    producer_name: str
+    first_sequence_id: int
+    """Sequence id of the first message."""
+    last_sequence_id: int
+    """Highest sequence id of the entry."""
+    messages_count: int
+    publish_time_ms: int
+    """Time as returned by `publish_time_ms`."""
+    is_marker: bool
+    is_partial: bool
+    """Whether the entry is a chunk of a message, and not its last one."""
+    mark: RequestMark | None
+    """None: the producer is no client of Bindery's HTTP API that can repeat its requests."""
+
+
+def encode_message(
+    message: OutgoingMessage,
+    *,
+    producer_name: str,
+    publish_time_ms: int,
+    sequence_id: int,
+    mark: RequestMark | None = None,
+) -> bytes:
+    """Encode one entry with one message. `mark`: the request that it belongs to.
 
     Raises TooLarge if the message exceeds PAYLOAD_SIZE_MAX or METADATA_SIZE_MAX, or the entry ENTRY_SIZE_MAX.
     """
@@ -210,6 +242,8 @@ def encode_message(message: OutgoingMessage, *, producer_name: str, publish_time
         metadata.deliver_at_time = message.deliver_at_ms
     if message.null_value:
         metadata.null_value = True
+    if mark is not None:
+        metadata.request_mark.CopyFrom(mark)
     return _frame(metadata, [message.payload])
 
 
@@ -219,10 +253,12 @@ def encode_batch(
     producer_name: str,
     publish_time_ms: int,
     sequence_ids: Sequence[int],
+    mark: RequestMark | None = None,
 ) -> bytes:
     """Encode at least one message as one batch entry. All messages should have the same key, delivery time and tags.
 
-    `sequence_ids`: one per message. Raises TooLarge if the entry exceeds ENTRY_SIZE_MAX.
+    `sequence_ids`: one per message. `mark`: the request that the entry belongs to. Raises TooLarge if the entry exceeds
+    ENTRY_SIZE_MAX.
     """
     assert len(messages) == len(sequence_ids) >= 1
     parts: list[bytes] = []
@@ -258,6 +294,8 @@ def encode_batch(
     _set_key(metadata, first)
     if first.deliver_at_ms is not None:
         metadata.deliver_at_time = first.deliver_at_ms
+    if mark is not None:
+        metadata.request_mark.CopyFrom(mark)
     return _frame(metadata, parts)
 
 
@@ -527,6 +565,23 @@ def read_head(entry: bytes) -> EntryHead:
         ordering_key=metadata.ordering_key if metadata.HasField("ordering_key") else None,
         deliver_at_ms=metadata.deliver_at_time if metadata.HasField("deliver_at_time") else None,
         tags=_tags_of_entry(metadata),
+    )
+
+
+def read_origin(entry: bytes) -> EntryOrigin:
+    """Read who produced an entry, without verifying the checksum or reading the payload. Raises CorruptMessage."""
+    metadata, _, broker_time_ms = _split(entry, verify=False)
+    first = metadata.sequence_id
+    chunks = metadata.num_chunks_from_msg
+    return EntryOrigin(
+        producer_name=_text(metadata.producer_name),
+        first_sequence_id=first,
+        last_sequence_id=max(first, metadata.highest_sequence_id),
+        messages_count=metadata.num_messages_in_batch,
+        publish_time_ms=broker_time_ms or metadata.publish_time,
+        is_marker=metadata.HasField("marker_type"),
+        is_partial=chunks > 1 and metadata.chunk_id < chunks - 1,
+        mark=metadata.request_mark if metadata.HasField("request_mark") else None,
     )
 
 

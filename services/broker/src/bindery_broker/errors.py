@@ -14,11 +14,13 @@
 | NoSuchSchema             | no_such_schema             |    404 | the topic has no schema, or no such version       |
 | InvalidSchema            | invalid_schema             |    400 | a definition does not fit its schema type         |
 | IncompatibleSchema       | incompatible_schema        |    409 | a schema breaks the strategy of its namespace     |
+| IdempotencyKeyReused     | idempotency_key_reused     |    422 | the key belongs to a request with other content   |
+| IdempotencyKeyInUse      | idempotency_key_in_use     |    409 | the first request with this key is in progress    |
 | ResponsesFull            | too_many_requests          |    429 | responses take too much memory; retry             |
 """
 
 from collections.abc import Sequence
-from typing import Final, Self
+from typing import ClassVar, Final, Self
 
 from bindery_core.errors import BadRequest, Conflict, NotThere, TooManyRequests, TryAgain
 
@@ -87,6 +89,21 @@ class DelayTooLong(BadRequest):
     """A message would be delivered later than `delayed_delivery_max_delay_s` allows. It was not stored."""
 
     code = "delay_too_long"
+
+
+class IdempotencyKeyReused(BadRequest):
+    """The idempotency key was used for a request with other content. Nothing was stored."""
+
+    status = 422
+    code = "idempotency_key_reused"
+
+
+class IdempotencyKeyInUse(Conflict):
+    """Another request with this idempotency key is in progress. Repeat the request later."""
+
+    code = "idempotency_key_in_use"
+    retry_after_s: ClassVar[int] = 1
+    """Seconds in the header `Retry-After`."""
 
 
 class ResponsesFull(TooManyRequests):

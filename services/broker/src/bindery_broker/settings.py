@@ -9,6 +9,7 @@ from bindery_recovery.bookie_access import BookieAccess
 
 from bindery_broker.dispatch.item import DispatchLimits
 from bindery_broker.managed_ledger import ManagedLedgerSettings
+from bindery_broker.producers.deduplication import DeduplicationLimits
 from bindery_broker.topics.topics import TopicLimits
 
 MIB = 2**20
@@ -132,6 +133,14 @@ class BrokerSettings(Settings):
     """Maximum seconds from the publishing of a message to its delivery time; a message with a longer delay is refused.
     0: no limit. Source: Pulsar's delayedDeliveryMaxDelayInMillis."""
 
+    idempotency_window_s: Annotated[int, Ge(1), Le(86_400)] = 300
+    """Seconds for which a broker remembers the `Idempotency-Key` of a request after its messages were stored. Within
+    them, a repeated request gets the same answer."""
+
+    idempotency_keys_max: Annotated[int, Ge(1), Le(250_000)] = 100_000
+    """Maximum number of idempotency keys that the broker remembers, about half a KiB each. At the limit, requests with
+    new keys are refused with 429. Requests with more than four entries count as more."""
+
     maintenance_interval_s: Annotated[float, Gt(0)] = 60
     """Seconds between rounds of maintenance, which delete unneeded ledgers and close idle topics. Pulsar's is 120."""
 
@@ -161,6 +170,7 @@ class BrokerSettings(Settings):
             response_bytes_max=self.response_bytes_max,
             decoded_bytes_max=self.decoded_bytes_max,
             auto_create=self.auto_create_topics,
+            deduplication=DeduplicationLimits(keys_max=self.idempotency_keys_max, window_s=self.idempotency_window_s),
             dispatch=DispatchLimits(
                 unacked_max=self.unacked_max, unacked_per_consumer_max=self.unacked_per_consumer_max
             ),

@@ -54,5 +54,10 @@ def problem_response(
 
 
 def problem_of(error: BinderyError) -> Response:
-    """Return `error` as a response, with the status and code of its class."""
-    return problem_response(status=error.status, code=error.code, detail=str(error), facts=error.facts)
+    """Return `error` as a response, with the status and code of its class.
+
+    Errors that say so themselves (`retry_after_s`) have `Retry-After`, too.
+    """
+    retry_after_s = getattr(error, "retry_after_s", None)
+    headers = None if retry_after_s is None else {"Retry-After": str(retry_after_s)}
+    return problem_response(status=error.status, code=error.code, detail=str(error), facts=error.facts, headers=headers)

@@ -1,7 +1,7 @@
 """Run an operation on the broker that owns its topic: in this process, or by proxying the request.
 
 An operation that fails because the topic has just moved (TopicFenced, NotOwner) is run once more, on the new owner.
-Operations raise those errors only if nothing was written.
+Operations raise those errors only if nothing was written, or if what was written is not written again.
 """
 
 from collections.abc import Awaitable, Callable, Collection

@@ -169,6 +169,10 @@ class Exchange(Request):
         """Return the first header `name` (lower case), or b"" if there is none."""
         return self._first_headers().get(name, b"")
 
+    def has_header(self, name: bytes) -> bool:
+        """Return whether there is a header `name` (lower case), also an empty one."""
+        return name in self._first_headers()
+
     def _first_headers(self) -> dict[bytes, bytes]:
         """The headers by name, of repeated ones the first."""
         if self._named is None:

@@ -31,7 +31,8 @@ TITLES: Final = {
     409: "The resource is in a state that does not allow this; `code` says which.",
     413: "The request exceeds a limit; `facts` has the limit.",
     415: "The content type is not supported.",
-    422: "The metadata of a stored message is too large; `facts.message_id` is its id.",
+    422: "The metadata of a stored message is too large (`facts.message_id` is its id), or the idempotency key belongs "
+    "to a request with other content; `code` says which.",
     429: "A limit on memory or on the number of consumers is reached; retry after `Retry-After` seconds.",
     500: "The service failed, or stored data is damaged.",
     503: "Nothing was changed; retry after `Retry-After` seconds.",

@@ -44,7 +44,7 @@ from bindery_broker.managed_ledger.opening import recover_ledgers
 from bindery_broker.managed_ledger.ownership_proof import OwnershipCheck, OwnershipProof
 from bindery_broker.managed_ledger.read_handles import ReadHandles
 from bindery_broker.managed_ledger.reader import EntryReader
-from bindery_broker.managed_ledger.retention import LedgerVerdict, RetentionRule
+from bindery_broker.managed_ledger.retention import SYSTEM_CURSORS, LedgerVerdict, RetentionRule
 from bindery_broker.managed_ledger.settings import ManagedLedgerSettings
 from bindery_broker.managed_ledger.stats import internal_stats
 from bindery_broker.managed_ledger.topic_metadata import TopicMetadata
@@ -425,8 +425,13 @@ class ManagedLedger:
 
     @property
     def cursors(self) -> Mapping[str, ManagedCursor]:
-        """Cursors by subscription name. The caller must not change the mapping."""
-        return self._cursors.cursors
+        """Cursors by subscription name, without those of brokers."""
+        return {name: cursor for name, cursor in self._cursors.cursors.items() if name not in SYSTEM_CURSORS}
+
+    def system_cursor(self, name: str) -> ManagedCursor | None:
+        """Return one of the cursors of brokers, SYSTEM_CURSORS; None: it does not exist."""
+        assert name in SYSTEM_CURSORS
+        return self._cursors.cursors.get(name)
 
     @property
     def damaged_cursors(self) -> Mapping[str, Corrupt]:

@@ -11,11 +11,14 @@ from typing import Final, NamedTuple
 from bindery_core.errors import BadRequest, TooLarge
 from bindery_pulsar.message_codec import OutgoingMessage, check_size, encode_batch, encode_message, metadata_size
 from bindery_pulsar.message_id import MessageId, Position
+from bindery_pulsar.pulsar_messages_pb2 import RequestMark
 
 BATCH_MESSAGES_MAX: Final = 1_000
 """Maximum number of messages in one entry. Source: the default of Pulsar's Java client."""
 BATCH_SIZE_MAX: Final = 128 * 2**10
 """Approximate maximum bytes of one batch; a larger message gets an entry of its own. Source: Pulsar's Java client."""
+ADD_CALL_SIZE_MAX: Final = 4 * 2**20
+"""Maximum bytes of one call to the managed ledger. A larger request becomes several calls with separate outcomes."""
 _SINGLE_OVERHEAD: Final = 32
 """Maximum bytes that a message needs in a batch in addition to key, properties and payload."""
 
@@ -59,14 +62,16 @@ def encode_entries(
     producer_name: str,
     publish_time_ms: int,
     sequence_id: int,
+    marks: Sequence[RequestMark] | None = None,
 ) -> list[bytes]:
     """Return the bytes of the entries, for `ManagedLedger.add_many`.
 
-    A message without a sequence id gets `sequence_id` plus its index in the request. Raises BadRequest, with the
-    `index` of the message, for invalid Unicode (a lone surrogate) and for numbers out of range.
+    A message without a sequence id gets `sequence_id` plus its index in the request. `marks`: one per entry. Raises
+    BadRequest, with the `index` of the message, for invalid Unicode (a lone surrogate) and for numbers out of range.
     """
     entries: list[bytes] = []
-    for (indexes,) in plan:
+    for place, (indexes,) in enumerate(plan):
+        mark = None if marks is None else marks[place]
         chosen = [messages[index] for index in indexes]
         numbers = [
             sequence_id + index if message.sequence_id is None else message.sequence_id
@@ -75,11 +80,19 @@ def encode_entries(
         try:
             if len(chosen) == 1:
                 entry = encode_message(
-                    chosen[0], producer_name=producer_name, publish_time_ms=publish_time_ms, sequence_id=numbers[0]
+                    chosen[0],
+                    producer_name=producer_name,
+                    publish_time_ms=publish_time_ms,
+                    sequence_id=numbers[0],
+                    mark=mark,
                 )
             else:
                 entry = encode_batch(
-                    chosen, producer_name=producer_name, publish_time_ms=publish_time_ms, sequence_ids=numbers
+                    chosen,
+                    producer_name=producer_name,
+                    publish_time_ms=publish_time_ms,
+                    sequence_ids=numbers,
+                    mark=mark,
                 )
         except ValueError as error:
             culprit = _first_that_fails(chosen, numbers)
@@ -147,3 +160,16 @@ def _cut(
             first, size = place, 0
         size += message_size
     yield EntryPlan(tuple(run[first:]))
+
+
+def parts_of(entries: Sequence[bytes], size_max: int = ADD_CALL_SIZE_MAX) -> list[tuple[int, int]]:
+    """Return (start, end) of runs of entries within `size_max` bytes; each run has at least one entry."""
+    parts: list[tuple[int, int]] = []
+    start = size = 0
+    for index, entry in enumerate(entries):
+        if index > start and size + len(entry) > size_max:
+            parts.append((start, index))
+            start, size = index, 0
+        size += len(entry)
+    parts.append((start, len(entries)))
+    return parts

@@ -29,8 +29,10 @@ from bindery_broker.dispatch.item import DispatchLimits
 from bindery_broker.dispatch.read_ahead import ReadAhead
 from bindery_broker.errors import RESPONSES_FULL, NoSuchMessage, NotOwner, ResponsesFull
 from bindery_broker.keyed_locks import KeyedLocks
-from bindery_broker.managed_ledger import ManagedCursor, ManagedLedger, WallClock
+from bindery_broker.managed_ledger import SYSTEM_CURSORS, ManagedCursor, ManagedLedger, WallClock
 from bindery_broker.namespaces.policies import EffectivePolicies, PolicySource
+from bindery_broker.producers.deduplication import Deduplication
+from bindery_broker.producers.keys import RequestKey
 from bindery_broker.retries.targets import Targets
 from bindery_broker.statistics.topic import TopicStatistics
 from bindery_broker.statistics.volume import Volume
@@ -39,10 +41,16 @@ from bindery_broker.subscriptions.decoding import EntryDecoder, RoomNeeded
 from bindery_broker.subscriptions.reading import STORED_BYTES_MAX
 from bindery_broker.subscriptions.response_budget import Charge
 from bindery_broker.subscriptions.subscription import Subscription
-from bindery_broker.topics.batching import EntryPlan, encode_entries, message_ids, plan_entries
+from bindery_broker.topics.batching import (
+    ADD_CALL_SIZE_MAX,
+    EntryPlan,
+    encode_entries,
+    message_ids,
+    parts_of,
+    plan_entries,
+)
+from bindery_broker.topics.publishing_once import OncePublisher
 
-ADD_CALL_SIZE_MAX = 4 * 2**20
-"""Maximum bytes of one call to the managed ledger. A larger request becomes several calls with separate outcomes."""
 READ_ENTRIES_MAX = 100
 """Maximum number of entries of one read."""
 ROOM_WAIT_S = 3.0
@@ -83,10 +91,12 @@ class Topic:
         default_producer: str,
         policies: PolicySource,
         targets: Targets,
+        deduplication: Callable[["Topic"], Deduplication],
         on_closed: Callable[["Topic"], None],
         on_subscription: Callable[[str], None] = lambda _name: None,
     ) -> None:
-        """`on_subscription`: called for each subscription that is attached: those that exist, then new ones."""
+        """`deduplication`: creates what is known of the producers. `on_subscription`: called for each subscription that
+        is attached: those that exist, then new ones."""
         self.name = name
         self.ledger = ledger
         self.statistics = TopicStatistics()
@@ -115,6 +125,15 @@ class Topic:
         self.closed_because = ""
         self.is_abandoned = False
         """Whether the topic was closed without calls to bookies and metadata; its handles are not released yet."""
+        self._once = OncePublisher(
+            ledger,
+            deduplication(self),
+            topic=name.short,
+            partition=name.partition,
+            clock=clock,
+            default_producer=default_producer,
+            on_stored=lambda messages, entries, size: self.statistics.publish(messages, entries, size, now=now()),
+        )
         self._remove_listener = ledger.on_fenced(self._fenced)
         for cursor in ledger.cursors.values():
             self._attach(cursor)
@@ -170,12 +189,41 @@ class Topic:
         self.statistics.publish(len(messages), len(entries), size, now=self._now())
         return list(message_ids(plan, positions, partition=self._partition))
 
+    @property
+    def deduplication(self) -> Deduplication:
+        """What is known of the producers."""
+        return self._once.deduplication
+
+    async def publish_once(
+        self,
+        messages: Sequence[OutgoingMessage],
+        *,
+        producer: str | None,
+        request: RequestKey | None,
+        batch: bool,
+    ) -> list[MessageId | BinderyError]:
+        """Store the messages in order, unless the same request, or the producer with the same sequence ids, has stored
+        them before. Returns as `publish`, and for a message stored before, its id. Errors: `OncePublisher.publish`.
+
+        The sequence ids count if a producer is named and each message has one, or the policy of the topic says so.
+        """
+        first = self._next_sequence_id
+        self._next_sequence_id += len(messages)
+        sequenced = producer is not None and self.counts_sequences(messages)
+        return await self._once.publish(
+            messages, producer=producer, request=request, sequenced=sequenced, sequence_id=first, batch=batch
+        )
+
+    def counts_sequences(self, messages: Sequence[OutgoingMessage]) -> bool:
+        """Whether `publish_once` must store the messages, if their producer is named."""
+        return messages[0].sequence_id is not None or self.policies.deduplication
+
     async def _publish_in_parts(
         self, plan: Sequence[EntryPlan], entries: Sequence[bytes], *, count: int
     ) -> list[MessageId | BinderyError]:
         """Store the entries in several pipelined calls. To keep the order, no part is submitted after a refused one."""
         results: list[MessageId | BinderyError | None] = [None] * count
-        parts = _parts(entries, ADD_CALL_SIZE_MAX)
+        parts = parts_of(entries, ADD_CALL_SIZE_MAX)
         submitted: list[asyncio.Future[list[Position]]] = []
         refusal: BinderyError | None = None
         for start, end in parts:
@@ -427,6 +475,8 @@ class Topic:
         found = self._subscriptions.get(name)
         if found is None:
             validate_subscription(name)
+            if name in SYSTEM_CURSORS:
+                raise BadRequest("this name is reserved for brokers", subscription=name)
             async with self._subscribing.hold(name):
                 found = self._subscriptions.get(name)
                 if found is None:
@@ -515,7 +565,9 @@ class Topic:
     async def close(self, why: str = "the topic is moving to another broker; retry") -> None:
         """End the consumers' calls, store the cursors, close the ledger. `why`: reason for later calls."""
         if self.is_open:
-            await asyncio.gather(*(one.store_delays() for one in self._subscriptions.values()))
+            await asyncio.gather(
+                self.deduplication.close(), *(one.store_delays() for one in self._subscriptions.values())
+            )
         self._shut(NotOwner(why, topic=self.name.short))
         await self.ledger.close()
 
@@ -538,6 +590,7 @@ class Topic:
         self._closed = True
         self.closed_because = reason.message
         self._remove_listener()
+        self.deduplication.end()
         for subscription in self._subscriptions.values():
             _end(subscription, reason)
         self._on_closed(self)
@@ -582,16 +635,3 @@ def _end(subscription: Subscription, reason: BinderyError) -> None:
 def _fenced_while_writing(name: TopicName) -> OutcomeUnknown:
     """Return OutcomeUnknown: the entries in flight may be stored, so this broker must not store them again."""
     return OutcomeUnknown("the topic was taken over while this was written; it may be stored", topic=name.short)
-
-
-def _parts(entries: Sequence[bytes], size_max: int) -> list[tuple[int, int]]:
-    """Return (start, end) of runs of entries within `size_max` bytes; each run has at least one entry."""
-    parts: list[tuple[int, int]] = []
-    start = size = 0
-    for index, entry in enumerate(entries):
-        if index > start and size + len(entry) > size_max:
-            parts.append((start, index))
-            start, size = index, 0
-        size += len(entry)
-    parts.append((start, len(entries)))
-    return parts

@@ -10,7 +10,7 @@ trimmed, or until the limit of loaded topics is reached.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from bindery_client.ledger.api import LedgerClient
 from bindery_core.errors import BinderyError, NoSuchNode, NoSuchTopic, TooManyRequests
@@ -29,6 +29,8 @@ from bindery_broker.managed_ledger import EntryCache, ManagedLedger, ManagedLedg
 from bindery_broker.namespaces.policies import FixedPolicies, PolicySource
 from bindery_broker.ownership.bundles import Bundle
 from bindery_broker.ownership.ownership import Ownership
+from bindery_broker.producers.deduplication import Deduplication, DeduplicationLimits
+from bindery_broker.producers.keys import KeyBudget
 from bindery_broker.statistics.volume import Volume
 from bindery_broker.subscriptions.decoding import EntryDecoder
 from bindery_broker.subscriptions.response_budget import ResponseBudget
@@ -40,6 +42,8 @@ OLDEST_READS_MAX = 1_000
 """Maximum number of entries that a round of maintenance reads to find the age of the oldest messages."""
 CLOSES_MAX = 32
 """Maximum number of idle topics that are closed in parallel, because a close may have to wait for slow bookies."""
+REPLAYS_MAX = 8
+"""Maximum number of topics whose entries are read again in parallel to find out what producers have stored."""
 LOOK_FOR_IDLE_S_MIN = 1.0
 """Minimum seconds between two searches for an idle topic if the first found none."""
 
@@ -67,6 +71,7 @@ class TopicLimits:
     """Maximum bytes of one entry once it is decoded."""
     auto_create: bool
     dispatch: DispatchLimits
+    deduplication: DeduplicationLimits = field(default_factory=DeduplicationLimits)
 
 
 class Topics:
@@ -105,6 +110,8 @@ class Topics:
         """Monotonic time in seconds until which no search for idle topics runs, because the last one found none. A
         search iterates over all topics."""
         self._loading = asyncio.Semaphore(self.limits.loads_max)
+        self._keys = KeyBudget(self.limits.deduplication.keys_max)
+        self._replaying = asyncio.Semaphore(REPLAYS_MAX)
         self._closing = False
         self._ownership: Ownership | None = None
         self.targets = TopicTargets(self, HostedMoves(producer_name))
@@ -332,6 +339,7 @@ class Topics:
             default_producer=self._producer_name,
             policies=self.policies,
             targets=self.targets,
+            deduplication=self._deduplication,
             on_closed=self._forget,
             on_subscription=lambda subscription: self.on_subscription(name, subscription),
         )
@@ -347,6 +355,18 @@ class Topics:
             subscriptions=len(topic.subscriptions),
         )
         return topic
+
+    def _deduplication(self, topic: Topic) -> Deduplication:
+        return Deduplication(
+            topic.ledger,
+            topic=topic.name.short,
+            clock=self._clock,
+            budget=self._keys,
+            turns=self._replaying,
+            limits=self.limits.deduplication,
+            is_on=lambda: topic.policies.deduplication,
+            snapshot_s=lambda: topic.policies.deduplication_snapshot_s,
+        )
 
     async def _close_all(self, topics: list[Topic]) -> None:
         results = await asyncio.gather(*(topic.close() for topic in topics), return_exceptions=True)

@@ -18,7 +18,15 @@ from bindery_broker.http.v1 import paths
 from bindery_broker.http.v1.message_pieces import MessageSource, messages_reply
 from bindery_broker.http.v1.message_view import parse_start, view
 from bindery_broker.http.v1.models import Cancelled, ReadQuery, RoutingQuery
-from bindery_broker.http.v1.produce_request import NDJSON, PROPERTY_HEADER, ProduceLimits, parse_produce
+from bindery_broker.http.v1.produce_request import (
+    IDEMPOTENCY_KEY,
+    NDJSON,
+    PROPERTY_HEADER,
+    ProduceLimits,
+    parse_idempotency_key,
+    parse_produce,
+    request_key,
+)
 from bindery_broker.http.v1.schemas import (
     MESSAGES_PER_REQUEST_MAX,
     LedgerOfMessage,
@@ -31,6 +39,7 @@ from bindery_broker.http.v1.schemas import (
     ProduceResult,
     ReadAnswer,
 )
+from bindery_broker.producers.keys import RequestKey
 
 STRUCTS = (MessageLine, Produced, ProducedPartly, ReadAnswer, OneMessage)
 _PRODUCE_BODY: Final[openapi.Json] = {
@@ -71,12 +80,16 @@ router = APIRouter(route_class=OwnedRoute, default_response_class=JsonLine, tags
     query=ProduceQuery,
     body=_PRODUCE_BODY,
     answers={200: Produced, 207: ProducedPartly},
-    errors=(*openapi.OF_TOPICS, *openapi.BODY_ERRORS, 409),
+    errors=(*openapi.OF_TOPICS, *openapi.BODY_ERRORS, 409, 422),
 )
 async def produce(exchange: Exchange) -> Response:
     """Headers `Bindery-Property-<name>` set properties (percent-encoded UTF-8).
 
     Everything is validated before anything is written.
+
+    Header `Idempotency-Key`: a repeated request with the same key and content gets the same message ids, and stores
+    only what is not stored yet, for five minutes by default (`idempotency_window_s`). 422: the key belongs to a request
+    with other content. 409: the first request with the key is still in progress; retry after `Retry-After` seconds.
     """
     broker = exchange.broker
     settings = broker.settings
@@ -95,11 +108,29 @@ async def produce(exchange: Exchange) -> Response:
     broker.metrics.produce_bytes.observe(len(body))
     topic = await broker.topic(exchange.topic, create=True)
     producer = query.producer if isinstance(query.producer, str) else None
-    results = await topic.publish(messages, producer=producer, batch=query.batch)
+    has_key = exchange.has_header(IDEMPOTENCY_KEY)
+    if has_key or (producer is not None and topic.counts_sequences(messages)):
+        request = _request_key(exchange, query, body) if has_key else None
+        results = await topic.publish_once(messages, producer=producer, request=request, batch=query.batch)
+    else:
+        results = await topic.publish(messages, producer=producer, batch=query.batch)
     ids = [str(result) for result in results if isinstance(result, MessageId)]
     if len(ids) == len(results):
         return json_reply(Produced(message_ids=ids))
     return json_reply(ProducedPartly(results=[result_of(result) for result in results]), status=207)
+
+
+def _request_key(exchange: Exchange, query: ProduceQuery, body: bytes) -> RequestKey:
+    headers = exchange.scope["headers"]
+    return request_key(
+        parse_idempotency_key([value for name, value in headers if name == IDEMPOTENCY_KEY]),
+        operation="produce",
+        topic=exchange.topic.full,
+        content_type=exchange.media_type(),
+        query=query,
+        headers=headers,
+        body=body,
+    )
 
 
 assert produce.__doc__ is not None

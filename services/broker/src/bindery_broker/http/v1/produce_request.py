@@ -14,12 +14,15 @@ The maximum number of lines, empty ones included, is LINES_PER_MESSAGE_MAX times
 This module does no I/O.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Final, NamedTuple
 from urllib.parse import unquote
 
 import msgspec
+import msgspec.structs
 from bindery_core.errors import BadRequest, TooLarge
 from bindery_pulsar.message_codec import TAG_VALUE, OutgoingMessage
 from msgspec import UNSET, UnsetType
@@ -29,10 +32,12 @@ from bindery_broker.http.v1.schemas import (
     MESSAGES_PER_REQUEST_MAX,
     MS_MAX,
     PROPERTIES_MAX,
+    SEQUENCE_ID_MAX,
     TEXT_MAX,
     MessageLine,
     ProduceQuery,
 )
+from bindery_broker.producers.keys import DIGEST_SIZE, RequestKey
 from bindery_broker.topics.delivery_time import check_delay
 
 NDJSON: Final = "application/x-ndjson"
@@ -40,6 +45,14 @@ JSON: Final = "application/json"
 PROPERTY_HEADER: Final = b"bindery-property-"
 LINES_PER_MESSAGE_MAX: Final = 4
 """Maximum number of lines for each allowed message. Lines are limited because parsing empty lines takes time too."""
+
+IDEMPOTENCY_KEY: Final = b"idempotency-key"
+KEY_SIZE_MAX: Final = 255
+"""Maximum characters of an idempotency key."""
+PRINCIPAL: Final = ""
+"""The client in the scope of an idempotency key: clients are not authenticated yet."""
+_QUOTED = re.compile(r'"((?:[^"\\]|\\["\\])*)"', re.ASCII)
+_ESCAPED = re.compile(r"\\(.)")
 
 _line_decoder = msgspec.json.Decoder(MessageLine)
 _array_decoder = msgspec.json.Decoder(list[MessageLine])
@@ -75,6 +88,8 @@ def parse_produce(
 ) -> list[OutgoingMessage]:
     """Return the messages of a request, at least one, in order. Raises BadRequest, DelayTooLong or TooLarge.
 
+    The sequence id of the query is that of the first message; messages without their own count up from it.
+
     `content_type`: without parameters, lower case. `headers`: names in lower case. `now_ms`: the current time in
     milliseconds since 1970.
     """
@@ -88,19 +103,68 @@ def parse_produce(
         delay_s_max=limits.delay_s_max,
     )
     if content_type == NDJSON:
-        return _parse_lines(body, defaults=defaults, limits=limits)
-    if content_type == JSON:
-        return _parse_json(body, defaults=defaults, limits=limits)
-    return [
-        OutgoingMessage(
-            payload=body,
-            key=None if query.key is UNSET else query.key,
-            properties=defaults.properties,
-            event_time_ms=0 if query.event_time is UNSET else query.event_time,
-            sequence_id=None if query.sequence_id is UNSET else query.sequence_id,
-            deliver_at_ms=defaults.deliver_at_ms,
-        )
-    ]
+        messages = _parse_lines(body, defaults=defaults, limits=limits)
+    elif content_type == JSON:
+        messages = _parse_json(body, defaults=defaults, limits=limits)
+    else:
+        return [
+            OutgoingMessage(
+                payload=body,
+                key=None if query.key is UNSET else query.key,
+                properties=defaults.properties,
+                event_time_ms=0 if query.event_time is UNSET else query.event_time,
+                sequence_id=None if query.sequence_id is UNSET else query.sequence_id,
+                deliver_at_ms=defaults.deliver_at_ms,
+            )
+        ]
+    if query.sequence_id is not UNSET:
+        if query.sequence_id + len(messages) - 1 > SEQUENCE_ID_MAX:
+            raise BadRequest("the sequence ids exceed 2**63 - 1", sequence_id=query.sequence_id)
+        for index, message in enumerate(messages):
+            if message.sequence_id is None:
+                message.sequence_id = query.sequence_id + index
+    return messages
+
+
+def parse_idempotency_key(values: Sequence[bytes]) -> str:
+    """Return the key of a request. `values`: those of its `Idempotency-Key` headers. Raises BadRequest.
+
+    The draft of the IETF wants a string in double quotes, with `\\` before `"` and `\\`. Many clients send the key
+    without quotes; both forms are the same key.
+    """
+    text = values[0].decode("latin-1").strip()
+    if len(values) > 1:
+        raise BadRequest("the request has several Idempotency-Key headers")
+    if text.startswith('"'):
+        found = _QUOTED.fullmatch(text)
+        if found is None:
+            raise BadRequest("the Idempotency-Key is not a valid quoted string")
+        text = _ESCAPED.sub(r"\1", found[1])
+    if not (0 < len(text) <= KEY_SIZE_MAX and text.isascii() and text.isprintable()):
+        raise BadRequest("an Idempotency-Key has 1 to 255 printable ASCII characters", size_max=KEY_SIZE_MAX)
+    return text
+
+
+def request_key(
+    key: str,
+    *,
+    operation: str,
+    topic: str,
+    content_type: str,
+    query: ProduceQuery,
+    headers: Sequence[tuple[bytes, bytes]],
+    body: bytes,
+) -> RequestKey:
+    """Return the digests of an idempotency key, of an operation on a topic, and of the content of the request."""
+    meant = msgspec.structs.replace(query, redirect=False)
+    properties = sorted(header for header in headers if header[0].startswith(PROPERTY_HEADER))
+    content = blake2b(digest_size=DIGEST_SIZE)
+    for part in (content_type.encode(), msgspec.json.encode(meant), msgspec.json.encode(properties)):
+        content.update(b"%d:" % len(part))
+        content.update(part)
+    content.update(body)
+    scope = msgspec.json.encode((PRINCIPAL, operation, topic, key))
+    return RequestKey(blake2b(scope, digest_size=DIGEST_SIZE).digest(), content.digest())
 
 
 def _parse_lines(body: bytes, *, defaults: _Defaults, limits: ProduceLimits) -> list[OutgoingMessage]:

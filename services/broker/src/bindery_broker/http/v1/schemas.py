@@ -107,7 +107,9 @@ class ProduceQuery(RoutingQuery, kw_only=True):
     producer: ProducerName | UnsetType = UNSET
     event_time: Time | UnsetType = UNSET
     sequence_id: Annotated[int, Meta(ge=0, le=SEQUENCE_ID_MAX)] | UnsetType = UNSET
-    """Sequence id of a raw body."""
+    """Sequence id of a raw body, or of the first message; messages without one of their own count up from it. With
+    `producer`, and in each message, a message is stored once: a repeated request gets its id, or -1:-1:-1:-1 if it is
+    not among the last ones of the producer. Send one request of a producer after another, each until it succeeds."""
     deliver_after_ms: Annotated[int, Meta(ge=0, le=MS_MAX)] | UnsetType = UNSET
     """Delay of a raw body, and of messages with neither of the two fields. Not allowed beside `deliver_at`."""
     deliver_at: Time | UnsetType = UNSET

@@ -1,0 +1,1 @@
+"""Let a repeated request store nothing twice: sequence ids of producers, idempotency keys, access modes."""
