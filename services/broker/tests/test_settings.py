@@ -40,6 +40,8 @@ def test_the_defaults() -> None:
         "unacked_max": 50_000,
         "unacked_per_consumer_max": 10_000,
         "delayed_delivery_max_delay_s": 0,
+        "idempotency_window_s": 300,
+        "idempotency_keys_max": 100_000,
         "maintenance_interval_s": 60,
         "stop_timeout_s": 10,
     }

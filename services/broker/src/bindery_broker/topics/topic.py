@@ -216,7 +216,7 @@ class Topic:
 
     def counts_sequences(self, messages: Sequence[OutgoingMessage]) -> bool:
         """Whether `publish_once` must store the messages, if their producer is named."""
-        return messages[0].sequence_id is not None or self.policies.deduplication
+        return all(message.sequence_id is not None for message in messages) or self.policies.deduplication
 
     async def _publish_in_parts(
         self, plan: Sequence[EntryPlan], entries: Sequence[bytes], *, count: int

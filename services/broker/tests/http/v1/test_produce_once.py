@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from bindery_broker.namespaces.policies import EffectivePolicies, FixedPolicies
 from bindery_broker.topics import publishing_once
 from bindery_core.errors import AddTimeout, NotEnoughBookies, TopicFenced
 from broker_harness import TOPIC, Harness, payloads, problem
@@ -299,10 +300,33 @@ async def test_messages_of_a_request_count_up_from_the_sequence_id_of_the_query(
     assert await stored(broker) == ["a", "b", "c", "d"]
 
 
-@pytest.mark.parametrize("ids", [[1, 1], [2, 1], [1, None]], ids=str)
-async def test_sequence_ids_of_a_request_must_ascend_and_be_complete(broker, ids):
+@pytest.mark.parametrize("ids", [[1, 1], [2, 1]], ids=str)
+async def test_sequence_ids_of_a_request_must_ascend(broker, ids):
     body = "\n".join(json.dumps({"payload": "a"} | ({} if one is None else {"sequence_id": one})) for one in ids)
     answer = await broker.client.post(MESSAGES, content=body, params={"producer": "p"}, headers=NDJSON)
+    problem(answer, status=400, code="bad_request")
+
+
+@pytest.fixture
+async def deduplicating(tree, ledgers, clock) -> AsyncIterator[Harness]:
+    """A broker whose policies deduplicate all named producers."""
+    harness = Harness(tree=tree, ledgers=ledgers, clock=clock, url="http://three")
+    harness.broker.topics.policies = FixedPolicies(EffectivePolicies(deduplication=True))
+    yield harness
+    await harness.close()
+
+
+async def test_with_the_policy_the_broker_numbers_the_messages_of_a_producer(deduplicating):
+    """As a client of Pulsar does, because a broker of Pulsar would take them for duplicates otherwise."""
+    await send(deduplicating, "a", params={"producer": "p"})
+    await send(deduplicating, lines("b", "c"), params={"producer": "p"}, headers=NDJSON)
+    await send(deduplicating, "d", params={"producer": "p", "sequence_id": 2})
+    await send(deduplicating, "e", params={"producer": "p", "sequence_id": 3})
+    answer = await deduplicating.client.get(MESSAGES)
+    found = [(one["payload"], one["sequence_id"]) for one in answer.json()["messages"]]
+    assert found == [("a", 0), ("b", 1), ("c", 2), ("e", 3)]
+    mixed = '{"payload": "a"}\n{"payload": "b", "sequence_id": 9}'
+    answer = await deduplicating.client.post(MESSAGES, content=mixed, params={"producer": "p"}, headers=NDJSON)
     problem(answer, status=400, code="bad_request")
 
 
