@@ -149,6 +149,7 @@ class Harness:
         """End like kill -9: the session ends, nothing is stored or closed."""
         for topic in self.broker.topics:
             topic.abandon("killed")
+        await self.broker.policies.close()
         await self.store.close()
 
     async def close(self) -> None:

@@ -131,19 +131,28 @@ class FaultyClient:
 
 
 class FaultyStore:
-    """A store with only the operations that a managed ledger uses."""
+    """A store with only the operations that a managed ledger uses.
+
+    Reads with a watch do not fail and are not counted: only policies are watched, and tasks of their own read them.
+    """
 
     def __init__(self, inner: MemoryStore, plan: Plan) -> None:
         self._inner = inner
         self._plan = plan
 
-    async def get(self, path: str) -> Any:
+    async def get(self, path: str, *, watch: Any = None) -> Any:
+        if watch is not None:
+            return await self._inner.get(path, watch=watch)
         return await self._plan.run(lambda: self._inner.get(path), [lambda: MetadataUnavailable("made up")])
 
-    async def exists(self, path: str) -> Any:
+    async def exists(self, path: str, *, watch: Any = None) -> Any:
+        if watch is not None:
+            return await self._inner.exists(path, watch=watch)
         return await self._plan.run(lambda: self._inner.exists(path), [lambda: MetadataUnavailable("made up")])
 
-    async def children(self, path: str) -> Any:
+    async def children(self, path: str, *, watch: Any = None) -> Any:
+        if watch is not None:
+            return await self._inner.children(path, watch=watch)
         return await self._plan.run(lambda: self._inner.children(path), [lambda: MetadataUnavailable("made up")])
 
     async def sync(self, path: str) -> None:

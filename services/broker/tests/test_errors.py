@@ -19,6 +19,7 @@ ERRORS: list[tuple[type[BinderyError], str, int, type[BinderyError]]] = [
     (errors.IncompatibleSchema, "incompatible_schema", 409, Conflict),
     (errors.IdempotencyKeyReused, "idempotency_key_reused", 422, BadRequest),
     (errors.IdempotencyKeyInUse, "idempotency_key_in_use", 409, Conflict),
+    (errors.NoSuchNamespace, "no_such_namespace", 404, NotThere),
     (errors.ResponsesFull, "too_many_requests", 429, TooManyRequests),
 ]
 

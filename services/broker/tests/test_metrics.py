@@ -10,7 +10,8 @@ from bindery_kit.observability.metrics import Metrics
 def made() -> tuple[BrokerMetrics, Metrics]:
     metrics = Metrics("broker", with_process=False)
     topics: Any = SimpleNamespace(responses=SimpleNamespace(used=16), read_ahead=SimpleNamespace(used=18))
-    return BrokerMetrics(metrics, topics), metrics
+    policies: Any = SimpleNamespace(unreadable={"/admin/policies/t/n"})
+    return BrokerMetrics(metrics, topics, policies), metrics
 
 
 def lines(metrics: Metrics, *prefixes: str) -> dict[str, float]:

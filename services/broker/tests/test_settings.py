@@ -21,6 +21,7 @@ def test_the_defaults() -> None:
         "zookeeper_session_ms": 10_000,
         "zookeeper_connect_timeout_s": 0.0,
         "ledgers_root": "/ledgers",
+        "cluster_name": "bindery",
         "log_level": "info",
         "access_log": False,
         "auto_create_topics": True,

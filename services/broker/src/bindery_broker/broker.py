@@ -13,6 +13,7 @@ from bindery_pulsar.topic_name import TopicName
 
 from bindery_broker.managed_ledger import WallClock
 from bindery_broker.metrics import BrokerMetrics
+from bindery_broker.namespaces.policy_store import PolicyStore
 from bindery_broker.ownership.bundles import Bundle
 from bindery_broker.ownership.ownership import OwnerRecord, Ownership, RemoteOwner
 from bindery_broker.schemas.registry import SchemaRegistry
@@ -45,6 +46,9 @@ class Broker:
         self.clock = components.clock
         self.now = components.now
         self.store = components.store
+        self.policies = PolicyStore(
+            components.store, cluster=settings.cluster_name, defaults=settings.default_policies()
+        )
         self.topics = Topics(
             client=components.client,
             store=components.store,
@@ -53,6 +57,7 @@ class Broker:
             ledger_settings=settings.ledger,
             limits=settings.topic_limits(),
             producer_name=f"http-{components.store.session_id:x}",
+            policies=self.policies,
         )
         self.ownership = Ownership(components.leases, record=OwnerRecord(http_url=url), on_lost=self.topics.abandon)
         self.topics.bind(self.ownership)
@@ -66,7 +71,7 @@ class Broker:
             is_mine=lambda name: self.ownership.is_mine(Bundle.of(name)),
             now=self.now,
         )
-        self.metrics = BrokerMetrics(components.metrics, self.topics)
+        self.metrics = BrokerMetrics(components.metrics, self.topics, self.policies)
         self._closing = False
         self.draining = False
         """Whether the process is stopping. Waiting calls are then answered at once."""
@@ -106,3 +111,4 @@ class Broker:
         self._closing = True
         await self.topics.close()
         await self.ownership.close()
+        await self.policies.close()

@@ -16,6 +16,7 @@
 | IncompatibleSchema       | incompatible_schema        |    409 | a schema breaks the strategy of its namespace     |
 | IdempotencyKeyReused     | idempotency_key_reused     |    422 | the key belongs to a request with other content   |
 | IdempotencyKeyInUse      | idempotency_key_in_use     |    409 | the first request with this key is in progress    |
+| NoSuchNamespace          | no_such_namespace          |    404 | the namespace of a topic does not exist           |
 | ResponsesFull            | too_many_requests          |    429 | responses take too much memory; retry             |
 """
 
@@ -69,6 +70,15 @@ class IncompatibleSchema(Conflict):
     """Data of one schema could not be read with the other one. Nothing was stored."""
 
     code = "incompatible_schema"
+
+
+class NoSuchNamespace(NotThere):
+    code = "no_such_namespace"
+
+    @classmethod
+    def of(cls, tenant: str, namespace: str) -> Self:
+        name = f"{tenant}/{namespace}"
+        return cls(f"no such namespace; `bindery namespaces create {name}` creates it", namespace=name)
 
 
 class UnknownMessages(BadRequest):

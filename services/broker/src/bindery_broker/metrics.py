@@ -9,11 +9,12 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, M
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from bindery_broker.namespaces.policy_store import PolicyStore
 from bindery_broker.topics.topics import Topics
 
 
 class BrokerMetrics:
-    def __init__(self, metrics: Metrics, topics: Topics) -> None:
+    def __init__(self, metrics: Metrics, topics: Topics, policies: PolicyStore) -> None:
         self._requests = _RequestCollector()
         self.produce_bytes = metrics.histogram(
             "produce_request_bytes", "Bytes of produce requests.", buckets=SIZE_BUCKETS
@@ -28,6 +29,10 @@ class BrokerMetrics:
         )
         self.read_ahead_bytes.set_function(lambda: topics.read_ahead.used)
         self.proxied = metrics.counter("http_proxied_total", "Requests passed on to a topic's owner.")
+        self.policies_unreadable = metrics.gauge(
+            "policies_unreadable", "Nodes with policies of namespaces and topics in use that cannot be decoded."
+        )
+        self.policies_unreadable.set_function(lambda: len(policies.unreadable))
         metrics.registry.register(self._requests)
 
     def answered(self, operation: str, status: int, seconds: float) -> None:

@@ -9,6 +9,7 @@ from bindery_recovery.bookie_access import BookieAccess
 
 from bindery_broker.dispatch.item import DispatchLimits
 from bindery_broker.managed_ledger import ManagedLedgerSettings
+from bindery_broker.namespaces.policies import EffectivePolicies
 from bindery_broker.producers.deduplication import DeduplicationLimits
 from bindery_broker.topics.topics import TopicLimits
 
@@ -56,6 +57,10 @@ class BrokerSettings(Settings):
 
     ledgers_root: str = "/ledgers"
     """Root of the ledgers' metadata in ZooKeeper, as created by `bindery cluster init`."""
+
+    cluster_name: str = "bindery"
+    """Name of the cluster in Pulsar's records: rates, and the clusters that serve a namespace, are stored by this name.
+    All brokers must have the same. `bindery cluster init` creates the first namespace for `bindery`."""
 
     ledger: ManagedLedgerSettings = group(ManagedLedgerSettings)
     """Ledgers of topics and cursors."""
@@ -159,6 +164,17 @@ class BrokerSettings(Settings):
                 f"({self.ledger.write_quorum}), which must not exceed BROKER_LEDGER_ENSEMBLE_SIZE "
                 f"({self.ledger.ensemble_size})"
             )
+
+    def default_policies(self) -> EffectivePolicies:
+        """Return the policies of topics for which neither the topic nor its namespace sets any."""
+        return EffectivePolicies(
+            delay_s_max=self.delayed_delivery_max_delay_s,
+            auto_create_topics=self.auto_create_topics,
+            subscriptions_max=self.subscriptions_per_topic_max,
+            consumers_per_subscription_max=self.consumers_per_subscription_max,
+            unacked_per_consumer_max=self.unacked_per_consumer_max,
+            unacked_per_subscription_max=self.unacked_max,
+        )
 
     def topic_limits(self) -> TopicLimits:
         return TopicLimits(

@@ -155,6 +155,19 @@ class PolicySource(Protocol):
         """Return the policies in force for a topic, from memory. Never waits, never fails."""
 
 
+class FollowedPolicies(PolicySource, Protocol):
+    """Policies that are read before a topic opens, and that change while it is open."""
+
+    async def follow(self, name: TopicName) -> None:
+        """Get the policies of a topic before it opens, and keep them current. Undone by `forget`, also if it raises."""
+
+    def forget(self, name: TopicName) -> None:
+        """End following a topic that was closed. Idempotent."""
+
+    async def remove_topic(self, name: TopicName) -> None:
+        """Remove the policies of a topic that is deleted."""
+
+
 class FixedPolicies:
     """The same policies for every topic."""
 
@@ -163,3 +176,12 @@ class FixedPolicies:
 
     def effective(self, name: TopicName) -> EffectivePolicies:
         return self._policies
+
+    async def follow(self, name: TopicName) -> None:
+        pass
+
+    def forget(self, name: TopicName) -> None:
+        pass
+
+    async def remove_topic(self, name: TopicName) -> None:
+        pass

@@ -26,7 +26,7 @@ from bindery_broker.dispatch.read_ahead import ReadAhead
 from bindery_broker.errors import NotOwner, TopicInUse
 from bindery_broker.keyed_locks import KeyedLocks
 from bindery_broker.managed_ledger import EntryCache, ManagedLedger, ManagedLedgerSettings, WallClock
-from bindery_broker.namespaces.policies import FixedPolicies, PolicySource
+from bindery_broker.namespaces.policies import FixedPolicies, FollowedPolicies, PolicySource
 from bindery_broker.ownership.bundles import Bundle
 from bindery_broker.ownership.ownership import Ownership
 from bindery_broker.producers.deduplication import Deduplication, DeduplicationLimits
@@ -85,7 +85,7 @@ class Topics:
         ledger_settings: ManagedLedgerSettings,
         limits: TopicLimits,
         producer_name: str,
-        policies: PolicySource | None = None,
+        policies: FollowedPolicies | None = None,
     ) -> None:
         """`clock`: wall time in ms; `now`: monotonic seconds; `producer_name`: default name of a message's producer.
         `policies`: None stands for the defaults."""
@@ -100,7 +100,8 @@ class Topics:
         self._now = now
         self._ledger_settings = ledger_settings
         self._producer_name = producer_name
-        self.policies: PolicySource = policies or FixedPolicies()
+        self._followed: FollowedPolicies = policies or FixedPolicies()
+        self.policies: PolicySource = self._followed
         self._loaded: dict[TopicName, Topic] = {}
         self._locks: KeyedLocks[TopicName] = KeyedLocks()
         self._users: dict[TopicName, int] = {}
@@ -201,6 +202,7 @@ class Topics:
         topic = await self.get(name)
         if topic.has_consumers and not force:
             raise TopicInUse("the topic has consumers; pass force=true to delete it", topic=name.short)
+        await self._followed.remove_topic(name)
         await topic.delete()
 
     def abandon(self, bundle: Bundle) -> None:
@@ -267,9 +269,12 @@ class Topics:
         await self._make_room()
         self._opening += 1
         try:
+            await self._followed.follow(name)
             return await self._load(name, create=create, is_owner=is_owner)
         finally:
             self._opening -= 1
+            if name not in self._loaded:
+                self._followed.forget(name)
 
     async def _make_room(self) -> None:
         while len(self._loaded) + self._opening >= self.limits.topics_max:
@@ -377,6 +382,7 @@ class Topics:
     def _forget(self, topic: Topic) -> None:
         if self._loaded.get(topic.name) is topic:
             del self._loaded[topic.name]
+            self._followed.forget(topic.name)
             self.former_volume.add(topic.volume)
             log.info("topic_closed", topic=topic.name.short, reason=topic.closed_because)
         if topic.is_abandoned:
