@@ -103,6 +103,10 @@ retries: $(COMPILED) ## kill -9 broker and bookies while messages are retried; j
 delayed: $(COMPILED) ## store a million delayed messages, kill -9 the broker twice, receive all; figures (MESSAGES=100000 RATE=5000 SEED=7)
 	@exec $(BIN)/python -m bindery_e2e delayed --messages $(MESSAGES) --rate $(RATE) --seed $(SEED) $(ARGS)
 
+.PHONY: churn
+churn: $(COMPILED) ## write ledgers and delete nine of ten soon; judge the disk space of bookies and the latency (SECONDS=1200 SEED=7, ARGS=--json)
+	@exec $(BIN)/python -m bindery_e2e churn --seconds $(SECONDS) --seed $(SEED) $(ARGS)
+
 .PHONY: attacks
 attacks: $(COMPILED) ## attack the ports of real processes: hostile clients, without tokens and with limited memory
 	@exec $(BIN)/python -m pytest e2e/attacks -rfEP -n 0 $(ARGS)

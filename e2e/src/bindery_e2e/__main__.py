@@ -7,6 +7,7 @@ run writes its report, too.
 import argparse
 import asyncio
 import itertools
+import json
 import random
 import signal
 import sys
@@ -21,8 +22,10 @@ from bindery_e2e.cluster.cluster import ClusterError
 from bindery_e2e.cluster.commands import CommandFailed
 from bindery_e2e.cluster.images import NEXT_VERSION, VERSION, Images
 from bindery_e2e.cluster.world import World
+from bindery_e2e.judging.space import ChurnLimits
 from bindery_e2e.reporting.report import Report, report_of, write_report
 from bindery_e2e.runs.chaos import random_steps
+from bindery_e2e.runs.churn import run_churn
 from bindery_e2e.runs.delayed import run_delayed
 from bindery_e2e.runs.kills import run_kills
 from bindery_e2e.runs.ordering import run_ordering
@@ -30,6 +33,7 @@ from bindery_e2e.runs.retries import run_retries
 from bindery_e2e.runs.runner import RunSettings, Step
 from bindery_e2e.runs.session import CHAOS_VALUES, REQUIRED, facts_of, installed, play, world_of
 from bindery_e2e.runs.suite import quick_steps
+from bindery_e2e.traffic.churn import MIB, ChurnSettings
 from bindery_e2e.traffic.delayed import DelayedSettings
 from bindery_e2e.traffic.kills import KillsSettings
 from bindery_e2e.traffic.ordering import ORDERS, OrderingSettings
@@ -110,6 +114,27 @@ def parser() -> argparse.ArgumentParser:
     delayed.add_argument(
         "--report", type=Path, metavar="DIR", help="report directory (e2e-reports/delayed-<seed>-<time>)"
     )
+    churn = verbs.add_parser(
+        "churn", help="write ledgers, delete nine of ten soon, judge disk space and latency of bookies"
+    )
+    churn.add_argument("--seconds", type=float, default=1200, metavar="N", help="duration (1200)")
+    churn.add_argument("--seed", type=int, default=None, metavar="N", help="seed of the load (default: random)")
+    churn.add_argument("--rate", type=float, default=8.0, metavar="N", help="MiB of payload written per second (8)")
+    churn.add_argument(
+        "--allowance",
+        type=float,
+        default=2048,
+        metavar="N",
+        help="MiB of disk besides three times the live bytes (2048)",
+    )
+    churn.add_argument(
+        "--latency-ratio", type=float, default=1.5, metavar="N", help="p50 and p99 while collecting, at most (1.5)"
+    )
+    churn.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="environment variable of bookies; repeatable"
+    )
+    churn.add_argument("--json", action="store_true", help="print the figures as JSON at the end, progress to stderr")
+    churn.add_argument("--report", type=Path, metavar="DIR", help="report directory (e2e-reports/churn-<seed>-<time>)")
     judge = verbs.add_parser("judge", help="judge a recorded history")
     judge.add_argument("history", type=Path, metavar="HISTORY.jsonl")
     judge.add_argument("--report", type=Path, metavar="DIR", help="write report.html and summaries to DIR")
@@ -133,6 +158,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _retries(args)
         case "delayed":
             return _delayed(args)
+        case "churn":
+            return _churn(args)
         case "judge":
             return _judge(args)
     seed = random.randrange(10**6) if args.seed is None else args.seed
@@ -243,6 +270,32 @@ def _delayed(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         return EXIT_STOPPED
     return EXIT_CODES[verdict]
+
+
+def _churn(args: argparse.Namespace) -> int:
+    seed = random.randrange(10**6) if args.seed is None else args.seed
+    command = f"python -m bindery_e2e churn --seconds {args.seconds:g} --seed {seed} --rate {args.rate:g}"
+    command += f" --allowance {args.allowance:g} --latency-ratio {args.latency_ratio:g}"
+    command += "".join(f" --set {one}" for one in args.set)
+    folder = args.report or Path("e2e-reports") / f"churn-{seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+    settings = ChurnSettings(seed=seed, seconds=args.seconds, rate=int(args.rate * MIB))
+    limits = ChurnLimits(allowance=int(args.allowance * MIB), latency_ratio_max=args.latency_ratio)
+    environment = dict(one.split("=", 1) for one in args.set)
+
+    def tell(text: str) -> None:
+        print(text, file=sys.stderr if args.json else sys.stdout, flush=True)
+
+    tell(command)
+    try:
+        summary = run_churn(settings, limits, folder, facts=facts_of(command), environment=environment, say=tell)
+    except (TrafficError, StandaloneError) as error:
+        print(f"bindery_e2e: {error}", file=sys.stderr)
+        return EXIT_CODES["BAD"]
+    except KeyboardInterrupt:
+        return EXIT_STOPPED
+    if args.json:
+        say(json.dumps(summary, indent=2))
+    return EXIT_CODES[summary["verdict"]]
 
 
 def _run(args: argparse.Namespace, seed: int, steps: Iterable[Step]) -> Report:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -74,9 +74,21 @@ def _claim(offset: int) -> socket.socket | None:
 
 
 class ThrowawayCluster:
-    """A cluster in a temporary directory. `options`: further options of `bindery standalone`."""
+    """A cluster in a temporary directory.
 
-    def __init__(self, *, bookies: int = 4, brokers: int = 1, auditors: int = 1, options: Sequence[str] = ()) -> None:
+    `options`: further options of `bindery standalone`. `environment`: additional variables of all its processes, such
+    as settings of bookies.
+    """
+
+    def __init__(
+        self,
+        *,
+        bookies: int = 4,
+        brokers: int = 1,
+        auditors: int = 1,
+        options: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.bookies = bookies
         self.brokers = brokers
         self.auditors = auditors
@@ -86,6 +98,7 @@ class ThrowawayCluster:
             claim = _claim(self.port_offset)
         self._claim = claim
         self._options = options
+        self._environment = dict(environment or {})
         self._folder = Path(tempfile.mkdtemp(prefix="bindery-"))
         self.directory = DataDirectory(self._folder / "data")
         self.directory.create()
@@ -100,6 +113,10 @@ class ThrowawayCluster:
 
     def auditor_url(self, number: int = 0) -> str:
         return f"http://{HOST}:{AUDITOR_HTTP_PORT + self.port_offset + number}"
+
+    def bookie_url(self, number: int = 0) -> str:
+        """Of its HTTP port."""
+        return f"http://{HOST}:{BOOKIE_HTTP_PORT + self.port_offset + number}"
 
     @property
     def zookeeper(self) -> str:
@@ -123,7 +140,7 @@ class ThrowawayCluster:
         ]
         log = self.directory.open_log("standalone")
         try:
-            environment = {**os.environ, DIE_WITH_PARENT: str(os.getpid())}
+            environment = {**os.environ, **self._environment, DIE_WITH_PARENT: str(os.getpid())}
             self._supervisor = self._start_supervisor(command, log, environment)
         finally:
             os.close(log)

@@ -380,6 +380,8 @@ class BookieProcess:
             guard=guard,
             connect=connect,
             wait_s=storage.gc_wait_time_s,
+            wait_min_s=storage.gc_wait_time_min_s,
+            written_max=storage.dead_size_min // 4,
             over_replicated_wait_s=storage.gc_over_replicated_wait_time_s,
             op_rate=storage.gc_metadata_op_rate,
             clock=self._clock,

@@ -353,6 +353,7 @@ _SHARED_BY_SHARDS: Final = (
     "tombstones_max",
     "index_block_cache_size",
     "index_write_buffer_size",
+    "dead_size_min",
 )
 
 

@@ -125,6 +125,8 @@ class Tree:
             "guard": self.guard(*shards),
             "connect": None,
             "wait_s": 3600.0,
+            "wait_min_s": 3600.0,
+            "written_max": 0,
             "over_replicated_wait_s": 0.0,
             "op_rate": 1e6,
             "clock": asyncio.get_running_loop().time,

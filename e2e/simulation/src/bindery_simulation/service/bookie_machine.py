@@ -267,6 +267,8 @@ class BookieMachine(Machine):
                 guard=guard,
                 connect=connect,
                 wait_s=storage.gc_wait_time_s,
+                wait_min_s=storage.gc_wait_time_s,
+                written_max=0,
                 over_replicated_wait_s=0,
                 op_rate=storage.gc_metadata_op_rate,
                 clock=loop.time,

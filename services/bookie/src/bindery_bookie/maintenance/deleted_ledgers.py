@@ -14,9 +14,10 @@ A run deletes nothing unless it has read all of the metadata. Each step may end 
 | 6 sync, and read each candidate: only "no such ledger" counts  | a listing is not a snapshot                  |
 | 7 steps 3 and 4 again                                          | the tree may have changed meanwhile          |
 
-One listing serves all shards. `is_gone` checks a single ledger in the same way, for the repair. `over_replicated`
-deletes ledgers whose metadata no longer names this bookie; it is called after each run. Source: BookKeeper's
-ScanAndCompareGarbageCollector with verifyMetadataOnGC; sync, the checks of the tree and the guard are added.
+`run_schedule` decides when. One listing serves all shards. `is_gone` checks a single ledger in the same way, for the
+repair. `over_replicated` deletes ledgers whose metadata no longer names this bookie; it is called after each run.
+Source: BookKeeper's ScanAndCompareGarbageCollector with verifyMetadataOnGC; sync, the checks of the tree and the guard
+are added.
 """
 
 import asyncio
@@ -38,6 +39,7 @@ from bindery_metadata.stores.store import MetadataStore, Node, Watch
 from bindery_bookie.maintenance.over_replicated import OverReplicated
 from bindery_bookie.maintenance.over_replicated import Shard as OverReplicatedShard
 from bindery_bookie.maintenance.rollback_guard import RollbackGuard
+from bindery_bookie.maintenance.run_schedule import RunSchedule
 from bindery_bookie.storage.collection.collection_interface import GarbageCollection
 from bindery_bookie.storage.stats import StorageStats
 
@@ -49,6 +51,10 @@ log = get_logger(__name__)
 
 _SLEEP_MIN_S: Final = 0.01
 """Pauses shorter than this are accumulated, because the event loop sleeps too coarsely for them."""
+
+
+_WAIT_MIN_S: Final = 0.001
+"""Minimum time between two checks whether a run is due. A difference of times may be too small to advance a clock."""
 
 
 class GarbageShard(OverReplicatedShard, Protocol):
@@ -96,6 +102,8 @@ class GarbageCollector:
         guard: RollbackGuard,
         connect: "Callable[[], Awaitable[LedgerClient]]",
         wait_s: float,
+        wait_min_s: float,
+        written_max: int,
         over_replicated_wait_s: float,
         op_rate: float,
         clock: Callable[[], float],
@@ -103,7 +111,7 @@ class GarbageCollector:
         randomness: RandomBits,
     ) -> None:
         """`instance_id`: the cluster id in this bookie's cookie. `connect`: connects a client to check the other
-        replicas of ledgers that moved away. `wait_s`: seconds between two runs, and before the first.
+        replicas of ledgers that moved away. `wait_s`, `wait_min_s`, `written_max`: see `run_schedule`.
         `over_replicated_wait_s`: seconds between two searches for ledgers that moved away; 0: no search. `op_rate`:
         maximum metadata reads per second."""
         self._shards = shards
@@ -111,7 +119,8 @@ class GarbageCollector:
         self._layout = layout
         self._instance_id = instance_id
         self._guard = guard
-        self._wait_s = wait_s
+        self._schedule = RunSchedule(wait_min_s=wait_min_s, wait_max_s=wait_s, written_max=written_max)
+        self._clock = clock
         self._paced = cast(MetadataStore, _PacedReads(metadata, rate=op_rate, clock=clock))
         self._wall_clock_ms = wall_clock_ms
         self._randomness = randomness
@@ -139,14 +148,10 @@ class GarbageCollector:
     async def run(self) -> None:
         """Run until cancelled. Errors of the metadata store and of disks end one run only."""
         while True:
-            try:
-                async with asyncio.timeout(self._wait_s):
-                    await self._wanted.wait()
-            except TimeoutError:
-                pass
+            await self._until_due()
             self._wanted.clear()
             try:
-                await self.collect()
+                await self._collect_in_time()
                 await self._forget_moved()
             except (BinderyError, OSError) as error:
                 log.warning("garbage_not_collected", error=str(error))
@@ -156,6 +161,31 @@ class GarbageCollector:
                 self._compact_after = False
                 for shard in self._shards:
                     shard.compactor.request(minor=True, major=True)
+
+    async def _until_due(self) -> None:
+        """Return when a run is due or requested."""
+        began, written = self._clock(), self._written()
+        while not self._wanted.is_set():
+            waited_s = self._clock() - began
+            if self._schedule.is_due(waited_s=waited_s, written=self._written() - written):
+                return
+            wait_s = max(min(self._schedule.check_s, self._schedule.wait_s - waited_s), _WAIT_MIN_S)
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._wanted.wait()
+            except TimeoutError:
+                pass
+
+    def _written(self) -> int:
+        return sum(shard.stats.add_bytes for shard in self._shards)
+
+    async def _collect_in_time(self) -> None:
+        """Make a run, and schedule the next one by its result. Raises BinderyError or OSError."""
+        began, deleted = self._clock(), 0
+        try:
+            deleted = await self.collect()
+        finally:
+            self._schedule.run_ended(seconds=self._clock() - began, deleted=deleted)
 
     async def collect(self) -> int:
         """Make one run and return the number of ledgers deleted.

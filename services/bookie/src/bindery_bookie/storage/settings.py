@@ -151,7 +151,12 @@ class StorageSettings(Settings):
     """Bytes of the index that LevelDB collects before it writes a table; twice as much while it writes one."""
 
     gc_wait_time_s: Annotated[float, Gt(0), Le(7 * 86400)] = 600.0
-    """Seconds between two runs of garbage collection, and before the first. Source: BookKeeper's gcWaitTime."""
+    """Maximum seconds between two runs of garbage collection. Source: BookKeeper's gcWaitTime."""
+
+    gc_wait_time_min_s: Annotated[float, Gt(0), Le(7 * 86400)] = 15.0
+    """Seconds until the next run of garbage collection if the last one found deleted ledgers, and before the first run;
+    otherwise the time doubles up to gc_wait_time_s. A bookie whose runs would take more than a thirtieth of the time
+    waits longer. From gc_wait_time_s on: all runs are gc_wait_time_s apart."""
 
     gc_metadata_op_rate: Annotated[float, Gt(0), Le(1_000_000)] = 1000.0
     """Maximum metadata reads per second of such a run. Source: BookKeeper's gcMetadataOpRateLimit."""
@@ -176,10 +181,21 @@ class StorageSettings(Settings):
     """Seconds between two major compactions. Must be above minor_compaction_interval_s; 0 or less: disabled. Source:
     BookKeeper's majorCompactionInterval."""
 
+    dead_ratio_max: Annotated[float, Ge(0), Le(1000)] = 1.0
+    """Dead bytes, as a multiple of the live bytes, above which compaction begins before its interval is over: with 1,
+    entry logs take about twice their live bytes. A lower value copies more: with 1, a log is about half live or less
+    when it is rewritten. Only logs below the thresholds of minor and major compaction are rewritten. 0: compaction runs
+    by interval only."""
+
+    dead_size_min: Annotated[int, Ge(0), Le(1024 * GIB)] = 512 * MIB
+    """Dead bytes of a bookie up to which compaction does not begin before its interval, whatever the ratio. Lower
+    values leave many small logs."""
+
     compaction_rate: Annotated[int, Ge(4 * KIB), Le(100 * GIB)] = 4 * MIB
-    """Maximum bytes per second that compaction copies. A full log of 1 GiB takes four minutes, and up to 330 GiB are
-    freed per day. With small entries, each of which is verified, compaction uses about a twentieth of one processor.
-    BookKeeper's default (compactionRateByEntries) is 1000 entries per second."""
+    """Maximum bytes per second that compaction reads and writes. A full log of 1 GiB takes eight minutes if all of it
+    is live. While dead bytes exceed what dead_ratio_max and dead_size_min allow, up to eight times as much, as long as
+    adds are not slower than before. With small entries, each of which is verified, compaction uses about a twentieth of
+    one processor. BookKeeper's default (compactionRateByEntries) is 1000 entries per second."""
 
     @property
     def has_minor_compaction(self) -> bool:

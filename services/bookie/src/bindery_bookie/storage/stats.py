@@ -44,6 +44,10 @@ class StorageStats:
     journal_files_dropped: int = 0
     journal_sync_s: float = 0.0
     """Time spent in write and fdatasync."""
+    journal_adds: int = 0
+    """Records made durable."""
+    journal_add_s: float = 0.0
+    """Sum of the times from the first record of a group to its durability, over all records."""
 
     # Counters: reads, by the cache or disk that answered
     reads_active_cache: int = 0
@@ -76,6 +80,8 @@ class StorageStats:
     compactions_minor: int = 0
     """Entry logs rewritten by minor compaction."""
     compactions_major: int = 0
+    compactions_for_space: int = 0
+    """Entry logs that minor or major compaction rewrote before its interval was over, because of dead bytes."""
     index_compactions: int = 0
     compacted_bytes: int = 0
     """Live bytes copied by compaction."""
@@ -91,6 +97,12 @@ class StorageStats:
     entry_log_bytes: int = 0
     live_bytes: int = 0
     """Part of `entry_log_bytes` that belongs to existing ledgers."""
+    dead_bytes: int = 0
+    """The rest of `entry_log_bytes`, which compaction can free."""
+    dead_bytes_allowed: int = 0
+    """Dead bytes above which compaction begins before its interval is over; 0: it does not."""
+    compaction_speed: float = 0.0
+    """Current speed of compaction, as a multiple of `compaction_rate`; 0: no log is being rewritten."""
     active_ledgers: int = 0
     """Number of ledgers in the index at the last run of garbage collection."""
     journal_failed: bool = False

@@ -105,6 +105,9 @@ class GarbageState:
     logs: int
     log_bytes: int
     live_bytes: int
+    dead_bytes: int
+    dead_bytes_allowed: int | None
+    """Dead bytes above which compaction begins before its interval is over; None: it does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +144,7 @@ class GarbageCollection(Protocol):
 
     def request(self, *, minor: bool = False, major: bool = False, force: bool = False) -> None:
         """Start a run soon, in the background. `minor`, `major`: include this compaction before its interval is over.
+        Every run includes the compaction that dead bytes require (`space_policy`).
 
         `force`: include a compaction even if it is suspended, and first close a sparse open log, whatever its size.
         """

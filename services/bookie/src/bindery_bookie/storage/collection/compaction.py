@@ -1,6 +1,8 @@
 """Compactor: free the space of deleted ledgers, one entry log at a time.
 
-A log without live entries is removed. Logs whose live ratio is below a threshold are rewritten, the sparsest first:
+A log without live entries is removed. Logs whose live ratio is below a threshold are rewritten, the sparsest first: all
+of them when the interval of minor or major compaction is over, and as many as necessary when there are too many dead
+bytes (`space_policy`). A rewrite:
 
 | step                                                               | after a crash following it, the start finds     |
 |--------------------------------------------------------------------|-------------------------------------------------|
@@ -41,6 +43,13 @@ from bindery_bookie.storage.collection.collection_interface import (
 from bindery_bookie.storage.collection.log_replacement import CollectionEnvironment, LogReplacement
 from bindery_bookie.storage.collection.log_usage import UsageTable, is_in
 from bindery_bookie.storage.collection.rewrite import Rewrite
+from bindery_bookie.storage.collection.space_policy import (
+    Speed,
+    dead_allowed,
+    dead_bytes,
+    plan_space,
+    wanted_speed,
+)
 from bindery_bookie.storage.entry_log import entry_log_format as fmt
 from bindery_bookie.storage.entry_log.log_manifest import LogIds, ManifestFile
 from bindery_bookie.storage.io.worker import run_in
@@ -54,6 +63,13 @@ OPEN_LOG_PARTS: Final = 16
 
 _SLEEP_MIN_S: Final = 0.01
 """Minimum length of a pause in seconds. Shorter pauses are accumulated."""
+
+_OBSERVE_S: Final = 1.0
+"""Seconds between two adjustments of the speed."""
+
+REST_PART: Final = 20
+"""Refreshes read all rows of ledgers in the index. After a run, one that only a deletion requested therefore waits for
+this many times as long as the refreshes took."""
 
 _ERRORS = (OSError, BinderyError)
 
@@ -70,6 +86,11 @@ class _Request:
     major: bool = False
     force: bool = False
     waiters: list["asyncio.Future[CollectionResult]"] = field(default_factory=list)
+
+    @property
+    def may_rest(self) -> bool:
+        """Whether the run may wait until the last one has cost little enough."""
+        return not (self.minor or self.major or self.force or self.waiters)
 
 
 @dataclass(slots=True)
@@ -115,6 +136,11 @@ class Compactor:
         self._log_id: int | None = None
         self._bytes_done = self._bytes_total = 0
         self._debt_s = 0.0
+        self._speed = Speed()
+        self._observe_at = 0.0
+        self._refreshes_s = 0.0
+        """Seconds that the refreshes of the current run took."""
+        self._rested_at = 0.0
         self._last_run_ms = 0
         self._last_ms = {CollectionKind.MINOR: 0, CollectionKind.MAJOR: 0}
         self._last_error = ""
@@ -171,6 +197,7 @@ class Compactor:
         """See GarbageCollection."""
         self._suspended[CollectionKind.MINOR] &= not minor
         self._suspended[CollectionKind.MAJOR] &= not major
+        self.request()  # dead bytes may have accumulated meanwhile
 
     def state(self) -> GarbageState:
         """See GarbageCollection."""
@@ -192,6 +219,8 @@ class Compactor:
             logs=len(infos),
             log_bytes=sum(info.size for info in infos),
             live_bytes=sum(info.live_bytes for info in infos),
+            dead_bytes=dead_bytes(infos),
+            dead_bytes_allowed=self._dead_allowed(),
         )
 
     def logs(self) -> Sequence[LogInfo]:
@@ -202,6 +231,7 @@ class Compactor:
         """See GarbageCollection."""
         parts = self._parts
         async with self._refreshing:
+            began = parts.clock()
             while True:
                 open_ledgers = await parts.open_ledgers()
                 manifest, closed_below = self._replacement.manifest, parts.closed_below()
@@ -218,6 +248,8 @@ class Compactor:
                 if manifest is self._replacement.manifest:  # otherwise logs were added or removed meanwhile
                     break
             self._table.accept(self._stats)
+            self._stats.dead_bytes_allowed = self._dead_allowed() or 0
+            self._refreshes_s += parts.clock() - began
         return self.logs()
 
     async def explain(self, log_id: int) -> LogExplanation:
@@ -274,6 +306,25 @@ class Compactor:
             return None
         return max(until_run, self._last[kind] + self._interval_s(kind) - self._parts.clock())
 
+    def _dead_allowed(self) -> int | None:
+        """Return the dead bytes that the shard may have; None if compaction runs by interval only."""
+        settings = self._settings
+        if not settings.dead_ratio_max or not any(map(self._is_on, self._last)):
+            return None
+        live = sum(info.live_bytes for info in self._table.infos.values())
+        return dead_allowed(live, ratio_max=settings.dead_ratio_max, size_min=settings.dead_size_min)
+
+    def _kind_of(self, info: LogInfo) -> CollectionKind:
+        """Return the kind of compaction to which a log belongs that is rewritten because of dead bytes."""
+        minor = CollectionKind.MINOR
+        is_minor = self._is_on(minor) and info.live_ratio < self._threshold(minor)
+        return minor if is_minor else CollectionKind.MAJOR
+
+    def _space_threshold(self) -> float:
+        """Return the live ratio below which a log may be rewritten because of dead bytes; 0: no log may be."""
+        kinds = [kind for kind in self._last if self._is_on(kind) and not self._suspended[kind]]
+        return max(map(self._threshold, kinds), default=0.0)
+
     def _verdict(self, info: LogInfo) -> tuple[CollectionKind | None, list[str]]:
         """Return the kind of collection that will remove or rewrite the log, and the reasons."""
         percent = f"{100 * info.live_ratio:.1f} %"
@@ -305,16 +356,38 @@ class Compactor:
                     f"{percent} of it is live, below {threshold:.0%}: {kind} compaction rewrites it, due in "
                     f"{due:.0f} s, at {self._settings.compaction_rate} bytes per second.",
                     *sentences,
+                    *self._space_sentences(),
                 ]
         return None, sentences
 
-    async def _loop(self) -> None:
+    def _space_sentences(self) -> list[str]:
+        allowed = self._dead_allowed()
+        if allowed is None:
+            return []
+        dead = dead_bytes(self._table.infos.values())
+        if dead > allowed:
+            return [f"The shard has {dead} dead bytes, more than {allowed}: the next run rewrites the sparsest logs."]
+        return [f"Earlier if the shard has more than {allowed} dead bytes; it has {dead}."]
+
+    async def _until_due(self) -> None:
+        """Return when a run is due, or the bookie stops."""
         while not self._stopping.is_set():
+            due = self._next_run
+            if self._request is not None:
+                due = min(due, self._rested_at) if self._request.may_rest else 0.0
+            seconds = due - self._parts.clock()
+            if seconds <= 0:
+                return
+            self._wake.clear()
             try:
-                async with asyncio.timeout(max(self._next_run - self._parts.clock(), 0.0)):
+                async with asyncio.timeout(seconds):
                     await self._wake.wait()
             except TimeoutError:
-                pass
+                return
+
+    async def _loop(self) -> None:
+        while True:
+            await self._until_due()
             self._wake.clear()
             if self._stopping.is_set():
                 return
@@ -341,6 +414,8 @@ class Compactor:
             self._stats.gc_s += seconds
             self._stats.observe_gc_s(seconds)
             self._next_run = self._parts.clock() + self._settings.gc_wait_time_s
+            self._rested_at = self._parts.clock() + REST_PART * self._refreshes_s
+            self._refreshes_s = 0.0
             for waiter in request.waiters:
                 if not waiter.done():
                     waiter.set_result(outcome.result())
@@ -360,13 +435,20 @@ class Compactor:
         if await self._roll_sparse(kinds):
             await self.refresh()
         await self._remove_dead(outcome)
-        for kind in kinds:
-            await self._compact(kind, outcome)
-            self._last[kind] = self._parts.clock()
-            self._last_ms[kind] = self._parts.wall_clock_ms()
-        if outcome.rewritten:
-            await self.refresh()
-            await self._remove_dead(outcome)
+        stats = self._stats
+        self._speed.begin(adds=stats.journal_adds, seconds=stats.journal_add_s)
+        try:
+            for kind in kinds:
+                await self._compact(kind, outcome)
+                self._last[kind] = self._parts.clock()
+                self._last_ms[kind] = self._parts.wall_clock_ms()
+            if outcome.rewritten:
+                await self.refresh()
+                await self._remove_dead(outcome)
+            await self._compact_for_space(outcome)
+        finally:
+            self._speed.end(adds=stats.journal_adds, seconds=stats.journal_add_s)
+            stats.compaction_speed = 0.0
 
     def _is_allowed(self, kind: CollectionKind) -> bool:
         return self._is_forced or not self._suspended[kind]
@@ -380,6 +462,9 @@ class Compactor:
             return False
         if not self._is_forced and info.size < self._settings.entry_log_size_max // OPEN_LOG_PARTS:
             return False  # closing it would create many small logs
+        return await self._close_open_log()
+
+    async def _close_open_log(self) -> bool:
         try:
             await self._parts.roll()
         except _ERRORS as error:  # perhaps no space; closed logs can still be collected
@@ -411,18 +496,54 @@ class Compactor:
         for log_id in self._table.below(self._threshold(kind)):
             if self._stopping.is_set() or not self._is_allowed(kind):
                 return
-            try:
-                await self._rewrite(log_id, kind, outcome)
-            except _Stopping:
-                outcome.left.append((log_id, "stopped"))
-                raise
-            except _ERRORS as error:
-                self._failed(outcome, log_id, error)
-                if self._replacement.is_blocked:
+            await self._rewrite_or_leave(log_id, kind, outcome)
+            if self._replacement.is_blocked:
+                return
+
+    async def _rewrite_or_leave(self, log_id: int, kind: CollectionKind, outcome: _Outcome) -> None:
+        """Rewrite a log; record an error in `outcome`. Raises _Stopping."""
+        self._running = kind
+        try:
+            await self._rewrite(log_id, kind, outcome)
+        except _Stopping:
+            outcome.left.append((log_id, "stopped"))
+            raise
+        except _ERRORS as error:
+            self._failed(outcome, log_id, error)
+        finally:
+            self._log_id = None
+            self._bytes_done = self._bytes_total = 0
+
+    async def _compact_for_space(self, outcome: _Outcome) -> None:
+        """Rewrite logs one by one until the dead bytes are at the goal of `space_policy`, or no log is left for it.
+
+        After each log, logs that have died meanwhile are removed, so that nothing of them is copied.
+        """
+        tried = set(outcome.rewritten) | {log_id for log_id, _ in outcome.left}
+        has_begun = has_closed = False
+        while (allowed := self._dead_allowed()) is not None and not self._replacement.is_blocked:
+            infos = self._table.infos
+            plan = plan_space(
+                infos.values(),
+                allowed=allowed,
+                threshold=self._space_threshold(),
+                excluded=tried | self._damaged,
+                has_begun=has_begun,
+            )
+            if plan.closes_open and not has_closed:
+                has_closed = True
+                if not await self._close_open_log():
                     return
-            finally:
-                self._log_id = None
-                self._bytes_done = self._bytes_total = 0
+            elif plan.log_ids:
+                has_begun = True
+                log_id = plan.log_ids[0]
+                tried.add(log_id)
+                await self._rewrite_or_leave(log_id, self._kind_of(infos[log_id]), outcome)
+                self._stats.compactions_for_space += log_id in outcome.rewritten
+            else:
+                return
+            await self.refresh()
+            await self._remove_dead(outcome)
 
     def _failed(self, outcome: _Outcome, log_id: int, error: Exception) -> None:
         self._last_error = f"entry log {fmt.file_name(log_id)}: {error}" if log_id else str(error)
@@ -484,7 +605,7 @@ class Compactor:
     # --- rate limit
 
     async def _pump(self, steps: Generator[int, None, None], *, copied: Callable[[], int] | None = None) -> None:
-        """Run all steps in the worker, no faster than `compaction_rate`. Raises _Stopping.
+        """Run all steps in the worker, no faster than `compaction_rate` times the current speed. Raises _Stopping.
 
         The size of a step is the number of bytes that it read, also from the index, and wrote. `copied`: returns the
         live bytes copied so far, which `state` shows; None: the state does not change.
@@ -494,14 +615,26 @@ class Compactor:
             while (size := await run_in(worker, lambda: next(steps, None))) is not None:
                 if copied is not None:
                     self._bytes_done = copied()
+                    self._adjust_speed()
                 await self._pause(size)
                 if self._stopping.is_set():
                     raise _Stopping("the bookie is stopping")
         finally:
             await run_in(worker, steps.close)
 
+    def _adjust_speed(self) -> None:
+        now, stats = self._parts.clock(), self._stats
+        if now < self._observe_at:
+            return
+        self._observe_at = now + _OBSERVE_S
+        allowed = self._dead_allowed()
+        dead = dead_bytes(self._table.infos.values())
+        wanted = 1.0 if allowed is None else wanted_speed(dead=dead, allowed=allowed)
+        self._speed.observe(adds=stats.journal_adds, seconds=stats.journal_add_s, wanted=wanted)
+        stats.compaction_speed = self._speed.now
+
     async def _pause(self, size: int) -> None:
-        self._debt_s += size / self._settings.compaction_rate
+        self._debt_s += size / (self._settings.compaction_rate * self._speed.now)
         if self._debt_s < _SLEEP_MIN_S:
             return
         seconds, self._debt_s = self._debt_s, 0.0

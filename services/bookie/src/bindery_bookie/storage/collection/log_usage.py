@@ -275,6 +275,7 @@ class UsageTable:
         stats.entry_logs = len(self.infos)
         stats.entry_log_bytes = sum(info.size for info in self.infos.values())
         stats.live_bytes = sum(info.live_bytes for info in self.infos.values())
+        stats.dead_bytes = stats.entry_log_bytes - stats.live_bytes
         stats.active_ledgers = len(self.live)
 
     def dead(self) -> list[int]:

@@ -301,7 +301,10 @@ class Journal:
             self._notify(waiting, True)
             self._stats.journal_sync_s += seconds
             self._stats.observe_sync_s(seconds)
-            self._stats.observe_journal_add(self._writer.clock() - first_at, records)
+            add_s = self._writer.clock() - first_at
+            self._stats.journal_adds += records
+            self._stats.journal_add_s += add_s * records
+            self._stats.observe_journal_add(add_s, records)
             return
         self._notify(waiting, False)
 

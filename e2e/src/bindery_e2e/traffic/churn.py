@@ -1,0 +1,327 @@
+"""Write ledgers at a bounded rate to real bookies, delete most of them soon, and record disk space and latencies.
+
+Writers create ledgers one after another, with three bookies, two of which store each entry. One ledger of `keep_each`
+is kept until the end; the others are deleted between `delete_s_min` and `delete_s_max` seconds after they were closed.
+The phases are those of `judging.space`: during quiet windows no ledger is deleted and compaction is suspended, so that
+the latencies of both can be compared under the same load. At the end all entries of the kept ledgers are read.
+
+The content of an entry is a function of seed, ledger and entry.
+"""
+
+import asyncio
+import contextlib
+import os
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+from bindery_client.client import LedgerClient
+from bindery_client.ledger.api import WriteHandle
+from bindery_core.errors import BinderyError
+from bindery_core.ids import BookieId, EntryId, LedgerId
+
+from bindery_e2e.judging.space import COLLECTING, QUIET, SETTLING, SpaceSample, Window
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+ENSEMBLE: Final = 3
+QUORUM: Final = 2
+FRAME_SIZE: Final = 36
+"""Bytes of an entry's header and digest, which the bookies store in addition to the payload."""
+SAMPLE_S: Final = 1.0
+SAY_S: Final = 10.0
+READ_ENTRIES: Final = 64
+ERRORS_MAX: Final = 20
+"""Number of errors after which the run ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChurnSettings:
+    seed: int
+    seconds: float = 1200.0
+    rate: int = 8 * MIB
+    """Bytes of payload per second over all writers. Each of three bookies receives two thirds of them."""
+    writers: int = 8
+    entry_size: int = 16 * KIB
+    ledger_size_min: int = 2 * MIB
+    ledger_size_max: int = 24 * MIB
+    keep_each: int = 10
+    """One ledger of this number is kept."""
+    delete_s_min: float = 2.0
+    delete_s_max: float = 60.0
+    window_s: float = 15.0
+    """Seconds of a collecting window, and of a quiet one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChurnBookie:
+    """A bookie on this machine."""
+
+    bookie_id: BookieId
+    url: str
+    """Of its HTTP port."""
+    directory: Path
+    """Contains its journal and its entry logs."""
+
+
+@dataclass(slots=True)
+class _Ledger:
+    number: int
+    ledger_id: LedgerId
+    entries: int = 0
+    sizes: dict[BookieId, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class ChurnFigures:
+    samples: dict[str, list[SpaceSample]] = field(default_factory=dict)
+    windows: list[Window] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    ledgers_written: int = 0
+    ledgers_deleted: int = 0
+    ledgers_kept: int = 0
+    entries_written: int = 0
+    entries_verified: int = 0
+    compacting_s: float = 0.0
+    """Seconds in which at least one bookie compacted, to a second."""
+    counters: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Of each bookie at the end: what its garbage collection did."""
+
+
+class Churn:
+    """One run. `play` returns its figures; errors are in them."""
+
+    def __init__(
+        self,
+        client: LedgerClient,
+        bookies: Sequence[ChurnBookie],
+        settings: ChurnSettings,
+        *,
+        say: Callable[[str], None] = print,
+    ) -> None:
+        self._client = client
+        self._bookies = bookies
+        self._settings = settings
+        self._say = say
+        self._random = random.Random(settings.seed)
+        self._bytes = random.Random(settings.seed).randbytes(2 * MIB)
+        self._http = httpx.AsyncClient(timeout=30.0)
+        self._began = time.monotonic()
+        self._over = asyncio.Event()
+        """Set when the writers must end."""
+        self._collecting = asyncio.Event()
+        """Set while deletions are executed."""
+        self._numbers = 0
+        self._kept: list[_Ledger] = []
+        self._live = {bookie.bookie_id: 0 for bookie in bookies}
+        self._written = dict(self._live)
+        self._deletions: set[asyncio.Task[None]] = set()
+        self.figures = ChurnFigures(samples={bookie.bookie_id: [] for bookie in bookies})
+
+    async def play(self) -> ChurnFigures:
+        """Raises httpx.HTTPError if a bookie does not answer."""
+        self._began = time.monotonic()
+        tasks: list[asyncio.Task[None]] = []
+        async with self._http:
+            try:
+                tasks = [asyncio.create_task(self._sample())]
+                writers = [asyncio.create_task(self._write(number)) for number in range(self._settings.writers)]
+                tasks += writers
+                await self._windows()
+                self._over.set()
+                await asyncio.gather(*writers)
+                await self._verify()
+                await self._measure()
+                for bookie in self._bookies:
+                    self.figures.counters[bookie.bookie_id] = await self._get(bookie, "/api/v1/bookie/gc/state")
+            finally:
+                for task in (*tasks, *self._deletions):
+                    task.cancel()
+                await asyncio.gather(*tasks, *self._deletions, return_exceptions=True)
+        return self.figures
+
+    # --- phases
+
+    async def _windows(self) -> None:
+        while not self._is_done:
+            self._begin(COLLECTING)
+            await self._switch("resume")
+            self._collecting.set()
+            await self._sleep(self._settings.window_s)
+            self._begin(SETTLING)
+            self._collecting.clear()
+            await self._switch("suspend")
+            while not self._is_done and await self._is_compacting():
+                await asyncio.sleep(0.2)
+            self._begin(QUIET)
+            await self._sleep(self._settings.window_s)
+        self._begin(SETTLING)
+        await self._switch("resume")
+
+    def _begin(self, phase: str) -> None:
+        self.figures.windows.append(Window(phase))
+
+    @property
+    def _is_done(self) -> bool:
+        return time.monotonic() - self._began >= self._settings.seconds or len(self.figures.errors) >= ERRORS_MAX
+
+    async def _sleep(self, seconds: float) -> None:
+        left = self._settings.seconds - (time.monotonic() - self._began)
+        await asyncio.sleep(max(0.0, min(seconds, left)))
+
+    async def _switch(self, verb: str) -> None:
+        for bookie in self._bookies:
+            answer = await self._http.put(
+                f"{bookie.url}/api/v1/bookie/gc/{verb}_compaction", json={f"{verb}Major": True, f"{verb}Minor": True}
+            )
+            answer.raise_for_status()
+
+    async def _is_compacting(self) -> bool:
+        states = [await self._get(bookie, "/api/v1/bookie/gc/state") for bookie in self._bookies]
+        return any(shard["running"] in ("minor", "major") for state in states for shard in state["shards"])
+
+    async def _get(self, bookie: ChurnBookie, path: str) -> Any:
+        answer = await self._http.get(bookie.url + path)
+        answer.raise_for_status()
+        return answer.json()
+
+    # --- load
+
+    async def _write(self, writer: int) -> None:
+        settings = self._settings
+        step_s = settings.entry_size * settings.writers / settings.rate
+        due = time.monotonic() + step_s * writer / settings.writers
+        while not self._over.is_set():
+            number, self._numbers = self._numbers, self._numbers + 1
+            size = self._random.randint(settings.ledger_size_min, settings.ledger_size_max)
+            delete_after_s = self._random.uniform(settings.delete_s_min, settings.delete_s_max)
+            try:
+                handle = await self._client.create(ensemble_size=ENSEMBLE, write_quorum=QUORUM, ack_quorum=QUORUM)
+                ledger = _Ledger(number, handle.ledger_id)
+                for entry_id in range(size // settings.entry_size):
+                    now = time.monotonic()
+                    if now < due:
+                        await asyncio.sleep(due - now)
+                    due = max(due + step_s, now - 1.0)  # a writer that was late catches up for a second at most
+                    await self._add(handle, ledger, entry_id)
+                    if self._over.is_set():
+                        break
+                await handle.close()
+            except BinderyError as error:
+                self._failed(f"ledger {number} was not written: {error!r}")
+                await asyncio.sleep(1.0)
+                continue
+            self.figures.ledgers_written += 1
+            if number % settings.keep_each == 0:
+                self._kept.append(ledger)
+                self.figures.ledgers_kept += 1
+            else:
+                task = asyncio.create_task(self._delete(ledger, delete_after_s))
+                self._deletions.add(task)
+                task.add_done_callback(self._deletions.discard)
+
+    async def _add(self, handle: WriteHandle, ledger: _Ledger, entry_id: int) -> None:
+        payload = self._payload(ledger.number, entry_id)
+        window = self.figures.windows[-1]
+        began = time.monotonic()
+        await handle.add(payload)
+        if window is self.figures.windows[-1]:
+            window.latencies_s.append(time.monotonic() - began)
+        ledger.entries = entry_id + 1
+        self.figures.entries_written += 1
+        size = len(payload) + FRAME_SIZE
+        ensemble = handle.metadata.segments[-1].ensemble
+        for index in range(QUORUM):
+            bookie = ensemble[(entry_id + index) % ENSEMBLE]
+            ledger.sizes[bookie] = ledger.sizes.get(bookie, 0) + size
+            self._live[bookie] += size
+            self._written[bookie] += size
+
+    def _payload(self, number: int, entry_id: int) -> bytes:
+        size = self._settings.entry_size - 16
+        start = (number * 7919 + entry_id * 104_729) % (len(self._bytes) - size)
+        return number.to_bytes(8, "big") + entry_id.to_bytes(8, "big") + self._bytes[start : start + size]
+
+    async def _delete(self, ledger: _Ledger, after_s: float) -> None:
+        await asyncio.sleep(after_s)
+        await self._collecting.wait()
+        try:
+            await self._client.delete(ledger.ledger_id)
+        except BinderyError as error:
+            self._failed(f"ledger {ledger.number} was not deleted: {error!r}")
+            return
+        self.figures.ledgers_deleted += 1
+        for bookie, size in ledger.sizes.items():
+            self._live[bookie] -= size
+
+    def _failed(self, text: str) -> None:
+        self.figures.errors.append(text)
+
+    # --- observation
+
+    async def _sample(self) -> None:
+        said = 0.0
+        while True:
+            await self._measure()
+            try:
+                self.figures.compacting_s += SAMPLE_S * await self._is_compacting()
+            except httpx.HTTPError as error:
+                self._failed(f"a bookie does not answer: {error!r}")
+            at_s = time.monotonic() - self._began
+            if at_s - said >= SAY_S:
+                said = at_s
+                self._say(self._progress(at_s))
+            await asyncio.sleep(SAMPLE_S)
+
+    async def _measure(self) -> None:
+        for bookie in self._bookies:
+            disk = await asyncio.to_thread(disk_of, bookie.directory)
+            at_s = time.monotonic() - self._began
+            bytes_here = self._live[bookie.bookie_id], self._written[bookie.bookie_id]
+            self.figures.samples[bookie.bookie_id].append(SpaceSample(at_s, disk, *bytes_here))
+
+    def _progress(self, at_s: float) -> str:
+        spaces = []
+        for bookie, samples in self.figures.samples.items():
+            last = samples[-1]
+            spaces.append(f"{bookie} {last.disk / MIB:,.0f} of {last.live / MIB:,.0f}/{last.written / MIB:,.0f}")
+        return (
+            f"{at_s:5.0f} s  {self.figures.windows[-1].phase:10}  MiB on disk of live/written: {', '.join(spaces)}  "
+            f"ledgers {self.figures.ledgers_written}, deleted {self.figures.ledgers_deleted}, "
+            f"errors {len(self.figures.errors)}"
+        )
+
+    async def _verify(self) -> None:
+        """Read all entries of the kept ledgers."""
+        for ledger in self._kept:
+            try:
+                reader = await self._client.open(ledger.ledger_id)
+            except BinderyError as error:
+                self._failed(f"kept ledger {ledger.number} cannot be opened: {error!r}")
+                continue
+            try:
+                for first in range(0, ledger.entries, READ_ENTRIES):
+                    last = min(first + READ_ENTRIES, ledger.entries) - 1
+                    entries = await reader.read(EntryId(first), EntryId(last))
+                    for entry_id, entry in zip(range(first, last + 1), entries, strict=True):
+                        if entry.payload != self._payload(ledger.number, entry_id):
+                            self._failed(f"kept ledger {ledger.number}: entry {entry_id} has another payload")
+                        self.figures.entries_verified += 1
+            except BinderyError as error:
+                self._failed(f"kept ledger {ledger.number} cannot be read: {error!r}")
+            finally:
+                await reader.release()
+
+
+def disk_of(directory: Path) -> int:
+    """Return the bytes that the file system has allocated to all files below a directory."""
+    total = 0
+    for path, _, names in os.walk(directory):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += os.lstat(f"{path}/{name}").st_blocks * 512
+    return total
