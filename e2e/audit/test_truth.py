@@ -98,7 +98,8 @@ class Truth:
 
 @pytest.fixture(scope="module")
 def truth(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Truth]:
-    settings = {"AUDITOR_OPEN_LEDGER_GRACE_S": "2"}
+    # Bookies must keep the ledger whose znode a fault deletes, until an audit has found it.
+    settings = {"AUDITOR_OPEN_LEDGER_GRACE_S": "2", "BOOKIE_STORAGE_GC_WAIT_TIME_MIN_S": "600"}
     before = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)
     try:

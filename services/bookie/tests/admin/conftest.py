@@ -94,6 +94,8 @@ class FakeCollector:
             2,
             1500,
             750,
+            750,
+            None,
         )
 
     def logs(self) -> list[LogInfo]:

@@ -468,3 +468,31 @@ async def test_ledgers_that_moved_away_are_kept_too(tree: Tree) -> None:
     collector.over_replicated._search_at = 0.0
     with pytest.raises(MetadataRollbackSuspected):
         await collector.over_replicated.step()
+
+
+async def test_a_run_that_deleted_ledgers_is_soon_followed_by_another(tree: Tree) -> None:
+    await tree.put(2)
+    shard = Shard(1, 2)
+    collector = tree.collector(shard, wait_s=3600.0, wait_min_s=0.01)
+    running = asyncio.ensure_future(collector.run())
+    async with asyncio.timeout(30):
+        while shard.ledger_ids != [2]:
+            await asyncio.sleep(0.001)
+        await tree.raw.delete(LAYOUT.ledger(2), version=0)
+        while shard.ledger_ids:
+            await asyncio.sleep(0.001)
+    running.cancel()
+
+
+async def test_much_written_data_starts_a_run(tree: Tree) -> None:
+    shard = Shard(1)
+    collector = tree.collector(shard, wait_s=3600.0, wait_min_s=0.01, written_max=1000)
+    collector._schedule._unhurried_s = 3600.0
+    running = asyncio.ensure_future(collector.run())
+    await asyncio.sleep(0.1)
+    assert shard.ledger_ids == [1]
+    shard.stats.add_bytes += 1000
+    async with asyncio.timeout(30):
+        while shard.ledger_ids:
+            await asyncio.sleep(0.001)
+    running.cancel()
