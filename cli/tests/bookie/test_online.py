@@ -31,7 +31,9 @@ LOG = LogInfo(
     looked_at_ms=1_700_000_000_000,
 )
 EXPLANATION = LogExplanation(LOG, [7], [8, 9], None, None, ["Half of it is alive, so it stays."])
-GARBAGE = GarbageState(None, None, 0, 0, False, True, 1_700_000_000_000, 0, 0, 9.5, None, None, "", 3, 4096, 2048, 2048, 3000)
+GARBAGE = GarbageState(
+    None, None, 0, 0, False, True, 1_700_000_000_000, 0, 0, 9.5, None, None, "", 3, 4096, 2048, 2048, 3000
+)
 
 
 def directory(path: str, holds: str, status: DirectoryStatus, reason: str, free: int) -> Any:
