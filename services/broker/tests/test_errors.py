@@ -21,6 +21,11 @@ ERRORS: list[tuple[type[BinderyError], str, int, type[BinderyError]]] = [
     (errors.IdempotencyKeyInUse, "idempotency_key_in_use", 409, Conflict),
     (errors.NoSuchNamespace, "no_such_namespace", 404, NotThere),
     (errors.ResponsesFull, "too_many_requests", 429, TooManyRequests),
+    (errors.PolicyForbids, "policy_forbids", 409, Conflict),
+    (errors.BacklogQuotaExceeded, "backlog_quota_exceeded", 429, TooManyRequests),
+    (errors.BacklogQuotaRefused, "backlog_quota_refused", 507, TooManyRequests),
+    (errors.PublishRateExceeded, "publish_rate_exceeded", 429, TooManyRequests),
+    (errors.SubscribeRateExceeded, "subscribe_rate_exceeded", 429, TooManyRequests),
 ]
 
 

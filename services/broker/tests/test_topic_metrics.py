@@ -92,6 +92,8 @@ async def test_a_subscription_has_pulsars_metrics(broker: Harness, clock: Clock)
         "pulsar_out_bytes_total": 8,
         "bindery_broker_redelivered_messages_total": 1,
         "bindery_broker_acked_messages_total": 1,
+        "bindery_broker_expired_messages_total": 0,
+        "bindery_broker_evicted_entries_total": 0,
         "bindery_broker_subscription_backlog_bytes": 3 * size,
     }
 

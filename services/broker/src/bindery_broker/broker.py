@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass
+from typing import Final
 
 from bindery_client.ledger.api import LedgerClient
 from bindery_core.errors import NoSuchTopic
@@ -22,6 +23,9 @@ from bindery_broker.settings import BrokerSettings
 from bindery_broker.topics.retry_topics import RetryTopics
 from bindery_broker.topics.topic import Topic
 from bindery_broker.topics.topics import Topics
+
+ENFORCE_S: Final = 5.0
+"""Seconds between rounds of the policies, which may have short times; the interval of maintenance if that is less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +97,15 @@ class Broker:
         return self.topics.loaded(name) or await self.topics.get(name, create=create)
 
     async def maintain_forever(self) -> None:
-        """Run the maintenance of the topics periodically, until cancelled."""
+        """Run the maintenance of the topics periodically, until cancelled, and their policies more often."""
+        interval_s = self.settings.maintenance_interval_s
+        maintain_at = self.now() + interval_s
         while True:
-            await asyncio.sleep(self.settings.maintenance_interval_s)
-            await self.topics.maintain()
+            await asyncio.sleep(min(interval_s, ENFORCE_S))
+            await self.topics.enforce()
+            if self.now() >= maintain_at:
+                maintain_at = self.now() + interval_s
+                await self.topics.maintain()
 
     def drain(self) -> None:
         """End all waiting, so that requests in flight finish soon."""

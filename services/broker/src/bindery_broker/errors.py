@@ -18,8 +18,14 @@
 | IdempotencyKeyInUse      | idempotency_key_in_use     |    409 | the first request with this key is in progress    |
 | NoSuchNamespace          | no_such_namespace          |    404 | the namespace of a topic does not exist           |
 | ResponsesFull            | too_many_requests          |    429 | responses take too much memory; retry             |
+| PolicyForbids            | policy_forbids             |    409 | a policy of the topic does not allow the request  |
+| BacklogQuotaExceeded     | backlog_quota_exceeded     |    429 | a backlog exceeds its quota; retry                |
+| BacklogQuotaRefused      | backlog_quota_refused      |    507 | a backlog exceeds its quota; do not retry at once |
+| PublishRateExceeded      | publish_rate_exceeded      |    429 | messages come faster than a policy allows; retry  |
+| SubscribeRateExceeded    | subscribe_rate_exceeded    |    429 | a consumer connects too often; retry              |
 """
 
+import math
 from collections.abc import Sequence
 from typing import ClassVar, Final, Self
 
@@ -118,3 +124,37 @@ class IdempotencyKeyInUse(Conflict):
 
 class ResponsesFull(TooManyRequests):
     """The messages in responses that clients have not read yet take too much memory. No message was leased."""
+
+
+class PolicyForbids(Conflict):
+    code = "policy_forbids"
+
+
+class BacklogQuotaExceeded(TooManyRequests):
+    """A quota of the backlog with `producer_request_hold` is exceeded. Nothing was stored."""
+
+    code = "backlog_quota_exceeded"
+
+
+class BacklogQuotaRefused(TooManyRequests):
+    """A quota of the backlog with `producer_exception` is exceeded. Nothing was stored."""
+
+    code = "backlog_quota_refused"
+    status = 507
+
+
+class _RateExceeded(TooManyRequests):
+    """The fact `retry_after_s` has the seconds until the rate allows it again."""
+
+    @property
+    def retry_after_s(self) -> int:
+        """Seconds after which to retry."""
+        return max(1, math.ceil(self.facts.get("retry_after_s", 1)))
+
+
+class PublishRateExceeded(_RateExceeded):
+    code = "publish_rate_exceeded"
+
+
+class SubscribeRateExceeded(_RateExceeded):
+    code = "subscribe_rate_exceeded"

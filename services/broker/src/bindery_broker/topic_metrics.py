@@ -111,6 +111,8 @@ _SUBSCRIPTION: Final = (
     _Column("pulsar_out_bytes_total", "counter", "Payload bytes delivered."),
     _Column("bindery_broker_redelivered_messages_total", "counter", "Deliveries of returned messages."),
     _Column("bindery_broker_acked_messages_total", "counter", "Messages acknowledged by consumers."),
+    _Column("bindery_broker_expired_messages_total", "counter", "Messages whose time to live was over."),
+    _Column("bindery_broker_evicted_entries_total", "counter", "Entries acknowledged because of a backlog quota."),
     _Column("bindery_broker_subscription_backlog_bytes", "gauge", "Payload bytes not acknowledged; an estimate."),
 )
 
@@ -300,6 +302,8 @@ def _subscription_values(
         statistics.delivered.bytes,
         statistics.redelivered.messages,
         statistics.acked.messages,
+        statistics.expired,
+        statistics.evicted,
         backlog_size,
     )
 

@@ -37,6 +37,7 @@ TITLES: Final = {
     500: "The service failed, or stored data is damaged.",
     503: "Nothing was changed; retry after `Retry-After` seconds.",
     504: "The outcome is unknown: no answer came from the bookies or from another broker.",
+    507: "A backlog of the topic exceeds its quota, so that nothing is stored.",
 }
 
 

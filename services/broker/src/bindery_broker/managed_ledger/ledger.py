@@ -513,6 +513,10 @@ class ManagedLedger:
         """Return for each ledger, the oldest first, whether it is kept and why. Reads nothing."""
         return self._trimmer.explain()
 
+    def retains_entries(self, *, idle_s: float) -> bool:
+        """Return whether anything would be kept if the current ledger had been closed `idle_s` seconds ago."""
+        return self._trimmer.retains_entries(idle_s=idle_s)
+
     @property
     def retention(self) -> RetentionRule:
         """The retention in force, by policy or by the settings."""

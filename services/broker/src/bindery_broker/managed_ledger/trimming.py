@@ -6,6 +6,7 @@ deleted by a later call. When the topic closes, the log names the ledgers that a
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import replace
 
 import structlog
 from bindery_client.ledger.api import LedgerClient
@@ -106,6 +107,20 @@ class Trimmer:
             retention=self.rule,
             unknown=next(iter(self._cursors.damaged), None),
         )
+
+    def retains_entries(self, *, idle_s: float) -> bool:
+        """See `ManagedLedger.retains_entries`."""
+        positions = self._cursors.known_positions()
+        if positions is None:
+            return True
+        now_ms = self._clock()
+        records = list(self._ledgers)
+        last = records[-1]
+        if last.entries:
+            closed = replace(last, closed_ms=now_ms - round(idle_s * 1_000))
+            records = [*records[:-1], closed, LedgerRecord(ledger_id=last.ledger_id + 1)]
+        count = trimmable(LedgerList(records), positions, now_ms=now_ms, retention=self.rule)
+        return count < len(records) - 1
 
     @property
     def rule(self) -> RetentionRule:

@@ -5,6 +5,8 @@
 | delivered   | messages and their payload bytes, each delivery of a message                                     |
 | redelivered | those of the deliveries that were not the first one, by negative acknowledgements and timeouts   |
 | acked       | messages in delivery or read ahead that became acknowledged; repeated acknowledgements count 0   |
+| expired     | messages that the broker acknowledged because their time to live was over                        |
+| evicted     | entries that the broker acknowledged because the backlog exceeded a quota                        |
 
 Counters begin at 0 when the topic is loaded. Times are monotonic seconds; None: never.
 """
@@ -34,6 +36,8 @@ class SubscriptionStatistics:
     __slots__ = (
         "acked",
         "delivered",
+        "evicted",
+        "expired",
         "last_acked_at",
         "last_delivered_at",
         "last_request_at",
@@ -46,6 +50,8 @@ class SubscriptionStatistics:
         """Its bytes are not counted."""
         self.acked = Traffic()
         """Its bytes are not counted."""
+        self.expired = 0
+        self.evicted = 0
         self.last_request_at: float | None = None
         """When a consumer last requested messages."""
         self.last_delivered_at: float | None = None

@@ -19,6 +19,7 @@ import asyncio
 import functools
 import math
 from collections.abc import Awaitable, Callable, Sequence
+from operator import itemgetter
 from typing import Final
 
 import structlog
@@ -35,6 +36,7 @@ from bindery_broker.dispatch.sessions import Session, Sessions
 from bindery_broker.dispatch.shared import SharedDispatcher
 from bindery_broker.dispatch.single_active import PickActive, SingleActiveDispatcher, first_of
 from bindery_broker.errors import RESPONSES_FULL, ResponsesFull
+from bindery_broker.limits.token_bucket import RateLimit
 from bindery_broker.managed_ledger import WallClock
 from bindery_broker.subscriptions.consumer import ReceiveCall, ReceiveRequest, SubscriptionType
 from bindery_broker.subscriptions.decoding import RoomNeeded
@@ -45,6 +47,7 @@ from bindery_broker.subscriptions.reading import (
     STORED_BYTES_MAX,
     MessageReader,
     Messages,
+    messages_of,
 )
 
 IDLE_S: Final = 10.0
@@ -60,6 +63,8 @@ DUE_RETRY_S: Final = 0.05
 """Seconds after which messages that are due, and could not be delivered, are looked for again."""
 DUE_MAX: Final = 1_000
 """Maximum number of delayed messages that become due at a time."""
+RATE_PAUSE_S: Final = 0.02
+"""Seconds that a call waits beyond the end of a debt of a rate, so that it gets several messages at a time."""
 KEYS_KEPT_S: Final = 1.0
 """Seconds during which a consumer that shares keys keeps its share without a call and without messages. Then the keys
 belong to others until its next call, so that a client that has died does not hold them until its session ends."""
@@ -113,8 +118,10 @@ class DispatchLoop:
         counts_of: CountsOf,
         record: Record,
         pick_active: PickActive = first_of,
+        rates: Callable[[], Sequence[RateLimit]] = lambda: (),
     ) -> None:
-        """`record`: stores redelivery counts, which `counts_of` then returns. `pick_active`: for failover."""
+        """`record`: stores redelivery counts, which `counts_of` then returns. `pick_active`: for failover. `rates`: the
+        limits of dispatching in force."""
         self.type: SubscriptionType | None = None
         """Type of the subscription; None: no consumer has connected since the topic was loaded."""
         self.key_shared = KeySharedMode()
@@ -134,6 +141,7 @@ class DispatchLoop:
         self._counts_of = counts_of
         self._record = record
         self._pick_active = pick_active
+        self._rates = rates
         self._dispatcher: Dispatcher[Messages] = SharedDispatcher(
             limits=limits, read_ahead=read_ahead, counts_of=counts_of
         )
@@ -350,9 +358,26 @@ class DispatchLoop:
             self._dispatcher.hand_back(consumer, [MessageRef(one.position, one.bits) for one in taken])
             self.wake()
 
+    def set_limits(self, limits: DispatchLimits) -> None:
+        """Replace the limits, also those of the present dispatcher."""
+        self._limits = self._dispatcher.limits = limits
+        self.wake()
+
+    def throttle(self) -> tuple[float, RateLimit | None]:
+        """Return the seconds until a message may be delivered, and the limit of the rate that is exceeded."""
+        now = self._now()
+        found = max(((limit.wait_s(now), limit) for limit in self._rates()), key=itemgetter(0), default=(0.0, None))
+        return found if found[0] > 0 else (0.0, None)
+
     def _lease(self, call: ReceiveCall) -> tuple[Deliveries, int]:
         """Lease ready messages, whose bytes the call's charge then holds. Return them, or the bytes that do not fit."""
         request, charge = call.request, call.charge
+        rates, now = self._rates(), self._now()
+        count_max = request.count_max
+        for limit in rates:
+            if limit.wait_s(now) > 0:
+                return [], 0
+            count_max = min(count_max, limit.messages_max(now) or count_max)
         consumer = call.session.consumer
         next_size = self._dispatcher.next_size(consumer)
         if not next_size:
@@ -363,14 +388,19 @@ class DispatchLoop:
         before = self._dispatcher.leases.bytes_held
         taken = self._dispatcher.take(
             consumer,
-            count_max=request.count_max,
+            count_max=count_max,
             bytes_max=min(room, request.bytes_max),
             lease_s=request.ack_timeout_s,
             now=self._now(),
             alone_from=None if request.dead_letters is None else request.dead_letters.max_redeliver,
         )
         if taken:
-            charge.keep(self._dispatcher.leases.bytes_held - before)
+            size = self._dispatcher.leases.bytes_held - before
+            charge.keep(size)
+            if rates:
+                count = sum(len(messages_of(one)) for one in taken)
+                for limit in rates:
+                    limit.take(count, size, now)
         return taken, 0
 
     def wake(self) -> None:
@@ -484,8 +514,8 @@ class DispatchLoop:
             self._check_idle_later(IDLE_S)  # the calls may have ended before the read
 
     async def _read_for_demands(self) -> None:
-        """Read, and serve demands, as long as there is something to read for one of them."""
-        while self._demands and self._closed is None:
+        """Read, and serve demands, as long as there is something to read for one of them and the rates allow it."""
+        while self._demands and self._closed is None and not self.throttle()[0]:
             self._dispatcher.prepare(self._demands)
             self._move_due()
             consumer = self._dispatcher.reads_for(self._demands)
@@ -594,6 +624,9 @@ class DispatchLoop:
         held_max = self._limits.unacked_per_consumer_max
         self._is_blocked_by_limit = not dispatcher.room() or any(one.held >= held_max for one in self._demands)
         self._forget_deadline()
+        throttled_s, _ = self.throttle()
+        if throttled_s:
+            self._look_at(now + throttled_s + RATE_PAUSE_S)
         until = dispatcher.next_deadline()
         if until is not None:
             self._look_at(until)

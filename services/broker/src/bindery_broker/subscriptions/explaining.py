@@ -9,6 +9,7 @@
 | filtered          | has tags, none of which the subscription wants                                     |
 | unreadable        | is damaged, or comes after a message that is                                       |
 | unacked_max       | waits until messages are acknowledged: a limit is reached                          |
+| dispatch_rate     | waits because a policy limits the rate of deliveries                               |
 | key_held          | has a key of which another consumer than the owner still holds messages            |
 | key_of_other      | has a key that another consumer owns                                               |
 | not_active        | goes to the active consumer, which is another one                                  |
@@ -99,7 +100,10 @@ class Explainer:
             left = deliver_at_ms - now_ms
             return Reason("delayed", f"the message is to be delivered in {left} ms, at {deliver_at_ms}", left)
         return (
-            self._of_limits(consumer) or self._of_consumers(consumer, connected, key_hash) or self._of_order(position)
+            self._of_limits(consumer)
+            or self._of_rates()
+            or self._of_consumers(consumer, connected, key_hash)
+            or self._of_order(position)
         )
 
     def blocked(self, consumer: str, *, now: float) -> Reason | None:
@@ -113,7 +117,21 @@ class Explainer:
         if dispatcher.paused_until is not None and dispatcher.paused_until > now:
             left = round((dispatcher.paused_until - now) * 1_000)
             return Reason("returned", f"a consumer returned a message; delivery continues in {left} ms", left)
-        return self._of_limits(None) if self._reader.has_next else None
+        reason = self._of_limits(None) if self._reader.has_next else None
+        if reason is None and (self._reader.has_next or dispatcher.ready_count):
+            reason = self._of_rates()
+        return reason
+
+    def _of_rates(self) -> Reason | None:
+        wait_s, limit = self._loop.throttle()
+        if limit is None:
+            return None
+        left = round(wait_s * 1_000)
+        return Reason(
+            "dispatch_rate",
+            f"a policy limits the rate of deliveries to {limit.text()}; delivery continues in {left} ms",
+            left,
+        )
 
     def _is_acked(self, position: Position, index: int) -> bool:
         if self._cursor.is_acked(position) or position < self._ledger.first_position:

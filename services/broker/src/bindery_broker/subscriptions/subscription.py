@@ -6,10 +6,11 @@ while no other consumer is connected. An acknowledgement is durable in the curso
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
-from bindery_core.errors import BinderyError, Conflict
+from bindery_core.errors import BinderyError, Conflict, TooManyRequests
 from bindery_core.sources import MonotonicClock
 from bindery_pulsar.message_id import MessageId, Position
 from bindery_pulsar.topic_name import TopicName
@@ -21,8 +22,10 @@ from bindery_broker.dispatch.item import NOT_IN_BATCH, WHOLE, DispatchLimits, Me
 from bindery_broker.dispatch.key_shared import AUTO_SPLIT, KeySharedMode
 from bindery_broker.dispatch.read_ahead import ReadAhead
 from bindery_broker.dispatch.sessions import Session, Sessions
-from bindery_broker.errors import ConsumerBusy, SubscriptionTypeConflict
+from bindery_broker.errors import ConsumerBusy, PolicyForbids, SubscriptionTypeConflict
+from bindery_broker.limits.token_bucket import RateLimit
 from bindery_broker.managed_ledger import (
+    SYSTEM_CURSORS,
     BatchAck,
     ManagedCursor,
     ManagedLedger,
@@ -30,12 +33,15 @@ from bindery_broker.managed_ledger import (
     TransientCursor,
     WallClock,
 )
+from bindery_broker.namespaces.policies import DEFAULTS, EffectivePolicies, Rate
 from bindery_broker.retries.targets import Targets
 from bindery_broker.statistics.delivery import ConsumerStatistics, SubscriptionStatistics
+from bindery_broker.statistics.traffic import Rates
 from bindery_broker.subscriptions.acknowledging import Acknowledger
 from bindery_broker.subscriptions.consumer import ClientWatch, ReceiveCall, ReceiveRequest, SubscriptionType
 from bindery_broker.subscriptions.decoding import EntryDecoder
 from bindery_broker.subscriptions.dispatch_loop import Deliveries, DispatchLoop
+from bindery_broker.subscriptions.expiring import Expiring
 from bindery_broker.subscriptions.explaining import Explainer, Reason
 from bindery_broker.subscriptions.moving import MoveResult, MoveTask, Moving, RetryTo
 from bindery_broker.subscriptions.oldest import OldestMessage
@@ -47,6 +53,8 @@ CANCELLED_REMEMBERED_MAX: Final = 1_000
 """Maximum number of cancelled messages of which a repeated cancelling is recognized after their time."""
 
 
+ALL_DUE_MS: Final = 2**63 - 1
+"""Time in ms since 1970 at which every delayed message is due."""
 DEAD_LETTERS_S: Final = 1.0
 """Seconds that a call waits at least for messages to be moved to the dead-letter topic, so that it gets those after
 them."""
@@ -70,18 +78,34 @@ class Subscription:
         decoder: EntryDecoder,
         sessions_max: int,
         targets: Targets,
+        policies: Callable[[], EffectivePolicies] = lambda: DEFAULTS,
+        dispatch_rate: RateLimit | None = None,
+        publish_rate: Callable[[], Rates] = lambda: Rates(0.0, 0.0),
+        check_joining: Callable[[str], None] = lambda _consumer: None,
     ) -> None:
         """`read_ahead` and `decoder`: shared by the broker's subscriptions. `targets`: topics to which messages are
-        moved."""
+        moved. `policies`: those in force. `dispatch_rate`: limit of the topic, shared by its subscriptions.
+        `publish_rate`: at which the topic is published now. `check_joining`: called before a new consumer is admitted;
+        raises an error if that is refused."""
         partition = topic.partition
         self.name = cursor.name
         self.cursor = cursor
         self.sessions = Sessions(sessions_max=sessions_max)
         self.statistics = SubscriptionStatistics()
         self.oldest = OldestMessage(cursor, ledger)
+        self.created_at = now()
+        """When the subscription was created or loaded; monotonic seconds."""
         self._ledger = ledger
         self._now = now
         self._clock = clock
+        self._limits = limits
+        self._policies = policies
+        self._followed = DEFAULTS
+        """The policies of which the limits of the dispatcher are set."""
+        self._publish_rate = publish_rate
+        self._check_joining = check_joining
+        self._topic_rate = RateLimit() if dispatch_rate is None else dispatch_rate
+        self._own_rate = RateLimit()
         self._reader = MessageReader(cursor, ledger, partition=partition, decoder=decoder)
         self._loop = DispatchLoop(
             self._reader,
@@ -89,13 +113,17 @@ class Subscription:
             limits=limits,
             read_ahead=read_ahead,
             now=now,
-            clock=clock,
+            clock=self._delivery_clock,
             counts_of=cursor.counts_of,
             record=self._record,
             pick_active=functools.partial(pick_active, partition=partition, topic=topic.full),
+            rates=self._present_rates,
         )
         self._redelivery = Redelivery(self._loop, self._reader, now=now)
         self._acknowledger = Acknowledger(cursor, ledger, self._loop, self._reader, partition=partition)
+        self._expiring = Expiring(
+            cursor, ledger, self._loop, self._acknowledger, decoder=decoder, statistics=self.statistics
+        )
         self._explainer = Explainer(cursor, ledger, self._loop, self._reader, partition=partition)
         self._moving = Moving(
             cursor, self._loop, self._reader, self._acknowledger, topic=topic, targets=targets, now=now, clock=clock
@@ -145,6 +173,90 @@ class Subscription:
         """Whether nothing new is read, because the maximum number of unacknowledged messages is reached."""
         return self.dispatcher.known_count >= self.dispatcher.limits.unacked_max
 
+    @property
+    def is_system(self) -> bool:
+        """Whether the subscription belongs to the broker. No policy of subscriptions applies to it."""
+        return self.name in SYSTEM_CURSORS
+
+    # -- policies ------------------------------------------------------------------------------------------------
+
+    def follow_policies(self) -> None:
+        """Apply the present policies to the limits of unacknowledged messages. The settings are the outer limits."""
+        policies = self._policies()
+        if policies is self._followed:
+            return
+        self._followed = policies
+        unacked_max = _least(self._limits.unacked_max, policies.unacked_per_subscription_max)
+        self._loop.set_limits(
+            replace(
+                self._limits,
+                unacked_max=unacked_max,
+                unacked_per_consumer_max=min(
+                    unacked_max, _least(self._limits.unacked_per_consumer_max, policies.unacked_per_consumer_max)
+                ),
+            )
+        )
+
+    def _delivery_clock(self) -> int:
+        """Return the time that decides whether a delayed message is due: if delays are off, each is."""
+        return self._clock() if self._policies().delayed_delivery else ALL_DUE_MS
+
+    def _present_rates(self) -> Sequence[RateLimit]:
+        """Return the limits of dispatching that are in force, with their present values."""
+        policies, now = self._policies(), self._now()
+        self._own_rate.set(self._relative(policies.subscription_dispatch_rate), now)
+        self._topic_rate.set(self._relative(policies.dispatch_rate), now)
+        return [limit for limit in (self._own_rate, self._topic_rate) if limit.rate is not None]
+
+    def _relative(self, rate: Rate | None) -> Rate | None:
+        """Add the publish rate to a limit that is relative to it."""
+        if rate is None or not rate.is_relative_to_publish_rate:
+            return rate
+        published = self._publish_rate()
+        return replace(
+            rate,
+            messages=None if rate.messages is None else rate.messages + round(published.messages * rate.period_s),
+            size=None if rate.size is None else rate.size + round(published.bytes * rate.period_s),
+        )
+
+    def _admit(self, consumer: str, kind: SubscriptionType) -> None:
+        """Check the policies before a call. Raises PolicyForbids, TooManyRequests or SubscribeRateExceeded."""
+        self.follow_policies()
+        policies = self._policies()
+        if kind not in policies.subscription_types:
+            raise PolicyForbids(
+                f"the policy subscription_types does not allow consumers of type {kind}",
+                subscription=self.name,
+                allowed=sorted(policies.subscription_types),
+            )
+        if self.sessions.get(consumer) is None:
+            count, count_max = len(self.sessions), policies.consumers_per_subscription_max
+            if count_max and count >= count_max:
+                raise TooManyRequests(
+                    "the subscription has the maximum number of consumers by the policy consumers_per_subscription_max",
+                    consumers=count,
+                    limit=count_max,
+                )
+            self._check_joining(consumer)
+
+    async def expire_due(self, *, reads_max: int) -> int:
+        """Acknowledge messages whose time to live is over, if a policy limits it. See `Expiring.run`."""
+        ttl_s = self._policies().message_ttl_s
+        if not ttl_s or not self.is_durable or self.is_system:
+            return 0
+        return await self._expiring.run(ttl_ms=ttl_s * 1_000, now_ms=self._clock(), reads_max=reads_max)
+
+    async def evict(self, entries: int) -> None:
+        """Acknowledge the oldest `entries` entries, because a quota is exceeded, durably."""
+        await self.skip(entries)
+        self.statistics.evicted += entries
+
+    async def evict_before(self, before_ms: int) -> None:
+        """Acknowledge the entries published before a time in ms since 1970, because a quota is exceeded, durably."""
+        entries = self.cursor.backlog_entries
+        await self.expire(before_ms)
+        self.statistics.evicted += max(0, entries - self.cursor.backlog_entries)
+
     # -- consuming -----------------------------------------------------------------------------------------------
 
     def join(self, consumer: str, kind: SubscriptionType, *, key_shared: KeySharedMode = AUTO_SPLIT) -> None:
@@ -185,6 +297,8 @@ class Subscription:
         leased, if there is no room for the messages in time.
         """
         self._loop.check_open()
+        self._loop.tick()
+        self._admit(request.consumer, kind)
         self.join(request.consumer, kind, key_shared=request.key_shared)
         session = self.sessions.begin_call(request.consumer, ttl_s=request.session_ttl_s, now=self._now())
         session.statistics.address = request.address
@@ -247,6 +361,8 @@ class Subscription:
     def attend(self, request: ReceiveRequest, *, kind: SubscriptionType) -> None:
         """Begin or continue the session of a consumer as `receive` does, without a call. Raises its errors."""
         self._loop.check_open()
+        self._loop.tick()
+        self._admit(request.consumer, kind)
         self.join(request.consumer, kind, key_shared=request.key_shared)
         session = self.sessions.begin_call(request.consumer, ttl_s=request.session_ttl_s, now=self._now())
         try:
@@ -526,3 +642,8 @@ class Subscription:
         if message_id.batch_index == NOT_IN_BATCH:
             return MessageRef(message_id.position, WHOLE)
         return next(iter(refs_of((message_id,), self.dispatcher.known_bits)), None)
+
+
+def _least(limit: int, policy: int) -> int:
+    """Return the smaller of a limit and of a policy, of which 0 stands for no limit."""
+    return min(limit, policy) if policy else limit

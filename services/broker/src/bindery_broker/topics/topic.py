@@ -17,6 +17,7 @@ from bindery_core.errors import (
     NoSuchSubscription,
     NoSuchTopic,
     OutcomeUnknown,
+    TooManyRequests,
     TopicFenced,
 )
 from bindery_core.sources import MonotonicClock
@@ -27,8 +28,16 @@ from bindery_pulsar.topic_name import TopicName, validate_subscription
 
 from bindery_broker.dispatch.item import DispatchLimits
 from bindery_broker.dispatch.read_ahead import ReadAhead
-from bindery_broker.errors import RESPONSES_FULL, NoSuchMessage, NotOwner, ResponsesFull
+from bindery_broker.errors import (
+    RESPONSES_FULL,
+    NoSuchMessage,
+    NotOwner,
+    PolicyForbids,
+    ResponsesFull,
+    SubscribeRateExceeded,
+)
 from bindery_broker.keyed_locks import KeyedLocks
+from bindery_broker.limits.token_bucket import RateLimit
 from bindery_broker.managed_ledger import SYSTEM_CURSORS, ManagedCursor, ManagedLedger, WallClock
 from bindery_broker.namespaces.policies import EffectivePolicies, PolicySource
 from bindery_broker.producers.deduplication import Deduplication
@@ -53,6 +62,8 @@ from bindery_broker.topics.publishing_once import OncePublisher
 
 READ_ENTRIES_MAX = 100
 """Maximum number of entries of one read."""
+SUBSCRIBING_REMEMBERED_MAX = 1_000
+"""Maximum number of consumers of a topic of which the rate of their connections is known."""
 ROOM_WAIT_S = 3.0
 """Maximum seconds that a read waits until its messages fit into the responses. Others that are read by their clients
 make room in milliseconds, and clients that read nothing are given up within two seconds."""
@@ -120,9 +131,15 @@ class Topic:
         """Time at which the last request for the topic ended; monotonic seconds."""
         self._waiting: set[asyncio.Timeout] = set()
         """Timeouts of the reads that wait for an entry."""
+        self.loaded_at = now()
+        """Time at which the topic was loaded; monotonic seconds."""
         self._draining = False
         self._closed = False
         self.closed_because = ""
+        self._dispatch_rate = RateLimit()
+        self._subscribing_rates: dict[str, RateLimit] = {}
+        """Limits of the consumers that connected last, by name."""
+        self._is_deleting = False
         self.is_abandoned = False
         """Whether the topic was closed without calls to bookies and metadata; its handles are not released yet."""
         self._once = OncePublisher(
@@ -140,7 +157,7 @@ class Topic:
 
     @property
     def is_open(self) -> bool:
-        return not self._closed and self.ledger.is_open
+        return not self._closed and not self._is_deleting and self.ledger.is_open
 
     @property
     def partition(self) -> int:
@@ -483,6 +500,13 @@ class Topic:
                     self._check_open()
                     if len(self._subscriptions) >= self._subscriptions_max:
                         raise Conflict("the topic has the maximum number of subscriptions", max=self._subscriptions_max)
+                    count, count_max = len(self._subscriptions), self.policies.subscriptions_max
+                    if count_max and count >= count_max:
+                        raise PolicyForbids(
+                            "the topic has the maximum number of subscriptions by the policy subscriptions_max",
+                            subscriptions=count,
+                            max=count_max,
+                        )
                     if not durable:
                         if tags or properties:
                             raise BadRequest("a subscription that is not durable has no tags and no properties")
@@ -550,6 +574,11 @@ class Topic:
             subscription.dispatcher.next_deadline() is not None for subscription in self._subscriptions.values()
         )
 
+    @property
+    def is_draining(self) -> bool:
+        """Whether no call waits any more, because the broker is stopping."""
+        return self._draining
+
     # -- life ----------------------------------------------------------------------------------------------------
 
     def drain(self) -> None:
@@ -572,8 +601,13 @@ class Topic:
         await self.ledger.close()
 
     async def delete(self) -> None:
-        """Delete the topic with its subscriptions and ledgers."""
-        await self.ledger.delete()
+        """Delete the topic with its subscriptions and ledgers. After an error it must be opened again."""
+        self._is_deleting = True
+        try:
+            await self.ledger.delete()
+        except BinderyError:
+            self._shut(TopicFenced("the deletion of the topic failed", topic=self.name.short))
+            raise
         self._shut(NoSuchTopic("the topic was deleted", topic=self.name.short))
 
     def abandon(self, reason: str) -> None:
@@ -607,10 +641,40 @@ class Topic:
             decoder=self._decoder,
             sessions_max=self._sessions_max,
             targets=self._targets,
+            policies=lambda: self.policies,
+            dispatch_rate=self._dispatch_rate,
+            publish_rate=lambda: self.statistics.published.rates(self._now()),
+            check_joining=self._check_joining,
         )
         self._subscriptions[cursor.name] = subscription
         self._on_subscription(cursor.name)
         return subscription
+
+    def _check_joining(self, consumer: str) -> None:
+        """Check the policies before a new consumer is admitted. Raises TooManyRequests or SubscribeRateExceeded."""
+        policies, now = self.policies, self._now()
+        if policies.consumers_max:
+            count = sum(len(subscription.sessions) for subscription in self._subscriptions.values())
+            if count >= policies.consumers_max:
+                raise TooManyRequests(
+                    "the topic has the maximum number of consumers by the policy consumers_max",
+                    consumers=count,
+                    limit=policies.consumers_max,
+                )
+        if policies.subscribe_rate is None:
+            return
+        limit = self._subscribing_rates.pop(consumer, None) or RateLimit()
+        self._subscribing_rates[consumer] = limit
+        if len(self._subscribing_rates) > SUBSCRIBING_REMEMBERED_MAX:
+            del self._subscribing_rates[next(iter(self._subscribing_rates))]
+        limit.set(policies.subscribe_rate, now)
+        if wait_s := limit.wait_s(now):
+            raise SubscribeRateExceeded(
+                f"the consumer connects more often than the policy subscribe_rate allows: {limit.text()}",
+                consumer=consumer,
+                retry_after_s=round(wait_s, 3),
+            )
+        limit.take(1, 0, now)
 
     def _check_open(self) -> None:
         if self._closed:

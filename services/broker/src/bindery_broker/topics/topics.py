@@ -11,6 +11,7 @@ trimmed, or until the limit of loaded topics is reached.
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 from bindery_client.ledger.api import LedgerClient
 from bindery_core.errors import BinderyError, NoSuchNode, NoSuchTopic, TooManyRequests
@@ -34,7 +35,14 @@ from bindery_broker.producers.keys import KeyBudget
 from bindery_broker.statistics.volume import Volume
 from bindery_broker.subscriptions.decoding import EntryDecoder
 from bindery_broker.subscriptions.response_budget import ResponseBudget
-from bindery_broker.topics.enforcing import retention_rule, roll_for_retention
+from bindery_broker.topics.admission import Admission
+from bindery_broker.topics.enforcing import (
+    EXPIRY_READS_MAX,
+    enforce,
+    retention_rule,
+    roll_for_retention,
+    topic_is_inactive,
+)
 from bindery_broker.topics.move_targets import HostedMoves, TopicTargets
 from bindery_broker.topics.topic import Topic
 
@@ -116,6 +124,7 @@ class Topics:
         self._closing = False
         self._ownership: Ownership | None = None
         self.targets = TopicTargets(self, HostedMoves(producer_name))
+        self._admissions: WeakKeyDictionary[Topic, Admission] = WeakKeyDictionary()
         self._cleanups: set[asyncio.Task[None]] = set()
         """Tasks that close the handles of abandoned topics, or close idle topics."""
         self.on_subscription: Callable[[TopicName, str], None] = lambda _topic, _subscription: None
@@ -227,6 +236,44 @@ class Topics:
             for space in await self._children(f"{root}/{tenant}"):
                 names += await self._names_in(tenant, space)
         return sorted(names, key=lambda name: name.short)
+
+    def admission(self, topic: Topic) -> Admission:
+        """Return what admits messages to a loaded topic."""
+        found = self._admissions.get(topic)
+        if found is None:
+            found = self._admissions[topic] = Admission(topic, now=self._now, clock=self._clock)
+        return found
+
+    async def enforce(self) -> None:
+        """Run one round of the policies that act on their own: times to live, evictions, expiration of subscriptions
+        and inactive topics. Call it every few seconds, and before `maintain`."""
+        reads_left = EXPIRY_READS_MAX
+        for topic in self:
+            if not topic.is_open:
+                continue
+            for subscription in topic.subscriptions.values():
+                subscription.follow_policies()
+            reads_left -= await enforce(topic, now=self._now, clock=self._clock, reads_max=max(reads_left, 1))
+            if self._is_inactive(topic):
+                await self._delete_inactive(topic)
+
+    def _is_inactive(self, topic: Topic) -> bool:
+        if not topic.is_open:
+            return False
+        is_in_use = topic.name in self._users or topic.name in self._locks
+        return topic_is_inactive(topic, now=self._now(), is_in_use=is_in_use)
+
+    async def _delete_inactive(self, topic: Topic) -> None:
+        """Delete a topic. A request that arrives meanwhile waits for the end, and may create the topic again."""
+        async with self._locks.hold(topic.name):
+            if topic.name in self._users or not topic.is_open or topic.is_consumed:  # used or closed meanwhile
+                return
+            try:
+                await topic.delete()
+            except BinderyError as error:
+                log.warning("inactive_topic_not_deleted", topic=topic.name.short, **error_fields(error))
+            else:
+                log.info("inactive_topic_deleted", topic=topic.name.short)
 
     async def maintain(self) -> None:
         """Run one round of maintenance of the loaded topics: end sessions, delete ledgers, replace old cursor ledgers,

@@ -69,6 +69,8 @@ async def test_a_subscription_has_what_it_delivered(broker: Harness, clock: Cloc
         "redelivered": 0,
         "redelivered_per_s": 0,
         "acked": 2,
+        "expired": 0,
+        "evicted": 0,
         "acked_per_s": 2,
         "last_request_at": clock.now_ms() - 3_000,
         "last_delivered_at": clock.now_ms() - 3_000,

@@ -80,7 +80,7 @@ router = APIRouter(route_class=OwnedRoute, default_response_class=JsonLine, tags
     query=ProduceQuery,
     body=_PRODUCE_BODY,
     answers={200: Produced, 207: ProducedPartly},
-    errors=(*openapi.OF_TOPICS, *openapi.BODY_ERRORS, 409, 422),
+    errors=(*openapi.OF_TOPICS, *openapi.BODY_ERRORS, 409, 422, 507),
 )
 async def produce(exchange: Exchange) -> Response:
     """Headers `Bindery-Property-<name>` set properties (percent-encoded UTF-8).
@@ -107,6 +107,7 @@ async def produce(exchange: Exchange) -> Response:
     )
     broker.metrics.produce_bytes.observe(len(body))
     topic = await broker.topic(exchange.topic, create=True)
+    await broker.topics.admission(topic).admit(messages, may_wait=not broker.draining)
     producer = query.producer if isinstance(query.producer, str) else None
     has_key = exchange.has_header(IDEMPOTENCY_KEY)
     if has_key or (producer is not None and topic.counts_sequences(messages)):

@@ -228,6 +228,10 @@ class DeliveryStats(Answer):
     acked: int
     """Messages that consumers acknowledged. Repeated acknowledgements count 0."""
     acked_per_s: float
+    expired: int
+    """Messages that the broker acknowledged because their time to live was over (policy `message_ttl_s`)."""
+    evicted: int
+    """Entries that the broker acknowledged because the backlog exceeded a quota."""
     last_request_at: int | None
     """When a consumer last requested messages."""
     last_delivered_at: int | None

@@ -1,0 +1,106 @@
+"""Acknowledge the expired messages of a subscription. Which these are is the decision of `limits.expiry`.
+
+The entries are read from the oldest unacknowledged one on, because whether one is delayed is known only from its
+metadata, and a delayed message must not expire before it is due. A run reads a bounded number of bytes.
+"""
+
+from typing import Final
+
+import structlog
+from bindery_core.errors import BinderyError, Corrupt, NotThere
+from bindery_pulsar.message_id import Position
+
+from bindery_broker.limits.expiry import Expirable, ExpiryScan
+from bindery_broker.managed_ledger import ManagedCursor, ManagedLedger
+from bindery_broker.statistics.delivery import SubscriptionStatistics
+from bindery_broker.subscriptions.acknowledging import Acknowledger
+from bindery_broker.subscriptions.decoding import EntryDecoder
+from bindery_broker.subscriptions.dispatch_loop import DispatchLoop
+
+READ_ENTRIES_MAX: Final = 1_000
+"""Maximum number of entries of one read."""
+READ_SIZE_MAX: Final = 2**20
+"""Maximum bytes of one read, unless the first entry is larger."""
+
+log = structlog.get_logger()
+
+
+class Expiring:
+    """Expires the messages of one durable subscription."""
+
+    def __init__(
+        self,
+        cursor: ManagedCursor,
+        ledger: ManagedLedger,
+        loop: DispatchLoop,
+        acknowledger: Acknowledger,
+        *,
+        decoder: EntryDecoder,
+        statistics: SubscriptionStatistics,
+    ) -> None:
+        self._cursor = cursor
+        self._ledger = ledger
+        self._loop = loop
+        self._acknowledger = acknowledger
+        self._decoder = decoder
+        self._statistics = statistics
+        self._scan = ExpiryScan()
+        self._counts: dict[Position, int] = {}
+        """Unacknowledged messages of the entries of the last read."""
+
+    async def run(self, *, ttl_ms: int, now_ms: int, reads_max: int) -> int:
+        """Acknowledge what has expired by `now_ms` (ms since 1970). Returns the number of reads, at most `reads_max`.
+
+        Errors are those of reading and acknowledging; a later call continues.
+        """
+        cursor, ledger, scan = self._cursor, self._ledger, self._scan
+        reads = 0
+        mark_delete = cursor.mark_delete
+        start = scan.begin(ttl_ms=ttl_ms, mark_delete=mark_delete, now_ms=now_ms)
+        while start is not None and reads < reads_max:
+            start = ledger.clamp(cursor.next_unacked(start))
+            if not ledger.contains(start):
+                scan.take([], start, now_ms=now_ms)
+                break
+            reads += 1
+            try:
+                found = await ledger.read(start, entries_max=READ_ENTRIES_MAX, size_max=READ_SIZE_MAX)
+            except (NotThere, Corrupt) as error:
+                log.warning("expiry_cannot_read", cursor=cursor.name, position=str(start), error=str(error))
+                break
+            entries = [self._look(at, payload) for at, payload in found if not cursor.is_acked(at)]
+            following = ledger.next_position(found[-1][0]) if found else start
+            async with self._loop.read_lock:  # no seek meanwhile
+                if cursor.mark_delete < mark_delete:
+                    break
+                expired, goes_on = scan.take(entries, following, now_ms=now_ms)
+                await self._acknowledge(expired.upto, expired.others)
+                mark_delete = cursor.mark_delete
+            start = following if goes_on else None
+        return reads
+
+    def _look(self, position: Position, payload: bytes) -> Expirable:
+        try:
+            entry = self._decoder.open(payload)
+        except BinderyError:
+            return Expirable(position, None)
+        remaining = self._cursor.remaining(position)
+        self._counts[position] = entry.count if remaining is None else remaining.bit_count()
+        is_in_use = bool(self._loop.dispatcher.known_bits(position))
+        return Expirable(position, entry.publish_time_ms, entry.deliver_at_ms, is_in_use)
+
+    async def _acknowledge(self, upto: Position | None, others: list[Position]) -> None:
+        cursor = self._cursor
+        count = 0
+        try:
+            if upto is not None:
+                count += sum(number for at, number in self._counts.items() if at <= upto and not cursor.is_acked(at))
+                await cursor.ack_upto_entry_before(self._ledger.next_position(upto))
+                self._acknowledger.passed()
+            left = [position for position in others if not cursor.is_acked(position)]
+            if left:
+                await self._acknowledger.ack(left, [])
+                count += sum(self._counts.get(position, 1) for position in left)
+        finally:
+            self._counts.clear()
+        self._statistics.expired += count
