@@ -98,14 +98,13 @@ class Broker:
 
     async def maintain_forever(self) -> None:
         """Run the maintenance of the topics periodically, until cancelled, and their policies more often."""
-        interval_s = self.settings.maintenance_interval_s
-        maintain_at = self.now() + interval_s
+        loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(min(interval_s, ENFORCE_S))
-            await self.topics.enforce()
-            if self.now() >= maintain_at:
-                maintain_at = self.now() + interval_s
-                await self.topics.maintain()
+            maintain_at = loop.time() + self.settings.maintenance_interval_s
+            while (left_s := maintain_at - loop.time()) > 0:
+                await asyncio.sleep(min(left_s, ENFORCE_S))
+                await self.topics.enforce()
+            await self.topics.maintain()
 
     def drain(self) -> None:
         """End all waiting, so that requests in flight finish soon."""
