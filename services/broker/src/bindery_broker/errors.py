@@ -143,18 +143,25 @@ class BacklogQuotaRefused(TooManyRequests):
     status = 507
 
 
-class _RateExceeded(TooManyRequests):
-    """The fact `retry_after_s` has the seconds until the rate allows it again."""
+class PublishRateExceeded(TooManyRequests):
+    """Messages come faster than a policy allows. Nothing was stored. The fact `retry_after_s` has the seconds left."""
+
+    code = "publish_rate_exceeded"
 
     @property
     def retry_after_s(self) -> int:
         """Seconds after which to retry."""
-        return max(1, math.ceil(self.facts.get("retry_after_s", 1)))
+        seconds: float = self.facts.get("retry_after_s", 1)
+        return max(1, math.ceil(seconds))
 
 
-class PublishRateExceeded(_RateExceeded):
-    code = "publish_rate_exceeded"
+class SubscribeRateExceeded(TooManyRequests):
+    """A consumer connects more often than a policy allows. The fact `retry_after_s` has the seconds to wait."""
 
-
-class SubscribeRateExceeded(_RateExceeded):
     code = "subscribe_rate_exceeded"
+
+    @property
+    def retry_after_s(self) -> int:
+        """Seconds after which to retry."""
+        seconds: float = self.facts.get("retry_after_s", 1)
+        return max(1, math.ceil(seconds))

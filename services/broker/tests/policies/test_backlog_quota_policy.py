@@ -3,8 +3,10 @@
 import asyncio
 from typing import Any
 
+from bindery_broker.managed_ledger import SYSTEM_CURSORS
 from bindery_broker.namespaces.policies import BacklogQuota, QuotaAction
 from bindery_broker.topics.admission import HELD_MAX, HOLD_S_MAX
+from bindery_pulsar.message_id import EARLIEST
 from bindery_pulsar.topic_name import TopicName
 from broker_harness import TOPIC, Harness, ids, payloads, problem
 from policy_parts import set_policies
@@ -101,8 +103,8 @@ async def test_the_broker_s_own_cursors_and_readers_never_count(broker: Harness)
     set_policies(broker, backlog_quota_size=quota(1_000, QuotaAction.REFUSE))
     await broker.produce("a")
     topic = await broker.broker.topic(NAME)
-    for name in ("pulsar.dedup", "__compaction"):
-        await topic.subscribe(name)
+    for name in SYSTEM_CURSORS:
+        await topic.ledger.open_cursor(name, start=EARLIEST)
     await topic.subscribe("reader", durable=False)
     for _ in range(5):
         broker.clock.advance(1)

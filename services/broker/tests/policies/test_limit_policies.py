@@ -288,15 +288,14 @@ async def test_a_subscription_without_consumers_expires(broker: Harness) -> None
     await broker.receive(sub="old", session_ttl_ms=1_000)
     await broker.produce("a")
     topic = await broker.broker.topic(NAME)
-    await topic.subscribe("pulsar.dedup")
     broker.clock.advance(30)
     await broker.receive(sub="young", session_ttl_ms=1_000)
     broker.clock.advance(29.9)
     await enforce(broker)
-    assert set(topic.subscriptions) == {"old", "young", "pulsar.dedup"}
+    assert set(topic.subscriptions) == {"old", "young"}
     broker.clock.advance(0.2)
     await enforce(broker)
-    assert set(topic.subscriptions) == {"young", "pulsar.dedup"}
+    assert set(topic.subscriptions) == {"young"}
 
 
 async def test_a_subscription_with_a_consumer_does_not_expire(broker: Harness) -> None:

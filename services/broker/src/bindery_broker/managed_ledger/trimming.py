@@ -113,6 +113,7 @@ class Trimmer:
         positions = self._cursors.known_positions()
         if positions is None:
             return True
+        positions = {name: position for name, position in positions.items() if name not in SYSTEM_CURSORS}
         now_ms = self._clock()
         records = list(self._ledgers)
         last = records[-1]
