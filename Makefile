@@ -99,6 +99,10 @@ kills: $(COMPILED) ## kill -9 the broker under load; judge redelivery counts and
 retries: $(COMPILED) ## kill -9 broker and bookies while messages are retried; judge copies and dead letters (KILLS=20 SEED=7)
 	@exec $(BIN)/python -m bindery_e2e retries --kills $(KILLS) --seed $(SEED) $(ARGS)
 
+.PHONY: repeats
+repeats: $(COMPILED) ## cut connections and kill -9 the brokers while producers repeat their requests; judge the copies (SECONDS=60 KILLS=4 SEED=7)
+	@exec $(BIN)/python -m bindery_e2e repeats --seconds $(SECONDS) --kills $(KILLS) --seed $(SEED) $(ARGS)
+
 .PHONY: delayed
 delayed: $(COMPILED) ## store a million delayed messages, kill -9 the broker twice, receive all; figures (MESSAGES=100000 RATE=5000 SEED=7)
 	@exec $(BIN)/python -m bindery_e2e delayed --messages $(MESSAGES) --rate $(RATE) --seed $(SEED) $(ARGS)

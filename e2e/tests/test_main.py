@@ -58,7 +58,7 @@ def test_a_missing_history_is_reported(capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.parametrize(
-    "verb", ["chaos", "quick", "plan", "images", "ordering", "kills", "retries", "delayed", "judge"]
+    "verb", ["chaos", "quick", "plan", "images", "ordering", "kills", "retries", "repeats", "delayed", "judge"]
 )
 def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

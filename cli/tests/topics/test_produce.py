@@ -41,6 +41,12 @@ class Requests:
         return {"message_ids": [f"1:{at}" for at in range(len(lines))]}
 
 
+@pytest.fixture(autouse=True)
+def once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests are not repeated, unless a test says so."""
+    monkeypatch.setattr(produce, "REPEAT_S", 0.0)
+
+
 def run(*arguments: str, stdin: str | None = None) -> Result:
     return CliRunner().invoke(app, ["produce", "t", *arguments], input=stdin)
 
@@ -239,3 +245,104 @@ def test_messages_that_were_not_stored_are_counted(monkeypatch: pytest.MonkeyPat
     assert result.stderr == "bindery: 1 message not stored; first error: no bookies (not_stored)\n"
     result = run(str(file), "--json")
     assert json.loads(result.stderr)["error"]["code"] == "not_stored"
+
+
+def answers(monkeypatch: pytest.MonkeyPatch, *results: Any) -> list[dict[str, Any]]:
+    """Let the broker give these answers, or raise these errors, in turn. Returns the options of the requests."""
+    options: list[dict[str, Any]] = []
+    left = list(results)
+
+    def request(_broker: Broker, _method: str, _path: str, **given: Any) -> Any:
+        options.append(given)
+        result = left.pop(0)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    monkeypatch.setattr(Broker, "request", request)
+    monkeypatch.setattr(produce, "REPEAT_S", 60.0)
+    monkeypatch.setattr(produce.time, "sleep", lambda _seconds: None)
+    return options
+
+
+def refused(status: int, code: str = "try_again") -> BrokerRefused:
+    return BrokerRefused("made up", http_status=status, problem={"code": code})
+
+
+def test_a_request_is_repeated_with_its_key_until_everything_is_stored(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "payload"
+    file.write_text("x")
+    partly = {"results": [{"error": {"code": "try_again", "detail": "made up"}}]}
+    errors = [BrokerUnreachable("cut"), refused(503), refused(504), refused(429), refused(409, produce.IN_USE)]
+    options = answers(monkeypatch, *errors, partly, {"message_ids": ["1:0"]})
+    result = run(str(file))
+    assert (result.exit_code, result.stdout) == (0, "1 message sent\n")
+    assert len(options) == 7
+    assert len({one["headers"]["idempotency-key"] for one in options}) == 1
+
+
+@pytest.mark.parametrize("error", [refused(400), refused(409, "conflict"), refused(422), refused(500)], ids=str)
+def test_a_refused_request_is_not_repeated(
+    error: BrokerRefused, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "payload"
+    file.write_text("x")
+    options = answers(monkeypatch, error)
+    assert run(str(file)).exception is error
+    assert len(options) == 1
+
+
+def test_a_wrong_address_is_reported_at_once_but_a_broker_that_restarts_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "payload"
+    file.write_text("x")
+    absent = BrokerUnreachable("no broker")
+    absent.is_absent = True
+    assert len(answers(monkeypatch, absent)) == 0
+    assert run(str(file)).exception is absent
+    options = answers(monkeypatch, {"message_ids": ["1:0"]}, absent, absent, {"message_ids": ["1:1"]})
+    assert run(str(file), str(file)).exit_code == 0
+    assert len(options) == 4
+
+
+def test_each_request_has_another_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    requests = Requests(monkeypatch)
+    file = tmp_path / "payload"
+    file.write_text("x")
+    assert run(str(file), str(file), "--idempotency-key", "mine").exit_code == 0
+    assert [one["headers"]["idempotency-key"] for one in requests.options] == ["mine-1", "mine-2"]
+    run(str(file))
+    run(str(file))
+    keys = [one["headers"]["idempotency-key"] for one in requests.options[2:]]
+    assert len(set(keys)) == 2
+
+
+def test_sequence_ids_count_the_messages_of_a_producer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    requests = Requests(monkeypatch)
+    file = tmp_path / "lines"
+    file.write_text('{"payload": "a"}\n\n' * (BATCH_LINES_MAX // 2) + '{"payload": "b"}\n')
+    assert run(str(file), "--ndjson", "--producer", "p", "--sequence-id", "5").exit_code == 0
+    assert [one["params"] for one in requests.options] == [
+        {"producer": "p", "sequence_id": 5},
+        {"producer": "p", "sequence_id": 5 + BATCH_LINES_MAX // 2},
+    ]
+    assert all("idempotency-key" not in one["headers"] for one in requests.options)
+
+
+def test_with_a_key_of_the_user_requests_do_not_depend_on_the_time(pipe: tuple[IO[bytes], int]) -> None:
+    stream, write = pipe
+    os.write(write, b"one\n")
+    timer = threading.Timer(3 * LINGER_S, lambda: (os.write(write, b"two\n"), os.close(write)))
+    timer.start()
+    assert list(_batches(stream, lingers=False)) == [[b"one\n", b"two\n"]]
+    timer.join()
+
+
+@pytest.mark.parametrize(
+    "options", [["--sequence-id", "1"], ["--producer", "p", "--sequence-id", "1", "--idempotency-key", "k"]]
+)
+def test_options_that_do_not_fit_are_refused(options: list[str]) -> None:
+    assert isinstance(run(*options, stdin="x").exception, BadRequest)

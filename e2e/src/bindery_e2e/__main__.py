@@ -29,6 +29,7 @@ from bindery_e2e.runs.churn import run_churn
 from bindery_e2e.runs.delayed import run_delayed
 from bindery_e2e.runs.kills import run_kills
 from bindery_e2e.runs.ordering import run_ordering
+from bindery_e2e.runs.repeats import run_repeats
 from bindery_e2e.runs.retries import run_retries
 from bindery_e2e.runs.runner import RunSettings, Step
 from bindery_e2e.runs.session import CHAOS_VALUES, REQUIRED, facts_of, installed, play, world_of
@@ -37,6 +38,7 @@ from bindery_e2e.traffic.churn import MIB, ChurnSettings
 from bindery_e2e.traffic.delayed import DelayedSettings
 from bindery_e2e.traffic.kills import KillsSettings
 from bindery_e2e.traffic.ordering import ORDERS, OrderingSettings
+from bindery_e2e.traffic.repeats import RepeatsSettings
 from bindery_e2e.traffic.retries import RetriesSettings
 from bindery_e2e.traffic.traffic import TrafficError, TrafficSettings
 
@@ -101,6 +103,16 @@ def parser() -> argparse.ArgumentParser:
     retries.add_argument(
         "--report", type=Path, metavar="DIR", help="report directory (e2e-reports/retries-<seed>-<time>)"
     )
+    repeats = verbs.add_parser(
+        "repeats", help="producers repeat their requests while connections are cut and brokers are killed"
+    )
+    repeats.add_argument("--seconds", type=float, default=60.0, metavar="N", help="seconds of load (60)")
+    repeats.add_argument("--kills", type=int, default=4, metavar="N", help="number of kills (4)")
+    repeats.add_argument("--seed", type=int, default=None, metavar="N", help="seed of the load (default: random)")
+    repeats.add_argument("--brokers", type=int, default=2, metavar="N", help="brokers, all of which are killed (2)")
+    repeats.add_argument(
+        "--report", type=Path, metavar="DIR", help="report directory (e2e-reports/repeats-<seed>-<time>)"
+    )
     delayed = verbs.add_parser(
         "delayed", help="store delayed messages, kill the broker, receive them when they are due"
     )
@@ -156,6 +168,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _kills(args)
         case "retries":
             return _retries(args)
+        case "repeats":
+            return _repeats(args)
         case "delayed":
             return _delayed(args)
         case "churn":
@@ -247,6 +261,23 @@ def _retries(args: argparse.Namespace) -> int:
     say(command)
     try:
         found = run_retries(settings, folder, facts=facts_of(command), brokers=args.brokers, say=say)
+    except (TrafficError, StandaloneError, FileExistsError) as error:
+        print(f"bindery_e2e: {error}", file=sys.stderr)
+        return EXIT_CODES["BAD"]
+    except KeyboardInterrupt:
+        return EXIT_STOPPED
+    return EXIT_CODES[found.verdict]
+
+
+def _repeats(args: argparse.Namespace) -> int:
+    seed = random.randrange(10**6) if args.seed is None else args.seed
+    command = f"python -m bindery_e2e repeats --seconds {args.seconds:g} --kills {args.kills} --seed {seed}"
+    command += f" --brokers {args.brokers}"
+    folder = args.report or Path("e2e-reports") / f"repeats-{seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+    settings = RepeatsSettings(seed=seed, seconds=args.seconds, kills=args.kills)
+    say(command)
+    try:
+        found = run_repeats(settings, folder, facts=facts_of(command), brokers=args.brokers, say=say)
     except (TrafficError, StandaloneError, FileExistsError) as error:
         print(f"bindery_e2e: {error}", file=sys.stderr)
         return EXIT_CODES["BAD"]

@@ -17,6 +17,8 @@ ERRORS: list[tuple[type[BinderyError], str, int, type[BinderyError]]] = [
     (errors.NoSuchSchema, "no_such_schema", 404, NotThere),
     (errors.InvalidSchema, "invalid_schema", 400, BadRequest),
     (errors.IncompatibleSchema, "incompatible_schema", 409, Conflict),
+    (errors.ProducerBusy, "producer_busy", 409, Conflict),
+    (errors.ProducerFenced, "producer_fenced", 409, Conflict),
     (errors.IdempotencyKeyReused, "idempotency_key_reused", 422, BadRequest),
     (errors.IdempotencyKeyInUse, "idempotency_key_in_use", 409, Conflict),
     (errors.NoSuchNamespace, "no_such_namespace", 404, NotThere),

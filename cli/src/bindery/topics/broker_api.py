@@ -18,6 +18,8 @@ class BrokerUnreachable(BinderyError):
     """No broker answers at the URL, or the connection broke: the outcome of a request may be unknown."""
 
     code = "broker_unreachable"
+    is_absent = False
+    """Whether nothing listens at the URL, so that nothing was sent."""
 
 
 class BrokerRefused(BinderyError):
@@ -70,10 +72,12 @@ class Broker(JsonHttp):
         try:
             answer = self._http.request(method, path, **options)
         except httpx.ConnectError as error:
-            raise BrokerUnreachable(
+            absent = BrokerUnreachable(
                 f"no broker answers at {self.url}: is it running? `make run` (or `bindery standalone`) starts one; "
                 "--url or BINDERY_URL names another"
-            ) from error
+            )
+            absent.is_absent = True
+            raise absent from error
         except httpx.TimeoutException as error:
             raise BrokerUnreachable(
                 f"the broker at {self.url} did not answer within {TIMEOUT_S:.0f} s; "

@@ -1,8 +1,11 @@
 """`bindery produce`: send messages over the HTTP API of a broker.
 
 A request is sent when it has `BATCH_LINES_MAX` lines or more than `BATCH_BYTES_MAX` bytes, and otherwise `LINGER_S`
-after its first line was read, so that the lines of a slow writer do not wait. A request is never sent twice, because
-that could store its messages twice.
+after its first line was read, so that the lines of a slow writer do not wait.
+
+Each request has an idempotency key, or sequence ids of its producer, and is repeated until all of its messages are
+stored: the broker stores none of them twice. With a key that the user has chosen, the requests do not depend on the
+time at which lines were read, so that a repeated command sends the same ones.
 """
 
 import base64
@@ -12,11 +15,13 @@ import re
 import select
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, Final
 
 import typer
+from bindery_core.backoff import Backoff
 from bindery_core.errors import BadRequest, BinderyError
 
 from bindery.common import exit_codes
@@ -36,6 +41,11 @@ LINE_SIZE_MAX: Final = 5 * 1024 * 1024
 """Maximum size of a line in bytes, about the maximum size of an entry."""
 LINGER_S: Final = 0.1
 """Maximum time in seconds that a line waits for more lines of its request."""
+REPEAT_S: Final = 60.0
+"""Maximum time in seconds for which a request is repeated. Less than the time for which a broker remembers a key."""
+AGAIN: Final = frozenset((408, 429, 503, 504))
+"""Statuses after which a request is repeated; so are 409 with the code IN_USE, 207, and no answer."""
+IN_USE: Final = "idempotency_key_in_use"
 _READ_SIZE: Final = 256 * 1024
 _LINE_PROBLEM: Final = re.compile(r"line (\d+): (.*)", re.DOTALL)
 _HEADER_NAME: Final = re.compile(r"[a-z0-9_-]+")
@@ -72,6 +82,25 @@ def produce(
     deliver_at: Annotated[
         str | None, typer.Option(metavar="TIME", help="The same with a time of day: 2026-12-01T08:00:00Z.")
     ] = None,
+    producer: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Name of the producer, stored with each message.")
+    ] = None,
+    sequence_id: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="Sequence id of the first message, with --producer; the others count up. Those that the producer has "
+            "stored before are not stored again.",
+        ),
+    ] = None,
+    idempotency_key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY",
+            help="Key of this input: if the command is repeated within five minutes, nothing is stored again.",
+        ),
+    ] = None,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
@@ -82,6 +111,9 @@ def produce(
 
     Shared and key_shared subscriptions deliver a delayed message at its time. Exclusive and failover subscriptions keep
     the order and deliver it at once. `bindery topics cancel` cancels a message that was not delivered.
+
+    A request without a definite answer is repeated for a minute; no message is stored twice by that. With --producer
+    and --sequence-id, or --idempotency-key, the whole command can be repeated with the same input.
 
     Examples:
 
@@ -97,6 +129,10 @@ def produce(
     """
     from bindery.topics.broker_api import Broker, topic_path
 
+    if sequence_id is not None and producer is None:
+        raise BadRequest("--sequence-id needs --producer")
+    if sequence_id is not None and idempotency_key is not None:
+        raise BadRequest("--sequence-id and --idempotency-key exclude each other")
     fields: dict[str, Any] = {"properties": parse_properties(properties or [])}
     if key is not None:
         fields["key"] = key
@@ -106,7 +142,8 @@ def produce(
     path = topic_path(topic) + "/messages"
     total = _Total(as_json=as_json)
     try:
-        with Broker(url) as broker:
+        with Broker(url) as connection:
+            broker = _Sender(connection, key=idempotency_key, producer=producer, sequence_id=sequence_id)
             if files and not ndjson:
                 for file in files:
                     total.add(_send_file(broker, path, file, fields), source=str(file))
@@ -123,6 +160,57 @@ def produce(
     finally:
         total.progress.clear()
     total.finish()
+
+
+class _Sender:
+    """Sends requests, each until all of its messages are stored, with what lets the broker recognize it."""
+
+    def __init__(self, broker: "Broker", *, key: str | None, producer: str | None, sequence_id: int | None) -> None:
+        self._broker = broker
+        self.lingers = key is None
+        """Whether requests may depend on the time at which lines were read."""
+        self._key = uuid.uuid4().hex if key is None else key
+        self._producer = producer
+        self._sequence_id = sequence_id
+        self._requests = 0
+        self._has_answered = False
+
+    def send(self, path: str, content: bytes, *, headers: dict[str, str], params: dict[str, Any], count: int) -> Any:
+        """Return the broker's answer. `count`: number of messages. Raises the error of the last attempt."""
+        self._requests += 1
+        if self._producer is not None:
+            params = {**params, "producer": self._producer}
+        if self._sequence_id is not None:
+            params = {**params, "sequence_id": self._sequence_id}
+            self._sequence_id += count
+        else:
+            headers = {**headers, "idempotency-key": f"{self._key}-{self._requests}"}
+        deadline = time.monotonic() + REPEAT_S
+        backoff = Backoff(0.2, 5.0)
+        while True:
+            is_last = time.monotonic() >= deadline
+            try:
+                answer = self._broker.request("POST", path, content=content, headers=headers, params=params)
+                if (
+                    is_last
+                    or not isinstance(answer, dict)
+                    or all("error" not in one for one in answer.get("results", ()))
+                ):
+                    self._has_answered = True
+                    return answer
+            except BinderyError as error:
+                if is_last or not self._may_repeat(error):
+                    raise
+            time.sleep(backoff.next_delay_s())
+
+    def _may_repeat(self, error: BinderyError) -> bool:
+        from bindery.topics.broker_api import BrokerRefused, BrokerUnreachable
+
+        if isinstance(error, BrokerRefused):
+            self._has_answered = True
+            return error.http_status in AGAIN or error.problem.get("code") == IN_USE
+        # If nothing listens at the address, it is probably wrong.
+        return isinstance(error, BrokerUnreachable) and (self._has_answered or not error.is_absent)
 
 
 class _Total:
@@ -190,7 +278,7 @@ def _headers(properties: dict[str, str]) -> dict[str, str]:
     return {f"bindery-property-{name}": quote(value) for name, value in properties.items()}
 
 
-def _send_file(broker: "Broker", path: str, file: Path, fields: dict[str, Any]) -> dict[str, Any]:
+def _send_file(broker: _Sender, path: str, file: Path, fields: dict[str, Any]) -> dict[str, Any]:
     try:
         payload = file.read_bytes()
     except OSError as error:
@@ -204,12 +292,12 @@ def _send_file(broker: "Broker", path: str, file: Path, fields: dict[str, Any]) 
     else:  # a header name cannot carry capitals, so such properties are sent in a message object
         line = {**fields, "properties": properties, "payload_base64": base64.b64encode(payload).decode()}
         headers, params, content = {"content-type": "application/x-ndjson"}, {}, json.dumps(line).encode()
-    answer = broker.request("POST", path, content=content, headers=headers, params=params)
+    answer = broker.send(path, content, headers=headers, params=params, count=1)
     return answer if isinstance(answer, dict) else {}
 
 
 def _send_lines(
-    broker: "Broker", path: str, name: str, stream: IO[bytes], fields: dict[str, Any], *, ndjson: bool, total: _Total
+    broker: _Sender, path: str, name: str, stream: IO[bytes], fields: dict[str, Any], *, ndjson: bool, total: _Total
 ) -> None:
     """Send the lines of `stream`. Raises LineRefused with the number of the line in the whole input."""
     headers = {"content-type": "application/x-ndjson"}
@@ -218,7 +306,7 @@ def _send_lines(
         headers |= _headers(fields["properties"])
         params = {field: value for field, value in fields.items() if field != "properties"}
     first = 1
-    for lines in _batches(stream):
+    for lines in _batches(stream, lingers=broker.lingers):
         if ndjson and not b"".join(lines).strip():
             first += len(lines)
             continue
@@ -226,7 +314,8 @@ def _send_lines(
             _refuse_array(name, lines)
         body = b"".join(lines) if ndjson else b"".join(_message_line(line, fields) for line in lines)
         try:
-            answer = broker.request("POST", path, content=body, headers=headers, params=params)
+            count = sum(1 for line in body.splitlines() if line and not line.isspace())
+            answer = broker.send(path, body, headers=headers, params=params, count=count)
         except BinderyError as error:
             raise _refusal(error, name, first=first, total=total, ndjson=ndjson) from error
         total.add(answer, source=name)
@@ -269,15 +358,15 @@ def _inputs(files: list[Path]) -> Iterator[tuple[str, IO[bytes]]]:
             raise BadRequest(f"cannot read {file}: {error.strerror}") from error
 
 
-def _batches(stream: IO[bytes]) -> Iterator[list[bytes]]:
-    """Yield the lines of each request: when it is full, or when `LINGER_S` has passed."""
+def _batches(stream: IO[bytes], *, lingers: bool = True) -> Iterator[list[bytes]]:
+    """Yield the lines of each request: when it is full, or, if it `lingers`, when `LINGER_S` has passed."""
     lines: list[bytes] = []
     size = 0
     for line in _lines(stream):
         if line is not None:
             lines.append(line)
             size += len(line)
-        if lines and (line is None or len(lines) == BATCH_LINES_MAX or size > BATCH_BYTES_MAX):
+        if lines and ((line is None and lingers) or len(lines) == BATCH_LINES_MAX or size > BATCH_BYTES_MAX):
             yield lines
             lines, size = [], 0
     if lines:

@@ -14,6 +14,8 @@
 | NoSuchSchema             | no_such_schema             |    404 | the topic has no schema, or no such version       |
 | InvalidSchema            | invalid_schema             |    400 | a definition does not fit its schema type         |
 | IncompatibleSchema       | incompatible_schema        |    409 | a schema breaks the strategy of its namespace     |
+| ProducerBusy             | producer_busy              |    409 | another producer has this name, or the topic      |
+| ProducerFenced           | producer_fenced            |    409 | another producer has, or had, the topic           |
 | IdempotencyKeyReused     | idempotency_key_reused     |    422 | the key belongs to a request with other content   |
 | IdempotencyKeyInUse      | idempotency_key_in_use     |    409 | the first request with this key is in progress    |
 | NoSuchNamespace          | no_such_namespace          |    404 | the namespace of a topic does not exist           |
@@ -105,6 +107,18 @@ class DelayTooLong(BadRequest):
     """A message would be delivered later than `delayed_delivery_max_delay_s` allows. It was not stored."""
 
     code = "delay_too_long"
+
+
+class ProducerBusy(Conflict):
+    """A producer with this name is connected, or an exclusive producer has the topic, or waits for it."""
+
+    code = "producer_busy"
+
+
+class ProducerFenced(Conflict):
+    """A producer cannot have the topic exclusively, or has lost it to another one."""
+
+    code = "producer_fenced"
 
 
 class IdempotencyKeyReused(BadRequest):

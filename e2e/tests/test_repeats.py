@@ -1,0 +1,82 @@
+"""Goal: a broker that loses, repeats or reorders a message of a repeated request is judged BAD; a correct one is not."""
+
+from typing import Any
+
+import pytest
+from bindery_e2e.judging.history import Record
+from bindery_e2e.judging.repeats import UNKNOWN_ID, Repeats, judge_repeats
+
+
+class Story:
+    """Producer `p0` sends 0 and 1 in two requests, the first of them twice; `p1` sends 0, whose id is forgotten."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self.rows: list[list[Any]] = [["1:0", "p0", 0], ["1:1", "p1", 0], ["1:2", "p0", 1]]
+        self.attempt("p0", 1, [0], None)
+        self.attempt("p0", 1, [0], ["1:0"])
+        self.attempt("p1", 2, [0], None)
+        self.attempt("p1", 2, [0], [UNKNOWN_ID])
+        self.attempt("p0", 3, [1], ["1:2"])
+        self.add("observation", 0, what="cuts", cuts={"pass": 3, "drop-answer": 2})
+
+    def add(self, kind: str, n: int = 0, **values: Any) -> None:
+        self.records.append(Record(kind, len(self.records), 0, n, values))
+
+    def attempt(self, process: str, request: int, sequences: list[int], ids: list[str] | None) -> None:
+        n = len(self.records) + 1
+        self.add("invoke", n, op="produce", process=process, topic="t", request=request, sequences=sequences)
+        if ids is None:
+            self.add("unknown", n, error="cut")
+        else:
+            self.add("ok", n, ids=ids)
+
+    def judge(self) -> Repeats:
+        n = len(self.records) + 1
+        self.add("invoke", n, op="read", process="reader", topic="t", start="earliest", round=0)
+        self.add("ok", n, messages=self.rows, end=True)
+        return judge_repeats(self.records)
+
+
+def test_a_correct_broker_is_accepted() -> None:
+    found = Story().judge()
+    assert found.verdict == "GOOD", found.examples
+    assert (found.messages, found.requests, found.attempts, found.unanswered, found.known_again) == (3, 3, 5, 2, 1)
+
+
+def test_a_run_without_cuts_is_incomplete() -> None:
+    story = Story()
+    story.records.pop()
+    assert story.judge().verdict == "INCOMPLETE"
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (lambda story: story.rows.append(["1:3", "p0", 0]), "twice"),
+        (lambda story: story.rows.pop(), "lost"),
+        (lambda story: story.rows.pop(1), "lost"),
+        (lambda story: story.rows.reverse(), "order"),
+        (lambda story: story.rows.append(["1:3", "p0", 7]), "phantom"),
+        (lambda story: story.attempt("p0", 3, [1], ["1:9"]), "other-id"),
+        (lambda story: story.rows.__setitem__(0, ["1:7", "p0", 0]), "other-id"),
+        (lambda story: story.attempt("p0", 4, [2], None), "undone"),
+        (lambda story: (story.attempt("p0", 3, [1], None), story.add("failed", story.records[-2].n, error="x")), None),
+    ],
+)
+def test_a_wrong_broker_is_judged_bad(change: Any, error: str | None) -> None:
+    story = Story()
+    change(story)
+    found = story.judge()
+    assert set(found.errors) == ({error} if error else set()), found.examples
+
+
+def test_a_refused_request_is_an_error() -> None:
+    story = Story()
+    story.add("invoke", 99, op="produce", process="p0", topic="t", request=3, sequences=[1])
+    story.add("failed", 99, error="422")
+    assert set(story.judge().errors) == {"refused"}
+
+
+def test_a_topic_that_is_not_read_to_its_end_is_lost() -> None:
+    assert judge_repeats(Story().records).errors == {"lost": 1}
