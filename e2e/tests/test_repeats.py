@@ -1,4 +1,4 @@
-"""Goal: a broker that loses, repeats or reorders a message of a repeated request is judged BAD; a correct one is not."""
+"""Goal: a broker that loses, repeats or reorders a message of a repeated request is judged BAD."""
 
 from typing import Any
 
