@@ -550,6 +550,23 @@ def decode_entry(entry: bytes, *, size_max: int = UNCOMPRESSED_SIZE_MAX) -> list
     return PackedEntry(entry, size_max=size_max).decode(size_max=size_max)
 
 
+def read_raw(entry: bytes, *, size_max: int = UNCOMPRESSED_SIZE_MAX) -> tuple[MessageMetadata, bytes]:
+    """Return the metadata and the payload, decompressed unless it is encrypted; of a batch, that of the whole batch.
+
+    `size_max`: maximum bytes of the payload. Raises CorruptMessage, or UnreadableMessage if the payload is larger or
+    has an unknown compression.
+    """
+    metadata, payload, _ = _split(entry, verify=True)
+    compression, size = metadata.compression, metadata.uncompressed_size
+    if not compression or metadata.encryption_keys:
+        return metadata, bytes(payload)
+    if compression not in NAMES or size > size_max:
+        raise UnreadableMessage(
+            "the payload cannot be decompressed here", compression=name_of(compression), size=size, size_max=size_max
+        )
+    return metadata, bytes(_decompressed(compression, payload, size))
+
+
 def read_head(entry: bytes) -> EntryHead:
     """Read the head without verifying the checksum or reading the payload. Raises CorruptMessage."""
     metadata, _, broker_time_ms = _split(entry, verify=False)

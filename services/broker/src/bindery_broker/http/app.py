@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from bindery_broker import __doc__ as package_doc
 from bindery_broker.broker import Broker
-from bindery_broker.http import openapi, page, v1
+from bindery_broker.http import admin, openapi, page, v1
 from bindery_broker.http.at_owner import AtOwner
 from bindery_broker.http.budget import ByteBudget
 from bindery_broker.http.gate import Carry, Gate, HotRoutes
@@ -37,7 +37,7 @@ class BrokerApp(FastAPI):
             redoc_url=None,
             redirect_slashes=False,
             # Not include_router: it matches each request twice, route by route, for options that are not used here.
-            routes=[route for router in v1.ROUTERS for route in router.routes],
+            routes=[route for router in (*v1.ROUTERS, *admin.ROUTERS) for route in router.routes],
         )
         self._proxy = proxy or Proxy()
         broker.topics.targets.peers = Peers(self._proxy)
@@ -51,7 +51,7 @@ class BrokerApp(FastAPI):
         self.add_middleware(Carry)
         self._gate = Gate(
             super().__call__,
-            at_owner=AtOwner(broker, self._proxy, creating=v1.CREATES_TOPIC),
+            at_owner=AtOwner(broker, self._proxy, creating=v1.CREATES_TOPIC | admin.CREATES_TOPIC),
             budget=self._budget,
             routes=HotRoutes(routes),
         )

@@ -358,6 +358,10 @@ class ManagedLedger:
         """Return the existing entry with this index, from 0; for larger ones, the position of the next add."""
         return self._ledgers.nth(index) if index < self._ledgers.entries_count else self._ledgers.end
 
+    def size_after(self, position: Position) -> int:
+        """Return the payload bytes of the entries after `position`; an estimate within its ledger."""
+        return self._ledgers.after(position)[1]
+
     def entries_between(self, *, after: Position, upto: Position) -> int:
         """Return the number of entries in (after, upto]."""
         return self._ledgers.entries_between(after=after, upto=upto)

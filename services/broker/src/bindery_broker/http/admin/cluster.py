@@ -1,0 +1,94 @@
+"""Calls on brokers and clusters: which brokers serve, whether this one is healthy, what it loads."""
+
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from bindery_core.errors import NoSuchNode
+from bindery_pulsar import znode_layout
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from bindery_broker.http.admin.calls import ROOT, Refused, answer, call, param, text
+from bindery_broker.http.admin.topic_json import topic_stats
+from bindery_broker.http.exchange import Exchange
+from bindery_broker.ownership.bundles import Bundle
+from bindery_broker.topic_metrics import CLUSTER
+
+router: Final = APIRouter()
+
+
+@call(router, "GET", ROOT + "/brokers", "adminListBrokers")
+async def list_brokers(exchange: Exchange) -> Response:
+    return answer(await _live(exchange))
+
+
+@call(router, "GET", ROOT + "/brokers/ready", "adminBrokerReady")
+async def ready(_exchange: Exchange) -> Response:
+    return text("ok")
+
+
+@call(router, "GET", ROOT + "/brokers/health", "adminBrokerHealth")
+async def health(exchange: Exchange) -> Response:
+    """`ok` if the metadata store answers and knows this broker. Unlike Pulsar's check, it stores no message."""
+    if exchange.broker.draining:
+        raise Refused(500, "the broker is stopping")
+    if _host_port(exchange) not in await _live(exchange):
+        raise Refused(500, "the broker is not registered in the metadata store")
+    return text("ok")
+
+
+@call(router, "GET", ROOT + "/brokers/{cluster:form}", "adminListBrokersOf")
+async def list_brokers_of(exchange: Exchange) -> Response:
+    _check_cluster(exchange)
+    return answer(await _live(exchange))
+
+
+@call(router, "GET", ROOT + "/brokers/{cluster:form}/{broker:form}/ownedNamespaces", "adminOwnedNamespaces")
+async def owned_namespaces(exchange: Exchange) -> Response:
+    """The bundles that this broker owns. Raises Refused (404) for another broker: ask that one."""
+    _check_cluster(exchange)
+    if param(exchange, "broker") != _host_port(exchange):
+        raise Refused(404, f"this broker is {_host_port(exchange)}; send the request to the other broker")
+    state = {"broker_assignment": "shared", "is_controlled": False, "is_active": True}
+    return answer({str(bundle): state for bundle in exchange.broker.ownership.held})
+
+
+@call(router, "GET", ROOT + "/broker-stats/topics", "adminBrokerTopics")
+async def broker_topics(exchange: Exchange) -> Response:
+    """The statistics of the loaded topics by namespace and bundle."""
+    found: dict[str, dict[str, dict[str, dict[str, Any]]]] = {}
+    owner = _host_port(exchange)
+    for topic in exchange.broker.topics:
+        bundle = Bundle.of(topic.name)
+        space = found.setdefault(f"{bundle.tenant}/{bundle.namespace}", {})
+        topics = space.setdefault(bundle.name, {}).setdefault("persistent", {})
+        topics[topic.name.full] = topic_stats(topic, exchange.broker, owner=owner)
+    return answer(found)
+
+
+@call(router, "GET", ROOT + "/clusters", "adminListClusters")
+async def list_clusters(_exchange: Exchange) -> Response:
+    return answer([CLUSTER])
+
+
+@call(router, "GET", ROOT + "/clusters/{cluster:form}", "adminCluster")
+async def cluster(exchange: Exchange) -> Response:
+    _check_cluster(exchange)
+    return answer({"serviceUrl": exchange.broker.url, "brokerServiceUrl": ""})
+
+
+async def _live(exchange: Exchange) -> list[str]:
+    """Return `host:port` of each live broker."""
+    try:
+        return sorted(await exchange.broker.store.children(znode_layout.BROKERS_ROOT))
+    except NoSuchNode:
+        return []
+
+
+def _host_port(exchange: Exchange) -> str:
+    return urlsplit(exchange.broker.url).netloc
+
+
+def _check_cluster(exchange: Exchange) -> None:
+    if param(exchange, "cluster") != CLUSTER:
+        raise Refused(404, "Cluster does not exist")

@@ -1,0 +1,70 @@
+"""Pulsar's admin calls on brokers, and calls that reach a broker that does not own the topic."""
+
+import httpx
+import pytest
+from bindery_broker.ownership.registration import register
+from broker_harness import Harness
+
+P = "/admin/v2/persistent/public/default/t"
+JSON = {"content-type": "application/json"}
+
+
+@pytest.fixture
+async def two(tree, ledgers, clock):
+    one, other = (Harness(tree=tree, ledgers=ledgers, clock=clock, url=f"http://{name}") for name in ("one", "two"))
+    for here, there in ((one, other), (other, one)):
+        here.peers[there.client.base_url.host] = httpx.ASGITransport(app=there.app)
+    yield one, other
+    await one.close()
+    await other.close()
+
+
+async def test_any_broker_answers_for_the_owner(two):
+    one, other = two
+    assert (await one.client.put(P, headers=JSON)).status_code == 204
+    assert (await other.client.get(f"{P}/stats")).json()["ownerBroker"] == "one"
+    assert (await other.client.put(f"{P}/subscription/s", content='"earliest"', headers=JSON)).status_code == 204
+    answer = await other.client.post(f"{P}/subscription/none/skip_all", headers=JSON)
+    assert answer.status_code == 404
+    assert answer.json() == {"reason": "Subscription none not found for topic persistent://public/default/t"}
+    found = await other.client.get("/lookup/v2/topic/persistent/public/default/t")
+    assert found.json()["httpUrl"] == "http://one"
+    moved = await other.client.get(f"{P}/stats?redirect=true")
+    assert (moved.status_code, moved.headers["location"]) == (307, f"http://one{P}/stats?redirect=true")
+
+
+async def test_live_brokers_are_listed(two):
+    one, other = two
+    health = await one.client.get("/admin/v2/brokers/health")
+    assert (health.status_code, health.json()) == (
+        500,
+        {"reason": "the broker is not registered in the metadata store"},
+    )
+    for harness in two:
+        assert await register(harness.leases, url=harness.broker.url)
+    assert (await one.client.get("/admin/v2/brokers")).json() == ["one", "two"]
+    assert (await other.client.get("/admin/v2/brokers/bindery")).json() == ["one", "two"]
+    assert (await other.client.get("/admin/v2/brokers/other")).json() == {"reason": "Cluster does not exist"}
+    health = await one.client.get("/admin/v2/brokers/health")
+    assert (health.text, health.headers["content-type"]) == ("ok", "text/plain")
+    assert (await one.client.get("/admin/v2/brokers/ready")).text == "ok"
+    one.broker.draining = True
+    assert (await one.client.get("/admin/v2/brokers/health")).status_code == 500
+
+
+async def test_owned_bundles_and_loaded_topics_are_shown(broker):
+    await broker.client.put(P, headers=JSON)
+    owned = (await broker.client.get("/admin/v2/brokers/bindery/one/ownedNamespaces")).json()
+    state = {"broker_assignment": "shared", "is_controlled": False, "is_active": True}
+    assert owned == {"public/default/0x80000000_0xc0000000": state}
+    assert (await broker.client.get("/admin/v2/brokers/bindery/two/ownedNamespaces")).status_code == 404
+    topics = (await broker.client.get("/admin/v2/broker-stats/topics")).json()
+    ((name, stats),) = topics["public/default"]["0x80000000_0xc0000000"]["persistent"].items()
+    assert (name, stats["msgInCounter"]) == ("persistent://public/default/t", 0)
+
+
+async def test_clusters_are_shown(broker):
+    assert (await broker.client.get("/admin/v2/clusters")).json() == ["bindery"]
+    found = (await broker.client.get("/admin/v2/clusters/bindery")).json()
+    assert found == {"serviceUrl": "http://one", "brokerServiceUrl": ""}
+    assert (await broker.client.get("/admin/v2/clusters/x")).json() == {"reason": "Cluster does not exist"}
