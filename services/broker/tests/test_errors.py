@@ -11,6 +11,7 @@ ERRORS: list[tuple[type[BinderyError], str, int, type[BinderyError]]] = [
     (errors.UnknownMessages, "unknown_messages", 400, BadRequest),
     (errors.DelayTooLong, "delay_too_long", 400, BadRequest),
     (errors.TopicInUse, "topic_in_use", 409, Conflict),
+    (errors.TopicIsPartitioned, "topic_is_partitioned", 409, Conflict),
     (errors.NotOwner, "not_owner", 503, TryAgain),
     (errors.RetryTopicAway, "try_again", 503, TryAgain),
     (errors.NoSuchMessage, "no_such_message", 404, NotThere),

@@ -17,6 +17,8 @@ from bindery_broker.metrics import BrokerMetrics
 from bindery_broker.namespaces.policy_store import PolicyStore
 from bindery_broker.ownership.bundles import Bundle
 from bindery_broker.ownership.ownership import OwnerRecord, Ownership, RemoteOwner
+from bindery_broker.partitioned.catalog import PartitionedTopics
+from bindery_broker.partitioned.consumers import PartitionedConsumers
 from bindery_broker.schemas.registry import SchemaRegistry
 from bindery_broker.schemas.store import SchemaStore
 from bindery_broker.settings import BrokerSettings
@@ -68,12 +70,22 @@ class Broker:
         self.schemas = SchemaRegistry(
             SchemaStore(components.store, components.client, settings=settings.ledger, clock=components.clock)
         )
+        self.partitioned = PartitionedTopics(components.store, now=components.now)
+        self.topics.check_new = self.partitioned.check_new
         self.retry_topics = RetryTopics(
             self.topics,
             locate=self.locate,
             forget=lambda name: self.ownership.forget_remote(Bundle.of(name)),
             is_mine=lambda name: self.ownership.is_mine(Bundle.of(name)),
             now=self.now,
+        )
+        self.partitioned_consumers = PartitionedConsumers(
+            self.topics,
+            self.partitioned,
+            self.retry_topics,
+            locate=self.locate,
+            forget=lambda name: self.ownership.forget_remote(Bundle.of(name)),
+            is_draining=lambda: self.draining,
         )
         self.metrics = BrokerMetrics(components.metrics, self.topics, self.policies)
         self._closing = False

@@ -8,6 +8,7 @@
 | UnknownMessages          | unknown_messages           |    400 | an id in the request names no message of a topic  |
 | DelayTooLong             | delay_too_long             |    400 | a message is delayed longer than a setting allows |
 | TopicInUse               | topic_in_use               |    409 | a topic is deleted while consumers are connected  |
+| TopicIsPartitioned       | topic_is_partitioned       |    409 | an operation that only a single partition has     |
 | NotOwner                 | not_owner                  |    503 | the topic's owner is changing; retry              |
 | RetryTopicAway           | try_again                  |    503 | the owner of a retry topic does not answer; retry |
 | NoSuchMessage            | no_such_message            |    404 | no such entry, or no such index in its batch      |
@@ -52,6 +53,12 @@ class SubscriptionTypeConflict(Conflict):
 
 class TopicInUse(Conflict):
     code = "topic_in_use"
+
+
+class TopicIsPartitioned(Conflict):
+    """The topic in the request is partitioned. Nothing was done."""
+
+    code = "topic_is_partitioned"
 
 
 class NotOwner(TryAgain):

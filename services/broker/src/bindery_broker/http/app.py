@@ -19,6 +19,7 @@ from bindery_broker.http.peers.moves import Peers
 from bindery_broker.http.peers.retries import RemoteRetries
 from bindery_broker.http.proxy import Proxy
 from bindery_broker.http.route import HotRoute
+from bindery_broker.http.v1.partitioned.operations import PartitionedOperations
 
 API_VERSION = "1.0.0"
 
@@ -43,18 +44,23 @@ class BrokerApp(FastAPI):
         broker.topics.targets.peers = Peers(self._proxy)
         self._retries = RemoteRetries(self._proxy, prefix=f"via-{broker.store.session_id:x}", now=broker.now)
         broker.retry_topics.peers = self._retries
+        broker.partitioned_consumers.peers = self._retries
         self._budget = ByteBudget(broker.settings.in_flight_bytes_max, arriving=arriving)
         broker.metrics.in_flight_bytes.set_function(lambda: self._budget.used)
         self.add_api_route("/docs", self._docs, include_in_schema=False)
         install_refusals(self, validation_code="bad_request")
         routes = [route for router in v1.ROUTERS for route in router.routes if isinstance(route, HotRoute)]
         self.add_middleware(Carry)
+        self._partitioned = PartitionedOperations()
+        creating = v1.CREATES_TOPIC | admin.CREATES_TOPIC
+        at_owner = AtOwner(broker, self._proxy, creating=creating, partitioned=self._partitioned)
         self._gate = Gate(
             super().__call__,
-            at_owner=AtOwner(broker, self._proxy, creating=v1.CREATES_TOPIC | admin.CREATES_TOPIC),
+            at_owner=at_owner,
             budget=self._budget,
             routes=HotRoutes(routes),
         )
+        at_owner.app = self._gate
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
@@ -67,6 +73,7 @@ class BrokerApp(FastAPI):
         return self._gate(scope, receive, send)
 
     async def close(self) -> None:
+        await self._partitioned.close()
         await self._retries.close()
         await self._proxy.close()
 

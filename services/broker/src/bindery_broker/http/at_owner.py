@@ -2,10 +2,12 @@
 
 An operation that fails because the topic has just moved (TopicFenced, NotOwner) is run once more, on the new owner.
 Operations raise those errors only if nothing was written, or if what was written is not written again.
+
+Requests to a partitioned topic have no owner: any broker runs them, by requests to the partitions.
 """
 
 from collections.abc import Awaitable, Callable, Collection
-from typing import Final
+from typing import Final, Protocol
 from urllib.parse import quote
 
 from bindery_core.errors import NoSuchSubscription, NoSuchTopic, NotThere, TopicFenced, TryAgain
@@ -13,22 +15,43 @@ from bindery_kit.admin.content_types import JSON_TYPE
 from bindery_kit.http.problem import CONTENT_TYPE as PROBLEM_TYPE
 from bindery_pulsar.topic_name import SUBSCRIPTION_SIZE_MAX, TopicName
 from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bindery_broker.broker import Broker
-from bindery_broker.errors import NotOwner
-from bindery_broker.http.exchange import PROXIED_HEADER, ROUTED_BY_HEADER, Answered, Exchange, Reply
+from bindery_broker.errors import NotOwner, TopicIsPartitioned
+from bindery_broker.http.exchange import PARTITION_HEADER, PROXIED_HEADER, ROUTED_BY_HEADER, Answered, Exchange, Reply
 from bindery_broker.http.paths import path_of
 from bindery_broker.http.proxy import Proxy, redirect
 from bindery_broker.ownership.bundles import Bundle
+from bindery_broker.partitioned.record import PartitionedRecord
 
 ATTEMPTS_MAX: Final = 2
 """Maximum number of attempts to run an operation on the owner of the topic."""
 
 
+class PartitionedOperation(Protocol):
+    async def __call__(
+        self, exchange: Exchange, whole: PartitionedRecord, operation: Callable[[Exchange], Awaitable[Response]], /
+    ) -> Response:
+        """Return the answer of an operation on a partitioned topic. `operation`: runs it on a single topic."""
+        ...
+
+
 class AtOwner:
-    def __init__(self, broker: Broker, proxy: Proxy, *, creating: Collection[str]) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        proxy: Proxy,
+        *,
+        creating: Collection[str],
+        partitioned: "PartitionedOperation | None" = None,
+    ) -> None:
         """`creating`: ids of the operations that create a missing topic."""
         self.broker = broker
+        self.partitioned = partitioned
+        """Runs the operations on partitioned topics; None: these are refused."""
+        self.app: ASGIApp = _no_app
+        """See `OperationRunner`."""
         self._proxy = proxy
         self._creating = frozenset(creating)
 
@@ -38,6 +61,11 @@ class AtOwner:
         if name is None:
             return await operation(exchange)
         topics = self.broker.topics
+        if topics.loaded(name) is None:
+            whole = await self.broker.partitioned.find(name)
+            if whole is not None:
+                return await self._on_all(exchange, whole, operation)
+            await self._check_partition(exchange, name)
         topics.begin_use(name)
         try:
             for attempt in range(1, ATTEMPTS_MAX + 1):
@@ -46,8 +74,16 @@ class AtOwner:
                         response = await self._elsewhere(exchange)
                         if response is not None:
                             return response
+                        if exchange.header(PARTITION_HEADER) and exchange.operation in self._creating:
+                            await self._check_part(exchange, name)
                     return await operation(exchange)
-                except (NoSuchTopic, NoSuchSubscription) as error:
+                except (NoSuchTopic, NoSuchSubscription, TopicIsPartitioned) as error:
+                    if not isinstance(error, NoSuchSubscription) and not exchange.is_answered:
+                        whole = await self.broker.partitioned.find_now(name)
+                        if whole is not None:
+                            return await self._on_all(exchange, whole, operation)
+                    if isinstance(error, TopicIsPartitioned):
+                        raise
                     raise _with_fix(error, exchange) from error
                 except (TopicFenced, NotOwner) as error:
                     if attempt < ATTEMPTS_MAX and not exchange.is_answered:
@@ -56,6 +92,29 @@ class AtOwner:
             raise AssertionError("unreachable")
         finally:
             topics.end_use(name)
+
+    async def _on_all(
+        self, exchange: Exchange, whole: PartitionedRecord, operation: Callable[[Exchange], Awaitable[Response]]
+    ) -> Response:
+        if self.partitioned is None:
+            raise TopicIsPartitioned("the topic is partitioned", topic=exchange.topic.short)
+        return await self.partitioned(exchange, whole, operation)
+
+    async def _check_partition(self, exchange: Exchange, name: TopicName) -> None:
+        """Refuse a request that would create a partition that the partitioned topic does not have."""
+        if name.partition < 0 or exchange.operation not in self._creating:
+            return
+        if exchange.operation != "createTopic":
+            try:
+                await self.broker.partitioned.check_implicit(name)
+            except NoSuchTopic:
+                if not await self.broker.topics.exists(name):
+                    raise
+
+    async def _check_part(self, exchange: Exchange, name: TopicName) -> None:
+        """Refuse a request to a partition that was deleted with its topic since another broker has sent it."""
+        if exchange.operation != "createTopic" and not await self.broker.topics.exists(name):
+            await self.broker.partitioned.check_partition(name)
 
     async def pass_on(self, exchange: Exchange, url: str, *, routed_by: TopicName) -> Response:
         """Return the answer of the broker at `url`, which owns the topic `routed_by`, to this request.
@@ -96,6 +155,10 @@ class AtOwner:
             self.broker.ownership.forget_remote(Bundle.of(name))
             raise
         return Answered()
+
+
+async def _no_app(_scope: Scope, _receive: Receive, _send: Send) -> None:
+    raise AssertionError("the application is not composed yet")
 
 
 def _with_fix(error: NotThere, exchange: Exchange) -> NotThere:

@@ -26,7 +26,7 @@ from bindery_pulsar.topic_name import TopicName
 from starlette.datastructures import Headers, QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bindery_broker.broker import Broker
 from bindery_broker.http.budget import ByteBudget
@@ -37,6 +37,8 @@ PROXIED_HEADER: Final = b"bindery-proxied"
 """Set in requests that a broker forwards to the owner of the topic."""
 ROUTED_BY_HEADER: Final = b"bindery-routed-by"
 """Name of a topic, percent-encoded: the owner of the topic in the path has sent the request to the owner of this."""
+PARTITION_HEADER: Final = b"bindery-partition"
+"""Set in requests that a broker sends to a partition on behalf of a request to the whole topic."""
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 
 SCOPE_KEY: Final = "bindery.exchange"
@@ -90,6 +92,11 @@ class OperationRunner(Protocol):
 
     @property
     def broker(self) -> Broker: ...
+
+    @property
+    def app(self) -> ASGIApp:
+        """Serves requests of this broker to itself."""
+        ...
 
     async def run(self, exchange: "Exchange", operation: Callable[["Exchange"], Awaitable[Response]]) -> Response: ...
 
@@ -178,6 +185,10 @@ class Exchange(Request):
         if self._named is None:
             self._named = dict(reversed(self.scope["headers"]))
         return self._named
+
+    def forget_headers(self) -> None:
+        """Read the headers of the scope again, which were changed."""
+        self._named = None
 
     @property
     def client_address(self) -> str:

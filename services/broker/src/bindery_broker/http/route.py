@@ -22,8 +22,11 @@ Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 ROUTED_OPERATIONS: Final = frozenset(("listDeadLetters", "redriveDeadLetters", "purgeDeadLetters"))
 """Operations that may run at the owner of another topic than that in the path."""
 UNOWNED_OPERATIONS: Final = frozenset(
-    ("getSchema", "listSchemaVersions", "getSchemaVersion", "uploadSchema", "compareSchema", "deleteSchema")
-)
+    (
+        "getSchema", "listSchemaVersions", "getSchemaVersion", "uploadSchema", "compareSchema", "deleteSchema",
+        "topicPartitions", "setPartitions", "deletePartitions",
+    )
+)  # fmt: skip
 """Operations that any broker runs, although their path names a topic, which need not exist."""
 _methods: Final[dict[str, set[str]]] = {}
 """Methods by path, for the `Allow` header of a 405: a route object holds only its own methods."""

@@ -37,7 +37,7 @@ from bindery_broker.subscriptions.reading import messages_of
 from bindery_broker.subscriptions.response_budget import Charge
 from bindery_broker.subscriptions.subscription import Subscription
 from bindery_broker.topics.retry_sides import RetrySide
-from bindery_broker.topics.retry_topics import Found, RetryTopics, State, check_receives_retries
+from bindery_broker.topics.retry_topics import Found, RetryLink, RetryTopics, State, check_receives_retries
 from bindery_broker.topics.topic import Topic
 
 NO_WAIT: Final = 0.0
@@ -75,11 +75,12 @@ class RetriedSubscription:
 
     __slots__ = ("_link", "_main", "_retry_topics", "_topic")
 
-    def __init__(self, topic: Topic, main: Subscription, retry_topics: RetryTopics) -> None:
+    def __init__(self, topic: Topic, main: Subscription, retry_topics: RetryTopics, *, is_alone: bool = False) -> None:
+        """`is_alone`: without the retry topic, because the caller uses that itself."""
         self._topic = topic
         self._main = main
         self._retry_topics = retry_topics
-        self._link = retry_topics.link(topic, main)
+        self._link = RetryLink(None, None, main.name) if is_alone else retry_topics.link(topic, main)
 
     @property
     def loaded(self) -> Found | None:

@@ -1,4 +1,7 @@
-"""The subscription of a retry topic, as seen by the broker of the topic: in this broker, or in the one that owns it."""
+"""The subscription of a retry topic, as seen by the broker of the topic: in this broker, or in the one that owns it.
+
+The partitions of a topic are used in the same way (`partitioned.consumers`).
+"""
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
@@ -71,10 +74,17 @@ class Peers(Protocol):
     """The other brokers: `http.peers.retries.RemoteRetries`."""
 
     def retry_side(
-        self, url: str, topic: TopicName, subscription: str, *, ledger_ids: "LedgerIds", on_lost: Callable[[], None]
+        self,
+        url: str,
+        topic: TopicName,
+        subscription: str,
+        *,
+        ledger_ids: "LedgerIds",
+        on_lost: Callable[[], None],
+        is_partition: bool = False,
     ) -> RetrySide:
         """Return the subscription of a topic that the broker at `url` owns. `on_lost`: called when it does not answer,
-        or does not own the topic any more."""
+        or does not own the topic any more. `is_partition`: it is a partition, and its retry topic is left out."""
         ...
 
 

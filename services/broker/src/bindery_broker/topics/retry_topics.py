@@ -155,17 +155,22 @@ class RetryTopics:
         return link
 
     def _make_link(self, topic: TopicName, subscription: Subscription) -> RetryLink:
+        if not subscription.is_durable:
+            return RetryLink(None, None, subscription.name)
+        return self.link_of(topic, subscription.name)
+
+    def link_of(self, topic: TopicName, subscription: str) -> RetryLink:
+        """Return what is known of the retry topic of a stored subscription, whose topic need not be loaded here."""
         name = dead_letters = None
-        if subscription.is_durable:
-            with contextlib.suppress(BinderyError):  # the name would be too long, or have a slash: nobody can create it
-                dead_letters = dead_letter_topic(topic, subscription.name)
-                name = retry_topic(topic, subscription.name)
+        with contextlib.suppress(BinderyError):  # the name would be too long, or have a slash: nobody can create it
+            dead_letters = dead_letter_topic(topic, subscription)
+            name = retry_topic(topic, subscription)
         if name is None or name == topic:  # a retry topic is its own
-            return RetryLink(None, dead_letters, subscription.name)
-        link = self._by_name.get((name, subscription.name))
+            return RetryLink(None, dead_letters, subscription)
+        link = self._by_name.get((name, subscription))
         if link is None:
-            link = RetryLink(name, dead_letters, subscription.name)
-            self._by_name[name, subscription.name] = link
+            link = RetryLink(name, dead_letters, subscription)
+            self._by_name[name, subscription] = link
         return link
 
     async def find(self, link: RetryLink) -> RetrySide | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 from bindery_client.ledger.api import LedgerClient
-from bindery_core.errors import BinderyError, NoSuchNode, NoSuchTopic, TooManyRequests
+from bindery_core.errors import BinderyError, Conflict, NoSuchNode, NoSuchTopic, TooManyRequests
 from bindery_core.sources import MonotonicClock
 from bindery_kit.observability.logs import error_fields, get_logger
 from bindery_metadata.stores.store import MetadataStore
@@ -127,6 +127,8 @@ class Topics:
         self._admissions: WeakKeyDictionary[Topic, Admission] = WeakKeyDictionary()
         self._cleanups: set[asyncio.Task[None]] = set()
         """Tasks that close the handles of abandoned topics, or close idle topics."""
+        self.check_new: Callable[[TopicName], Awaitable[None]] | None = None
+        """Called before and after a topic is created. It raises an error if there must be none of this name."""
         self.on_subscription: Callable[[TopicName, str], None] = lambda _topic, _subscription: None
         """Called when a subscription of a topic was created, or loaded with it."""
         self.loads_failed = 0
@@ -308,8 +310,11 @@ class Topics:
             raise NotOwner("the broker is stopping; retry", topic=name.short)
         if not create and not await self.exists(name):
             raise NoSuchTopic("no such topic", topic=name.short)
-        if create and not name.local.isprintable() and not await self.exists(name):
+        is_new = create and not await self.exists(name)
+        if is_new:
             check_new_name("topic", name.local)
+            if self.check_new is not None:
+                await self.check_new(name)
         is_owner = self._ownership.proof(Bundle.of(name)) if self._ownership is not None else None
         if self._ownership is not None and is_owner is None:
             raise NotOwner("the topic's owner is changing; retry", topic=name.short)
@@ -317,11 +322,22 @@ class Topics:
         self._opening += 1
         try:
             await self._followed.follow(name)
-            return await self._load(name, create=create, is_owner=is_owner)
+            topic = await self._load(name, create=create, is_owner=is_owner)
+            if is_new and self.check_new is not None:
+                await self._check_created(topic, self.check_new)
+            return topic
         finally:
             self._opening -= 1
             if name not in self._loaded:
                 self._followed.forget(name)
+
+    async def _check_created(self, topic: Topic, check: Callable[[TopicName], Awaitable[None]]) -> None:
+        """Check the name again, because it may have been taken meanwhile. Then the topic is deleted."""
+        try:
+            await check(topic.name)
+        except Conflict:
+            await topic.delete()
+            raise
 
     async def _make_room(self) -> None:
         while len(self._loaded) + self._opening >= self.limits.topics_max:

@@ -35,6 +35,7 @@ from bindery_pulsar.topic_name import TopicName
 
 from bindery_broker.dispatch.item import NOT_IN_BATCH, SINGLE, Delivery, bits_of
 from bindery_broker.errors import NotOwner, ResponsesFull, RetryTopicAway
+from bindery_broker.http.exchange import PARTITION_HEADER
 from bindery_broker.http.paths import path_of
 from bindery_broker.http.peers.messages import RemoteMessage, decode_messages
 from bindery_broker.http.peers.problems import remote_error
@@ -150,10 +151,25 @@ class RemoteRetries:
         """What is being handed back, by consumer and request id."""
 
     def retry_side(
-        self, url: str, topic: TopicName, subscription: str, *, ledger_ids: LedgerIds, on_lost: Callable[[], None]
+        self,
+        url: str,
+        topic: TopicName,
+        subscription: str,
+        *,
+        ledger_ids: LedgerIds,
+        on_lost: Callable[[], None],
+        is_partition: bool = False,
     ) -> "RemoteRetrySide":
         return RemoteRetrySide(
-            self, self._proxy, url, topic, subscription, ledger_ids=ledger_ids, on_lost=on_lost, now=self._now
+            self,
+            self._proxy,
+            url,
+            topic,
+            subscription,
+            ledger_ids=ledger_ids,
+            on_lost=on_lost,
+            now=self._now,
+            is_partition=is_partition,
         )
 
     async def close(self) -> None:
@@ -195,7 +211,10 @@ class RemoteRetrySide:
         ledger_ids: LedgerIds,
         on_lost: Callable[[], None],
         now: MonotonicClock,
+        is_partition: bool = False,
     ) -> None:
+        self._what = "partition" if is_partition else "retry topic"
+        self._headers = ((PARTITION_HEADER, b"1"),) if is_partition else ()
         self._owner = owner
         self._proxy = proxy
         self._url = url
@@ -422,6 +441,7 @@ class RemoteRetrySide:
                 self._path + path,
                 content,
                 accept=_NDJSON if path.startswith("/receive") else b"*/*",
+                headers=self._headers,
                 timeout_s=timeout_s,
                 is_waiting=is_waiting,
             )
@@ -436,6 +456,8 @@ class RemoteRetrySide:
         failure = remote_error(status, answer)
         if isinstance(failure, NoSuchTopic | NoSuchSubscription):  # of the retry topic, which was deleted
             self._on_lost()
+            if self._headers:
+                raise failure
             raise RetryTopicAway("the retry topic was deleted; retry", topic=self._topic.short) from failure
         if isinstance(failure, TooManyRequests):
             raise ResponsesFull(failure.message, **failure.facts) from failure
@@ -452,7 +474,7 @@ class RemoteRetrySide:
 
     def _no_answer(self) -> RetryTopicAway:
         return RetryTopicAway(
-            "the broker that owns the retry topic does not answer; retry", topic=self._topic.short, owner=self._url
+            f"the broker that owns the {self._what} does not answer; retry", topic=self._topic.short, owner=self._url
         )
 
 

@@ -1,8 +1,8 @@
 """The v1 API: JSON over HTTP for topics, messages and subscriptions.
 
 `messages`, `topics`, `consuming`, `subscriptions` and `dead_letters` are the operations, `moves` those that only
-brokers call, and `upkeep` has those of schemas. Hot operations take msgspec structs (`schemas`), ordinary ones pydantic
-models (`models`).
+brokers call, and `upkeep` has those of schemas. `partitioned` has what these operations do on partitioned topics, and
+the operations of their own. Hot operations take msgspec structs (`schemas`), ordinary ones pydantic models (`models`).
 `produce_request` parses what producers send; `message_view` and `subscription_view` turn messages and subscriptions
 into JSON.
 """
@@ -10,6 +10,7 @@ into JSON.
 from typing import Final
 
 from bindery_broker.http.v1 import consuming, dead_letters, messages, moves, subscriptions, topics
+from bindery_broker.http.v1.partitioned import endpoints as partitions
 from bindery_broker.http.v1.upkeep import schema_registry
 
 ROUTERS: Final = (
@@ -20,6 +21,7 @@ ROUTERS: Final = (
     dead_letters.router,
     moves.router,
     schema_registry.router,
+    partitions.router,
 )
 STRUCTS: Final = (*messages.STRUCTS, *consuming.STRUCTS)
 CREATES_TOPIC: Final = frozenset(("produce", "createTopic", "receive", "subscribe", "beginMove"))

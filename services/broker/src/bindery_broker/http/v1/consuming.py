@@ -1,13 +1,14 @@
 """Consuming: receive, stream, ack and nack."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import pairwise
+from typing import Protocol
 
 from bindery_core.errors import BadRequest, BinderyError
 from bindery_kit.http.problem import problem_of
 from bindery_pulsar.message_id import EARLIEST, LATEST, MessageId
-from bindery_pulsar.topic_name import validate_subscription
+from bindery_pulsar.topic_name import TopicName, validate_subscription
 from fastapi import APIRouter
 from msgspec import UNSET, UnsetType
 from starlette.responses import Response
@@ -17,7 +18,7 @@ from bindery_broker.dispatch.key_ranges import KeyRange, checked_ranges
 from bindery_broker.dispatch.key_shared import KeySharedMode
 from bindery_broker.errors import ResponsesFull, RetryTopicAway
 from bindery_broker.http import openapi
-from bindery_broker.http.exchange import Exchange, json_reply
+from bindery_broker.http.exchange import PARTITION_HEADER, Exchange, json_reply
 from bindery_broker.http.route import JsonLine, OwnedRoute, hot
 from bindery_broker.http.v1 import paths
 from bindery_broker.http.v1.message_pieces import MessageSource, event_pieces, messages_reply
@@ -45,8 +46,11 @@ from bindery_broker.http.v1.schemas import (
 from bindery_broker.retries.names import DEAD_LETTERS, chosen_dead_letter_topic, retry_topic
 from bindery_broker.retries.targets import Destination
 from bindery_broker.subscriptions.consumer import ClientWatch, DeadLetters, ReceiveRequest, SubscriptionType
+from bindery_broker.subscriptions.explaining import Reason
 from bindery_broker.subscriptions.moving import MoveResult, RetryTo
 from bindery_broker.subscriptions.reading import messages_of
+from bindery_broker.subscriptions.response_budget import Charge
+from bindery_broker.subscriptions.subscription import Subscription
 from bindery_broker.topics.delivery_time import check_delay
 from bindery_broker.topics.retried import Part, RetriedSubscription
 from bindery_broker.topics.topic import Topic
@@ -63,18 +67,32 @@ _LINES = NDJSON.encode()
 _ERRORS = (*openapi.OF_TOPICS, 409)
 
 
+class Consumable(Protocol):
+    """A subscription with its retry topic, or that of a partitioned topic."""
+
+    async def receive(
+        self, request: ReceiveRequest, *, kind: SubscriptionType, charge: Charge, client: ClientWatch | None = None
+    ) -> list[Part]: ...
+
+    async def retry(
+        self, ids: Sequence[MessageId], to: RetryTo, *, charge: Charge, consumer: str | None = None
+    ) -> MoveResult: ...
+
+    def blocked(self, consumer: str) -> Reason | None: ...
+
+
 class EventStream(Response):
     """Server-sent events until the client disconnects or the broker stops."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, exchange: Exchange, topic: Topic, subscription: RetriedSubscription, query: StreamQuery) -> None:
+    def __init__(self, exchange: Exchange, topic: TopicName, subscription: Consumable, query: StreamQuery) -> None:
         super().__init__()
         self.raw_headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
         self._exchange, self._topic, self._subscription, self._query = exchange, topic, subscription, query
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        topics, name = self._exchange.broker.topics, self._topic.name
+        topics, name = self._exchange.broker.topics, self._topic
         topics.begin_use(name)
         try:
             await self._stream(send)
@@ -113,7 +131,7 @@ class EventStream(Response):
                         if isinstance(error, RetryTopicAway):
                             await asyncio.sleep(RETRY_AWAY_S)
                     if not exchange.gone:
-                        await self._push(push, _sources(parts))
+                        await self._push(push, sources_of(parts))
             except BinderyError as error:
                 await push(b"event: error\ndata: " + bytes(problem_of(error).body).strip() + b"\n\n")
         if not exchange.gone:
@@ -147,9 +165,8 @@ async def receive(exchange: Exchange) -> Response:
     broker = exchange.broker
     query = exchange.query(ReceiveQuery)
     body = await exchange.json_body(ReceiveBody)
-    key_shared, key_ranges = _key_shared(body)
-    dead_letters = _dead_letters(body, exchange)
     tags = split_tags(body.tags) if isinstance(body.tags, str) else []
+    request = receive_request(exchange, body)
     topic = await broker.topic(exchange.topic, create=query.create)
     if query.create:
         subscribed, _ = await topic.subscribe(
@@ -161,31 +178,10 @@ async def receive(exchange: Exchange) -> Response:
         )
     else:
         subscribed = topic.subscription(exchange.path_params["subscription"], tags=tags)
-    subscription = RetriedSubscription(topic, subscribed, broker.retry_topics)
-    request = ReceiveRequest(
-        consumer=body.consumer,
-        count_max=body.max,
-        bytes_max=body.max_bytes,
-        wait_s=0.0 if broker.draining else min(body.wait_ms, broker.settings.receive_wait_ms_max) / 1000,
-        ack_timeout_s=body.ack_timeout_ms / 1000,
-        session_ttl_s=body.session_ttl_ms / 1000,
-        request_id=body.request_id if isinstance(body.request_id, str) else None,
-        redeliver=body.redeliver,
-        priority=body.priority,
-        key_shared=key_shared,
-        key_ranges=key_ranges,
-        dead_letters=dead_letters,
-        address=exchange.client_address,
-    )
+    subscription = _retried(exchange, topic, subscribed)
     if isinstance(body.ack, list):
         await subscription.ack(parse_ids(body.ack), consumer=body.consumer)
-    if request.wait_s == 0:
-        parts = await subscription.receive(request, kind=body.type, charge=exchange.charge)
-    else:
-        parts = await _wait_for(subscription, request, body.type, exchange)
-    sources = _sources(parts)
-    blocked = UNSET if sources else _blocked(subscription, body.consumer)
-    return messages_reply(exchange, sources, lines=exchange.accepts(_LINES), blocked=blocked)
+    return await received(exchange, subscription, request, body.type)
 
 
 @hot(
@@ -212,7 +208,7 @@ async def stream(exchange: Exchange) -> Response:
     subscription = topic.subscription(exchange.path_params["subscription"], tags=tags)
     subscription.join(query.consumer, query.type)
     await exchange.read_body(size_max=0)
-    return EventStream(exchange, topic, RetriedSubscription(topic, subscription, exchange.broker.retry_topics), query)
+    return EventStream(exchange, topic.name, _retried(exchange, topic, subscription), query)
 
 
 @hot(
@@ -287,22 +283,31 @@ async def retry(exchange: Exchange) -> Response:
     exchange.query(RoutingQuery)
     body = await exchange.json_body(RetryBody)
     ids = parse_ids(body.message_ids)
-    name, subscription_name = exchange.topic, exchange.path_params["subscription"]
-    settings = exchange.broker.settings
-    check_delay(body.delay_ms, now_ms=0, delay_s_max=settings.delayed_delivery_max_delay_s)
-    topic_text = body.dead_letter_topic if isinstance(body.dead_letter_topic, str) else None
-    to = RetryTo(
-        retry=Destination(retry_topic(name, subscription_name), subscription_name),
-        dead_letters=Destination(chosen_dead_letter_topic(topic_text, name, subscription_name), DEAD_LETTERS),
-        max_redeliver=body.max_redeliver,
-        delay_ms=body.delay_ms,
-        properties=body.properties,
-    )
-    subscription = await _subscription(exchange)
+    to = retry_to(exchange, body)
+    return await moved(exchange, await _subscription(exchange), ids, to, body)
+
+
+async def moved(
+    exchange: Exchange, subscription: Consumable, ids: Sequence[MessageId], to: RetryTo, body: RetryBody
+) -> Response:
+    """Move messages, and return the answer."""
     consumer = body.consumer if isinstance(body.consumer, str) else None
     result = await subscription.retry(ids, to, charge=exchange.charge, consumer=consumer)
     exchange.charge.release()
     return json_reply(retried(result))
+
+
+async def received(
+    exchange: Exchange, subscription: Consumable, request: ReceiveRequest, kind: SubscriptionType
+) -> Response:
+    """Receive, and return the answer."""
+    if request.wait_s == 0:
+        parts = await subscription.receive(request, kind=kind, charge=exchange.charge)
+    else:
+        parts = await _wait_for(subscription, request, kind, exchange)
+    sources = sources_of(parts)
+    blocked = UNSET if sources else _blocked(subscription, request.consumer)
+    return messages_reply(exchange, sources, lines=exchange.accepts(_LINES), blocked=blocked)
 
 
 def retried(result: MoveResult) -> Retried:
@@ -329,14 +334,56 @@ def retried(result: MoveResult) -> Retried:
     )
 
 
+def retry_to(exchange: Exchange, body: RetryBody) -> RetryTo:
+    """Return where messages are moved to. Raises DelayTooLong, BadRequest."""
+    name, subscription_name = exchange.topic, exchange.path_params["subscription"]
+    settings = exchange.broker.settings
+    check_delay(body.delay_ms, now_ms=0, delay_s_max=settings.delayed_delivery_max_delay_s)
+    topic_text = body.dead_letter_topic if isinstance(body.dead_letter_topic, str) else None
+    return RetryTo(
+        retry=Destination(retry_topic(name, subscription_name), subscription_name),
+        dead_letters=Destination(chosen_dead_letter_topic(topic_text, name, subscription_name), DEAD_LETTERS),
+        max_redeliver=body.max_redeliver,
+        delay_ms=body.delay_ms,
+        properties=body.properties,
+    )
+
+
+def receive_request(exchange: Exchange, body: ReceiveBody) -> ReceiveRequest:
+    """Return the call that a body describes. Raises BadRequest."""
+    broker = exchange.broker
+    key_shared, key_ranges = _key_shared(body)
+    dead_letters = _dead_letters(body, exchange)
+    return ReceiveRequest(
+        consumer=body.consumer,
+        count_max=body.max,
+        bytes_max=body.max_bytes,
+        wait_s=0.0 if broker.draining else min(body.wait_ms, broker.settings.receive_wait_ms_max) / 1000,
+        ack_timeout_s=body.ack_timeout_ms / 1000,
+        session_ttl_s=body.session_ttl_ms / 1000,
+        request_id=body.request_id if isinstance(body.request_id, str) else None,
+        redeliver=body.redeliver,
+        priority=body.priority,
+        key_shared=key_shared,
+        key_ranges=key_ranges,
+        dead_letters=dead_letters,
+        address=exchange.client_address,
+    )
+
+
 async def _subscription(exchange: Exchange) -> RetriedSubscription:
     topic = await exchange.broker.topic(exchange.topic)
-    subscription = topic.subscription(exchange.path_params["subscription"])
-    return RetriedSubscription(topic, subscription, exchange.broker.retry_topics)
+    return _retried(exchange, topic, topic.subscription(exchange.path_params["subscription"]))
+
+
+def _retried(exchange: Exchange, topic: Topic, subscription: Subscription) -> RetriedSubscription:
+    """Return the subscription with its retry topic. A partition that is used as a part of its topic is alone."""
+    is_alone = bool(exchange.header(PARTITION_HEADER))
+    return RetriedSubscription(topic, subscription, exchange.broker.retry_topics, is_alone=is_alone)
 
 
 async def _wait_for(
-    subscription: RetriedSubscription, request: ReceiveRequest, kind: SubscriptionType, exchange: Exchange
+    subscription: Consumable, request: ReceiveRequest, kind: SubscriptionType, exchange: Exchange
 ) -> list[Part]:
     """Receive; stop when the client disconnects, so that nothing is leased to a client that is gone."""
     client = ClientWatch()
@@ -344,7 +391,7 @@ async def _wait_for(
         return await subscription.receive(request, kind=kind, charge=exchange.charge, client=client)
 
 
-def _blocked(subscription: RetriedSubscription, consumer: str) -> Blocked | UnsetType:
+def _blocked(subscription: Consumable, consumer: str) -> Blocked | UnsetType:
     reason = subscription.blocked(consumer)
     if reason is None:
         return UNSET
@@ -383,7 +430,7 @@ def _dead_letters(body: ReceiveBody, exchange: Exchange) -> DeadLetters | None:
     return DeadLetters(policy.max_redeliver, Destination(topic, validate_subscription(initial)))
 
 
-def _sources(parts: list[Part]) -> list[MessageSource]:
+def sources_of(parts: list[Part]) -> list[MessageSource]:
     """Return the messages of each topic in its order: those of one entry may be in several deliveries."""
     sources: list[MessageSource] = []
     for partition, deliveries in parts:

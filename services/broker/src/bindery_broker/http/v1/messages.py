@@ -156,6 +156,8 @@ async def read_messages(exchange: Exchange, name: paths.Topic, query: Annotated[
     topic = await broker.topic(name)
     if isinstance(start, int):
         start = await topic.ledger.find_published(start)
+    if query.partition is not None and query.partition != topic.partition:
+        raise BadRequest("the topic has no such partition", topic=name.short, partition=query.partition)
     if isinstance(start, MessageId) and start.partition not in (-1, topic.partition):
         raise BadRequest("the message id names another partition", message_id=str(start))
     wait_ms = 0 if broker.draining else min(query.wait_ms, broker.settings.receive_wait_ms_max)

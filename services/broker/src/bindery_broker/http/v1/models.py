@@ -4,7 +4,7 @@ Unknown fields are refused. Times are in milliseconds; points in time count from
 were not set out of their answers.
 """
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -62,6 +62,8 @@ class ReadQuery(RoutingQuery):
     start: Annotated[str, Field(max_length=64, pattern=START_PATTERN, examples=["@1700000000000"])] = "earliest"
     """First message to return: `earliest`, `latest`, a message id; or `@` and a time in milliseconds since 1970, for
     the first message published then or later."""
+    partition: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    """The partition to read, if the topic is partitioned."""
     max: Annotated[int, Field(ge=1, le=MESSAGES_PER_RECEIVE_MAX)] = 100
     max_bytes: Annotated[int, Field(ge=1, le=RECEIVE_BYTES_MAX)] = 4 * 2**20
     """The first message is returned whatever its size."""
@@ -161,7 +163,10 @@ class Cancelled(Answer):
 
 
 class Sought(Answer):
-    next: str
+    next: str | None
+    """The next message to deliver; null: see `partitions`."""
+    partitions: dict[str, str] = {}
+    """The next message in each partition. Left out if the topic is not partitioned."""
 
 
 class ConsumerInfo(Answer):
@@ -426,6 +431,9 @@ class Purged(Answer):
 
 class TopicList(Answer):
     topics: list[str]
+    partitioned: dict[str, int] = {}
+    """Partitioned topics of this page, with their numbers of partitions. Their partitions are among `topics`. Left out
+    if there are none."""
     next: str | None = None
     """Value of `after` for the next call, if there are more topics."""
 
@@ -468,6 +476,9 @@ class TopicStats(Answer):
     oldest_unacked_age_ms: int | None
     """The largest of the subscriptions' ages."""
     subscriptions: dict[str, SubscriptionStats]
+    partitions: dict[str, Any] = {}
+    """The statistics of each partition, of which the others are the sums; without `owner`, `first`, `last` and
+    `mark_delete`. Left out if the topic is not partitioned."""
 
 
 class LedgerRetention(Answer):

@@ -131,6 +131,7 @@ async def unsubscribe(
     paths.SUBSCRIPTION + "/seek",
     operation_id="seek",
     summary="Move to a message, a time or a percentage; this discards all acknowledgements",
+    response_model_exclude_unset=True,
     response_description=_DONE,
     responses=openapi.problems(*_ERRORS, *openapi.BODY_ERRORS, 422),
 )
@@ -154,6 +155,7 @@ async def seek(
     paths.SUBSCRIPTION + "/skip",
     operation_id="skip",
     summary="Acknowledge the next entries without delivering them",
+    response_model_exclude_unset=True,
     response_description=_DONE,
     responses=openapi.problems(*_ERRORS, *openapi.BODY_ERRORS),
 )
@@ -168,6 +170,7 @@ async def skip(
     paths.SUBSCRIPTION + "/expire",
     operation_id="expire",
     summary="Acknowledge messages that were published before a time",
+    response_model_exclude_unset=True,
     response_description=_DONE,
     responses=openapi.problems(*_ERRORS, *openapi.BODY_ERRORS, 422),
 )
@@ -183,6 +186,7 @@ async def expire(
     paths.SUBSCRIPTION + "/clear",
     operation_id="clearBacklog",
     summary="Acknowledge everything that is stored now",
+    response_model_exclude_unset=True,
     response_description=_DONE,
     responses=openapi.problems(*_ERRORS, *openapi.BODY_ERRORS),
 )
@@ -197,6 +201,7 @@ async def clear(
     paths.SUBSCRIPTION + "/reset",
     operation_id="resetSubscription",
     summary="Give a damaged subscription a new state; its acknowledgements are lost",
+    response_model_exclude_unset=True,
     response_description=_DONE,
     responses=openapi.problems(*_ERRORS, *openapi.BODY_ERRORS),
 )

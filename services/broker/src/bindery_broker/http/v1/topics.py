@@ -3,6 +3,7 @@
 from typing import Annotated, Any
 
 from bindery_core.errors import BadRequest
+from bindery_pulsar.topic_name import TopicName
 from fastapi import APIRouter, Query, Response
 
 from bindery_broker.http import openapi
@@ -49,6 +50,11 @@ async def list_topics(exchange: Exchange, query: Annotated[TopicListQuery, Query
     answer = TopicList(topics=names[: query.max])
     if len(names) > query.max:
         answer.next = names[query.max - 1]
+    partitioned = await exchange.broker.partitioned.counts(
+        [name.partitioned_topic for name in map(TopicName.parse, answer.topics) if name.partition >= 0]
+    )
+    if partitioned:
+        answer.partitioned = partitioned
     return answer
 
 
@@ -56,6 +62,7 @@ async def list_topics(exchange: Exchange, query: Annotated[TopicListQuery, Query
     paths.TOPIC,
     operation_id="topicStats",
     summary="Show what a topic stores and its consumers",
+    response_model_exclude_unset=True,
     response_description=openapi.TITLES[200],
     responses=openapi.problems(*openapi.OF_TOPICS, 409),
 )

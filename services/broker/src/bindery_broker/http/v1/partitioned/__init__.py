@@ -1,0 +1,1 @@
+"""Operations on partitioned topics: any broker runs them, by requests to the owners of the partitions."""

@@ -1,0 +1,1 @@
+"""Partitioned topics: their metadata, how messages are assigned to partitions, and receiving from all of them."""
