@@ -126,6 +126,8 @@ def test_the_list_of_json_routes_is_complete():
         ("DELETE", ""),
         ("DELETE", ANY_TOPIC + "/messages/{message_id:segment}"),
         ("DELETE", "/consumers/{consumer:segment}"),
+        ("PUT", ANY_TOPIC + "/partitions"),  # its content type: test_lifecycle of partitioned topics
+        ("DELETE", ANY_TOPIC + "/partitions"),
         ("POST", ANY_TOPIC + "/moves"),  # its content type: test_moves_to_peers
         ("POST", ANY_TOPIC + "/moves/copies"),
         ("POST", ANY_TOPIC + "/schema"),  # their content types: test_schema_registry

@@ -61,6 +61,14 @@ async def test_a_wrong_number_of_partitions_is_refused(pair, partitions):
     assert ZNODE not in pair[0].znodes()
 
 
+async def test_a_request_that_a_web_page_can_send_creates_nothing(pair):
+    answer = await pair[0].client.put(
+        f"{TOPIC}/partitions", content=b'{"partitions":2}', headers={"content-type": "text/plain"}
+    )
+    problem(answer, status=415, code="unsupported_media_type")
+    assert ZNODE not in pair[0].znodes()
+
+
 async def test_partitions_are_added_and_never_removed(pair):
     one, two = pair
     await put(one, 2)
