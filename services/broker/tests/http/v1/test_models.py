@@ -115,7 +115,14 @@ def test_a_namespace_has_two_names(namespace: str, is_accepted: bool) -> None:
         (
             ReadQuery,
             {},
-            {"redirect": False, "start": "earliest", "max": 100, "max_bytes": 4_194_304, "wait_ms": 0},
+            {
+                "redirect": False,
+                "partition": None,
+                "start": "earliest",
+                "max": 100,
+                "max_bytes": 4_194_304,
+                "wait_ms": 0,
+            },
         ),
         (TopicListQuery, {}, {"namespace": None, "after": None, "max": 1_000}),
         (SubscribeBody, {}, {"initial": "earliest", "tags": None, "subscription_properties": None}),
