@@ -59,9 +59,13 @@ def test_the_ratio_is_the_median_of_the_pairs_so_one_disturbed_window_does_not_d
     assert found.collecting.longest_ms == 9000
 
 
-def test_adds_while_settling_and_small_windows_are_not_compared() -> None:
+def test_compaction_that_ends_late_counts_as_collecting() -> None:
     found = judge_churn(SAMPLES, windows((COLLECTING, 1.0), (SETTLING, 50.0), (QUIET, 1.0), (COLLECTING, 1.0)), LIMITS)
-    assert (found.p99_ratio, found.pairs) == (1.0, 1)
+    assert (found.p50_ratio, found.p99_ratio, found.pairs) == (1.0, 50.0, 1)
+    assert found.collecting.adds == 3 * ADDS_MIN
+
+
+def test_small_windows_are_not_compared() -> None:
     few = [Window(COLLECTING, [1.0] * (ADDS_MIN - 1)), Window(QUIET, [1.0] * ADDS_MIN)]
     assert judge_churn(SAMPLES, few, LIMITS).pairs == 0
 

@@ -8,9 +8,10 @@ A run writes ledgers, most of which are deleted soon. Its time is divided into p
 | settling   | wait         | ends its current log             |
 | quiet      | wait         | is suspended                     |
 
-The disk of each bookie is compared with its live bytes in all phases. The latencies of a collecting window are compared
-with those of the quiet window that follows, because both have the same load from other processes, as far as possible.
-The ratio of a run is the median over all pairs. Sizes are bytes, latencies seconds.
+The disk of each bookie is compared with its live bytes in all phases. The latencies of a collecting window and of the
+settling window after it, in which compaction still runs, are compared with those of the quiet window that follows,
+because both have the same load from other processes, as far as possible. The ratio of a run is the median over all
+pairs. Sizes are bytes, latencies seconds.
 """
 
 import math
@@ -145,7 +146,7 @@ def judge_churn(
     p99 = statistics.median(one.p99_ms / other.p99_ms for one, other in pairs) if pairs else None
     found = ChurnJudgement(
         {bookie: space_of(of_bookie) for bookie, of_bookie in samples.items()},
-        _pooled(windows, COLLECTING),
+        _pooled(windows, COLLECTING, SETTLING),
         _pooled(windows, QUIET),
         len(pairs),
         p50,
@@ -175,12 +176,14 @@ def _excess(sample: SpaceSample) -> int:
 
 
 def _pairs(windows: Sequence[Window]) -> list[tuple[Window, Window]]:
-    """Return each collecting window with the next quiet one, if no other collecting window is between them."""
+    """Return each collecting window, with the adds of its settling window, and the quiet one that follows."""
     found: list[tuple[Window, Window]] = []
     collecting: Window | None = None
     for window in windows:
         if window.phase == COLLECTING:
             collecting = window
+        elif window.phase == SETTLING and collecting is not None:
+            collecting = Window(COLLECTING, collecting.latencies_s + window.latencies_s)
         elif window.phase == QUIET and collecting is not None:
             if min(len(collecting.latencies_s), len(window.latencies_s)) >= ADDS_MIN:
                 found.append((collecting, window))
@@ -188,5 +191,5 @@ def _pairs(windows: Sequence[Window]) -> list[tuple[Window, Window]]:
     return found
 
 
-def _pooled(windows: Sequence[Window], phase: str) -> Latency:
-    return latency_of(value for window in windows if window.phase == phase for value in window.latencies_s)
+def _pooled(windows: Sequence[Window], *phases: str) -> Latency:
+    return latency_of(value for window in windows if window.phase in phases for value in window.latencies_s)
