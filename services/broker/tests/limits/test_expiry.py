@@ -22,7 +22,7 @@ def scan(
     some: list[Expirable], now_ms: int, *, ttl_ms: int = TTL, machine: ExpiryScan | None = None
 ) -> tuple[Expired, bool]:
     machine = machine or ExpiryScan()
-    begun = machine.begin(ttl_ms=ttl_ms, mark_delete=START, now_ms=now_ms)
+    begun = machine.begin(ttl_ms=ttl_ms, mark_delete=START, seeks=0, now_ms=now_ms)
     assert begun == START
     return machine.take(some, at(len(some)), now_ms=now_ms)
 
@@ -50,34 +50,34 @@ def test_a_delayed_entry_does_not_hold_up_those_after_it() -> None:
     assert scan(some, TTL + 3, machine=machine) == (Expired(at(0), [at(2), at(3)]), True)
     assert machine.next_ms == 50_000 + TTL
     # The scan continues after them, and begins again when the delayed entry expires.
-    assert machine.begin(ttl_ms=TTL, mark_delete=at(0), now_ms=30_000) == at(4)
+    assert machine.begin(ttl_ms=TTL, mark_delete=at(0), seeks=0, now_ms=30_000) == at(4)
     assert machine.take([], at(4), now_ms=30_000) == (Expired(None, []), False)
-    assert machine.begin(ttl_ms=TTL, mark_delete=at(0), now_ms=50_000 + TTL) == at(0)
+    assert machine.begin(ttl_ms=TTL, mark_delete=at(0), seeks=0, now_ms=50_000 + TTL) == at(0)
 
 
 def test_a_scan_pauses_until_the_next_entry_expires() -> None:
     machine = ExpiryScan()
     assert scan(entries((0, 0), (500, 0)), TTL, machine=machine) == (Expired(at(0), []), False)
-    assert machine.begin(ttl_ms=TTL, mark_delete=at(0), now_ms=TTL + 499) is None
-    assert machine.begin(ttl_ms=TTL, mark_delete=at(0), now_ms=TTL + 500) == at(1)
+    assert machine.begin(ttl_ms=TTL, mark_delete=at(0), seeks=0, now_ms=TTL + 499) is None
+    assert machine.begin(ttl_ms=TTL, mark_delete=at(0), seeks=0, now_ms=TTL + 500) == at(1)
 
 
-def test_another_time_to_live_or_a_seek_backwards_begins_again() -> None:
+def test_another_time_to_live_or_a_seek_begins_again() -> None:
     machine = ExpiryScan()
     scan(entries((0, 0), (500, 0)), TTL, machine=machine)
-    assert machine.begin(ttl_ms=100, mark_delete=at(0), now_ms=TTL) == at(0)
+    assert machine.begin(ttl_ms=100, mark_delete=at(0), seeks=0, now_ms=TTL) == at(0)
     scan(entries((0, 0), (500, 0)), TTL, machine=ExpiryScan())
     machine = ExpiryScan()
-    machine.begin(ttl_ms=TTL, mark_delete=at(7), now_ms=TTL)
+    machine.begin(ttl_ms=TTL, mark_delete=at(7), seeks=0, now_ms=TTL)
     machine.take(entries((TTL, 0), first=8), at(9), now_ms=TTL)
-    assert machine.begin(ttl_ms=TTL, mark_delete=at(7), now_ms=TTL) is None
-    assert machine.begin(ttl_ms=TTL, mark_delete=at(2), now_ms=TTL) == at(2)
+    assert machine.begin(ttl_ms=TTL, mark_delete=at(7), seeks=0, now_ms=TTL) is None
+    assert machine.begin(ttl_ms=TTL, mark_delete=at(2), seeks=1, now_ms=TTL) == at(2)
 
 
 def test_a_mark_delete_position_beyond_the_scan_begins_again() -> None:
     machine = ExpiryScan()
     scan(entries((0, 0), (500, 0)), TTL, machine=machine)
-    assert machine.begin(ttl_ms=TTL, mark_delete=at(5), now_ms=TTL) == at(5)
+    assert machine.begin(ttl_ms=TTL, mark_delete=at(5), seeks=0, now_ms=TTL) == at(5)
 
 
 def test_an_expired_entry_in_use_is_passed_and_never_acknowledged_by_itself() -> None:
@@ -113,7 +113,7 @@ def test_any_sequence_of_scans_expires_exactly_what_is_due(
     machine, mark_delete, now_ms = ExpiryScan(), START, 0
     for step in steps:
         now_ms += step
-        start = machine.begin(ttl_ms=ttl_ms, mark_delete=mark_delete, now_ms=now_ms)
+        start = machine.begin(ttl_ms=ttl_ms, mark_delete=mark_delete, seeks=0, now_ms=now_ms)
         while start is not None:
             found = [entry for position, entry in left.items() if position > start or (position == start != START)]
             some = found[:batch]

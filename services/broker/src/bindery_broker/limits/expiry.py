@@ -13,7 +13,7 @@ published; delayed ones, which may expire much later, are skipped.
 | unreadable                                    | is skipped, and stays                                              |
 
 A scan continues where the last one paused, and each reads a bounded number of entries. It begins again at the
-mark-delete position when a skipped entry expires, or after a seek backwards. So an entry is read about once by this
+mark-delete position when a skipped entry expires, or after a seek. So an entry is read about once by this
 policy, and once more after another skipped one has expired.
 
 Source: Pulsar's PersistentMessageExpiryMonitor. Unlike there, the time of delayed messages begins at their delivery
@@ -61,18 +61,20 @@ class ExpiryScan:
         self._has_skipped = False
         """Whether an entry before `position` was skipped."""
         self._ttl_ms = 0
-        self._mark_delete: Position | None = None
+        self._seeks = 0
 
-    def begin(self, *, ttl_ms: int, mark_delete: Position, now_ms: int) -> Position | None:
-        """Return where to read the next unacknowledged entries. None: nothing can have expired yet."""
-        has_gone_back = self._mark_delete is not None and mark_delete < self._mark_delete
+    def begin(self, *, ttl_ms: int, mark_delete: Position, seeks: int, now_ms: int) -> Position | None:
+        """Return where to read the next unacknowledged entries. None: nothing can have expired yet.
+
+        `seeks`: number of seeks of the subscription so far, after which other entries may be unacknowledged.
+        """
         has_come_due = self.next_ms is not None and self.next_ms <= now_ms
         is_passed = self.position is not None and self.position <= mark_delete
-        if ttl_ms != self._ttl_ms or has_gone_back or has_come_due or is_passed:
+        if ttl_ms != self._ttl_ms or seeks != self._seeks or has_come_due or is_passed:
             self.position = self.next_ms = None
             self.due_ms = 0
             self._has_skipped = False
-        self._ttl_ms, self._mark_delete = ttl_ms, mark_delete
+        self._ttl_ms, self._seeks = ttl_ms, seeks
         if self.due_ms > now_ms:
             return None
         return mark_delete if self.position is None else self.position

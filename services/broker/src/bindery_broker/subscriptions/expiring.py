@@ -55,8 +55,8 @@ class Expiring:
         """
         cursor, ledger, scan = self._cursor, self._ledger, self._scan
         reads = 0
-        mark_delete = cursor.mark_delete
-        start = scan.begin(ttl_ms=ttl_ms, mark_delete=mark_delete, now_ms=now_ms)
+        seeks = self._loop.resets
+        start = scan.begin(ttl_ms=ttl_ms, mark_delete=cursor.mark_delete, seeks=seeks, now_ms=now_ms)
         while start is not None and reads < reads_max:
             start = ledger.clamp(cursor.next_unacked(start))
             if not ledger.contains(start):
@@ -70,12 +70,12 @@ class Expiring:
                 break
             entries = [self._look(at, payload) for at, payload in found if not cursor.is_acked(at)]
             following = ledger.next_position(found[-1][0]) if found else start
-            async with self._loop.read_lock:  # no seek meanwhile
-                if cursor.mark_delete < mark_delete:
+            async with self._loop.read_lock:  # a seek waits
+                if self._loop.resets != seeks:
+                    self._counts.clear()
                     break
                 expired, goes_on = scan.take(entries, following, now_ms=now_ms)
                 await self._acknowledge(expired.upto, expired.others)
-                mark_delete = cursor.mark_delete
             start = following if goes_on else None
         return reads
 

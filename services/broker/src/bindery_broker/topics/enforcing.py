@@ -9,7 +9,7 @@ from bindery_kit.observability.logs import error_fields, get_logger
 from bindery_broker.limits.backlog_quota import evicted_before_ms, evicted_entries
 from bindery_broker.limits.inactivity import TopicUse, is_inactive
 from bindery_broker.managed_ledger import RetentionRule, WallClock
-from bindery_broker.namespaces.policies import QuotaAction, Retention
+from bindery_broker.namespaces.policies import EffectivePolicies, QuotaAction, Retention
 from bindery_broker.retries.names import DEAD_LETTER_SUFFIX, RETRY_SUFFIX
 from bindery_broker.topics.admission import excesses
 from bindery_broker.topics.topic import Topic
@@ -119,6 +119,17 @@ def topic_is_inactive(topic: Topic, *, now: float, is_in_use: bool) -> bool:
         backlogs=kept,
     )
     return is_inactive(use, policy)
+
+
+def acts_on_its_own(policies: EffectivePolicies) -> bool:
+    """Return whether a policy is set that acts without a request. Most topics have none, and cost a round nothing."""
+    return bool(
+        policies.message_ttl_s
+        or policies.subscription_expiration_s
+        or policies.backlog_quota_size is not None
+        or policies.backlog_quota_age is not None
+        or policies.inactive_topics is not None
+    )
 
 
 async def enforce(topic: Topic, *, now: MonotonicClock, clock: WallClock, reads_max: int) -> int:

@@ -38,6 +38,7 @@ from bindery_broker.subscriptions.response_budget import ResponseBudget
 from bindery_broker.topics.admission import Admission
 from bindery_broker.topics.enforcing import (
     EXPIRY_READS_MAX,
+    acts_on_its_own,
     enforce,
     retention_rule,
     roll_for_retention,
@@ -255,6 +256,8 @@ class Topics:
                 continue
             for subscription in topic.subscriptions.values():
                 subscription.follow_policies()
+            if not acts_on_its_own(topic.policies):
+                continue
             reads_left -= await enforce(topic, now=self._now, clock=self._clock, reads_max=max(reads_left, 1))
             if self._is_inactive(topic):
                 await self._delete_inactive(topic)
