@@ -16,6 +16,7 @@ Source: Pulsar PersistentTopicsBase, RestException.
 
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
+from urllib.parse import unquote_plus
 
 import msgspec
 from bindery_core.errors import BadRequest, BinderyError, NoSuchSubscription, NoSuchTopic
@@ -28,6 +29,7 @@ from starlette.convertors import register_url_convertor
 from starlette.requests import Request
 from starlette.responses import Response
 
+from bindery_broker.errors import NoSuchNamespace
 from bindery_broker.http.exchange import SCOPE_KEY, Exchange, Reply, json_reply
 from bindery_broker.http.paths import SegmentConvertor
 from bindery_broker.http.route import Handler, HotRoute
@@ -35,7 +37,7 @@ from bindery_broker.topics.topic import Topic
 
 ROOT: Final = "/admin/v2"
 TOPIC: Final = ROOT + "/persistent/{tenant:form}/{namespace:form}/{topic:form}"
-SUBSCRIPTION: Final = TOPIC + "/subscription/{subscription:form}"
+SUBSCRIPTION: Final = TOPIC + "/subscription/{subscription:subscription}"
 CREATES_TOPIC: Final = frozenset(("adminCreateTopic", "adminCreateSubscription"))
 """Names of the calls that create a missing topic."""
 TEXT_TYPE: Final = b"text/plain"
@@ -51,7 +53,15 @@ class FormConvertor(SegmentConvertor):
         return super().convert(value.replace("+", "%20"))
 
 
+class SubscriptionConvertor(SegmentConvertor):
+    """Matches a segment that may be encoded twice, as pulsar-admin does: it is decoded, and then as a form value."""
+
+    def convert(self, value: str) -> str:
+        return unquote_plus(super().convert(value))
+
+
 register_url_convertor("form", FormConvertor())
+register_url_convertor("subscription", SubscriptionConvertor())
 
 
 class Refused(Exception):
@@ -168,6 +178,8 @@ def _refusal(error: BinderyError | Refused, exchange: Exchange) -> Response:
         reason = f"Topic {exchange.topic.full} not found"
     elif isinstance(error, NoSuchSubscription):
         reason = f"Subscription {param(exchange, 'subscription')} not found for topic {exchange.topic.full}"
+    elif isinstance(error, NoSuchNamespace):
+        reason = "Namespace does not exist"
     elif type(error) is BadRequest and exchange.topic_name is None:
         status = 412
     retry = ((b"retry-after", b"%d" % RETRY_AFTER_S),) if status in (429, 503) else ()

@@ -12,7 +12,6 @@ from bindery_broker.http.admin.calls import ROOT, Refused, answer, call, param, 
 from bindery_broker.http.admin.topic_json import topic_stats
 from bindery_broker.http.exchange import Exchange
 from bindery_broker.ownership.bundles import Bundle
-from bindery_broker.topic_metrics import CLUSTER
 
 router: Final = APIRouter()
 
@@ -67,8 +66,8 @@ async def broker_topics(exchange: Exchange) -> Response:
 
 
 @call(router, "GET", ROOT + "/clusters", "adminListClusters")
-async def list_clusters(_exchange: Exchange) -> Response:
-    return answer([CLUSTER])
+async def list_clusters(exchange: Exchange) -> Response:
+    return answer([exchange.broker.settings.cluster_name])
 
 
 @call(router, "GET", ROOT + "/clusters/{cluster:form}", "adminCluster")
@@ -90,5 +89,5 @@ def _host_port(exchange: Exchange) -> str:
 
 
 def _check_cluster(exchange: Exchange) -> None:
-    if param(exchange, "cluster") != CLUSTER:
+    if param(exchange, "cluster") != exchange.broker.settings.cluster_name:
         raise Refused(404, "Cluster does not exist")

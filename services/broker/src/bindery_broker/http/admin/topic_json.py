@@ -66,7 +66,7 @@ def _subscription(subscription: Subscription, times: Times) -> dict[str, Any]:
     out = rounded(statistics.delivered.rates(times.now))
     entries, size = cursor.backlog
     kind = subscription.type
-    found: dict[str, Any] = {
+    return {
         "msgRateOut": out.messages,
         "msgThroughputOut": out.bytes,
         "bytesOutCounter": statistics.delivered.bytes,
@@ -87,10 +87,8 @@ def _subscription(subscription: Subscription, times: Times) -> dict[str, Any]:
         "isReplicated": False,
         "nonContiguousDeletedMessagesRanges": cursor.ranges_count,
         "subscriptionProperties": dict(cursor.properties),
+        "type": "None" if kind is None else TYPES[kind],
     }
-    if kind is not None:
-        found["type"] = TYPES[kind]
-    return found
 
 
 def _consumer(session: Session, times: Times) -> dict[str, Any]:

@@ -53,11 +53,6 @@ async def create_topic(exchange: Exchange) -> Response:
 @call(router, "DELETE", TOPIC, "adminDeleteTopic")
 async def delete_topic(exchange: Exchange) -> Response:
     force = calls.flag(exchange, "force")
-    topic = await topic_of(exchange)
-    if topic.subscriptions and topic.has_consumers and not force:
-        raise Refused(412, "Topic has active producers/subscriptions")
-    if topic.subscriptions and not force:
-        raise Refused(412, f"Topic has {len(topic.subscriptions)} subscriptions")
     try:
         await exchange.broker.topics.delete(exchange.topic, force=force)
     except TopicInUse as error:

@@ -1,0 +1,153 @@
+"""Calls on tenants and namespaces, and on the policies of a namespace.
+
+A policy is read (GET), set (POST or PUT) and removed (DELETE). The calls of all policies are made from one table: the
+last part of the path, the member of Pulsar's Policies, the method that sets it, and the type of its JSON. The codec of
+policies checks the values. A policy that is not set is answered with 204 without a body, as Pulsar does.
+Source: Pulsar Namespaces, Policies.
+"""
+
+from typing import Any, Final, NamedTuple
+
+from bindery_core.errors import Corrupt, NoSuchNode
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from bindery_broker.http.admin import calls
+from bindery_broker.http.admin.calls import ROOT, Call, Refused, answer, call, done, param
+from bindery_broker.http.exchange import Exchange
+from bindery_broker.namespaces import records
+
+router: Final = APIRouter()
+NAMESPACE: Final = ROOT + "/namespaces/{tenant:form}/{namespace:form}"
+POLICIES_ROOT: Final = "/admin/policies"
+
+
+class _Policy(NamedTuple):
+    name: str
+    """Last part of the path."""
+    member: str
+    """Member of Pulsar's Policies."""
+    type: Any
+    """Type of its JSON."""
+    method: str = "POST"
+    """Method that sets it."""
+
+
+_POLICIES: Final = (
+    _Policy("retention", "retention_policies", dict[str, Any]),
+    _Policy("messageTTL", "message_ttl_in_seconds", int),
+    _Policy("deduplication", "deduplicationEnabled", bool),
+    _Policy("persistence", "persistence", dict[str, Any]),
+    _Policy("autoTopicCreation", "autoTopicCreationOverride", dict[str, Any]),
+    _Policy("autoSubscriptionCreation", "autoSubscriptionCreationOverride", dict[str, Any]),
+    _Policy("delayedDelivery", "delayed_delivery_policies", dict[str, Any]),
+    _Policy("inactiveTopicPolicies", "inactive_topic_policies", dict[str, Any]),
+    _Policy("subscriptionExpirationTime", "subscription_expiration_time_minutes", int),
+    _Policy("maxProducersPerTopic", "max_producers_per_topic", int),
+    _Policy("maxConsumersPerTopic", "max_consumers_per_topic", int),
+    _Policy("maxConsumersPerSubscription", "max_consumers_per_subscription", int),
+    _Policy("maxSubscriptionsPerTopic", "max_subscriptions_per_topic", int),
+    _Policy("maxTopicsPerNamespace", "max_topics_per_namespace", int),
+    _Policy("maxUnackedMessagesPerConsumer", "max_unacked_messages_per_consumer", int),
+    _Policy("maxUnackedMessagesPerSubscription", "max_unacked_messages_per_subscription", int),
+    _Policy("compactionThreshold", "compaction_threshold", int, "PUT"),
+)
+
+
+@call(router, "GET", ROOT + "/tenants", "adminListTenants")
+async def list_tenants(exchange: Exchange) -> Response:
+    return answer(await _children(exchange, POLICIES_ROOT))
+
+
+@call(router, "GET", ROOT + "/tenants/{tenant:form}", "adminTenant")
+async def tenant(exchange: Exchange) -> Response:
+    path = f"{POLICIES_ROOT}/{_name(exchange, 'tenant')}"
+    try:
+        return answer(records.decode((await exchange.broker.store.get(path)).data, path=path))
+    except NoSuchNode:
+        raise Refused(404, "Tenant does not exist") from None
+
+
+@call(router, "GET", ROOT + "/namespaces/{tenant:form}", "adminListNamespaces")
+async def list_namespaces(exchange: Exchange) -> Response:
+    name = _name(exchange, "tenant")
+    if await exchange.broker.store.exists(f"{POLICIES_ROOT}/{name}") is None:
+        raise Refused(404, "Tenant not found")
+    return answer([f"{name}/{child}" for child in await _children(exchange, f"{POLICIES_ROOT}/{name}")])
+
+
+@call(router, "GET", NAMESPACE, "adminPolicies")
+async def policies(exchange: Exchange) -> Response:
+    return answer(await _read(exchange))
+
+
+@call(router, "GET", NAMESPACE + "/topics", "adminNamespaceTopics")
+async def namespace_topics(exchange: Exchange) -> Response:
+    await _read(exchange)
+    mode = exchange.query_params.get("mode", "ALL")
+    if mode == "NON_PERSISTENT":
+        return answer([])
+    space = (param(exchange, "tenant"), param(exchange, "namespace"))
+    return answer([name.full for name in await exchange.broker.topics.list_names(namespace=space)])
+
+
+@call(router, "GET", NAMESPACE + "/bundles", "adminBundles")
+async def bundles(exchange: Exchange) -> Response:
+    found = await _read(exchange)
+    return answer(found.get("bundles") or records.new_namespace(cluster="")["bundles"])
+
+
+def _register(policy: _Policy) -> None:
+    name = policy.name[0].upper() + policy.name[1:]
+
+    @call(router, "GET", f"{NAMESPACE}/{policy.name}", f"adminGet{name}")
+    async def read(exchange: Exchange) -> Response:
+        value = (await _read(exchange)).get(policy.member)
+        return done() if value is None else answer(value)
+
+    @call(router, policy.method, f"{NAMESPACE}/{policy.name}", f"adminSet{name}")
+    async def write(exchange: Exchange) -> Response:
+        return await _change(exchange, policy.member, await calls.body(exchange, policy.type))
+
+    @call(router, "DELETE", f"{NAMESPACE}/{policy.name}", f"adminRemove{name}")
+    async def remove(exchange: Exchange) -> Response:
+        return await _change(exchange, policy.member, None)
+
+    _calls: tuple[Call, ...] = (read, write, remove)
+
+
+for _policy in _POLICIES:
+    _register(_policy)
+
+
+async def _change(exchange: Exchange, member: str, value: Any) -> Response:
+    """Set a member of the policies; None removes it. Raises Refused (412) if it cannot have the value."""
+
+    def mutate(found: records.Json) -> records.Json:
+        return {name: old for name, old in found.items() if name != member} | ({} if value is None else {member: value})
+
+    space = (_name(exchange, "tenant"), _name(exchange, "namespace"))
+    try:
+        await exchange.broker.policies.update_namespace(*space, mutate)
+    except Corrupt as error:
+        raise Refused(412, str(error)) from error
+    return done()
+
+
+async def _read(exchange: Exchange) -> records.Json:
+    return await exchange.broker.policies.read_namespace(_name(exchange, "tenant"), _name(exchange, "namespace"))
+
+
+def _name(exchange: Exchange, kind: str) -> str:
+    """Return the name of a tenant or a namespace. Raises Refused (404) for one that nothing can have."""
+    name = param(exchange, kind)
+    if not name or "/" in name or "\0" in name:
+        raise Refused(404, f"{kind.capitalize()} does not exist")
+    return name
+
+
+async def _children(exchange: Exchange, path: str) -> list[str]:
+    try:
+        return sorted(await exchange.broker.store.children(path))
+    except NoSuchNode:
+        return []

@@ -1,0 +1,80 @@
+"""Pulsar's admin calls on tenants, namespaces and the policies of a namespace."""
+
+import pytest
+from bindery_broker.namespaces import records
+
+N = "/admin/v2/namespaces/public/default"
+JSON = {"content-type": "application/json"}
+
+
+@pytest.fixture
+async def broker(broker):
+    tenant = records.new_tenant(admin_roles=[], allowed_clusters=["bindery"])
+    await broker.store.create("/admin/policies/public", records.encode(tenant), make_parents=True)
+    namespace = records.new_namespace(cluster="bindery") | {"of_pulsar_only": [1]}
+    await broker.store.create("/admin/policies/public/default", records.encode(namespace))
+    return broker
+
+
+async def test_tenants_and_namespaces_are_shown(broker):
+    get = broker.client.get
+    assert (await get("/admin/v2/tenants")).json() == ["public"]
+    assert (await get("/admin/v2/tenants/public")).json() == {"adminRoles": [], "allowedClusters": ["bindery"]}
+    assert (await get("/admin/v2/tenants/x")).json() == {"reason": "Tenant does not exist"}
+    assert (await get("/admin/v2/namespaces/public")).json() == ["public/default"]
+    assert (await get("/admin/v2/namespaces/x")).json() == {"reason": "Tenant not found"}
+    assert (await get(N)).json()["replication_clusters"] == ["bindery"]
+    assert (await get(f"{N}/bundles")).json()["numBundles"] == 4
+    for path in ("", "/topics", "/retention"):
+        answer = await get(f"/admin/v2/namespaces/public/x{path}")
+        assert (answer.status_code, answer.json()) == (404, {"reason": "Namespace does not exist"})
+
+
+async def test_topics_of_a_namespace_are_listed(broker):
+    await broker.produce("a")
+    assert (await broker.client.get(f"{N}/topics")).json() == ["persistent://public/default/t"]
+    assert (await broker.client.get(f"{N}/topics?mode=NON_PERSISTENT")).json() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "method"),
+    [
+        ("retention", '{"retentionTimeInMinutes":60,"retentionSizeInMB":100}', "POST"),
+        ("messageTTL", "3600", "POST"),
+        ("deduplication", "true", "POST"),
+        ("persistence", '{"bookkeeperEnsemble":2,"bookkeeperWriteQuorum":2,"bookkeeperAckQuorum":2}', "POST"),
+        ("autoTopicCreation", '{"allowAutoTopicCreation":true,"topicType":"non-partitioned"}', "POST"),
+        ("autoSubscriptionCreation", '{"allowAutoSubscriptionCreation":false}', "POST"),
+        ("delayedDelivery", '{"tickTime":1000,"active":true,"maxDeliveryDelayInMillis":0}', "POST"),
+        ("subscriptionExpirationTime", "60", "POST"),
+        ("maxProducersPerTopic", "5", "POST"),
+        ("maxConsumersPerTopic", "5", "POST"),
+        ("maxConsumersPerSubscription", "5", "POST"),
+        ("maxSubscriptionsPerTopic", "5", "POST"),
+        ("maxTopicsPerNamespace", "5", "POST"),
+        ("maxUnackedMessagesPerConsumer", "5", "POST"),
+        ("maxUnackedMessagesPerSubscription", "5", "POST"),
+        ("compactionThreshold", "1048576", "PUT"),
+    ],
+)
+async def test_a_policy_is_set_read_and_removed(broker, name, value, method):
+    path = f"{N}/{name}"
+    before = (await broker.client.get(N)).json()
+    assert (await broker.client.get(path)).status_code == 204
+    assert (await broker.client.request(method, path, content=value, headers=JSON)).status_code == 204
+    assert (await broker.client.get(path)).text.strip() == value
+    assert (await broker.client.delete(path)).status_code == 204
+    assert (await broker.client.get(path)).status_code == 204
+    assert (await broker.client.get(N)).json() == before
+    assert before["of_pulsar_only"] == [1]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "status"),
+    [("messageTTL", '"x"', 400), ("retention", "5", 400), ("retention", '{"retentionTimeInMinutes":"x"}', 412)],
+)
+async def test_a_wrong_policy_is_refused_and_changes_nothing(broker, name, value, status):
+    before = (await broker.client.get(N)).json()
+    answer = await broker.client.post(f"{N}/{name}", content=value, headers=JSON)
+    assert (answer.status_code, set(answer.json())) == (status, {"reason"})
+    assert (await broker.client.get(N)).json() == before
