@@ -1,9 +1,10 @@
-"""`bindery topics`: list, inspect and delete topics, and cancel delayed messages."""
+"""`bindery topics`: create, list, inspect and delete topics, and cancel delayed messages."""
 
 import sys
 from typing import Annotated, Any
 
 import typer
+from bindery_core.errors import Conflict
 
 from bindery.common import exit_codes
 from bindery.common.operator import now_ms
@@ -12,7 +13,7 @@ from bindery.common.output import confirm, counted, emit, print_json, print_line
 from bindery.topics.options import Topic, Url
 from bindery.topics.subscriptions import list_subscriptions
 
-app = group("List, inspect and delete topics, and cancel delayed messages.")
+app = group("Create, list, inspect and delete topics, and cancel delayed messages.")
 
 
 @app.command("list")
@@ -45,6 +46,67 @@ def list_topics(
         print_lines(names)
     else:
         print("no topics; the first message creates one: echo hello | bindery produce hello", file=sys.stderr)
+
+
+@app.command("create")
+def create(
+    topic: Topic,
+    partitions: Annotated[
+        int | None, typer.Option(min=1, help="Number of partitions; left out: the topic is not partitioned.")
+    ] = None,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Create a topic. With --partitions, its messages are spread over as many topics, which brokers share.
+
+    Example: bindery topics create public/default/orders --partitions 4
+
+    Exit codes: 0 created, or it exists, 1 the topic exists with another number of partitions or none, 2 wrong usage.
+    """
+    from bindery.topics.broker_api import Broker, BrokerRefused, topic_path
+
+    path = topic_path(topic)
+    with Broker(url) as broker:
+        if partitions is None:
+            answer = broker.request("PUT", path)
+        else:
+            try:
+                found = broker.get(f"{path}/partitions")["partitions"]
+            except BrokerRefused as error:
+                if error.http_status != 404:
+                    raise
+                found = partitions
+            if found != partitions:
+                raise Conflict(
+                    "the topic has another number of partitions; `topics partitions --set` adds some", partitions=found
+                )
+            answer = broker.request("PUT", f"{path}/partitions", json={"partitions": partitions})
+    emit(answer, f"{answer['topic']} {'is created' if answer['created'] else 'exists'}", as_json=as_json)
+
+
+@app.command("partitions")
+def partitions(
+    topic: Topic,
+    count: Annotated[
+        int | None, typer.Option("--set", min=1, metavar="N", help="Add partitions until there are N.")
+    ] = None,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the number of partitions of a topic, or add some. Most keys belong to another partition from then on.
+
+    Example: bindery topics partitions public/default/orders --set 8
+
+    Exit codes: 0 done, 1 no such topic, it is not partitioned, or it has more partitions, 2 wrong usage.
+    """
+    from bindery.topics.broker_api import Broker, topic_path
+
+    path = f"{topic_path(topic)}/partitions"
+    with Broker(url) as broker:
+        answer = broker.get(path)  # also before --set, which would create a missing topic
+        if count is not None:
+            answer = broker.request("PUT", path, json={"partitions": count})
+    emit(answer, str(answer["partitions"]), as_json=as_json)
 
 
 @app.command("stats")

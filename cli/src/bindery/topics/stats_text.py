@@ -16,11 +16,17 @@ UNKNOWN: Final = "-"
 def topic_lines(stats: Mapping[str, Any], *, now_ms: int) -> Iterator[str]:
     """Yield lines for the answer of `GET /v1/topics/...`. `now_ms`: present time in ms since 1970."""
     published = ago(stats.get("last_published_at"), now_ms=now_ms)
+    partitions = stats.get("partitions")
+    places = (
+        [("partitions", str(len(partitions)))]
+        if partitions
+        else [("owner", stats["owner"]), ("first, last", f"{stats['first']}, {stats['last']}")]
+    )
     rows = (
         ("topic", stats["topic"]),
-        ("owner", stats["owner"]),
+        places[0],
         ("stored", _stored(stats)),
-        ("first, last", f"{stats['first']}, {stats['last']}"),
+        *places[1:],
         ("in", f"{_flow(stats, 'in')}, last {published}"),
         ("out", _flow(stats, "out")),
         ("backlog", f"{size_text(stats['backlog_bytes'])}, oldest {age(stats['oldest_unacked_age_ms'])}"),
@@ -31,6 +37,9 @@ def topic_lines(stats: Mapping[str, Any], *, now_ms: int) -> Iterator[str]:
     if subscriptions:
         yield ""
         yield from table([_subscription(name, one, now_ms=now_ms) for name, one in subscriptions.items()])
+    if partitions:
+        yield ""
+        yield from table([_partition(index, one, now_ms=now_ms) for index, one in partitions.items()])
 
 
 def subscription_lines(subscriptions: Sequence[Mapping[str, Any]], *, now_ms: int) -> Iterator[str]:
@@ -89,6 +98,17 @@ def age(ms: int | None) -> str:
 def ago(at_ms: int | None, *, now_ms: int) -> str:
     """Return how long ago a time was. None: never."""
     return "never" if at_ms is None else f"{age(max(now_ms - at_ms, 0))} ago"
+
+
+def _partition(index: str, stats: Mapping[str, Any], *, now_ms: int) -> dict[str, Any]:
+    return {
+        "partition": index,
+        "owner": stats["owner"],
+        "stored": _stored(stats),
+        "in/s": f"{stats['messages_in_per_s']:g}",
+        "out/s": f"{stats['messages_out_per_s']:g}",
+        "last": ago(stats.get("last_published_at"), now_ms=now_ms),
+    }
 
 
 def _stored(stats: Mapping[str, Any]) -> str:

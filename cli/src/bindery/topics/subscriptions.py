@@ -316,7 +316,13 @@ def _move(
         if not yes:
             _confirm(broker, path, question, as_json=as_json)
         answer = broker.post(f"{path}/{verb}", body)
-    emit(answer, f"{name} continues at {answer['next']}", as_json=as_json)
+    places = answer.get("partitions") or {}
+    emit(
+        answer,
+        [f"{name} continues in partition {index} at {place}" for index, place in places.items()]
+        or f"{name} continues at {answer['next']}",
+        as_json=as_json,
+    )
 
 
 def _confirm(broker: "Broker", path: str, question: str, *, as_json: bool) -> None:
