@@ -22,8 +22,9 @@ async def test_operations_keep_their_ids_and_document_their_errors(broker):
     operations = {found["operationId"]: found for path in document["paths"].values() for found in path.values()}
     assert sorted(operations) == [
         "ack", "beginMove", "cancelMessage", "clearBacklog", "compareSchema", "createTopic", "deletePartitions",
-        "deleteSchema", "deleteTopic", "expire", "explainSubscription", "findUnknown", "getSchema", "getSchemaVersion",
-        "handBack", "leave", "listDeadLetters", "listSchemaVersions", "listSubscriptions", "listTopics", "nack",
+        "deleteSchema", "deleteTopic", "expire", "explainSubscription", "findUnknown", "getProducer", "getSchema",
+        "getSchemaVersion", "handBack", "leave", "listDeadLetters", "listSchemaVersions", "listSubscriptions",
+        "listTopics", "nack",
         "produce", "purgeDeadLetters", "readMessage", "readMessages", "receive", "redriveDeadLetters",
         "resetSubscription", "retry", "seek", "setPartitions", "skip", "stillHolds", "storeCopies", "stream",
         "subscribe", "topicInternalStats", "topicPartitions", "topicRetention", "topicStats", "unsubscribe",

@@ -32,7 +32,14 @@ HOT = [route for route in ROUTES if isinstance(route, HotRoute)]
 
 def fill(template: str) -> str:
     return template.format(
-        tenant="t", namespace="n", topic="x%20y", subscription="s%2Fu", consumer="c", message_id="1%3A2", version="7"
+        tenant="t",
+        namespace="n",
+        topic="x%20y",
+        subscription="s%2Fu",
+        consumer="c",
+        message_id="1%3A2",
+        producer="p",
+        version="7",
     )
 
 
@@ -213,6 +220,7 @@ async def test_safe_methods_change_no_loaded_topic(broker, route, method):
         subscription="missing",
         consumer="c",
         message_id="0:0",
+        producer="p",
         version="0",
     )
     await broker.client.request(method, path + QUERIES.get(route.operation_id, ""))

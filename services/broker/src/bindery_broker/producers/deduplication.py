@@ -150,6 +150,24 @@ class Deduplication:
 
         Call it within `write`. Raises TryAgain if that takes too long, or the errors of `ManagedLedger.open_cursor`.
         """
+        await self._complete()
+        if self._cursor is None:
+            async with self._lock:
+                if self._cursor is None:
+                    self._cursor = await self._ledger.open_cursor(CURSOR, start=LATEST)
+                    self._snapshot_at = asyncio.get_running_loop().time()
+                    self._watch()
+
+    async def last_sequence_id(self, producer: str) -> int:
+        """Return the highest sequence id of a producer that is stored; -1: none, or the producer is forgotten.
+
+        Raises TryAgain if that is not known in time.
+        """
+        await self._complete()
+        return self.sequences.last_persisted(producer)
+
+    async def _complete(self) -> None:
+        """Return once the tables are complete."""
         if self._loading is not None:
             await asyncio.wait([self._loading], timeout=LOADED_S_MAX)
             if self._loading is not None:
@@ -161,12 +179,6 @@ class Deduplication:
         if self._unknown is not None:
             async with self._lock:
                 await self._settle()
-        if self._cursor is None:
-            async with self._lock:
-                if self._cursor is None:
-                    self._cursor = await self._ledger.open_cursor(CURSOR, start=LATEST)
-                    self._snapshot_at = asyncio.get_running_loop().time()
-                    self._watch()
 
     @contextmanager
     def write(self) -> Iterator[Position]:

@@ -407,3 +407,36 @@ async def test_a_request_whose_topic_is_lost_is_tried_again_at_the_next_owner(br
     assert await send(broker, headers=keyed()) == {"message_ids": ["0:1:-1:-1"]}
     assert calls == 1
     assert await stored(broker) == ["x", "a"]
+
+
+# -- the last sequence id
+
+
+async def last_of(broker: Harness, producer: str) -> int:
+    answer = await broker.client.get(f"{TOPIC}/producers/{producer}")
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["producer"] == producer
+    return int(answer.json()["last_sequence_id"])
+
+
+async def test_a_producer_that_restarts_learns_what_is_stored(broker, successor):
+    await send(broker, params={"producer": "p", "sequence_id": "41"})
+    await send(broker, params={"producer": "q", "sequence_id": "7"})
+    await send(broker, params={"producer": "unnumbered"})
+    assert [await last_of(broker, name) for name in ("p", "q", "unnumbered", "nobody")] == [41, 7, -1, -1]
+    await broker.die()
+    assert [await last_of(successor, name) for name in ("p", "q", "nobody")] == [41, 7, -1]
+
+
+async def test_asking_for_a_producer_keeps_nothing(broker):
+    await send(broker)
+    assert await last_of(broker, "nobody") == -1
+    topic = next(iter(broker.broker.topics))
+    assert not topic.deduplication.is_stored
+
+
+async def test_a_producer_of_no_topic_is_not_found(broker):
+    problem(await broker.client.get(f"{TOPIC}/producers/p"), status=404, code="no_such_topic")
+    await send(broker)
+    problem(await broker.client.get(f"{TOPIC}/producers/%0A"), status=400, code="bad_request")
+    problem(await broker.client.get(f"{TOPIC}/producers/{'x' * 257}"), status=400, code="bad_request")

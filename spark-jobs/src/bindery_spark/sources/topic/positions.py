@@ -28,6 +28,8 @@ LATENESS_MAX_MS: Final = 24 * 3_600_000
 that they cannot send, and copies from other topics keep their publish times."""
 TIME_MS_MAX: Final = 253_402_300_800_000
 """First ms of the year 10000, beyond all representable dates. As the end of bounds: no end."""
+ENTRY_SIZE_UNKNOWN: Final = 1024
+"""Assumed payload bytes of an entry in a ledger that is open."""
 SLICE_COST: Final = 64 * 1024
 """Cost of opening a ledger, expressed in bytes."""
 
@@ -82,8 +84,8 @@ class Extent:
 
     @property
     def entry_size(self) -> int:
-        """Average payload size of an entry in bytes; 1 KiB if it is unknown."""
-        return self.size // (self.last_entry + 1) if self.size and self.last_entry >= 0 else 1024
+        """Average payload size of an entry in bytes; ENTRY_SIZE_UNKNOWN if it is unknown."""
+        return self.size // (self.last_entry + 1) if self.size and self.last_entry >= 0 else ENTRY_SIZE_UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ class Slice:
     ledger_id: int
     first: int
     last: int
-    entry_size: int = 1024
+    entry_size: int = ENTRY_SIZE_UNKNOWN
 
     @property
     def count(self) -> int:

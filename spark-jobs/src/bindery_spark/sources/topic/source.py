@@ -1,4 +1,4 @@
-"""Data source `bindery-topic`: the messages of a topic, as a table or as a stream.
+"""Data source `bindery-topic`: the messages of a topic, as a table or as a stream. `sources.sink` writes topics.
 
 Options: `options`. Schema: `schemas.MESSAGES`. The ledger client reads and verifies one intact copy of each entry; a
 task fails if an entry has none. No ledger is fenced, and entries beyond the last add confirmed are not read. Tasks are
@@ -50,10 +50,13 @@ from bindery_spark.reading.throttle import Budget
 from bindery_spark.schemas import MESSAGES
 from bindery_spark.sources import cluster
 from bindery_spark.sources.filters import Wanted
+from bindery_spark.sources.sink.options import SinkOptions
+from bindery_spark.sources.sink.writer import TopicStreamWriter, TopicTableWriter
 from bindery_spark.sources.topic.ledgers import extents_of, partitions_of
 from bindery_spark.sources.topic.options import TOPIC_FORMAT, TopicOptions
 from bindery_spark.sources.topic.positions import (
     ALL,
+    ENTRY_SIZE_UNKNOWN,
     TIME_MS_MAX,
     Bounds,
     Extent,
@@ -118,6 +121,12 @@ class TopicSource(DataSource):
         if options.bounds.upto != LATEST or options.bounds.to_ms < TIME_MS_MAX:
             raise BadRequest("option end is for tables; a stream has none")
         return TopicStreamReader(options)
+
+    def writer(self, schema: StructType, overwrite: bool) -> TopicTableWriter:
+        return TopicTableWriter(SinkOptions.parse(self.options, os.environ), schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> TopicStreamWriter:
+        return TopicStreamWriter(SinkOptions.parse(self.options, os.environ), schema, overwrite=overwrite)
 
 
 class TopicReader(DataSourceReader):
@@ -222,6 +231,9 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if options.fail_on_data_loss:
                 check_not_trimmed(topic, extents, after)
             found += slices_of(topic, extents, replace(options.bounds, after=after, upto=last))
+        # An open ledger gets its mean size of entries when it is closed. A micro-batch that is planned again must be
+        # divided as before: a sink that stores each row once counts rows by partition.
+        found = [replace(each, entry_size=ENTRY_SIZE_UNKNOWN) for each in found]
         tasks = tasks_of(found, entries_max=options.partition_entries, bytes_max=options.partition_bytes)
         return [TopicPart(task, options.bounds) for task in tasks]
 

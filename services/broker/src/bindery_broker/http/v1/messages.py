@@ -17,7 +17,7 @@ from bindery_broker.http.route import JsonLine, OwnedRoute, hot
 from bindery_broker.http.v1 import paths
 from bindery_broker.http.v1.message_pieces import MessageSource, messages_reply
 from bindery_broker.http.v1.message_view import parse_start, view
-from bindery_broker.http.v1.models import Cancelled, ReadQuery, RoutingQuery
+from bindery_broker.http.v1.models import Cancelled, ProducerAnswer, ReadQuery, RoutingQuery
 from bindery_broker.http.v1.produce_request import (
     IDEMPOTENCY_KEY,
     NDJSON,
@@ -207,6 +207,20 @@ async def cancel_message(
     topic = await exchange.broker.topic(name)
     done = await topic.cancel(MessageId.parse(message_id))
     return Cancelled(cancelled={one: "cancelled" if was else "already_delivered" for one, was in done.items()})
+
+
+@router.get(
+    paths.TOPIC + "/producers/{producer:segment}",
+    operation_id="getProducer",
+    summary="Show the highest sequence id that is stored of a producer",
+    responses=openapi.problems(*openapi.OF_TOPICS),
+)
+async def get_producer(
+    exchange: Exchange, name: paths.Topic, producer: paths.Producer, _query: Annotated[RoutingQuery, Query()]
+) -> ProducerAnswer:
+    """A producer that was restarted continues behind it: messages up to it are not stored again."""
+    topic = await exchange.broker.topic(name)
+    return ProducerAnswer(producer=producer, last_sequence_id=await topic.deduplication.last_sequence_id(producer))
 
 
 async def _ledger_of(broker: Broker, position: Position) -> LedgerOfMessage:

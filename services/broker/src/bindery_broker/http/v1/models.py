@@ -162,6 +162,12 @@ class Cancelled(Answer):
     """By subscription: whether the message is acknowledged there, or was delivered before."""
 
 
+class ProducerAnswer(Answer):
+    producer: str
+    last_sequence_id: int
+    """Highest sequence id that is stored of the producer; -1: none, or the producer is forgotten."""
+
+
 class Sought(Answer):
     next: str | None
     """The next message to deliver; null: see `partitions`."""

@@ -8,7 +8,7 @@ from bindery_pulsar.topic_name import TopicName
 from fastapi import Depends, Path
 
 from bindery_broker.http.paths import topic_of
-from bindery_broker.http.v1.schemas import ID_PATTERN, NAME_SIZE_MAX, NO_CONTROLS, ConsumerName
+from bindery_broker.http.v1.schemas import ID_PATTERN, NAME_SIZE_MAX, NO_CONTROLS, ConsumerName, ProducerName
 
 TOPIC: Final = "/v1/topics/{tenant:segment}/{namespace:segment}/{topic:segment}"
 SUBSCRIPTION: Final = TOPIC + "/subscriptions/{subscription:segment}"
@@ -24,6 +24,10 @@ _DESCRIBED: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "subscription": (f"The subscription, {_FREE_DESCRIPTION}", _FREE),
     "consumer": (
         "The consumer's name, percent-encoded.",
+        {"pattern": NO_CONTROLS, "minLength": 1, "maxLength": NAME_SIZE_MAX},
+    ),
+    "producer": (
+        "The producer's name, percent-encoded.",
         {"pattern": NO_CONTROLS, "minLength": 1, "maxLength": NAME_SIZE_MAX},
     ),
     "message_id": (
@@ -70,9 +74,17 @@ async def _consumer_name(consumer: Annotated[str, _path("consumer")]) -> str:
         raise BadRequest(f"not a consumer's name: {error}") from error
 
 
+async def _producer_name(producer: Annotated[str, _path("producer")]) -> str:
+    try:
+        return msgspec.convert(producer, ProducerName)
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"not a producer's name: {error}") from error
+
+
 async def _topic_name(tenant: Tenant, namespace: Namespace, topic: LocalName) -> TopicName:
     return topic_of(tenant, namespace, topic)
 
 
 Topic = Annotated[TopicName, Depends(_topic_name)]
 Consumer = Annotated[str, Depends(_consumer_name)]
+Producer = Annotated[str, Depends(_producer_name)]
