@@ -23,6 +23,7 @@ ERRORS: list[tuple[type[BinderyError], str, int, type[BinderyError]]] = [
     (errors.IdempotencyKeyReused, "idempotency_key_reused", 422, BadRequest),
     (errors.IdempotencyKeyInUse, "idempotency_key_in_use", 409, Conflict),
     (errors.NoSuchNamespace, "no_such_namespace", 404, NotThere),
+    (errors.NotCompactable, "not_compactable", 422, BinderyError),
     (errors.ResponsesFull, "too_many_requests", 429, TooManyRequests),
     (errors.PolicyForbids, "policy_forbids", 409, Conflict),
     (errors.BacklogQuotaExceeded, "backlog_quota_exceeded", 429, TooManyRequests),

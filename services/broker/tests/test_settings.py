@@ -35,6 +35,7 @@ def test_the_defaults() -> None:
         "read_ahead_bytes_max": 67_108_864,
         "response_bytes_max": 67_108_864,
         "decoded_bytes_max": 16_777_216,
+        "compaction_keys_bytes_max": 67_108_864,
         "metrics_topics_max": 1_000,
         "subscriptions_per_topic_max": 1_000,
         "consumers_per_subscription_max": 1_000,
@@ -146,6 +147,7 @@ def test_the_limits_of_topics_come_from_the_settings() -> None:
         topic_idle_s=4,
         read_ahead_bytes_max=5,
         response_bytes_max=8_388_608,
+        compaction_keys_bytes_max=1_048_577,
         decoded_bytes_max=8_388_609,
         auto_create_topics=False,
         unacked_max=7,
@@ -159,6 +161,7 @@ def test_the_limits_of_topics_come_from_the_settings() -> None:
         read_ahead_bytes_max=5,
         response_bytes_max=8_388_608,
         decoded_bytes_max=8_388_609,
+        compaction_keys_bytes_max=1_048_577,
         auto_create=False,
         dispatch=DispatchLimits(unacked_max=7, unacked_per_consumer_max=6),
     )

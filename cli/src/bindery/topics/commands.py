@@ -1,7 +1,7 @@
-"""`bindery topics`: create, list, inspect and delete topics, and cancel delayed messages."""
+"""`bindery topics`: create, list, inspect, compact and delete topics, and cancel delayed messages."""
 
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 from bindery_core.errors import Conflict
@@ -13,7 +13,10 @@ from bindery.common.output import confirm, counted, emit, print_json, print_line
 from bindery.topics.options import Topic, Url
 from bindery.topics.subscriptions import list_subscriptions
 
-app = group("Create, list, inspect and delete topics, and cancel delayed messages.")
+COMPACTION_POLL_S: Final = 0.5
+"""Seconds between two requests for the state of a compaction."""
+
+app = group("Create, list, inspect, compact and delete topics, and cancel delayed messages.")
 
 
 @app.command("list")
@@ -191,6 +194,42 @@ def cancel(
         as_json=as_json,
     )
     if any(result != "cancelled" for result in results.values()):
+        raise typer.Exit(exit_codes.FAILURE)
+
+
+@app.command("compact")
+def compact(
+    topic: Topic,
+    status: Annotated[bool, typer.Option("--status", help="Start nothing, and show the last compaction.")] = False,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Keep only the last message of each key for readers of the compacted topic; wait, and show the result.
+
+    If the command is interrupted, the compaction continues.
+
+    Example: bindery topics compact prices
+
+    Exit codes: 0 success, 1 no such topic, or the compaction failed, 2 wrong usage.
+    """
+    import time
+
+    from bindery.topics.broker_api import Broker, topic_path
+
+    path = f"{topic_path(topic)}/compaction"
+    with Broker(url) as broker:
+        found = broker.get(path) if status else broker.request("PUT", path)
+        while not status and found["status"] == "RUNNING":
+            time.sleep(COMPACTION_POLL_S)
+            found = broker.get(path)
+    line = found["status"]
+    if found["last_error"]:
+        line += f": {found['last_error']}"
+    elif found["status"] != "NOT_RUN":
+        line += f": {counted(found['keys'], 'key')}, {found['entries_read']} entries read"
+    horizon = "never compacted" if found["horizon"] is None else f"compacted up to {found['horizon']}"
+    emit(found, [line, f"{horizon}, {found['bytes_not_compacted']} bytes since then"], as_json=as_json)
+    if found["status"] == "ERROR":
         raise typer.Exit(exit_codes.FAILURE)
 
 

@@ -611,6 +611,20 @@ def publish_time_ms(entry: bytes) -> int:
     return broker_time_ms or int(metadata.publish_time)
 
 
+def split_entry(entry: bytes) -> tuple[MessageMetadata, memoryview]:
+    """Return the metadata of an entry whose checksum was verified, and its payload as stored: a view of `entry`.
+
+    Raises CorruptMessage.
+    """
+    metadata, payload, _ = _split(entry, verify=False)
+    return metadata, payload
+
+
+def frame_entry(metadata: MessageMetadata, payload: bytes) -> bytes:
+    """Return the entry with this metadata and payload, as stored. Raises TooLarge."""
+    return _frame(metadata, [payload])
+
+
 def _set_properties_and_key(metadata: MessageMetadata, message: OutgoingMessage) -> None:
     for name, value in message.properties.items():
         metadata.properties.add(key=name, value=value)

@@ -20,6 +20,7 @@
 | IdempotencyKeyReused     | idempotency_key_reused     |    422 | the key belongs to a request with other content   |
 | IdempotencyKeyInUse      | idempotency_key_in_use     |    409 | the first request with this key is in progress    |
 | NoSuchNamespace          | no_such_namespace          |    404 | the namespace of a topic does not exist           |
+| NotCompactable           | not_compactable            |    422 | an entry whose keys are unknown prevents it       |
 | ResponsesFull            | too_many_requests          |    429 | responses take too much memory; retry             |
 | PolicyForbids            | policy_forbids             |    409 | a policy of the topic does not allow the request  |
 | BacklogQuotaExceeded     | backlog_quota_exceeded     |    429 | a backlog exceeds its quota; retry                |
@@ -32,7 +33,7 @@ import math
 from collections.abc import Sequence
 from typing import ClassVar, Final, Self
 
-from bindery_core.errors import BadRequest, Conflict, NotThere, TooManyRequests, TryAgain
+from bindery_core.errors import BadRequest, BinderyError, Conflict, NotThere, TooManyRequests, TryAgain
 
 UNKNOWN_SHOWN_MAX: Final = 20
 """Maximum number of unknown message ids listed in an error."""
@@ -94,6 +95,13 @@ class NoSuchNamespace(NotThere):
     def of(cls, tenant: str, namespace: str) -> Self:
         name = f"{tenant}/{namespace}"
         return cls(f"no such namespace; `bindery namespaces create {name}` creates it", namespace=name)
+
+
+class NotCompactable(BinderyError):
+    """The topic has an entry whose messages cannot be told apart, so that compaction would lose some."""
+
+    status = 422
+    code = "not_compactable"
 
 
 class UnknownMessages(BadRequest):

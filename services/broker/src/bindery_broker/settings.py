@@ -118,6 +118,10 @@ class BrokerSettings(Settings):
     """Maximum bytes of one entry once it is decompressed, with 400 bytes for each message of a large batch. A larger
     entry is delivered as one message with its payload as stored."""
 
+    compaction_keys_bytes_max: Annotated[int, Ge(MIB)] = 64 * MIB
+    """Maximum bytes of memory that the keys of a topic take while it is compacted, with 300 bytes for each: some
+    200,000 keys. A topic with more keys is not compacted. Two topics are compacted at a time."""
+
     metrics_topics_max: Annotated[int, Ge(0)] = 1_000
     """Maximum number of topics with metrics of their own in /metrics; ten times as many subscriptions. The other
     topics are summed by namespace. 0: namespaces only, like Pulsar's exposeTopicLevelMetricsInPrometheus=false."""
@@ -185,6 +189,7 @@ class BrokerSettings(Settings):
             read_ahead_bytes_max=self.read_ahead_bytes_max,
             response_bytes_max=self.response_bytes_max,
             decoded_bytes_max=self.decoded_bytes_max,
+            compaction_keys_bytes_max=self.compaction_keys_bytes_max,
             auto_create=self.auto_create_topics,
             deduplication=DeduplicationLimits(keys_max=self.idempotency_keys_max, window_s=self.idempotency_window_s),
             dispatch=DispatchLimits(

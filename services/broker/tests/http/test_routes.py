@@ -140,6 +140,7 @@ def test_the_list_of_json_routes_is_complete():
         ("POST", ANY_TOPIC + "/schema"),  # their content types: test_schema_registry
         ("POST", ANY_TOPIC + "/schema/compatibility"),
         ("DELETE", ANY_TOPIC + "/schema"),
+        ("PUT", ANY_TOPIC + "/compaction"),
     } == found
 
 

@@ -26,6 +26,9 @@ from bindery_pulsar.message_codec import Message, OutgoingMessage, PackedEntry
 from bindery_pulsar.message_id import EARLIEST, LATEST, MessageId, Position
 from bindery_pulsar.topic_name import TopicName, validate_subscription
 
+from bindery_broker.compaction.compactor import CompactionTools
+from bindery_broker.compaction.topic_compaction import TopicCompaction
+from bindery_broker.compaction.view import CompactedView
 from bindery_broker.dispatch.item import DispatchLimits
 from bindery_broker.dispatch.read_ahead import ReadAhead
 from bindery_broker.errors import (
@@ -38,7 +41,7 @@ from bindery_broker.errors import (
 )
 from bindery_broker.keyed_locks import KeyedLocks
 from bindery_broker.limits.token_bucket import RateLimit
-from bindery_broker.managed_ledger import SYSTEM_CURSORS, ManagedCursor, ManagedLedger, WallClock
+from bindery_broker.managed_ledger import COMPACTION_CURSOR, SYSTEM_CURSORS, ManagedCursor, ManagedLedger, WallClock
 from bindery_broker.namespaces.policies import EffectivePolicies, PolicySource
 from bindery_broker.producers.deduplication import Deduplication
 from bindery_broker.producers.keys import RequestKey
@@ -103,6 +106,7 @@ class Topic:
         policies: PolicySource,
         targets: Targets,
         deduplication: Callable[["Topic"], Deduplication],
+        compaction: CompactionTools,
         on_closed: Callable[["Topic"], None],
         on_subscription: Callable[[str], None] = lambda _name: None,
     ) -> None:
@@ -122,6 +126,7 @@ class Topic:
         self._policies = policies
         self._targets = targets
         self._partition = name.partition
+        self.compaction = TopicCompaction(name, ledger, compaction)
         self._next_sequence_id = 0
         self._subscriptions: dict[str, Subscription] = {}
         self._subscribing: KeyedLocks[str] = KeyedLocks()
@@ -281,28 +286,37 @@ class Topic:
     # -- reading without a subscription --------------------------------------------------------------------------
 
     async def read(
-        self, start: MessageId | Position, *, charge: Charge, count_max: int, bytes_max: int, wait_s: float = 0.0
+        self,
+        start: MessageId | Position,
+        *,
+        charge: Charge,
+        count_max: int,
+        bytes_max: int,
+        wait_s: float = 0.0,
+        compacted: bool = False,
     ) -> tuple[list[ReadMessage], MessageId]:
         """Return messages from `start` on (inclusive), and the id with which the next call continues.
 
+        `compacted`: read the compacted topic. An id then stands for the first message at or after it.
         `charge` has the bytes of the messages on return; the caller releases it once they are sent. Raises
         ResponsesFull if there is no room for the messages.
         """
         first_index = start.batch_index if isinstance(start, MessageId) else -1
         wanted = start.position if isinstance(start, MessageId) else start
-        position = self.ledger.clamp(wanted)
+        source = self.compaction.view if compacted else self.ledger
+        position = await _clamped(source, wanted)
         if position != wanted:
             first_index = -1
-        if wait_s > 0 and not self.ledger.contains(position):
+        if wait_s > 0 and not source.contains(position):
             await self._wait_for_entry(position, wait_s)
-            position = self.ledger.clamp(position)
+            position = await _clamped(source, position)
         room = decoded_max = max(bytes_max, ENTRY_SIZE_MAX)
         while True:
-            if self.ledger.contains(position):
+            if source.contains(position):
                 await self._take_room(charge, room + decoded_max)  # entries, and their messages
             limits = _ReadLimits(count_max, bytes_max, room, decoded_max)
             try:
-                found, following = await self._read(position, first_index, limits)
+                found, following = await self._read(source, position, first_index, limits)
             except RoomNeeded as needed:
                 decoded_max = needed.size
                 continue
@@ -310,7 +324,7 @@ class Topic:
             return found, following
 
     async def _read(
-        self, start: Position, first_index: int, limits: _ReadLimits
+        self, source: ManagedLedger | CompactedView, start: Position, first_index: int, limits: _ReadLimits
     ) -> tuple[list[ReadMessage], MessageId]:
         """Return what `read` returns. `first_index`: batch index of the first message; -1: any.
 
@@ -320,7 +334,7 @@ class Topic:
         found_bytes = found_size = 0
         position = start
         while len(found) < limits.count_max and found_bytes < limits.bytes_max:
-            entries = await self.ledger.read(
+            entries = await source.read(
                 position,
                 entries_max=min(limits.count_max - len(found), READ_ENTRIES_MAX),
                 size_max=min(STORED_BYTES_MAX, limits.bytes_max - found_bytes),
@@ -355,7 +369,7 @@ class Topic:
                     found_size += message.size
                 if part.stop < entry.count:
                     return found, MessageId.of(entry_position, batch_index=part.stop, partition=self._partition)
-                position = self.ledger.next_position(entry_position)
+                position = source.next_position(entry_position)
         return found, MessageId.of(position, partition=self._partition)
 
     async def _take_room(self, charge: Charge, size: int) -> None:
@@ -539,7 +553,8 @@ class Topic:
         async with self._subscribing.hold(name):
             self._check_open()
             cursor = await self.ledger.reset_cursor(name, start=initial)
-            self._attach(cursor)
+            if name not in SYSTEM_CURSORS:
+                self._attach(cursor)
         return MessageId.of(self.ledger.next_position(cursor.mark_delete), partition=self._partition)
 
     async def unsubscribe(self, name: str, *, force: bool = False) -> None:
@@ -548,6 +563,10 @@ class Topic:
         Waits for a creation or reset in progress, which would otherwise attach the subscription to a deleted cursor.
         """
         async with self._subscribing.hold(name):
+            if name == COMPACTION_CURSOR:
+                self._check_open()
+                await self.compaction.forget()
+                return
             subscription = self._subscriptions.get(name)
             if subscription is None:  # a damaged one, or one whose creation had an unknown outcome
                 self._check_open()
@@ -597,17 +616,21 @@ class Topic:
             await asyncio.gather(
                 self.deduplication.close(), *(one.store_delays() for one in self._subscriptions.values())
             )
+        await self.compaction.stop()
         self._shut(NotOwner(why, topic=self.name.short))
         await self.ledger.close()
 
     async def delete(self) -> None:
         """Delete the topic with its subscriptions and ledgers. After an error it must be opened again."""
         self._is_deleting = True
+        await self.compaction.stop()
+        compacted = self.compaction.ledger_ids()
         try:
             await self.ledger.delete()
         except BinderyError:
             self._shut(TopicFenced("the deletion of the topic failed", topic=self.name.short))
             raise
+        await self.compaction.delete_ledgers(compacted)
         self._shut(NoSuchTopic("the topic was deleted", topic=self.name.short))
 
     def abandon(self, reason: str) -> None:
@@ -625,6 +648,7 @@ class Topic:
         self.closed_because = reason.message
         self._remove_listener()
         self.deduplication.end()
+        self.compaction.cancel()
         for subscription in self._subscriptions.values():
             _end(subscription, reason)
         self._on_closed(self)
@@ -679,6 +703,10 @@ class Topic:
     def _check_open(self) -> None:
         if self._closed:
             raise TopicFenced("the topic is closed here", topic=self.name.short)
+
+
+async def _clamped(source: ManagedLedger | CompactedView, position: Position) -> Position:
+    return await source.clamp(position) if isinstance(source, CompactedView) else source.clamp(position)
 
 
 def _check_tags(subscription: Subscription, tags: Sequence[str]) -> None:

@@ -22,6 +22,7 @@ from bindery_pulsar import znode_layout
 from bindery_pulsar.managed_ledger_codec import decode_topic
 from bindery_pulsar.topic_name import TopicName, check_new_name
 
+from bindery_broker.compaction.compactor import CompactionTools
 from bindery_broker.dispatch.item import DispatchLimits
 from bindery_broker.dispatch.read_ahead import ReadAhead
 from bindery_broker.errors import NotOwner, TopicInUse
@@ -47,6 +48,8 @@ from bindery_broker.topics.enforcing import (
 from bindery_broker.topics.move_targets import HostedMoves, TopicTargets
 from bindery_broker.topics.topic import Topic
 
+COMPACTIONS_MAX = 2
+"""Maximum number of topics that are compacted at a time; others wait."""
 OLDEST_READS_MAX = 1_000
 """Maximum number of entries that a round of maintenance reads to find the age of the oldest messages."""
 CLOSES_MAX = 32
@@ -78,6 +81,8 @@ class TopicLimits:
     """Maximum bytes of messages in responses, from before they are read until the clients have read them."""
     decoded_bytes_max: int
     """Maximum bytes of one entry once it is decoded."""
+    compaction_keys_bytes_max: int
+    """Maximum bytes of memory that the keys of one compaction take, estimated."""
     auto_create: bool
     dispatch: DispatchLimits
     deduplication: DeduplicationLimits = field(default_factory=DeduplicationLimits)
@@ -126,6 +131,16 @@ class Topics:
         self._ownership: Ownership | None = None
         self.targets = TopicTargets(self, HostedMoves(producer_name))
         self._admissions: WeakKeyDictionary[Topic, Admission] = WeakKeyDictionary()
+        self._compaction = CompactionTools(
+            client=client,
+            decoder=self._decoder,
+            settings=ledger_settings,
+            keys_bytes_max=limits.compaction_keys_bytes_max,
+            slots=asyncio.Semaphore(COMPACTIONS_MAX),
+            clock=clock,
+            hold=self.begin_use,
+            release=self.end_use,
+        )
         self._cleanups: set[asyncio.Task[None]] = set()
         """Tasks that close the handles of abandoned topics, or close idle topics."""
         self.check_new: Callable[[TopicName], Awaitable[None]] | None = None
@@ -282,7 +297,7 @@ class Topics:
 
     async def maintain(self) -> None:
         """Run one round of maintenance of the loaded topics: end sessions, delete ledgers, replace old cursor ledgers,
-        close idle topics."""
+        compact, close idle topics."""
         idle: list[Topic] = []
         reads_left = OLDEST_READS_MAX
         for topic in self:
@@ -296,6 +311,7 @@ class Topics:
                 await roll_for_retention(topic)
                 await topic.ledger.trim()
                 await topic.ledger.renew_cursor_ledgers()
+                await topic.compaction.maintain(threshold=topic.policies.compaction_threshold)
             except BinderyError as error:
                 if topic.is_open:
                     log.warning("topic_maintenance_failed", topic=topic.name.short, **error_fields(error))
@@ -411,6 +427,7 @@ class Topics:
             policies=self.policies,
             targets=self.targets,
             deduplication=self._deduplication,
+            compaction=self._compaction,
             on_closed=self._forget,
             on_subscription=lambda subscription: self.on_subscription(name, subscription),
         )

@@ -1,7 +1,7 @@
 """The v1 API: JSON over HTTP for topics, messages and subscriptions.
 
 `messages`, `topics`, `consuming`, `subscriptions` and `dead_letters` are the operations, `moves` those that only
-brokers call, and `upkeep` has those of schemas. `partitioned` has what these operations do on partitioned topics, and
+brokers call, `upkeep` has those of schemas and compaction. `partitioned` has what these operations do on partitioned topics, and
 the operations of their own. Hot operations take msgspec structs (`schemas`), ordinary ones pydantic models (`models`).
 `produce_request` parses what producers send; `message_view` and `subscription_view` turn messages and subscriptions
 into JSON.
@@ -11,7 +11,7 @@ from typing import Final
 
 from bindery_broker.http.v1 import consuming, dead_letters, messages, moves, subscriptions, topics
 from bindery_broker.http.v1.partitioned import endpoints as partitions
-from bindery_broker.http.v1.upkeep import schema_registry
+from bindery_broker.http.v1.upkeep import compaction, schema_registry
 
 ROUTERS: Final = (
     messages.router,
@@ -22,6 +22,7 @@ ROUTERS: Final = (
     moves.router,
     schema_registry.router,
     partitions.router,
+    compaction.router,
 )
 STRUCTS: Final = (*messages.STRUCTS, *consuming.STRUCTS)
 CREATES_TOPIC: Final = frozenset(("produce", "createTopic", "receive", "subscribe", "beginMove"))

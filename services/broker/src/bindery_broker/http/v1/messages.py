@@ -155,6 +155,8 @@ async def read_messages(exchange: Exchange, name: paths.Topic, query: Annotated[
     start = parse_start(query.start)
     topic = await broker.topic(name)
     if isinstance(start, int):
+        if query.compacted:
+            raise BadRequest("a compacted topic is read from a message id, not from a time")
         start = await topic.ledger.find_published(start)
     if query.partition is not None and query.partition != topic.partition:
         raise BadRequest("the topic has no such partition", topic=name.short, partition=query.partition)
@@ -162,7 +164,12 @@ async def read_messages(exchange: Exchange, name: paths.Topic, query: Annotated[
         raise BadRequest("the message id names another partition", message_id=str(start))
     wait_ms = 0 if broker.draining else min(query.wait_ms, broker.settings.receive_wait_ms_max)
     found, following = await topic.read(
-        start, charge=exchange.charge, count_max=query.max, bytes_max=query.max_bytes, wait_s=wait_ms / 1000
+        start,
+        charge=exchange.charge,
+        count_max=query.max,
+        bytes_max=query.max_bytes,
+        wait_s=wait_ms / 1000,
+        compacted=query.compacted,
     )
     sources = [MessageSource(row.message, str(row.id)) for row in found]
     return messages_reply(exchange, sources, following=str(following))

@@ -69,6 +69,8 @@ class ReadQuery(RoutingQuery):
     """The first message is returned whatever its size."""
     wait_ms: Annotated[int, Field(ge=0, le=WAIT_MS_MAX)] = 0
     """Maximum time to wait for a message, in milliseconds."""
+    compacted: bool = False
+    """Read the compacted topic: only the last message of each key, as far as the topic was compacted."""
 
 
 class TopicListQuery(Query):

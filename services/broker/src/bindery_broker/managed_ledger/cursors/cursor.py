@@ -309,6 +309,22 @@ class ManagedCursor:
             changed = self._state.ack((), (batch,))[0] or changed
         await self._make_durable(changed)
 
+    async def ack_cumulative_with(
+        self, position: Position, *, properties: Mapping[str, int], put: Mapping[str, bytes]
+    ) -> None:
+        """Acknowledge everything up to `position`, replace `position_properties` and set blobs: all in one record.
+
+        Durable when it returns. Errors as `ack_many` and `put_blobs`. After an error other than those that change
+        nothing, all of it is in force in memory, and may be durable.
+        """
+        await self._turn()
+        self._state.check(position)
+        self._state.check_blobs(put, (), size_max=self._store.state_size_max)
+        self._state.ack_upto(position)
+        self._state.properties = dict(properties)
+        self._state.put_blobs(put, ())
+        await self._make_durable(True)
+
     async def clear_backlog(self) -> None:
         """Acknowledge all confirmed entries, durably. Errors as `ack_many`."""
         await self._turn()
