@@ -13,6 +13,7 @@ from bindery_broker.http.late_app import LateApp
 from bindery_broker.http.protocol import ProblemHttpProtocol
 from bindery_broker.http.proxy import Proxy
 from bindery_broker.http.v1 import ROUTERS
+from bindery_broker.namespaces.records import encode, new_namespace, new_tenant
 from bindery_broker.settings import BrokerSettings
 from bindery_broker.topic_metrics import TopicMetrics
 from bindery_client.memory.memory import MemoryLedgerClient, MemoryLedgers
@@ -20,9 +21,11 @@ from bindery_kit.http.http_server import HttpServer
 from bindery_kit.observability.metrics import Metrics
 from bindery_metadata.coordination.leases import Leases
 from bindery_metadata.stores.memory import MemoryStore, MemoryTree
+from bindery_metadata.stores.store import Create
 from managed_ledger_faults import FaultyClient, FaultyStore, Plan
 
 TOPIC = "/v1/topics/public/default/t"
+CLUSTER = "bindery"
 ROUTES = [route for router in ROUTERS for route in router.routes]
 """All operations."""
 
@@ -45,6 +48,21 @@ class Clock:
         return self.wall_ms
 
 
+def make_namespaces(tree: MemoryTree, *names: str, **policies: Any) -> None:
+    """Create the namespaces `tenant/namespace` that do not exist, and their tenants. `policies`: Policies JSON."""
+    record = {**new_namespace(cluster=CLUSTER), **policies}
+    for name in names:
+        tenant = name.partition("/")[0]
+        for path, data in (
+            ("/admin", {}),
+            ("/admin/policies", {}),
+            (f"/admin/policies/{tenant}", new_tenant(admin_roles=[], allowed_clusters=[CLUSTER])),
+            (f"/admin/policies/{name}", record),
+        ):
+            if tree.znodes.exists(path) is None:
+                tree.znodes.apply([Create(path, encode(data))], owner=0, now_ms=0)
+
+
 class Harness:
     """One broker at `url`. Several can share ledgers and metadata and forward requests to one another."""
 
@@ -58,7 +76,9 @@ class Harness:
         plan: Plan | None = None,
         **settings: Any,
     ) -> None:
-        """`plan`: when calls of topics and cursors to bookies and metadata fail, or never return."""
+        """The namespace public/default is created if it is missing. `plan`: when calls of topics and cursors to bookies
+        and metadata fail, or never return."""
+        make_namespaces(tree, "public/default")
         self.clock = clock
         self.tree = tree
         self.ledgers = ledgers

@@ -162,6 +162,5 @@ def test_the_limits_of_topics_come_from_the_settings() -> None:
         response_bytes_max=8_388_608,
         decoded_bytes_max=8_388_609,
         compaction_keys_bytes_max=1_048_577,
-        auto_create=False,
         dispatch=DispatchLimits(unacked_max=7, unacked_per_consumer_max=6),
     )

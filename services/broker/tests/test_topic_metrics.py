@@ -8,7 +8,7 @@ import pytest
 from bindery_broker.topic_metrics import SLICE, TopicMetrics
 from bindery_kit.observability.metrics_page import Page
 from bindery_pulsar.message_id import Position
-from broker_harness import TOPIC, Clock, Harness, ids
+from broker_harness import TOPIC, Clock, Harness, ids, make_namespaces
 
 LABELS = 'cluster="bindery",namespace="public/default",topic="persistent://public/default/t"'
 
@@ -135,6 +135,7 @@ async def test_the_age_is_missing_until_it_is_read_and_0_without_a_backlog(broke
 
 async def test_the_totals_count_all_topics(broker: Harness, clock: Clock) -> None:
     size = await busy(broker, clock)
+    make_namespaces(broker.tree, "public/other")
     await broker.produce("ee", topic="/v1/topics/public/other/u")
     found = await samples(broker, 'cluster="bindery"')
     assert found == {

@@ -14,6 +14,7 @@ from bindery_pulsar.topic_name import TopicName
 
 from bindery_broker.managed_ledger import WallClock
 from bindery_broker.metrics import BrokerMetrics
+from bindery_broker.namespaces.directory import Directory
 from bindery_broker.namespaces.policy_store import PolicyStore
 from bindery_broker.ownership.bundles import Bundle
 from bindery_broker.ownership.ownership import OwnerRecord, Ownership, RemoteOwner
@@ -55,6 +56,7 @@ class Broker:
         self.policies = PolicyStore(
             components.store, cluster=settings.cluster_name, defaults=settings.default_policies()
         )
+        self.directory = Directory(components.store, self.policies)
         self.topics = Topics(
             client=components.client,
             store=components.store,
@@ -95,18 +97,21 @@ class Broker:
     async def locate(self, name: TopicName, *, create: bool) -> RemoteOwner | None:
         """Return the other broker that serves the topic; None: this broker serves it.
 
-        Raises NoSuchTopic, without taking the bundle, if the topic does not exist and `create` is false.
+        Raises NoSuchTopic, without taking the bundle, if the topic does not exist and `create` is false, and the errors
+        of `Topics.check_creatable` if it is true.
         """
         bundle = Bundle.of(name)
         if self.ownership.is_mine(bundle):
             return None
         if not create and not await self.topics.exists(name):
             raise NoSuchTopic("no such topic", topic=name.short)
+        if create:
+            await self.topics.check_creatable(name)
         return await self.ownership.locate(bundle)
 
-    async def topic(self, name: TopicName, *, create: bool = False) -> Topic:
-        """Return a topic that this broker owns."""
-        return self.topics.loaded(name) or await self.topics.get(name, create=create)
+    async def topic(self, name: TopicName, *, create: bool = False, is_explicit: bool = False) -> Topic:
+        """Return a topic that this broker owns. `is_explicit`: a request of its own creates the topic."""
+        return self.topics.loaded(name) or await self.topics.get(name, create=create, is_explicit=is_explicit)
 
     async def maintain_forever(self) -> None:
         """Run the maintenance of the topics periodically, until cancelled, and their policies more often."""

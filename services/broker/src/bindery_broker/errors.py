@@ -21,6 +21,12 @@
 | IdempotencyKeyInUse      | idempotency_key_in_use     |    409 | the first request with this key is in progress    |
 | NoSuchNamespace          | no_such_namespace          |    404 | the namespace of a topic does not exist           |
 | NotCompactable           | not_compactable            |    422 | an entry whose keys are unknown prevents it       |
+| NoSuchTenant             | no_such_tenant             |    404 | the tenant of a namespace does not exist          |
+| NamespaceDeleted         | namespace_deleted          |    409 | the namespace of a new topic is being deleted     |
+| NamespaceNotEmpty        | namespace_not_empty        |    409 | a namespace is deleted while it has topics        |
+| TenantNotEmpty           | tenant_not_empty           |    409 | a tenant is deleted while it has namespaces       |
+| TooManyTopics            | too_many_topics            |    409 | the namespace has its maximum number of topics    |
+| InvalidPolicy            | invalid_policy             |    400 | the value of a policy is not allowed              |
 | ResponsesFull            | too_many_requests          |    429 | responses take too much memory; retry             |
 | PolicyForbids            | policy_forbids             |    409 | a policy of the topic does not allow the request  |
 | BacklogQuotaExceeded     | backlog_quota_exceeded     |    429 | a backlog exceeds its quota; retry                |
@@ -102,6 +108,34 @@ class NotCompactable(BinderyError):
 
     status = 422
     code = "not_compactable"
+
+
+class NoSuchTenant(NotThere):
+    code = "no_such_tenant"
+
+    @classmethod
+    def of(cls, tenant: str) -> Self:
+        return cls(f"no such tenant; `bindery tenants create {tenant}` creates it", tenant=tenant)
+
+
+class NamespaceDeleted(Conflict):
+    code = "namespace_deleted"
+
+
+class NamespaceNotEmpty(Conflict):
+    code = "namespace_not_empty"
+
+
+class TenantNotEmpty(Conflict):
+    code = "tenant_not_empty"
+
+
+class TooManyTopics(Conflict):
+    code = "too_many_topics"
+
+
+class InvalidPolicy(BadRequest):
+    code = "invalid_policy"
 
 
 class UnknownMessages(BadRequest):

@@ -190,7 +190,6 @@ class BrokerSettings(Settings):
             response_bytes_max=self.response_bytes_max,
             decoded_bytes_max=self.decoded_bytes_max,
             compaction_keys_bytes_max=self.compaction_keys_bytes_max,
-            auto_create=self.auto_create_topics,
             deduplication=DeduplicationLimits(keys_max=self.idempotency_keys_max, window_s=self.idempotency_window_s),
             dispatch=DispatchLimits(
                 unacked_max=self.unacked_max, unacked_per_consumer_max=self.unacked_per_consumer_max

@@ -22,9 +22,12 @@ async def test_operations_keep_their_ids_and_document_their_errors(broker):
     operations = {found["operationId"]: found for path in document["paths"].values() for found in path.values()}
     assert sorted(operations) == [
         "ack", "beginMove", "cancelMessage", "clearBacklog", "compact", "compactionStatus", "compareSchema",
-        "createTopic", "deletePartitions", "deleteSchema", "deleteTopic", "expire", "explainSubscription",
-        "findUnknown", "getProducer", "getSchema", "getSchemaVersion", "handBack", "leave", "listDeadLetters",
-        "listSchemaVersions", "listSubscriptions", "listTopics", "nack", "produce", "purgeDeadLetters", "readMessage",
+        "createNamespace", "createTopic", "deleteNamespace", "deleteNamespacePolicy", "deletePartitions",
+        "deleteSchema", "deleteTenant", "deleteTopic", "deleteTopicPolicy", "expire", "explainSubscription",
+        "findUnknown", "getNamespace", "getNamespacePolicies", "getProducer", "getSchema", "getSchemaVersion",
+        "getTenant", "getTopicPolicies", "handBack", "leave", "listDeadLetters", "listNamespaces",
+        "listNamespacesOfTenant", "listSchemaVersions", "listSubscriptions", "listTenants", "listTopics", "nack",
+        "produce", "purgeDeadLetters", "putNamespacePolicies", "putTenant", "putTopicPolicies", "readMessage",
         "readMessages", "receive", "redriveDeadLetters", "resetSubscription", "retry", "seek", "setPartitions",
         "skip", "stillHolds", "storeCopies", "stream", "subscribe", "topicInternalStats", "topicPartitions",
         "topicRetention", "topicStats", "unsubscribe", "uploadSchema",

@@ -6,6 +6,7 @@ import sys
 import pytest
 from bindery_broker.http.route import HotRoute
 from bindery_broker.http.v1 import paths
+from bindery_broker.http.v1.namespaces import models
 from broker_harness import ROUTES, TOPIC, problem
 from starlette.routing import Match
 
@@ -40,6 +41,8 @@ def fill(template: str) -> str:
         message_id="1%3A2",
         producer="p",
         version="7",
+        local="x%20y",
+        policy="message_ttl_s",
     )
 
 
@@ -141,6 +144,9 @@ def test_the_list_of_json_routes_is_complete():
         ("POST", ANY_TOPIC + "/schema/compatibility"),
         ("DELETE", ANY_TOPIC + "/schema"),
         ("PUT", ANY_TOPIC + "/compaction"),
+        *((method, path) for path in (models.TENANT, models.NAMESPACE) for method in ("PUT", "DELETE")),
+        *(("PUT", path) for path in (models.POLICIES, models.TOPIC_POLICIES)),  # test_namespaces, test_policies
+        *(("DELETE", path) for path in (models.POLICY, models.TOPIC_POLICY)),
     } == found
 
 
@@ -202,7 +208,13 @@ QUERIES = {"stream": "?consumer=c&session_ttl_ms=1000"}
 async def test_safe_methods_create_no_topic_and_take_no_bundle(broker, route, method):
     before = (broker.znodes(), set(broker.ledgers.ledgers))
     answer = await broker.client.request(method, fill(route.path_format) + QUERIES.get(route.operation_id, ""))
-    expected = {"listTopics": 200, "listSchemaVersions": 200, "stream": 405 if method == "HEAD" else 404}
+    expected = {
+        "listTopics": 200,
+        "listSchemaVersions": 200,
+        "listTenants": 200,
+        "listNamespaces": 200,
+        "stream": 405 if method == "HEAD" else 404,
+    }
     assert answer.status_code == expected.get(route.operation_id, 404)
     assert (broker.znodes(), set(broker.ledgers.ledgers)) == before
     assert (len(broker.broker.topics), broker.broker.ownership.held) == (0, [])
@@ -223,6 +235,8 @@ async def test_safe_methods_change_no_loaded_topic(broker, route, method):
         message_id="0:0",
         producer="p",
         version="0",
+        local="t",
+        policy="message_ttl_s",
     )
     await broker.client.request(method, path + QUERIES.get(route.operation_id, ""))
     assert (broker.znodes(), set(broker.ledgers.ledgers), topic.ledger.internal_stats()) == before

@@ -138,6 +138,24 @@ class AtOwner:
             self.broker.ownership.forget_remote(Bundle.of(routed_by))
         return Reply(status, answer, JSON_TYPE if status < 400 else PROBLEM_TYPE.encode())
 
+    async def delete_topic(self, name: TopicName) -> None:
+        """Delete a topic, also with consumers, at its owner. Raises NoSuchTopic, TryAgain, OutcomeUnknown."""
+        remote = await self.broker.locate(name, create=False)
+        if remote is None:
+            await self.broker.topics.delete(name, force=True)
+            return
+        try:
+            status, answer = await self._proxy.call("DELETE", remote.http_url, f"{path_of(name)}?force=true")
+        except NotOwner:
+            self.broker.ownership.forget_remote(Bundle.of(name))
+            raise
+        if status == NoSuchTopic.status:
+            raise NoSuchTopic("no such topic", topic=name.short)
+        if status >= 400:
+            self.broker.ownership.forget_remote(Bundle.of(name))
+            reason = answer[:200].decode(errors="replace")
+            raise TryAgain("the owner of a topic did not delete it; retry", topic=name.short, answer=reason)
+
     async def _elsewhere(self, exchange: Exchange) -> Response | None:
         """Proxy the request to the topic's owner. Returns None, with nothing sent, if this broker is the owner."""
         name = exchange.topic

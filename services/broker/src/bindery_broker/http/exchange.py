@@ -102,6 +102,8 @@ class OperationRunner(Protocol):
 
     async def pass_on(self, exchange: "Exchange", url: str, *, routed_by: TopicName) -> Response: ...
 
+    async def delete_topic(self, name: TopicName) -> None: ...
+
 
 class Exchange(Request):
     """One request and its answer."""

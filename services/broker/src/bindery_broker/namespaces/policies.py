@@ -7,7 +7,7 @@ Source: Pulsar's Policies, TopicPolicies and HierarchyTopicPolicies.
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from bindery_pulsar.topic_name import TopicName
 
@@ -167,6 +167,9 @@ class FollowedPolicies(PolicySource, Protocol):
     async def remove_topic(self, name: TopicName) -> None:
         """Remove the policies of a topic that is deleted."""
 
+    async def namespace(self, tenant: str, namespace: str) -> dict[str, Any] | None:
+        """Return the record of a namespace; None: it does not exist."""
+
 
 class FixedPolicies:
     """The same policies for every topic."""
@@ -185,3 +188,6 @@ class FixedPolicies:
 
     async def remove_topic(self, name: TopicName) -> None:
         pass
+
+    async def namespace(self, tenant: str, namespace: str) -> dict[str, Any] | None:
+        return {}

@@ -123,6 +123,13 @@ class PolicyStore:
             return explain(self.defaults, {}, {})
         return explain(self.defaults, space.policies, _topic_level(space, name))
 
+    async def resolve(self, name: TopicName) -> dict[str, Resolved]:
+        """Return each policy in force for a topic, also of one that is not followed or of another broker, with its
+        source. Raises MetadataUnavailable, Corrupt."""
+        space = self._watched(name.tenant, name.namespace)
+        await _read_once(space.was_read, space)
+        return explain(self.defaults, space.policies, set_in_topic(await self.read_topic(name)))
+
     def on_change(self, listener: Callable[[TopicName], None]) -> None:
         """Call `listener` after the policies in force for a followed topic have changed."""
         self._listeners.append(listener)
@@ -158,12 +165,20 @@ class PolicyStore:
         self._drop_idle()
 
     async def namespace(self, tenant: str, namespace: str) -> Json | None:
-        """Return the Policies of a namespace from memory, read at first; None: it does not exist.
+        """Return the Policies of a namespace; None: it does not exist. The caller must not change them.
 
-        The caller must not change it. Raises MetadataUnavailable.
+        From memory if the namespace exists. Otherwise they are read again, because it may have just been created.
+        Raises MetadataUnavailable.
         """
         space = self._watched(tenant, namespace)
         await _read_once(space.was_read, space)
+        if space.record is None or records.is_deleted(space.record):
+            try:
+                self._apply(space, await self.read_namespace(tenant, namespace))
+            except NoSuchNamespace:
+                self._apply(space, None)
+            except Corrupt:  # reported by the task that watches it
+                return space.record or {}
         return space.record
 
     # -- changes -------------------------------------------------------------------------------------------------

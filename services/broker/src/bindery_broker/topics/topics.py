@@ -25,10 +25,11 @@ from bindery_pulsar.topic_name import TopicName, check_new_name
 from bindery_broker.compaction.compactor import CompactionTools
 from bindery_broker.dispatch.item import DispatchLimits
 from bindery_broker.dispatch.read_ahead import ReadAhead
-from bindery_broker.errors import NotOwner, TopicInUse
+from bindery_broker.errors import NamespaceDeleted, NoSuchNamespace, NotOwner, TooManyTopics, TopicInUse
 from bindery_broker.keyed_locks import KeyedLocks
 from bindery_broker.managed_ledger import EntryCache, ManagedLedger, ManagedLedgerSettings, WallClock
 from bindery_broker.namespaces.policies import FixedPolicies, FollowedPolicies, PolicySource
+from bindery_broker.namespaces.records import is_deleted
 from bindery_broker.ownership.bundles import Bundle
 from bindery_broker.ownership.ownership import Ownership
 from bindery_broker.producers.deduplication import Deduplication, DeduplicationLimits
@@ -83,7 +84,6 @@ class TopicLimits:
     """Maximum bytes of one entry once it is decoded."""
     compaction_keys_bytes_max: int
     """Maximum bytes of memory that the keys of one compaction take, estimated."""
-    auto_create: bool
     dispatch: DispatchLimits
     deduplication: DeduplicationLimits = field(default_factory=DeduplicationLimits)
 
@@ -212,17 +212,33 @@ class Topics:
             raise NoSuchTopic("no such topic", topic=name.short) from error
         return [record.ledger_id for record in decode_topic(data).ledgers]
 
-    async def get(self, name: TopicName, *, create: bool = False) -> Topic:
+    async def get(self, name: TopicName, *, create: bool = False, is_explicit: bool = False) -> Topic:
         """Return the topic; open it if it is not loaded. This broker must own its bundle.
 
-        A missing topic is created if `create` and if `auto_create` allows it. Raises NoSuchTopic, NotOwner,
-        TopicFenced, TryAgain.
+        A missing topic is created if `create` and if its policies allow it, or if `is_explicit`. Raises NoSuchTopic,
+        NotOwner, TopicFenced, TryAgain, and the errors of `check_creatable`.
         """
         topic = self.loaded(name)
         if topic is not None:
             return topic
         async with self._locks.hold(name):
-            return self.loaded(name) or await self._open(name, create=create)
+            return self.loaded(name) or await self._open(name, create=create, is_explicit=is_explicit)
+
+    async def check_creatable(self, name: TopicName) -> None:
+        """Raise NoSuchNamespace, NamespaceDeleted, or TooManyTopics if the topic is missing and cannot be created."""
+        record = await self._followed.namespace(name.tenant, name.namespace)
+        topics_max = self.policies.effective(name).topics_per_namespace_max
+        if (record is not None and not is_deleted(record) and not topics_max) or await self.exists(name):
+            return
+        if record is None:
+            raise NoSuchNamespace.of(name.tenant, name.namespace)
+        if is_deleted(record):
+            raise NamespaceDeleted("the namespace is being deleted", topic=name.short)
+        count = len(await self._children(znode_layout.managed_ledgers(tenant=name.tenant, namespace=name.namespace)))
+        if count >= topics_max:
+            raise TooManyTopics(
+                "the namespace has its maximum number of topics", topic=name.short, topics_per_namespace_max=topics_max
+            )
 
     async def delete(self, name: TopicName, *, force: bool) -> None:
         """Delete a topic with its subscriptions and ledgers. Raises TopicInUse if it has consumers, unless `force`."""
@@ -323,10 +339,12 @@ class Topics:
             some = idle[first : first + CLOSES_MAX]
             await asyncio.gather(*(self._unload(topic) for topic in some if self._is_idle(topic)))
 
-    async def _open(self, name: TopicName, *, create: bool) -> Topic:
-        create = create and self.limits.auto_create
+    async def _open(self, name: TopicName, *, create: bool, is_explicit: bool) -> Topic:
         if self._closing:
             raise NotOwner("the broker is stopping; retry", topic=name.short)
+        if create:
+            await self.check_creatable(name)
+            create = is_explicit or self.policies.effective(name).auto_create_topics
         if not create and not await self.exists(name):
             raise NoSuchTopic("no such topic", topic=name.short)
         is_new = create and not await self.exists(name)

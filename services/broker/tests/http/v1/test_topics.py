@@ -4,7 +4,7 @@ import asyncio
 from urllib.parse import quote
 
 import pytest
-from broker_harness import TOPIC, Harness, ids, payloads, problem
+from broker_harness import TOPIC, Harness, ids, make_namespaces, payloads, problem
 
 
 async def read(broker: Harness, **params: object) -> dict:
@@ -151,6 +151,7 @@ async def test_creating_a_topic_is_idempotent(broker):
 
 
 async def test_lists_are_sorted_filtered_and_paged(broker):
+    make_namespaces(broker.tree, "a/x", "a/y", "b/x")
     for name in ("a/x/2", "a/x/1", "a/y/3", "b/x/4"):
         await broker.client.put(f"/v1/topics/{name}")
     listed = (await broker.client.get("/v1/topics")).json()

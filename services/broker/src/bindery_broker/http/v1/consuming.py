@@ -168,7 +168,7 @@ async def receive(exchange: Exchange) -> Response:
     tags = split_tags(body.tags) if isinstance(body.tags, str) else []
     request = receive_request(exchange, body)
     topic = await broker.topic(exchange.topic, create=query.create)
-    if query.create:
+    if query.create and topic.policies.auto_create_subscriptions:
         subscribed, _ = await topic.subscribe(
             exchange.path_params["subscription"],
             initial=EARLIEST if body.initial == "earliest" else LATEST,

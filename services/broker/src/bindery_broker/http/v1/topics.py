@@ -125,7 +125,7 @@ def _stats_of(topic: Topic, subscriptions: dict[str, SubscriptionStats], *, owne
 async def create_topic(exchange: Exchange, name: paths.Topic, _query: Routing, response: Response) -> Created:
     broker = exchange.broker
     created = not await broker.topics.exists(name)
-    topic = await broker.topic(name, create=True)
+    topic = await broker.topic(name, create=True, is_explicit=True)
     response.status_code = 201 if created else 200
     return Created(topic=topic.name.short, created=created)
 

@@ -1,0 +1,7 @@
+"""Tenants, namespaces and policies. Any broker answers: these operations do not belong to the owner of a topic."""
+
+from typing import Final
+
+from bindery_broker.http.v1.namespaces import namespaces, policies, tenants
+
+ROUTERS: Final = (tenants.router, namespaces.router, policies.router)
