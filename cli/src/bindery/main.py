@@ -23,6 +23,8 @@ from bindery.common.options import HELP_NAMES
 from bindery.common.output import report_error, wants_json
 from bindery.ledger import commands as ledger
 from bindery.ledger import ledgers
+from bindery.namespaces import commands as namespaces
+from bindery.namespaces import tenants, topic_policies
 from bindery.recovery import commands as recovery
 from bindery.standalone import commands as standalone
 from bindery.topics import commands as topics
@@ -53,6 +55,10 @@ app.add_typer(cluster.app, name="cluster")
 app.command("produce")(produce)
 app.command("consume")(consume)
 app.add_typer(topics.app, name="topics")
+topics.app.command("policies")(topic_policies.policies)
+topics.app.command("set-policy")(topic_policies.set_policy)
+app.add_typer(tenants.app, name="tenants")
+app.add_typer(namespaces.app, name="namespaces")
 app.add_typer(subscriptions.app, name="subscriptions")
 app.add_typer(dead_letters.app, name="dead-letters")
 app.add_typer(schemas.app, name="schemas")

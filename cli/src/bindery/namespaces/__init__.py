@@ -1,0 +1,1 @@
+"""Commands on tenants, namespaces and policies."""
