@@ -419,3 +419,16 @@ async def test_a_stream_delivers_from_all_partitions(broker):
                     found.add(json.loads(line.removeprefix("data: "))["payload"])
                     break
     assert found == {f"p{number}" for number in range(PARTITIONS)}
+
+
+async def test_a_request_that_is_repeated_at_another_broker_stores_nothing_twice(brokers):
+    one, two = brokers
+    messages = [{"payload": str(n), "key": f"k{n}"} for n in range(30)] + [{"payload": "no key"}]
+    lines = "\n".join(map(json.dumps, messages))
+    headers = {**NDJSON, "idempotency-key": "once"}
+    first, again = [
+        (await broker.client.post(f"{TOPIC}/messages", content=lines, headers=headers)).json() for broker in brokers
+    ]
+    assert first == again
+    assert len(first["message_ids"]) == 31
+    assert sorted(payloads(await drain(two))) == sorted(message["payload"] for message in messages)
