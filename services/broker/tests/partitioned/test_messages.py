@@ -422,7 +422,7 @@ async def test_a_stream_delivers_from_all_partitions(broker):
 
 
 async def test_a_request_that_is_repeated_at_another_broker_stores_nothing_twice(brokers):
-    one, two = brokers
+    _, two = brokers
     messages = [{"payload": str(n), "key": f"k{n}"} for n in range(30)] + [{"payload": "no key"}]
     lines = "\n".join(map(json.dumps, messages))
     headers = {**NDJSON, "idempotency-key": "once"}
