@@ -90,7 +90,7 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
 
 def _check(options: SinkOptions, schema: StructType, *, overwrite: bool) -> None:
     if overwrite:
-        raise BadRequest("messages of a topic cannot be replaced: use mode append, or output mode append or update")
+        raise BadRequest("messages of a topic cannot be replaced: use mode append")
     check_columns(schema, options.topic)
 
 
