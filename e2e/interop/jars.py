@@ -34,12 +34,14 @@ def cache_directory() -> Path:
 
 
 def class_path(pom: Path = POM, sources: Sequence[Path] = SOURCES) -> str:
-    """The class path of all JVMs. The first call resolves the jars and compiles the driver. Raises JavaMissing."""
+    """The class path of all JVMs. The first call resolves the jars and compiles `sources`. Raises JavaMissing."""
     tools = {name: _tool(name) for name in ("java", "javac", "mvn")}
     jars = cache_directory() / f"jars-{_digest(pom)}"
     if not jars.exists():
         resolve = [tools["mvn"], "--quiet", "--batch-mode", "--file", str(pom), "dependency:copy-dependencies"]
         _fill(jars, [*resolve, "-DincludeScope=runtime"], "-DoutputDirectory={}", timeout_s=RESOLVE_TIMEOUT_S)
+    if not sources:
+        return f"{jars}/*"
     classes = cache_directory() / f"classes-{_digest(pom, *sources)}"
     if not classes.exists():
         compile_all = [tools["javac"], "-nowarn", "-cp", f"{jars}/*", *map(str, sources), "-d"]
