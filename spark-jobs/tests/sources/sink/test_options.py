@@ -15,7 +15,7 @@ def test_defaults_and_all_options() -> None:
     assert (options.sink_id, options.request_messages, options.request_bytes) == ("", 1_000, 2**20)
     assert (options.timeout_s, options.retry_s) == (30.0, 300.0)
     given = {**URL, "sink_id": "me", "request_messages": "7", "request_bytes": "2KiB", "timeout_s": "1", "retry_s": "2"}
-    options = SinkOptions.parse({**given, "checkpointLocation": "/x"})
+    options = SinkOptions.parse({**given, "checkpointLocation": "/x", "queryName": "q"})
     assert options == SinkOptions(
         urls=("http://broker:8080",),
         sink_id="me",

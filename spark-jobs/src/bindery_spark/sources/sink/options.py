@@ -49,8 +49,8 @@ class SinkOptions:
     def parse(cls, options: Mapping[str, str], environment: Mapping[str, str] = NOTHING) -> "SinkOptions":
         """Parse `options`. Raises BadRequest with the option's name and its valid values."""
         names = ("url", "topic", "sink_id", "request_messages", "request_bytes", "timeout_s", "retry_s")
-        # Spark passes the location of the checkpoint of a query to its sink, too.
-        given = GivenOptions(options, environment, (*names, "checkpointlocation"))
+        # Spark passes the name of a query and the location of its checkpoint to its sink, too.
+        given = GivenOptions(options, environment, (*names, "checkpointlocation", "queryname"))
         text = given.text("url", environment.get(URL_VARIABLE, ""))
         urls = tuple(url.strip().rstrip("/") for url in text.split(",") if url.strip())
         if not urls or not all(url.startswith(("http://", "https://")) for url in urls):
