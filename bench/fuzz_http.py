@@ -88,6 +88,7 @@ BUSY = frozenset({429, 503})
 """Statuses by which a service may refuse any request, because others take too much."""
 REFUSALS_MIN = 8
 """Number of requests of one kind of refusal of which at least half must be answered."""
+NAMESPACES = ("fuzz", "healthy")
 TOPIC = "/v1/topics/public/healthy/healthy"
 
 
@@ -318,6 +319,9 @@ class Service:
             # Hostile clients have an operator's token, and may therefore use every place of heavy requests.
             await self._call("GET", "/v1/recovery/status", statuses=(b"200", b"429"))
         else:
+            for namespace in NAMESPACES:  # "fuzz" is where hostile clients have topics; they may have deleted it
+                path = f"/v1/namespaces/public/{namespace}"
+                await self._call("PUT", path, {}, statuses=(b"200", b"201", b"409"))
             await self._call("POST", f"{TOPIC}/messages", b"healthy")
             receive = {"consumer": "c", "initial": "earliest", "max": 10}
             found = await self._call("POST", f"{TOPIC}/subscriptions/healthy/receive", receive)

@@ -6,10 +6,10 @@ import random
 import uuid
 
 import pytest
-from bindery_core.errors import BadVersion
+from bindery_core.errors import BadRequest, BadVersion
 from bindery_core.ids import BookieId
 from bindery_metadata.bookies.cookies import CookieStore
-from bindery_metadata.cluster import ClusterStatus, cluster_status, initialize_cluster
+from bindery_metadata.cluster import ClusterStatus, cluster_status, initialize_cluster, record_cluster
 from bindery_metadata.layout.layout import LAYOUT_TEXT, LedgersLayout
 from bindery_metadata.stores.store import MetadataStore
 from store_environments import StoreEnvironment
@@ -23,6 +23,7 @@ ALL = (
     "/ledgers/LAYOUT",
     "/managed-ledgers",
     "/namespace",
+    "/admin/clusters/bindery",
     "/admin/policies/public",
     "/admin/policies/public/default",
 )
@@ -48,6 +49,22 @@ async def test_the_default_namespace_has_four_bundles(store: MetadataStore) -> N
         "numBundles": 4,
     }
     assert json.loads((await store.get("/admin/policies/public")).data)["allowedClusters"] == ["c1"]
+
+
+async def test_the_record_of_a_cluster_is_added_where_it_is_missing_and_kept_where_it_is(store: MetadataStore) -> None:
+    await initialize_cluster(store, LAYOUT, randomness=random.Random(1), cluster_name="c1")
+    path = "/admin/clusters/c1"
+    empty = {"serviceUrl": "", "brokerServiceUrl": ""}
+    assert json.loads((await store.get(path)).data) == empty
+    assert not await record_cluster(store, "c1")
+    await store.delete(path, version=None)
+    assert await record_cluster(store, "c1")
+    assert json.loads((await store.get(path)).data) == empty
+    await store.set(path, b'{"serviceUrl": "http://broker:8080"}', version=None)
+    assert not await record_cluster(store, "c1")
+    assert (await store.get(path)).data == b'{"serviceUrl": "http://broker:8080"}'
+    with pytest.raises(BadRequest):
+        await record_cluster(store, "a/b")
 
 
 async def test_initializing_again_finds_all_nodes_and_changes_nothing(store: MetadataStore) -> None:

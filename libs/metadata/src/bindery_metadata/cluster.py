@@ -7,6 +7,8 @@
 | `INSTANCEID`                            | a random UUID                                  |
 | `LAYOUT`                                | LAYOUT_TEXT                                    |
 | `/managed-ledgers`, `/namespace`        | empty                                          |
+| `/admin/clusters/<name>`                | ClusterData JSON without addresses: what a     |
+|                                         | Pulsar broker needs to load topics beside ours |
 | `/admin/policies/public`                | TenantInfo JSON                                |
 | `/admin/policies/public/default`        | Policies JSON with four bundles                |
 
@@ -85,6 +87,14 @@ async def initialize_cluster(
     return ClusterInit(await CookieStore(store, layout).instance_id(), tuple(created), tuple(found))
 
 
+async def record_cluster(store: MetadataStore, name: str) -> bool:
+    """Create the record of a Pulsar cluster, as `initialize_cluster` does, if it is missing. Returns whether it was.
+
+    Clusters that older versions initialized lack it. Raises BadRequest for an invalid name; MetadataUnavailable.
+    """
+    return await _create_missing(store, _cluster_node(name))
+
+
 async def cluster_status(store: MetadataStore, layout: LedgersLayout) -> ClusterStatus:
     """Return the current state. Raises MetadataUnavailable; a cluster that is not initialized is not an error."""
     cookies = CookieStore(store, layout)
@@ -141,6 +151,12 @@ async def _check_layout(store: MetadataStore, layout: LedgersLayout) -> None:
         raise BadVersion("the ledgers root has a different layout", path=layout.layout, layout=found[:200])
 
 
+def _cluster_node(name: str) -> Create:
+    """Return the record of a cluster. The addresses of Bindery's brokers are in their registrations."""
+    record = {"serviceUrl": "", "brokerServiceUrl": ""}
+    return Create(znode_layout.cluster(name), json.dumps(record).encode())
+
+
 def _pulsar_nodes(cluster_name: str) -> tuple[Create, ...]:
     tenant = {"adminRoles": [], "allowedClusters": [cluster_name]}
     policies = {
@@ -150,6 +166,7 @@ def _pulsar_nodes(cluster_name: str) -> tuple[Create, ...]:
     return (
         Create(znode_layout.MANAGED_LEDGERS_ROOT),
         Create(znode_layout.NAMESPACE_ROOT),
+        _cluster_node(cluster_name),
         Create(znode_layout.tenant_policies(TENANT), json.dumps(tenant).encode()),
         Create(znode_layout.namespace_policies(tenant=TENANT, namespace=NAMESPACE), json.dumps(policies).encode()),
     )

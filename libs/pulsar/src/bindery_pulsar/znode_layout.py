@@ -10,7 +10,8 @@ broker that owns the topic's bundle; set(v), delete(v): a write or deletion at t
 | /namespace/T/N/0xAAAAAAAA_0xBBBBBBBB  | owner, JSON       | owner: ephemeral         | session end; delete(v)     |
 | /loadbalance/brokers/<host:port>      | broker, JSON      | broker: ephemeral        | session end; delete(v)     |
 | /loadbalance/leader                   | leader, JSON      | leader: ephemeral        | session end; delete(v)     |
-| /admin/clusters/<c>                   | ClusterData JSON  | operator: create, set(v) | operator: delete(v)        |
+| /admin/clusters/<c>                   | ClusterData JSON  | broker: create;          | operator: delete(v)        |
+|                                       |                   | operator: create, set(v) |                            |
 | /admin/policies/T                     | TenantInfo JSON   | operator: create, set(v) | operator: delete(v)        |
 | /admin/policies/T/N                   | Policies JSON     | operator: create, set(v) | operator: delete(v)        |
 | /admin/local-policies/T/N             | LocalPolicies     | operator: create, set(v) | operator: delete(v)        |
@@ -64,6 +65,10 @@ def _checked(kind: str, name: str) -> str:
     if not _NAME.fullmatch(name) or name in (".", ".."):
         raise BadRequest(f"not a {kind} name", name=name)
     return name
+
+
+def cluster(name: str) -> str:
+    return f"{CLUSTERS_ROOT}/{_checked('cluster', name)}"
 
 
 def tenant_policies(tenant: str) -> str:

@@ -33,6 +33,7 @@ from bindery_kit.process.cluster_wait import ClusterWait, retry_while_unavailabl
 from bindery_kit.process.program import run_program
 from bindery_kit.process.runtime import Shutdown
 from bindery_kit.process.service_life import ServiceLife, join_cluster, run_life, watch_session, zookeeper_connector
+from bindery_metadata.cluster import record_cluster
 from bindery_metadata.coordination.leases import Leases
 from bindery_metadata.layout.layout import LedgersLayout
 from bindery_metadata.stores.store import MetadataStore
@@ -122,6 +123,9 @@ class BrokerProcess:
         )
         store = await join_cluster(life, connect, wait=wait)
         watch_session(store, health)
+        await retry_while_unavailable(
+            lambda: record_cluster(store, settings.cluster_name), event="cluster_not_recorded"
+        )
         health.progress("reading the bookies")
         client = await self._connect_client(store, layout)
         leases = Leases(store)
