@@ -182,16 +182,24 @@ async def test_the_next_broker_takes_over_with_all_messages_and_acknowledgements
     assert payloads(await two.receive()) == ["d"]
 
 
-async def test_losing_a_bundle_closes_its_topics_and_waiting_calls_continue_on_the_new_owner(pair, tree):
+async def test_losing_a_bundle_closes_its_topics_and_waiting_calls_continue_on_the_new_owner(pair, monkeypatch):
     one, two = pair
+    taken, locate = asyncio.Event(), one.broker.ownership.locate
+
+    async def locate_later(bundle):  # so that the other broker takes the bundle first
+        await taken.wait()
+        return await locate(bundle)
+
     await one.produce("a")
     await one.ack(ids(await one.receive()))
     waiting = asyncio.create_task(one.receive_raw(wait_ms=30_000))
     for _ in range(50):
         await asyncio.sleep(0)
     lease = one.broker.ownership._held[Bundle.of(NAME)]
+    monkeypatch.setattr(one.broker.ownership, "locate", locate_later)
     await two.store.delete(lease.path, version=None)
     await two.produce("b")
+    taken.set()
     async with asyncio.timeout(30):
         answer = await waiting
     # The call was run again, on the new owner, which had the message.

@@ -62,9 +62,9 @@ class World:
         if self.lots.random() < 0.15:
             for _ in range(self.lots.randint(0, 60)):
                 await asyncio.sleep(0)
-            await self.broker.die()
             for task in tasks:
-                task.cancel()
+                task.cancel()  # takes effect when `die` waits: the topics are gone by then
+            await self.broker.die()
             results = await asyncio.gather(*tasks, return_exceptions=True)
             self.broker = self.spawn()
             self.leased.clear()

@@ -3,6 +3,7 @@
 import httpx
 import pytest
 from bindery_broker.ownership.registration import register
+from bindery_core.version import VERSION
 from broker_harness import Harness
 
 P = "/admin/v2/persistent/public/default/t"
@@ -48,6 +49,8 @@ async def test_live_brokers_are_listed(two):
     health = await one.client.get("/admin/v2/brokers/health")
     assert (health.text, health.headers["content-type"]) == ("ok", "text/plain")
     assert (await one.client.get("/admin/v2/brokers/ready")).text == "ok"
+    assert (await one.client.get("/admin/v2/brokers/version")).text == VERSION
+    assert (await one.client.get("/admin/v2/brokers/configuration/runtime")).json() == {"clusterName": "bindery"}
     one.broker.draining = True
     assert (await one.client.get("/admin/v2/brokers/health")).status_code == 500
 

@@ -31,6 +31,56 @@ async def test_tenants_and_namespaces_are_shown(broker):
         assert (answer.status_code, answer.json()) == (404, {"reason": "Namespace does not exist"})
 
 
+async def test_tenants_are_created_changed_and_deleted(broker):
+    put, post, delete = broker.client.put, broker.client.post, broker.client.delete
+    path = "/admin/v2/tenants/shop"
+    body = '{"adminRoles": ["b", "a"], "allowedClusters": ["bindery"]}'
+    assert (await put(path, content=body, headers=JSON)).status_code == 204
+    assert (await broker.client.get(path)).json() == {"adminRoles": ["a", "b"], "allowedClusters": ["bindery"]}
+    assert (await put(path, content=body, headers=JSON)).json() == {"reason": "Tenant already exist"}
+    assert (await post(path, content='{"adminRoles": ["c"]}', headers=JSON)).status_code == 204
+    assert (await broker.client.get(path)).json() == {"adminRoles": ["c"], "allowedClusters": ["bindery"]}
+    refused = await put("/admin/v2/tenants/x", content='{"allowedClusters": ["mars"]}', headers=JSON)
+    assert (refused.status_code, refused.json()) == (412, {"reason": "Clusters do not exist: mars"})
+    assert (await put("/admin/v2/tenants/a%20b", content="{}", headers=JSON)).status_code == 412
+    assert (await broker.client.get("/admin/v2/tenants")).json() == ["public", "shop"]
+    assert (await put("/admin/v2/namespaces/shop/n")).status_code == 204
+    refused = await delete(path)
+    assert (refused.status_code, refused.json()) == (409, {"reason": "The tenant still has active namespaces"})
+    assert (await delete("/admin/v2/namespaces/shop/n")).status_code == 204
+    assert (await delete(path)).status_code == 204
+    missing = {"reason": "Tenant does not exist"}
+    assert (await delete(path)).json() == (await post(path, content="{}", headers=JSON)).json() == missing
+
+
+async def test_a_tenant_is_deleted_with_its_topics_by_force(broker):
+    assert (await broker.client.put("/admin/v2/tenants/shop")).status_code == 204
+    assert (await broker.client.put("/admin/v2/namespaces/shop/n")).status_code == 204
+    assert (await broker.client.post("/v1/topics/shop/n/t/messages", content=b"a")).status_code == 200
+    refused = await broker.client.delete("/admin/v2/namespaces/shop/n")
+    assert (refused.status_code, refused.json()) == (409, {"reason": "Cannot delete non empty namespace"})
+    assert (await broker.client.delete("/admin/v2/tenants/shop?force=true")).status_code == 204
+    assert (await broker.client.get("/admin/v2/tenants")).json() == ["public"]
+    assert (await broker.client.post("/v1/topics/shop/n/t/messages", content=b"a")).status_code == 404
+
+
+async def test_a_namespace_is_created_with_policies(broker):
+    put, path = broker.client.put, "/admin/v2/namespaces/public/fresh"
+    body = '{"bundles": {"numBundles": 4}, "message_ttl_in_seconds": 7, "properties": {}, "of_pulsar_only": 1}'
+    assert (await put(path, content=body, headers=JSON)).status_code == 204
+    found = (await broker.client.get(path)).json()
+    assert (found["message_ttl_in_seconds"], found["of_pulsar_only"], "properties" in found) == (7, 1, False)
+    assert found["bundles"]["boundaries"][1] == "0x40000000"
+    assert (await put(path)).json() == {"reason": "Namespace already exists"}
+    missing = await put("/admin/v2/namespaces/none/n")
+    assert (missing.status_code, missing.json()) == (404, {"reason": "Tenant not found"})
+    for wrong in ('{"bundles": {"numBundles": 16}}', '{"message_ttl_in_seconds": "x"}'):
+        assert (await put("/admin/v2/namespaces/public/other", content=wrong, headers=JSON)).status_code == 412
+    assert (await broker.client.get("/admin/v2/namespaces/public/other")).status_code == 404
+    gone = await broker.client.delete("/admin/v2/namespaces/public/other")
+    assert (gone.status_code, gone.json()) == (404, {"reason": "Namespace does not exist"})
+
+
 async def test_topics_of_a_namespace_are_listed(broker):
     await broker.produce("a")
     assert (await broker.client.get(f"{N}/topics")).json() == ["persistent://public/default/t"]

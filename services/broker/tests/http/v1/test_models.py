@@ -118,6 +118,7 @@ def test_a_namespace_has_two_names(namespace: str, is_accepted: bool) -> None:
             {
                 "redirect": False,
                 "partition": None,
+                "compacted": False,
                 "start": "earliest",
                 "max": 100,
                 "max_bytes": 4_194_304,

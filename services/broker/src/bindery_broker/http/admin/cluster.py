@@ -4,6 +4,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from bindery_core.errors import NoSuchNode
+from bindery_core.version import VERSION
 from bindery_pulsar import znode_layout
 from fastapi import APIRouter
 from starlette.responses import Response
@@ -34,6 +35,18 @@ async def health(exchange: Exchange) -> Response:
     if _host_port(exchange) not in await _live(exchange):
         raise Refused(500, "the broker is not registered in the metadata store")
     return text("ok")
+
+
+@call(router, "GET", ROOT + "/brokers/version", "adminBrokerVersion")
+async def version(_exchange: Exchange) -> Response:
+    """The version of Bindery."""
+    return text(VERSION)
+
+
+@call(router, "GET", ROOT + "/brokers/configuration/runtime", "adminRuntimeConfiguration")
+async def runtime_configuration(exchange: Exchange) -> Response:
+    """The name of the cluster, which pulsar-admin asks for. Pulsar answers all settings; Bindery's have other names."""
+    return answer({"clusterName": exchange.broker.settings.cluster_name})
 
 
 @call(router, "GET", ROOT + "/brokers/{cluster:form}", "adminListBrokersOf")

@@ -1,25 +1,35 @@
 """Calls on tenants and namespaces, and on the policies of a namespace.
 
-A policy is read (GET), set (POST or PUT) and removed (DELETE). The calls of all policies are made from one table: the
-last part of the path, the member of Pulsar's Policies, the method that sets it, and the type of its JSON. The codec of
-policies checks the values. A policy that is not set is answered with 204 without a body, as Pulsar does.
-Source: Pulsar Namespaces, Policies.
+Tenants and namespaces are created, changed and deleted by the directory of the broker, as over `/v1`. A policy is read
+(GET), set (POST or PUT) and removed (DELETE). The calls of all policies are made from one table: the last part of the
+path, the member of Pulsar's Policies, the method that sets it, and the type of its JSON. The codec of policies checks
+the values. A policy that is not set is answered with 204 without a body, as Pulsar does.
+Source: Pulsar TenantsBase, Namespaces, Policies.
 """
 
 from typing import Any, Final, NamedTuple
 
+import msgspec
 from bindery_core.errors import Corrupt, NoSuchNode
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from bindery_broker.errors import NamespaceNotEmpty, NoSuchTenant, TenantNotEmpty
 from bindery_broker.http.admin import calls
-from bindery_broker.http.admin.calls import ROOT, Call, Refused, answer, call, done, param
+from bindery_broker.http.admin.calls import ROOT, Call, Refused, answer, call, done, flag, param
 from bindery_broker.http.exchange import Exchange
 from bindery_broker.namespaces import records
+from bindery_broker.namespaces.policy_codec import set_in_namespace
 
 router: Final = APIRouter()
+TENANT: Final = ROOT + "/tenants/{tenant:form}"
 NAMESPACE: Final = ROOT + "/namespaces/{tenant:form}/{namespace:form}"
 POLICIES_ROOT: Final = "/admin/policies"
+
+
+class _TenantBody(msgspec.Struct):
+    adminRoles: list[str] | None = None
+    allowedClusters: list[str] | None = None
 
 
 class _Policy(NamedTuple):
@@ -59,13 +69,79 @@ async def list_tenants(exchange: Exchange) -> Response:
     return answer(await _children(exchange, POLICIES_ROOT))
 
 
-@call(router, "GET", ROOT + "/tenants/{tenant:form}", "adminTenant")
+@call(router, "GET", TENANT, "adminTenant")
 async def tenant(exchange: Exchange) -> Response:
     path = f"{POLICIES_ROOT}/{_name(exchange, 'tenant')}"
     try:
         return answer(records.decode((await exchange.broker.store.get(path)).data, path=path))
     except NoSuchNode:
         raise Refused(404, "Tenant does not exist") from None
+
+
+@call(router, "PUT", TENANT, "adminCreateTenant")
+async def create_tenant(exchange: Exchange) -> Response:
+    name, info = _name(exchange, "tenant"), await _tenant_info(exchange)
+    if not await exchange.broker.directory.create_tenant(name, info):
+        raise Refused(409, "Tenant already exist")
+    return done()
+
+
+@call(router, "POST", TENANT, "adminUpdateTenant")
+async def update_tenant(exchange: Exchange) -> Response:
+    name, info = _name(exchange, "tenant"), await _tenant_info(exchange)
+    try:
+        await exchange.broker.directory.update_tenant(name, lambda stored: stored | info)
+    except NoSuchTenant as error:
+        raise Refused(404, "Tenant does not exist") from error
+    return done()
+
+
+@call(router, "DELETE", TENANT, "adminDeleteTenant")
+async def delete_tenant(exchange: Exchange) -> Response:
+    """With `?force=true`, its namespaces and their topics are deleted first."""
+    name, directory = _name(exchange, "tenant"), exchange.broker.directory
+    try:
+        if flag(exchange, "force"):
+            for namespace in await directory.namespaces(name):
+                await directory.delete_namespace(
+                    name, namespace, force=True, delete_topic=exchange.at_owner.delete_topic
+                )
+        await directory.delete_tenant(name)
+    except NoSuchTenant as error:
+        raise Refused(404, "Tenant does not exist") from error
+    except TenantNotEmpty as error:
+        raise Refused(409, "The tenant still has active namespaces") from error
+    return done()
+
+
+@call(router, "PUT", NAMESPACE, "adminCreateNamespace")
+async def create_namespace(exchange: Exchange) -> Response:
+    """The body has Policies, or is empty. Other numbers of bundles than four are refused."""
+    space = (_name(exchange, "tenant"), _name(exchange, "namespace"))
+    policies: dict[str, Any] = await calls.body(exchange, dict[str, Any], missing={})
+    records.check_bundles(policies)
+    given = {member: value for member, value in policies.items() if value not in (None, {}, []) and member != "bundles"}
+    try:
+        set_in_namespace(given, cluster=exchange.broker.settings.cluster_name)
+        if not await exchange.broker.directory.create_namespace(*space, given):
+            raise Refused(409, "Namespace already exists")
+    except Corrupt as error:
+        raise Refused(412, str(error)) from error
+    except NoSuchTenant as error:
+        raise Refused(404, "Tenant not found") from error
+    return done()
+
+
+@call(router, "DELETE", NAMESPACE, "adminDeleteNamespace")
+async def delete_namespace(exchange: Exchange) -> Response:
+    space = (_name(exchange, "tenant"), _name(exchange, "namespace"))
+    try:
+        await exchange.broker.directory.delete_namespace(
+            *space, force=flag(exchange, "force"), delete_topic=exchange.at_owner.delete_topic
+        )
+    except NamespaceNotEmpty as error:
+        raise Refused(409, "Cannot delete non empty namespace") from error
+    return done()
 
 
 @call(router, "GET", ROOT + "/namespaces/{tenant:form}", "adminListNamespaces")
@@ -118,6 +194,15 @@ def _register(policy: _Policy) -> None:
 
 for _policy in _POLICIES:
     _register(_policy)
+
+
+async def _tenant_info(exchange: Exchange) -> records.Json:
+    """Return the TenantInfo in the body, with the cluster if it names none. Raises Refused (412) for other clusters."""
+    found: _TenantBody = await calls.body(exchange, _TenantBody, missing=_TenantBody())
+    clusters = [exchange.broker.settings.cluster_name]
+    if unknown := sorted(set(found.allowedClusters or ()) - set(clusters)):
+        raise Refused(412, f"Clusters do not exist: {', '.join(unknown)[:200]}")
+    return records.new_tenant(admin_roles=found.adminRoles or [], allowed_clusters=clusters)
 
 
 async def _change(exchange: Exchange, member: str, value: Any) -> Response:
