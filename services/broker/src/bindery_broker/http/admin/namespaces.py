@@ -14,7 +14,7 @@ from bindery_core.errors import Corrupt, NoSuchNode
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from bindery_broker.errors import NamespaceNotEmpty, NoSuchTenant, TenantNotEmpty
+from bindery_broker.errors import NamespaceNotEmpty, NoSuchNamespace, NoSuchTenant, TenantNotEmpty
 from bindery_broker.http.admin import calls
 from bindery_broker.http.admin.calls import ROOT, Call, Refused, answer, call, done, flag, param
 from bindery_broker.http.exchange import Exchange
@@ -108,7 +108,7 @@ async def delete_tenant(exchange: Exchange) -> Response:
                 )
         await directory.delete_tenant(name)
     except NoSuchTenant as error:
-        raise Refused(404, "Tenant does not exist") from error
+        raise Refused(404, "Tenant doesn't exist") from error
     except TenantNotEmpty as error:
         raise Refused(409, "The tenant still has active namespaces") from error
     return done()
@@ -128,7 +128,7 @@ async def create_namespace(exchange: Exchange) -> Response:
     except Corrupt as error:
         raise Refused(412, str(error)) from error
     except NoSuchTenant as error:
-        raise Refused(404, "Tenant not found") from error
+        raise Refused(404, "Tenant does not exist") from error
     return done()
 
 
@@ -139,6 +139,8 @@ async def delete_namespace(exchange: Exchange) -> Response:
         await exchange.broker.directory.delete_namespace(
             *space, force=flag(exchange, "force"), delete_topic=exchange.at_owner.delete_topic
         )
+    except NoSuchNamespace as error:
+        raise Refused(404, f"Namespace {'/'.join(space)} does not exist.") from error
     except NamespaceNotEmpty as error:
         raise Refused(409, "Cannot delete non empty namespace") from error
     return done()
