@@ -175,7 +175,7 @@ def test_ledgers_are_listed_shown_and_read_from_each_bookie(cluster: ThrowawayCl
     shown = json.loads(ok("ledger", "show", ledger, *at, "--json"))
     assert shown == listed[ledger]
     assert "write_quorum" in ok("ledger", "show", ledger, *at)
-    assert "findme" in ok("ledger", "read", ledger, *at, "--first", entry, "--last", entry)
+    assert "findme" in ok("ledger", "read", ledger, *at, "--first", entry, "--last", entry, "--payload", "escaped")
     verdicts = []
     for bookie in shown["segments"][0]["ensemble"]:
         out = ok("ledger", "read", ledger, *at, "--first", entry, "--last", entry, "--from-bookie", bookie, "--json")

@@ -166,7 +166,7 @@ def plan(seed: int, number: int, routes: Sequence[Route]) -> Plan:
 def needs_token(route: Route) -> bool:
     """Return whether a service with operators' tokens refuses a request without one. The broker has no such routes."""
     method, path = route
-    return method != "GET" and not path.startswith(_BROKER)
+    return method != "GET" and not path.startswith((_BROKER, "/v1/tenants", "/v1/namespaces"))
 
 
 def filled(random: Random, path: str) -> str:
@@ -609,6 +609,10 @@ _SEGMENTS: Final = {
     "{subscription}": ("s", "s", "t", "missing", "%0A", "b" * 300),
     "{message_id}": ("0:0", "900000000:0:-1:0", "x", "-1", "9" * 40, "earliest"),
     "{id}": ("900000000", "-1", "x", "9" * 40),
+    "{local}": _TOPIC_NAMES,
+    "{policy}": ("message_ttl_s", "retention", "none", "%00"),
+    "{producer}": ("p", "missing", "%0A", "b" * 300),
+    "{version}": ("0", "-1", "x", "9" * 40),
 }
 _OTHER_SEGMENTS: Final = ("x", "0", "%00")
 _QUERY_NAMES: Final = (
