@@ -32,7 +32,7 @@ def recorded(folder: Path, text: str, *options: str, **environment: str) -> dict
     record = folder / "outcome.json"
     variables = {**os.environ, "PYTHONPATH": str(ROOT / ".ci"), "BINDERY_CI_OUTCOME": str(record), **environment}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "ci_outcome", "-p", "no:cacheprovider", *options]
-    subprocess.run(command, cwd=folder, env=variables, capture_output=True, timeout=60, check=False)
+    subprocess.run(command, cwd=folder, env=variables, capture_output=True, timeout=110, check=False)
     return dict(json.loads(record.read_text()))
 
 
