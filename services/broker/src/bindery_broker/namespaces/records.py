@@ -1,13 +1,12 @@
-"""Encode and decode the JSON records of tenants, namespaces and clusters. Pure.
+"""Encode and decode the JSON records of tenants and namespaces. Pure.
 
 | record      | members that Bindery reads                                             |
 |-------------|------------------------------------------------------------------------|
 | TenantInfo  | adminRoles, allowedClusters                                            |
 | Policies    | bundles, deleted, replication_clusters; the policies of `policy_codec` |
-| ClusterData | serviceUrl, brokerServiceUrl                                           |
 
 A record stays the mapping that was decoded, so that a change keeps every member that Bindery does not know.
-Source: Pulsar's TenantInfo, Policies, ClusterData and BundlesData.
+Source: Pulsar's TenantInfo, Policies and BundlesData.
 """
 
 import json
@@ -52,12 +51,6 @@ def new_namespace(*, cluster: str) -> Json:
         "replication_clusters": [cluster],
         "bundles": {"boundaries": list(BUNDLE_BOUNDARIES), "numBundles": BUNDLES},
     }
-
-
-def new_cluster(*, service_url: str = "", broker_service_url: str = "") -> Json:
-    """Return a ClusterData. `service_url`: HTTP address; `broker_service_url`: address of the binary protocol. Empty:
-    unknown, which a Pulsar broker accepts for its own cluster."""
-    return {"serviceUrl": service_url, "brokerServiceUrl": broker_service_url}
 
 
 def is_deleted(policies: Json) -> bool:

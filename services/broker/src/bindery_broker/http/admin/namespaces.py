@@ -10,7 +10,7 @@ Source: Pulsar TenantsBase, Namespaces, Policies.
 from typing import Any, Final, NamedTuple
 
 import msgspec
-from bindery_core.errors import Corrupt, NoSuchNode
+from bindery_core.errors import BadRequest, Corrupt
 from fastapi import APIRouter
 from starlette.responses import Response
 
@@ -24,7 +24,6 @@ from bindery_broker.namespaces.policy_codec import set_in_namespace
 router: Final = APIRouter()
 TENANT: Final = ROOT + "/tenants/{tenant:form}"
 NAMESPACE: Final = ROOT + "/namespaces/{tenant:form}/{namespace:form}"
-POLICIES_ROOT: Final = "/admin/policies"
 
 
 class _TenantBody(msgspec.Struct):
@@ -66,15 +65,14 @@ _POLICIES: Final = (
 
 @call(router, "GET", ROOT + "/tenants", "adminListTenants")
 async def list_tenants(exchange: Exchange) -> Response:
-    return answer(await _children(exchange, POLICIES_ROOT))
+    return answer(await exchange.broker.directory.tenants())
 
 
 @call(router, "GET", TENANT, "adminTenant")
 async def tenant(exchange: Exchange) -> Response:
-    path = f"{POLICIES_ROOT}/{_name(exchange, 'tenant')}"
     try:
-        return answer(records.decode((await exchange.broker.store.get(path)).data, path=path))
-    except NoSuchNode:
+        return answer(await exchange.broker.directory.tenant(_name(exchange, "tenant")))
+    except (NoSuchTenant, BadRequest):  # nothing has a name that is not valid
         raise Refused(404, "Tenant does not exist") from None
 
 
@@ -149,9 +147,10 @@ async def delete_namespace(exchange: Exchange) -> Response:
 @call(router, "GET", ROOT + "/namespaces/{tenant:form}", "adminListNamespaces")
 async def list_namespaces(exchange: Exchange) -> Response:
     name = _name(exchange, "tenant")
-    if await exchange.broker.store.exists(f"{POLICIES_ROOT}/{name}") is None:
-        raise Refused(404, "Tenant not found")
-    return answer([f"{name}/{child}" for child in await _children(exchange, f"{POLICIES_ROOT}/{name}")])
+    try:
+        return answer([f"{name}/{child}" for child in await exchange.broker.directory.namespaces(name)])
+    except (NoSuchTenant, BadRequest):  # nothing has a name that is not valid
+        raise Refused(404, "Tenant not found") from None
 
 
 @call(router, "GET", NAMESPACE, "adminPolicies")
@@ -231,10 +230,3 @@ def _name(exchange: Exchange, kind: str) -> str:
     if not name or "/" in name or "\0" in name:
         raise Refused(404, f"{kind.capitalize()} does not exist")
     return name
-
-
-async def _children(exchange: Exchange, path: str) -> list[str]:
-    try:
-        return sorted(await exchange.broker.store.children(path))
-    except NoSuchNode:
-        return []
