@@ -37,11 +37,12 @@ ONE_SPARK: Final = (
     "spark-jobs/tests/audit/checks/test_matching.py",
     "spark-jobs/tests/audit/checks/test_topics.py",
     "spark-jobs/tests/sources/test_ledgers.py",
+    "spark-jobs/tests/sources/sink/test_writer.py",
     "spark-jobs/tests/sources/topic/test_source.py",
     "spark-jobs/tests/topics/test_count.py",
 )
 """Patterns of test files that run in one worker: a Spark session takes half a minute of one core to start and warm up.
-All files that use the fixture `spark` are here."""
+All files that use the fixture `spark` are here; a file that is missing ends the run with an error."""
 LONGEST: Final = (
     *ONE_SPARK,
     "services/auditor/tests/*test_process.py",
@@ -75,6 +76,11 @@ def helpers_of_one_name(root: Path) -> dict[str, list[str]]:
             if path.stem not in ("conftest", "__init__") and not path.stem.startswith("test_"):
                 places[path.stem].append(str(path.relative_to(root)))
     return {name: at for name, at in places.items() if len(at) > 1 or name in sys.stdlib_module_names}
+
+
+def files_with_spark(items: Sequence[pytest.Item]) -> set[str]:
+    """Return the paths, relative to the root, of the test files that use the fixture `spark`."""
+    return {item.path.relative_to(ROOT).as_posix() for item in items if "spark" in getattr(item, "fixturenames", ())}
 
 
 def rotated(folders: Sequence[str], *, worker: int, workers: int, root: Path) -> list[str]:
@@ -115,6 +121,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.path not in ranks:
             path = item.path.relative_to(ROOT).as_posix()
             ranks[item.path] = rank(path, LONGEST), path if is_worker else ""
+    if unlisted := files_with_spark(items) - set(ONE_SPARK):
+        raise pytest.UsageError(f"these files use the fixture `spark`; add them to ONE_SPARK: {sorted(unlisted)}")
     items.sort(key=lambda item: ranks[item.path])
 
 

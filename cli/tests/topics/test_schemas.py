@@ -48,6 +48,8 @@ def test_get_prints_the_definition(serve: Serve) -> None:
     assert run("get", "orders").stdout == "STRING\n"
     assert [path for _, path, _ in registry.calls] == [PATH, PATH, f"{PATH}/versions/3", f"{PATH}/versions", PATH]
     assert isinstance(run("get", "orders", "--versions", "--version", "1").exception, BadRequest)
+    serve(Registry({**SHOWN, "definition": '{\n  "type": "int"\n}\n'}))
+    assert run("get", "orders").stdout == '{\n  "type": "int"\n}\n'
 
 
 def test_upload_sends_a_file_or_standard_input(serve: Serve, tmp_path: Path) -> None:

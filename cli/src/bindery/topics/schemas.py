@@ -64,7 +64,7 @@ def get(
     if as_json:
         print_json(found)
     else:
-        print_lines([found["definition"] or found["type"]])
+        print_lines((found["definition"] or found["type"]).splitlines())
 
 
 @app.command("upload")

@@ -163,11 +163,13 @@ async def excesses(topic: Topic, *, now_ms: int) -> list[Excess]:
 
 
 def _facts(excess: Excess) -> dict[str, object]:
-    return {
+    facts: dict[str, object] = {
         "quota": excess.quota,
         "limit": excess.limit,
         "value": excess.value,
         "subscription": excess.backlog.subscription,
         "oldest": excess.backlog.oldest_id,
-        "oldest_at": excess.backlog.oldest_ms,
     }
+    if excess.backlog.oldest_ms is not None:  # read only for a quota of age
+        facts["oldest_at"] = excess.backlog.oldest_ms
+    return facts
