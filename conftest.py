@@ -37,6 +37,7 @@ ONE_SPARK: Final = (
     "spark-jobs/tests/audit/checks/test_matching.py",
     "spark-jobs/tests/audit/checks/test_topics.py",
     "spark-jobs/tests/sources/test_ledgers.py",
+    "spark-jobs/tests/sources/sink/test_messages.py",
     "spark-jobs/tests/sources/sink/test_writer.py",
     "spark-jobs/tests/sources/topic/test_source.py",
     "spark-jobs/tests/topics/test_count.py",
