@@ -89,9 +89,23 @@ def test_an_expired_entry_in_use_is_passed_and_never_acknowledged_by_itself() ->
     assert scan([used._replace(position=at(0))], TTL) == (Expired(at(0), []), True)
 
 
-def test_an_unreadable_entry_stays() -> None:
+def test_an_unreadable_entry_expires_as_if_published_when_its_ledger_was_closed() -> None:
+    machine = ExpiryScan()
+    some = [Expirable(at(0), None, closed_ms=500), *entries((0, 0), first=1)]
+    assert scan(some, TTL + 499, machine=machine) == (Expired(None, [at(1)]), True)
+    assert machine.next_ms == TTL + 500
+    assert scan(some, TTL + 500) == (Expired(at(1), []), True)
+
+
+def test_an_unreadable_entry_of_an_open_ledger_is_skipped_and_looked_at_again() -> None:
+    machine = ExpiryScan()
     some = [Expirable(at(0), None), *entries((0, 0), first=1)]
-    assert scan(some, TTL) == (Expired(None, [at(1)]), True)
+    assert scan(some, TTL, machine=machine) == (Expired(None, [at(1)]), True)
+    # Closed at 2 * TTL - 1 at the earliest seen now: the scan begins again when it may have expired.
+    assert machine.begin(ttl_ms=TTL, mark_delete=START, seeks=0, now_ms=2 * TTL - 1) == at(2)
+    assert machine.begin(ttl_ms=TTL, mark_delete=START, seeks=0, now_ms=2 * TTL) == START
+    closed = [some[0]._replace(closed_ms=TTL)]
+    assert machine.take(closed, at(1), now_ms=2 * TTL) == (Expired(at(0), []), True)
 
 
 @given(

@@ -3,8 +3,9 @@
 import asyncio
 from typing import Any
 
+import pytest
 from bindery_broker.managed_ledger import SYSTEM_CURSORS
-from bindery_broker.namespaces.policies import BacklogQuota, QuotaAction
+from bindery_broker.namespaces.policies import BacklogQuota, QuotaAction, Rate
 from bindery_broker.topics.admission import HELD_MAX, HOLD_S_MAX
 from bindery_pulsar.message_id import EARLIEST
 from bindery_pulsar.topic_name import TopicName
@@ -12,6 +13,8 @@ from broker_harness import TOPIC, Harness, ids, payloads, problem
 from policy_parts import set_policies
 
 NAME = TopicName.parse("public/default/t")
+REFUSALS = {QuotaAction.REFUSE: "backlog_quota_refused", QuotaAction.HOLD: "backlog_quota_exceeded"}
+"""Codes of the errors with which producers are refused."""
 
 
 def quota(limit: int, action: QuotaAction) -> BacklogQuota:
@@ -135,3 +138,58 @@ async def test_an_eviction_by_age_leaves_nine_tenths_of_the_time(broker: Harness
         broker.clock.advance(10)
     await broker.broker.topics.enforce()
     assert payloads(await broker.receive(max=100)) == [str(number) for number in range(3, 12)]
+
+
+@pytest.mark.parametrize("action", [QuotaAction.REFUSE, QuotaAction.HOLD])
+@pytest.mark.parametrize(
+    ("query", "headers"),
+    [({"producer": "p", "sequence_id": 7}, {}), ({}, {"idempotency-key": "one"})],
+    ids=["sequence-id", "idempotency-key"],
+)
+async def test_a_repeated_request_that_is_stored_gets_its_answer_above_the_quota(
+    broker: Harness, action: QuotaAction, query: dict[str, Any], headers: dict[str, str]
+) -> None:
+    set_policies(broker, backlog_quota_size=quota(1_000, action))
+    await broker.receive()
+    stored = await broker.produce("x" * 2_000, params=query, headers=headers)
+    broker.clock.advance(1)
+    assert await broker.produce("x" * 2_000, params=query, headers=headers) == stored
+    await refused(broker, status=507 if action is QuotaAction.REFUSE else 429, code=REFUSALS[action])
+    answer = await broker.client.post(
+        f"{TOPIC}/messages", content=b"new", params={"producer": "p", "sequence_id": 9_999}, headers={}
+    )
+    problem(answer, status=answer.status_code, code=REFUSALS[action])
+    assert len(await broker.receive(max=10)) == 1
+
+
+async def test_a_repeated_request_waits_for_no_rate(broker: Harness) -> None:
+    set_policies(broker, publish_rate=Rate(1, None, period_s=60))
+    query = {"producer": "p", "sequence_id": 7}
+    stored = await broker.produce("a", params=query)
+    await broker.produce("b")  # more than the rate allows
+    assert await broker.produce("a", params=query) == stored
+    problem(await broker.client.post(f"{TOPIC}/messages", content=b"c"), status=429, code="publish_rate_exceeded")
+
+
+async def test_a_repeated_request_gets_its_answer_after_a_policy_has_forbidden_such_messages(broker: Harness) -> None:
+    query = {"producer": "p", "sequence_id": 7}
+    set_policies(broker)
+    stored = await broker.produce("large", params=query)
+    set_policies(broker, message_size_max=3)
+    assert await broker.produce("large", params=query) == stored
+    answer = await broker.client.post(f"{TOPIC}/messages", content=b"large", params={**query, "sequence_id": 8})
+    problem(answer, status=413, code="too_large")
+
+
+async def test_a_refused_request_stores_nothing_and_is_stored_once_when_it_is_repeated(broker: Harness) -> None:
+    set_policies(broker, backlog_quota_size=quota(1_000, QuotaAction.REFUSE))
+    await fill(broker)
+    broker.clock.advance(1)
+    query = {"producer": "p", "sequence_id": 7}
+    answer = await broker.client.post(f"{TOPIC}/messages", content=b"more", params=query)
+    problem(answer, status=507, code="backlog_quota_refused")
+    await broker.ack(ids(await broker.receive()))
+    broker.clock.advance(1)
+    stored = await broker.produce("more", params=query)
+    assert await broker.produce("more", params=query) == stored
+    assert payloads(await broker.receive(max=10)) == ["more"]

@@ -1,9 +1,17 @@
 """Time to live: messages expire for every durable subscription, and never before they are due."""
 
-from bindery_broker.managed_ledger import SYSTEM_CURSORS
-from bindery_pulsar.message_id import EARLIEST
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+from bindery_broker.managed_ledger import SYSTEM_CURSORS, ManagedLedgerSettings
+from bindery_client.ledger.api import Entry
+from bindery_client.memory.memory import MemoryLedgerClient, MemoryLedgers
+from bindery_core.errors import NoSuchEntry
+from bindery_core.ids import LedgerId
+from bindery_metadata.stores.memory import MemoryTree
+from bindery_pulsar.message_id import EARLIEST, MessageId
 from bindery_pulsar.topic_name import TopicName
-from broker_harness import TOPIC, Harness, ids, payloads
+from broker_harness import TOPIC, Clock, Harness, ids, payloads
 from policy_parts import set_policies
 
 NAME = TopicName.parse("public/default/t")
@@ -140,3 +148,63 @@ async def test_a_new_owner_continues(broker: Harness) -> None:
     await broker.broker.topic(NAME)
     await enforce(broker)
     assert await backlog(broker) == 0
+
+
+async def lose(broker: Harness, monkeypatch: pytest.MonkeyPatch, *texts: str) -> None:
+    """Store messages in a ledger, close it, and lose the entries named "lost"."""
+    stored = [MessageId.parse(one).position for one in await broker.produce(*texts)]
+    await (await broker.broker.topic(NAME)).ledger.roll()
+    lost = {position.entry_id for text, position in zip(texts, stored, strict=True) if text == "lost"}
+    ledger = broker.ledgers.find(LedgerId(stored[0].ledger_id))
+    some = ledger.some
+
+    def read(entry_ids: Sequence[int], limit: int) -> list[Entry]:
+        if lost.intersection(entry_ids):
+            raise NoSuchEntry("no bookie has the entry", ledger_id=ledger.ledger_id)
+        return some(entry_ids, limit)
+
+    monkeypatch.setattr(ledger, "some", read)
+
+
+@pytest.fixture
+async def uncached(tree: MemoryTree, ledgers: MemoryLedgers) -> AsyncIterator[Harness]:
+    """A broker that reads from bookies what it has just stored."""
+    settings = ManagedLedgerSettings(cache_size_max=0)
+    broker = Harness(tree=tree, ledgers=ledgers, clock=Clock(), url="http://one", ledger=settings)
+    yield broker
+    await broker.close()
+
+
+async def test_lost_entries_expire_when_their_ledger_was_closed_that_long_ago(
+    uncached: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = uncached
+    set_policies(broker, message_ttl_s=10)
+    await broker.receive()
+    await lose(broker, monkeypatch, "a", "lost", "b", "c", "lost")
+    broker.clock.advance(9.9)
+    await broker.produce("young")
+    await enforce(broker)
+    assert await backlog(broker) == 6
+    broker.clock.advance(0.1)
+    await enforce(broker)
+    assert (await backlog(broker), (await stats(broker))["expired"]) == (1, 5)
+    assert payloads(await broker.receive()) == ["young"]
+
+
+async def test_a_lost_ledger_expires_as_a_whole(uncached: Harness) -> None:
+    broker = uncached
+    set_policies(broker, message_ttl_s=10)
+    await broker.receive()
+    (first, *_) = await broker.produce(*"abcdefg")
+    await (await broker.broker.topic(NAME)).ledger.roll()
+    await MemoryLedgerClient(broker.ledgers).delete(LedgerId(MessageId.parse(first).ledger_id))
+    await broker.produce("young")
+    await enforce(broker)
+    assert await backlog(broker) == 8
+    broker.clock.advance(9.9)
+    await broker.produce("younger")
+    broker.clock.advance(0.1)
+    await enforce(broker)
+    assert (await backlog(broker), (await stats(broker))["expired"]) == (1, 8)
+    assert payloads(await broker.receive()) == ["younger"]

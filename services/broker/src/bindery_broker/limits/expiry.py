@@ -10,7 +10,10 @@ published; delayed ones, which may expire much later, are skipped.
 | expired, after an entry that is not           | is acknowledged by itself, unless a consumer has it, or soon has   |
 | delayed, not expired                          | is skipped                                                         |
 | not delayed, not expired                      | the scan pauses here until it expires                              |
-| unreadable                                    | is skipped, and stays                                              |
+| unreadable                                    | expires as if it had been published when its ledger was closed     |
+
+Nobody knows when an unreadable entry was published, but it was not after its ledger was closed. So it never expires too
+early, and does not keep its ledger and all later ones for ever. In a ledger that is still open it is skipped.
 
 A scan continues where the last one paused, and each reads a bounded number of entries. It begins again at the
 mark-delete position when a skipped entry expires, or after a seek. So an entry is read about once by this
@@ -39,6 +42,8 @@ class Expirable(NamedTuple):
     """Delivery time in ms since 1970; 0 or less: not delayed."""
     is_in_use: bool = False
     """Whether the dispatcher has read it, so that a consumer may have it."""
+    closed_ms: int = 0
+    """When its ledger was closed, in ms since 1970; 0: it is open. Only used if `publish_ms` is None."""
 
 
 class Expired(NamedTuple):
@@ -49,13 +54,13 @@ class Expired(NamedTuple):
 
 
 class ExpiryScan:
-    """Invariant: every unacknowledged entry before `position` expires at `next_ms` or later, or is unreadable."""
+    """Invariant: every unacknowledged entry before `position` expires at `next_ms` or later."""
 
     def __init__(self) -> None:
         self.position: Position | None = None
         """Where the scan continues; None: at the mark-delete position."""
         self.next_ms: int | None = None
-        """When the first skipped entry expires, in ms since 1970; None: none was skipped."""
+        """When the first skipped entry may expire, in ms since 1970; None: none was skipped."""
         self.due_ms = 0
         """When the entry at `position` expires, as far as it was read, in ms since 1970."""
         self._has_skipped = False
@@ -88,10 +93,11 @@ class ExpiryScan:
         others: list[Position] = []
         for entry in entries:
             if entry.publish_ms is None:
-                self._has_skipped = True
-                continue
-            is_delayed = entry.deliver_at_ms > entry.publish_ms
-            expires_ms = max(entry.publish_ms, entry.deliver_at_ms) + self._ttl_ms
+                is_delayed = True  # those after it may expire earlier
+                expires_ms = (entry.closed_ms or now_ms) + self._ttl_ms
+            else:
+                is_delayed = entry.deliver_at_ms > entry.publish_ms
+                expires_ms = max(entry.publish_ms, entry.deliver_at_ms) + self._ttl_ms
             if expires_ms > now_ms and not is_delayed:
                 self.position, self.due_ms = entry.position, expires_ms
                 return Expired(upto, others), False

@@ -347,6 +347,10 @@ class ManagedLedger:
         """Return whether this is one of the topic's ledgers, which were not trimmed."""
         return self._ledgers.get(ledger_id) is not None
 
+    def record(self, ledger_id: int) -> LedgerRecord | None:
+        """Return the record of one of the topic's ledgers; None: it is none, or was trimmed."""
+        return self._ledgers.get(ledger_id)
+
     def clamp(self, position: Position) -> Position:
         """Return the first existing entry >= `position`, or the position of the next add.
 

@@ -2,12 +2,16 @@
 
 The entries are read from the oldest unacknowledged one on, because whether one is delayed is known only from its
 metadata, and a delayed message must not expire before it is due. A run reads a bounded number of bytes.
+
+An entry that is lost, or damaged at all bookies, makes each read that includes it fail. The reads then become smaller
+until one of that entry alone fails. It counts as unreadable, and the run goes on with the entry after it. Of a ledger
+that is lost as a whole, all entries count as unreadable at once.
 """
 
 from typing import Final
 
 import structlog
-from bindery_core.errors import BinderyError, Corrupt, NotThere
+from bindery_core.errors import BinderyError, Corrupt, NoSuchLedger, NotThere
 from bindery_pulsar.message_id import Position
 
 from bindery_broker.limits.expiry import Expirable, ExpiryScan
@@ -54,7 +58,7 @@ class Expiring:
         Errors are those of reading and acknowledging; a later call continues.
         """
         cursor, ledger, scan = self._cursor, self._ledger, self._scan
-        reads = 0
+        reads, entries_max = 0, READ_ENTRIES_MAX
         seeks = self._loop.resets
         start = scan.begin(ttl_ms=ttl_ms, mark_delete=cursor.mark_delete, seeks=seeks, now_ms=now_ms)
         while start is not None and reads < reads_max:
@@ -64,12 +68,23 @@ class Expiring:
                 break
             reads += 1
             try:
-                found = await ledger.read(start, entries_max=READ_ENTRIES_MAX, size_max=READ_SIZE_MAX)
+                found = await ledger.read(start, entries_max=entries_max, size_max=READ_SIZE_MAX)
             except (NotThere, Corrupt) as error:
-                log.warning("expiry_cannot_read", cursor=cursor.name, position=str(start), error=str(error))
-                break
-            entries = [self._look(at, payload) for at, payload in found if not cursor.is_acked(at)]
-            following = ledger.next_position(found[-1][0]) if found else start
+                if entries_max > 1 and not isinstance(error, NoSuchLedger):
+                    entries_max //= 2
+                    continue
+                entries, following = self._lost(start, is_ledger_lost=isinstance(error, NoSuchLedger))
+                log.warning(
+                    "expiry_cannot_read",
+                    cursor=cursor.name,
+                    position=str(start),
+                    entries=len(entries),
+                    error=str(error),
+                )
+            else:
+                entries = [self._look(at, payload) for at, payload in found if not cursor.is_acked(at)]
+                following = ledger.next_position(found[-1][0]) if found else start
+            entries_max = min(2 * entries_max, READ_ENTRIES_MAX)
             async with self._loop.read_lock:  # a seek waits
                 if self._loop.resets != seeks:
                     self._counts.clear()
@@ -83,11 +98,30 @@ class Expiring:
         try:
             entry = self._decoder.open(payload)
         except BinderyError:
-            return Expirable(position, None)
+            return self._unreadable(position)
         remaining = self._cursor.remaining(position)
         self._counts[position] = entry.count if remaining is None else remaining.bit_count()
-        is_in_use = bool(self._loop.dispatcher.known_bits(position))
-        return Expirable(position, entry.publish_time_ms, entry.deliver_at_ms, is_in_use)
+        return Expirable(position, entry.publish_time_ms, entry.deliver_at_ms, self._is_in_use(position))
+
+    def _lost(self, start: Position, *, is_ledger_lost: bool) -> tuple[list[Expirable], Position]:
+        """Return the entry, or the unacknowledged ones of its ledger from it on, and the position after them."""
+        positions = [start]
+        following = self._ledger.next_position(start)
+        while is_ledger_lost and following.ledger_id == start.ledger_id and self._ledger.contains(following):
+            if not self._cursor.is_acked(following):
+                positions.append(following)
+            following = self._ledger.next_position(following)
+        return [self._unreadable(position) for position in positions], following
+
+    def _unreadable(self, position: Position) -> Expirable:
+        """Return an entry with an unknown publish time. It counts as one message."""
+        self._counts[position] = 1
+        record = self._ledger.record(position.ledger_id)
+        closed_ms = 0 if record is None else record.closed_ms
+        return Expirable(position, None, 0, self._is_in_use(position), closed_ms)
+
+    def _is_in_use(self, position: Position) -> bool:
+        return bool(self._loop.dispatcher.known_bits(position))
 
     async def _acknowledge(self, upto: Position | None, others: list[Position]) -> None:
         cursor = self._cursor

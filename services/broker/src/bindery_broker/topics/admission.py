@@ -11,7 +11,9 @@
 | backlog quota, eviction    | is admitted; maintenance evicts                                                     |
 
 A request that waits delays no other one: each has its own turn. What waits for the publish rate is bounded by the rate
-itself, times PUBLISH_WAIT_S_MAX. Messages that the broker moves to retry and dead-letter topics are not checked.
+itself, times PUBLISH_WAIT_S_MAX. Messages that the broker moves, to retry and dead-letter topics and back from these,
+are not checked: their subscription would stop otherwise. `publishing_once` asks only about messages that are not stored
+yet.
 """
 
 import asyncio

@@ -5,6 +5,10 @@ Requests with the same key wait for each other, and so do those of one producer:
 neither its success nor its failure may be assumed. A write continues if the client disconnects, so that its outcome is
 recorded.
 
+The policies of the topic are applied only to messages that are not stored yet, so that a repeated request gets its
+answer whatever has changed since. Other requests with the same key, or of the same producer, wait meanwhile: else one
+of them could be refused although the first one is being stored.
+
 | outcome of an entry                | a repeated request                                                              |
 |------------------------------------|---------------------------------------------------------------------------------|
 | stored                             | gets the same id                                                                |
@@ -15,7 +19,7 @@ recorded.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Final
 
@@ -34,6 +38,8 @@ from bindery_broker.topics.batching import EntryPlan, encode_entries, parts_of, 
 
 WAIT_S_MAX: Final = 10.0
 """Maximum seconds that a request waits for another one with the same key, or of the same producer."""
+Admit = Callable[[Sequence[OutgoingMessage]], Awaitable[None]]
+"""Returns once the messages may be stored, or raises the error with which they are refused."""
 UNKNOWN_ID: Final = MessageId(-1, -1)
 """Id in the answer for a message that was stored before, and whose id is not remembered. Source: Pulsar's brokers."""
 _REFUSALS: Final = (TryAgain, BadRequest, Conflict, NotThere)
@@ -75,17 +81,21 @@ class OncePublisher:
         sequenced: bool,
         sequence_id: int,
         batch: bool,
+        admit: Admit | None = None,
     ) -> list[MessageId | BinderyError]:
         """Store the messages that are not stored yet. Returns the id or the error of each.
 
         `sequenced`: whether the sequence ids of the producer count; messages without one get the next ones then, and
-        else those from `sequence_id` on. Raises an error that applies to all messages: IdempotencyKeyReused,
+        else those from `sequence_id` on. `admit` is asked about those that are not stored yet.
+
+        Raises an error that applies to all messages: IdempotencyKeyReused,
         IdempotencyKeyInUse, TooManyRequests, BadRequest for sequence ids that do not ascend, TopicFenced (repeat it at
-        the next owner, also if something was stored), OutcomeUnknown (repeat it later), other TryAgain.
+        the next owner, also if something was stored), OutcomeUnknown (repeat it later), other TryAgain, and those of
+        `admit`, after which nothing was stored by this call.
         """
         if sequenced:
             _check_order(messages)
-        work = self._publish(messages, producer, request, sequenced, sequence_id, batch)
+        work = self._publish(messages, producer, request, sequenced, sequence_id, batch, admit)
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
@@ -104,6 +114,7 @@ class OncePublisher:
         sequenced: bool,
         sequence_id: int,
         batch: bool,
+        admit: Admit | None,
     ) -> list[MessageId | BinderyError]:
         deduplication = self.deduplication
         async with AsyncExitStack() as stack:
@@ -134,6 +145,9 @@ class OncePublisher:
                 assert producer is not None
                 sequence_id = self._find_stored(messages, known, producer)
             missing = [index for index, message_id in enumerate(known) if message_id is None]
+            if missing and admit is not None:
+                await admit([messages[index] for index in missing])
+                now_ms = self._clock()
             if missing:
                 plan = _plan(messages, missing, batch=batch)
                 marks = _marks(plan, request, sequenced=sequenced, count=len(messages))

@@ -61,7 +61,7 @@ from bindery_broker.topics.batching import (
     parts_of,
     plan_entries,
 )
-from bindery_broker.topics.publishing_once import OncePublisher
+from bindery_broker.topics.publishing_once import Admit, OncePublisher
 
 READ_ENTRIES_MAX = 100
 """Maximum number of entries of one read."""
@@ -223,6 +223,7 @@ class Topic:
         producer: str | None,
         request: RequestKey | None,
         batch: bool,
+        admit: Admit | None = None,
     ) -> list[MessageId | BinderyError]:
         """Store the messages in order, unless the same request, or the producer with the same sequence ids, has stored
         them before. Returns as `publish`, and for a message stored before, its id. Errors: `OncePublisher.publish`.
@@ -233,7 +234,13 @@ class Topic:
         self._next_sequence_id += len(messages)
         sequenced = producer is not None and self.counts_sequences(messages)
         return await self._once.publish(
-            messages, producer=producer, request=request, sequenced=sequenced, sequence_id=first, batch=batch
+            messages,
+            producer=producer,
+            request=request,
+            sequenced=sequenced,
+            sequence_id=first,
+            batch=batch,
+            admit=admit,
         )
 
     def counts_sequences(self, messages: Sequence[OutgoingMessage]) -> bool:

@@ -1,5 +1,6 @@
 """Messages: produce them, and read them without a subscription."""
 
+from functools import partial
 from typing import Annotated, Final
 
 from bindery_core.errors import BadRequest, BinderyError
@@ -107,13 +108,14 @@ async def produce(exchange: Exchange) -> Response:
     )
     broker.metrics.produce_bytes.observe(len(body))
     topic = await broker.topic(exchange.topic, create=True)
-    await broker.topics.admission(topic).admit(messages, may_wait=not broker.draining)
+    admit = partial(broker.topics.admission(topic).admit, may_wait=not broker.draining)
     producer = query.producer if isinstance(query.producer, str) else None
     has_key = exchange.has_header(IDEMPOTENCY_KEY)
     if has_key or (producer is not None and topic.counts_sequences(messages)):
         request = _request_key(exchange, query, body) if has_key else None
-        results = await topic.publish_once(messages, producer=producer, request=request, batch=query.batch)
+        results = await topic.publish_once(messages, producer=producer, request=request, batch=query.batch, admit=admit)
     else:
+        await admit(messages)
         results = await topic.publish(messages, producer=producer, batch=query.batch)
     ids = [str(result) for result in results if isinstance(result, MessageId)]
     if len(ids) == len(results):
