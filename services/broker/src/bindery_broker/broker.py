@@ -15,6 +15,7 @@ from bindery_pulsar.topic_name import TopicName
 from bindery_broker.managed_ledger import WallClock
 from bindery_broker.metrics import BrokerMetrics
 from bindery_broker.namespaces.directory import Directory
+from bindery_broker.namespaces.names import Names
 from bindery_broker.namespaces.policy_store import PolicyStore
 from bindery_broker.ownership.bundles import Bundle
 from bindery_broker.ownership.ownership import OwnerRecord, Ownership, RemoteOwner
@@ -56,7 +57,8 @@ class Broker:
         self.policies = PolicyStore(
             components.store, cluster=settings.cluster_name, defaults=settings.default_policies()
         )
-        self.directory = Directory(components.store, self.policies)
+        self.names = Names(components.store)
+        self.directory = Directory(components.store, self.policies, self.names)
         self.topics = Topics(
             client=components.client,
             store=components.store,

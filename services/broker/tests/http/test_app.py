@@ -73,7 +73,7 @@ async def test_unexpected_errors_are_answered_with_a_problem(broker: Harness, mo
     async def broken(**_options: object) -> None:
         raise RuntimeError("made up")
 
-    monkeypatch.setattr(broker.broker.topics, "list_names", broken)
+    monkeypatch.setattr(broker.broker.names, "topics", broken)
     problem(await broker.client.get("/v1/topics"), status=500, code="internal")
 
 

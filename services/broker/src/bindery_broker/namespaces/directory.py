@@ -22,7 +22,6 @@ from typing import Final
 from bindery_core.errors import (
     AlreadyExists,
     BadRequest,
-    BinderyError,
     MetadataOutcomeUnknown,
     MetadataUnavailable,
     NoSuchNode,
@@ -37,6 +36,7 @@ from bindery_pulsar.topic_name import NAME_SIZE_MAX, TopicName
 
 from bindery_broker.errors import NamespaceDeleted, NamespaceNotEmpty, NoSuchTenant, TenantNotEmpty
 from bindery_broker.namespaces import records
+from bindery_broker.namespaces.names import Names
 from bindery_broker.namespaces.policy_store import ATTEMPTS_MAX, TOPIC_POLICIES_ROOT, Mutate, PolicyStore
 from bindery_broker.namespaces.records import Json
 
@@ -53,8 +53,9 @@ log = get_logger(__name__)
 
 
 class Directory:
-    def __init__(self, store: MetadataStore, policies: PolicyStore) -> None:
+    def __init__(self, store: MetadataStore, policies: PolicyStore, names: Names) -> None:
         self._store = store
+        self._names = names
         self._policies = policies
 
     # -- tenants -------------------------------------------------------------------------------------------------
@@ -178,14 +179,8 @@ class Directory:
 
     async def topics(self, tenant: str, namespace: str) -> list[TopicName]:
         """Return the topics of a namespace, system topics included, sorted."""
-        names = []
-        for child in await self._children(znode_layout.managed_ledgers(tenant=tenant, namespace=namespace)):
-            try:
-                local = znode_layout.decode_name(child)
-                names.append(TopicName.of(tenant=tenant, namespace=namespace, local=local))
-            except (BinderyError, UnicodeDecodeError):
-                log.warning("odd_topic_node", tenant=tenant, namespace=namespace, node=child)
-        return names
+        names = await self._names.local_names(tenant, namespace)
+        return [TopicName.of(tenant=tenant, namespace=namespace, local=local) for local in names]
 
     async def _check_empty(self, tenant: str, namespace: str) -> None:
         topics = [name for name in await self.topics(tenant, namespace) if not name.local.startswith(_SYSTEM)]

@@ -14,6 +14,7 @@ While the store does not answer, what was found last is used. All writes are by 
 partitions only grows. Pulsar regards a record with 0 partitions as a topic that is not partitioned.
 """
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -42,6 +43,8 @@ ABSENT_S: Final = 5.0
 """Seconds for which it is remembered that a topic is not partitioned."""
 KNOWN_MAX: Final = 10_000
 """Maximum number of topics that are remembered."""
+READS_IN_FLIGHT_MAX: Final = 64
+"""Maximum number of records that one list reads at once."""
 ATTEMPTS_MAX: Final = 10
 """Maximum number of attempts to change a record that others change, too."""
 
@@ -198,11 +201,14 @@ class PartitionedTopics:
 
     async def counts(self, names: Iterable[TopicName]) -> dict[str, int]:
         """Return the numbers of partitions of those topics that are partitioned, by their short names."""
-        found = {}
-        for name in dict.fromkeys(names):
-            record = await self.find(name)
-            if record is not None:
-                found[name.short] = record.partitions
+        found: dict[str, int] = {}
+        left = list(dict.fromkeys(names))
+        while left:
+            some, left = left[:READS_IN_FLIGHT_MAX], left[READS_IN_FLIGHT_MAX:]
+            records = await asyncio.gather(*(self.find(name) for name in some))
+            found |= {
+                name.short: record.partitions for name, record in zip(some, records, strict=True) if record is not None
+            }
         return found
 
     async def _change(

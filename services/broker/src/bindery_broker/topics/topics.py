@@ -260,17 +260,6 @@ class Topics:
         await self._close_all(list(self))
         await asyncio.gather(*self._cleanups, return_exceptions=True)
 
-    async def list_names(self, *, namespace: tuple[str, str] | None = None) -> list[TopicName]:
-        """Return the topics that exist in the cluster, or in (tenant, namespace), sorted by name."""
-        if namespace is not None:
-            return sorted(await self._names_in(*namespace), key=lambda name: name.short)
-        names: list[TopicName] = []
-        root = znode_layout.MANAGED_LEDGERS_ROOT
-        for tenant in await self._children(root):
-            for space in await self._children(f"{root}/{tenant}"):
-                names += await self._names_in(tenant, space)
-        return sorted(names, key=lambda name: name.short)
-
     def admission(self, topic: Topic) -> Admission:
         """Return what admits messages to a loaded topic."""
         found = self._admissions.get(topic)
@@ -490,17 +479,6 @@ class Topics:
             task = asyncio.get_running_loop().create_task(topic.ledger.crash())
             self._cleanups.add(task)
             task.add_done_callback(self._cleanups.discard)
-
-    async def _names_in(self, tenant: str, namespace: str) -> list[TopicName]:
-        children = await self._children(znode_layout.managed_ledgers(tenant=tenant, namespace=namespace))
-        names = []
-        for child in children:
-            try:
-                local = znode_layout.decode_name(child)
-                names.append(TopicName.of(tenant=tenant, namespace=namespace, local=local))
-            except (BinderyError, UnicodeDecodeError):
-                log.warning("odd_topic_node", tenant=tenant, namespace=namespace, node=child)
-        return names
 
     async def _children(self, path: str) -> list[str]:
         try:

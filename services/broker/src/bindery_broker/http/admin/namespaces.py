@@ -165,7 +165,8 @@ async def namespace_topics(exchange: Exchange) -> Response:
     if mode == "NON_PERSISTENT":
         return answer([])
     space = (param(exchange, "tenant"), param(exchange, "namespace"))
-    return answer([name.full for name in await exchange.broker.topics.list_names(namespace=space)])
+    prefix = f"persistent://{'/'.join(space)}/"
+    return answer([prefix + name for name in await exchange.broker.names.local_names(*space)])
 
 
 @call(router, "GET", NAMESPACE + "/bundles", "adminBundles")

@@ -29,7 +29,8 @@ LOOKUP: Final = "/lookup/v2/topic/persistent/{tenant:form}/{namespace:form}/{top
 async def list_topics(exchange: Exchange) -> Response:
     """List the topics of a namespace; each partition is a topic."""
     space = (param(exchange, "tenant"), param(exchange, "namespace"))
-    return answer([name.full for name in await exchange.broker.topics.list_names(namespace=space)])
+    prefix = f"persistent://{'/'.join(space)}/"
+    return answer([prefix + name for name in await exchange.broker.names.local_names(*space)])
 
 
 @call(router, "GET", ROOT + "/non-persistent/{tenant:form}/{namespace:form}", "adminListNonPersistent")

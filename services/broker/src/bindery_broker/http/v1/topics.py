@@ -44,14 +44,16 @@ async def list_topics(exchange: Exchange, query: Annotated[TopicListQuery, Query
         namespace = (tenant, space)
         if {tenant, space} & {".", ".."}:
             raise BadRequest("not a namespace", namespace=query.namespace)
-    names = [name.short for name in await exchange.broker.topics.list_names(namespace=namespace)]
-    if query.after is not None:
-        names = [name for name in names if name > query.after]
-    answer = TopicList(topics=names[: query.max])
-    if len(names) > query.max:
-        answer.next = names[query.max - 1]
+    page = await exchange.broker.names.topics(after=query.after, limit=query.max, namespace=namespace)
+    answer = TopicList(topics=page.names)
+    if page.next is not None:
+        answer.next = page.next
     partitioned = await exchange.broker.partitioned.counts(
-        [name.partitioned_topic for name in map(TopicName.parse, answer.topics) if name.partition >= 0]
+        [
+            name.partitioned_topic
+            for name in map(TopicName.parse, (one for one in answer.topics if "-partition-" in one))
+            if name.partition >= 0
+        ]
     )
     if partitioned:
         answer.partitioned = partitioned

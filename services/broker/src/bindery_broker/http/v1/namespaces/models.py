@@ -33,7 +33,7 @@ class NoQuery(models.Query):
 
 class ListQuery(models.Query):
     after: Annotated[str, Field(max_length=257)] | None = None
-    """Continue after this name."""
+    """Continue after this name, or after the `next` of the last page."""
     max: Annotated[int, Field(ge=1, le=10_000)] = 1_000
 
 

@@ -26,14 +26,11 @@ ListQuery = Annotated[models.ListQuery, Query()]
     responses=openapi.problems(),
 )
 async def list_namespaces(exchange: Exchange, query: ListQuery) -> models.NamespaceList:
-    directory = exchange.broker.directory
-    first = (query.after or "").partition("/")[0]
-    names: list[str] = []
-    for tenant in await directory.tenants():
-        if tenant >= first and len(names) <= query.max:
-            found = [f"{tenant}/{namespace}" for namespace in await directory.namespaces(tenant)]
-            names += [name for name in found if query.after is None or _order(name) > _order(query.after)]
-    return _page(names, query)
+    page = await exchange.broker.names.namespaces(after=query.after, limit=query.max)
+    answer = models.NamespaceList(namespaces=page.names)
+    if page.next is not None:
+        answer.next = page.next
+    return answer
 
 
 @router.get(
@@ -121,11 +118,6 @@ async def delete_namespace(
         tenant, namespace, force=query.force, delete_topic=exchange.at_owner.delete_topic
     )
     return models.NamespaceGone(deleted=f"{tenant}/{namespace}", topics=[name.short for name in topics])
-
-
-def _order(name: str) -> tuple[str, str]:
-    tenant, _, namespace = name.partition("/")
-    return tenant, namespace
 
 
 def _page(names: list[str], query: models.ListQuery) -> models.NamespaceList:
