@@ -21,12 +21,14 @@ from bindery_metadata.stores.embedded import die_with_parent, find_java
 
 from e2e.interop.jars import JavaMissing, class_path
 from e2e.interop.processes import HOST, Process, free_port
+from e2e.pulsar_admin import metrics
 from e2e.pulsar_admin.commands import COMMANDS, EXTRA_FIELDS, MESSAGES_BEFORE, MISSING, MISSING_FIELDS, Difference
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(1800)]
 
 HERE: Final = Path(__file__).resolve().parent
 DOCUMENT: Final = HERE.parents[1] / "docs" / "pulsar-admin.md"
+METRICS_DOCUMENT: Final = HERE.parents[1] / "docs" / "pulsar-metrics.md"
 BEGIN: Final = "<!-- commands: written by `make interop ARGS=--write` -->\n"
 END: Final = "<!-- end of commands -->"
 TOPIC: Final = "persistent://public/default/pulsar-admin"
@@ -92,14 +94,15 @@ class Side:
         words = command.replace("{topic}", TOPIC).replace("{cluster}", self.cluster).replace("{broker}", self.broker)
         return words.split()
 
-    def publish(self) -> None:
-        """Store the messages `one` and `two`, each as an entry."""
+    def publish(self, topic: str = "pulsar-admin") -> None:
+        """Store the messages `one` and `two`, each as an entry, in a topic of public/default."""
+        path = self.publish_path.replace("pulsar-admin", topic)
         for text in ("one", "two"):
             body = json.dumps({"payload": text}).encode()
             if "/v1/" not in self.publish_path:
                 body = json.dumps({"messages": [{"payload": text}], "producerName": "p"}).encode()
             kind = "application/x-ndjson" if "/v1/" in self.publish_path else "application/json"
-            request = urllib.request.Request(self.url + self.publish_path, data=body, headers={"Content-Type": kind})
+            request = urllib.request.Request(self.url + path, data=body, headers={"Content-Type": kind})
             with urllib.request.urlopen(request, timeout=30) as answer:
                 assert answer.status in (200, 202)
 
@@ -261,3 +264,11 @@ def fields(value: Any, path: str = "") -> set[str]:
 def row(command: str, allowed: Difference | None) -> str:
     result = "same" if allowed is None else "not supported" if allowed is MISSING else "differs"
     return f"| `{command.strip()}` | {result} | {'' if allowed is None or allowed is MISSING else allowed.reason} |"
+
+
+def test_metrics_have_pulsars_names_and_labels(pulsar: Side, ours: Side) -> None:
+    for side in (pulsar, ours):
+        metrics.load(side.url)
+        side.publish("metrics")
+    problems = metrics.compare(metrics.read(pulsar.url), metrics.read(ours.url), document=METRICS_DOCUMENT)
+    assert not problems, "\n".join(problems)

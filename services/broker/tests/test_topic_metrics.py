@@ -5,11 +5,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from bindery_broker.managed_ledger import ManagedLedgerSettings
 from bindery_broker.topic_metrics import SLICE, TopicMetrics
 from bindery_kit.observability.metrics_page import Page
 from bindery_pulsar.message_id import Position
 from broker_harness import TOPIC, Clock, Harness, ids, make_namespaces
 
+RANGES = ("pulsar_entry_size_", "pulsar_storage_write_latency_")
 LABELS = 'cluster="bindery",namespace="public/default",topic="persistent://public/default/t"'
 
 
@@ -51,7 +53,8 @@ async def busy(broker: Harness, clock: Clock) -> int:
 
 async def test_a_topic_has_pulsars_metrics(broker: Harness, clock: Clock) -> None:
     size = await busy(broker, clock)
-    assert (await samples(broker, LABELS)) == {
+    found = await samples(broker, LABELS)
+    assert {name: value for name, value in found.items() if not name.startswith(RANGES)} == {
         "pulsar_subscriptions_count": 1,
         "pulsar_producers_count": 0,
         "pulsar_consumers_count": 2,
@@ -63,11 +66,115 @@ async def test_a_topic_has_pulsars_metrics(broker: Harness, clock: Clock) -> Non
         "pulsar_msg_backlog": 3,
         "pulsar_storage_size": 12 * size,
         "pulsar_storage_logical_size": 4 * size,
+        "pulsar_storage_write_rate": 1,
+        "pulsar_storage_read_rate": 0,
+        "pulsar_storage_read_cache_misses_rate": 0,
         "pulsar_storage_backlog_size": 3 * size,
+        "pulsar_storage_backlog_quota_limit": -1,
+        "pulsar_storage_backlog_quota_limit_time": -1,
+        "pulsar_publish_rate_limit_times": 0,
         "pulsar_storage_backlog_age_seconds": 4,
         "pulsar_in_messages_total": 4,
         "pulsar_in_bytes_total": 4 * size,
     }
+
+
+async def test_latencies_and_sizes_are_those_of_the_last_full_minute(broker: Harness, clock: Clock) -> None:
+    clock.advance(60 - clock.now() % 60)
+    await broker.produce("a" * 100, "b" * 600, "c" * 600)
+    sizes = [len(payload) for _, payload in await entries(broker)]
+    assert set(ranges(await samples(broker, LABELS)).values()) == {0}
+    clock.advance(60)
+    found = ranges(await samples(broker, LABELS))
+    assert {name: value for name, value in found.items() if value and "size" in name} == {
+        "pulsar_entry_size_le_512": 1,
+        "pulsar_entry_size_le_1_kb": 2,
+        "pulsar_entry_size_count": 3,
+        "pulsar_entry_size_sum": sum(sizes),
+    }
+    latencies = {name: value for name, value in found.items() if "latency" in name}
+    assert latencies.pop("pulsar_storage_write_latency_count") == 3
+    assert latencies.pop("pulsar_storage_write_latency_sum") > 0
+    assert len(latencies) == 10
+    assert sum(latencies.values()) == 3
+    clock.advance(60)
+    assert set(ranges(await samples(broker, LABELS)).values()) == {0}
+
+
+async def entries(broker: Harness) -> list[tuple[Position, bytes]]:
+    (topic,) = broker.broker.topics
+    return await topic.ledger.read(topic.ledger.first_position, entries_max=10, size_max=10_000)
+
+
+def ranges(found: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in found.items() if name.startswith(RANGES)}
+
+
+async def test_a_topic_without_stored_entries_has_no_series_of_ranges(broker: Harness) -> None:
+    await broker.client.put(f"{TOPIC}/subscriptions/s", json={})
+    assert ranges(await samples(broker, LABELS)) == {}
+
+
+async def test_entries_that_the_cache_has_lost_are_read_from_bookies(metrics_of: Any, clock: Clock) -> None:
+    broker = metrics_of(ledger=ManagedLedgerSettings(cache_size_max=0))
+    await broker.produce("a", "b")
+    clock.advance(2)
+    await broker.receive(max=2)
+    found = await samples(broker, LABELS)
+    assert found["pulsar_storage_read_rate"] == found["pulsar_storage_read_cache_misses_rate"] == 2
+    totals = await samples(broker, 'cluster="bindery"')
+    assert (totals["pulsar_ml_cache_misses_rate"], totals["pulsar_ml_cache_hits_rate"]) == (2, 0)
+    assert totals["pulsar_broker_storage_read_rate"] == 2
+    await broker.close()
+
+
+async def test_quotas_evictions_expiries_and_limited_requests_are_counted(broker: Harness, clock: Clock) -> None:
+    make_namespaces(
+        broker.tree,
+        "public/limited",
+        backlog_quota_map={
+            "destination_storage": {"limitSize": 100, "limitTime": -1, "policy": "consumer_backlog_eviction"}
+        },
+        publishMaxMessageRate={"bindery": {"publishThrottlingRateInMsg": 1, "publishThrottlingRateInByte": -1}},
+        message_ttl_in_seconds=60,
+    )
+    topic = "/v1/topics/public/limited/t"
+    at = LABELS.replace("default", "limited")
+    await broker.client.put(f"{topic}/subscriptions/s", json={})
+    for _ in range(4):
+        await broker.produce("a" * 50, topic=topic)
+        clock.advance(2)
+    await broker.broker.topics.enforce()
+    await broker.produce_batch("b", "c", "d", "e", topic=topic)
+    answer = await broker.client.post(f"{topic}/messages", content="f")
+    assert answer.json()["code"] == "publish_rate_exceeded"
+    clock.advance(61)
+    await broker.broker.topics.enforce()
+    found = await samples(broker, at)
+    assert found["pulsar_storage_backlog_quota_limit"] == 100
+    assert found["pulsar_storage_backlog_quota_limit_time"] == -1
+    assert found["pulsar_publish_rate_limit_times"] == 1
+    evictions = "pulsar_storage_backlog_quota_exceeded_evictions_total"
+    assert (await samples(broker, f'{at},quota_type="destination_storage"')) == {evictions: 1}
+    assert (await samples(broker, f'{at},quota_type="message_age"')) == {evictions: 0}
+    of_broker = await samples(broker, 'cluster="bindery",quota_type="destination_storage"')
+    assert of_broker == {"pulsar_broker_storage_backlog_quota_exceeded_evictions_total": 1}
+    subscription = await samples(broker, f'{at},subscription="s"')
+    expired = subscription["pulsar_subscription_total_msg_expired"]
+    assert expired == subscription["bindery_broker_expired_messages_total"] > 0
+    assert subscription["pulsar_subscription_last_expire_timestamp"] == clock.now_ms()
+    assert subscription["pulsar_subscription_msg_rate_expired"] > 0
+
+
+async def test_the_cluster_has_the_name_of_the_settings(metrics_of: Any) -> None:
+    broker = metrics_of(cluster_name="east")
+    await broker.produce("a")
+    found = await samples(broker)
+    shown = [series for series in found if series.startswith("pulsar_")]
+    assert shown
+    assert all('cluster="east"' in series for series in shown)
+    assert any(series.startswith('pulsar_version_info{cluster="east",version="bindery') for series in shown)
+    await broker.close()
 
 
 async def test_a_subscription_has_pulsars_metrics(broker: Harness, clock: Clock) -> None:
@@ -85,6 +192,9 @@ async def test_a_subscription_has_pulsars_metrics(broker: Harness, clock: Clock)
         "pulsar_subscription_msg_throughput_out": 4,
         "pulsar_subscription_msg_rate_redeliver": 0.5,
         "pulsar_subscription_msg_ack_rate": 0.5,
+        "pulsar_subscription_msg_rate_expired": 0,
+        "pulsar_subscription_total_msg_expired": 0,
+        "pulsar_subscription_last_expire_timestamp": 0,
         "pulsar_subscription_last_consumed_timestamp": clock.now_ms() - 2_000,
         "pulsar_subscription_last_acked_timestamp": clock.now_ms() - 2_000,
         "pulsar_subscription_last_consumed_flow_timestamp": clock.now_ms() - 2_000,
@@ -138,6 +248,9 @@ async def test_the_totals_count_all_topics(broker: Harness, clock: Clock) -> Non
     make_namespaces(broker.tree, "public/other")
     await broker.produce("ee", topic="/v1/topics/public/other/u")
     found = await samples(broker, 'cluster="bindery"')
+    assert found.pop("pulsar_broker_publish_latency_sum") > 0
+    assert found.pop("pulsar_ml_cache_hits_rate") > 0
+    assert found.pop("pulsar_ml_cache_hits_throughput") > 0
     assert found == {
         "pulsar_broker_topics_count": 2,
         "pulsar_broker_subscriptions_count": 1,
@@ -150,11 +263,17 @@ async def test_the_totals_count_all_topics(broker: Harness, clock: Clock) -> Non
         "pulsar_broker_msg_backlog": 3,
         "pulsar_broker_storage_size": 15 * size,
         "pulsar_broker_storage_logical_size": 5 * size,
+        "pulsar_broker_storage_write_rate": 2,
+        "pulsar_broker_storage_read_rate": 0,
+        "pulsar_broker_storage_read_cache_misses_rate": 0,
+        "pulsar_broker_publish_latency_count": 5,
         "pulsar_broker_in_bytes_total": 5 * size,
         "pulsar_broker_out_bytes_total": 8,
         "pulsar_ml_count": 2,
         "pulsar_ml_cache_used_size": 5 * (size + 200),
         "pulsar_ml_cache_entries": 5,
+        "pulsar_ml_cache_misses_rate": 0,
+        "pulsar_ml_cache_misses_throughput": 0,
         "pulsar_ml_cache_inserted_entries_total": 5,
         "pulsar_ml_cache_evicted_entries_total": 0,
     }

@@ -3,9 +3,11 @@
 | series                                | labels                                  | of                                |
 |---------------------------------------|-----------------------------------------|-----------------------------------|
 | pulsar_broker_..., pulsar_ml_...      | cluster                                 | all loaded topics                 |
+| pulsar_version_info                   | cluster, version                        | 1; dashboards list clusters by it |
 | pulsar_topics_count                   | cluster, namespace                      | all loaded topics                 |
 | pulsar_rate_in, pulsar_storage_size.. | cluster, namespace, topic               | the first `topics_max` topics     |
 | the same names                        | cluster, namespace                      | the sum of the others, if any     |
+| pulsar_entry_size_.., ..write_latency | as the two before                       | topics with entries stored        |
 | pulsar_subscription_.., pulsar_out_.. | cluster, namespace, topic, subscription | the first 10 * `topics_max`       |
 
 So sums over a namespace are complete, and the number of series is bounded. Pulsar, too, omits `topic` if it shows
@@ -20,123 +22,90 @@ Source: Pulsar's NamespaceStatsAggregator, TopicStats.
 
 import asyncio
 from collections.abc import Iterable, Iterator
+from functools import cache
+from importlib import metadata
 from operator import add
-from typing import Final, NamedTuple
+from typing import Final
 
 from bindery_kit.observability.metrics_page import Page, labels
 
 from bindery_broker.broker import Broker
 from bindery_broker.statistics.traffic import Rates
 from bindery_broker.statistics.volume import Volume
-from bindery_broker.subscriptions.subscription import Subscription
+from bindery_broker.topic_columns import (
+    AGE,
+    AVERAGE,
+    BROKER,
+    BROKER_EVICTIONS,
+    EVICTIONS,
+    QUOTA_TYPES,
+    QUOTAS,
+    SUBSCRIPTION,
+    TOPIC,
+    WRITES,
+    Column,
+    Row,
+    Values,
+    age_s,
+    average,
+    quota_values,
+    topic_values,
+    write_values,
+)
 from bindery_broker.topics.topic import Topic
 from bindery_broker.topics.topics import Topics
 
-CLUSTER: Final = "bindery"
-"""Value of the `cluster` label."""
 SUBSCRIPTIONS_PER_TOPIC: Final = 10
 """Maximum number of subscriptions with metrics of their own, per topic that may have some, on average."""
 SHARE_MAX: Final = 0.1
 """Maximum part of the time that is spent on rendering."""
 SLICE: Final = 20
 """Number of topics and subscriptions after which other tasks run."""
-MS: Final = 1000
 
 
-class _Column(NamedTuple):
-    name: str
-    kind: str
-    help: str
+class _Rows:
+    """Values of topics with metrics of their own, and sums of the others by namespace."""
 
+    def __init__(self) -> None:
+        self._rows: list[Row] = []
+        self._others: dict[str, Values] = {}
 
-_TOPIC: Final = (
-    _Column("pulsar_subscriptions_count", "gauge", "Subscriptions."),
-    _Column("pulsar_producers_count", "gauge", "Connected producers; HTTP requests connect none."),
-    _Column("pulsar_consumers_count", "gauge", "Connected consumers; over HTTP, consumer sessions."),
-    _Column("pulsar_rate_in", "gauge", "Messages stored per second, over the last 10 seconds."),
-    _Column("pulsar_rate_out", "gauge", "Messages delivered per second, over the last 10 seconds."),
-    _Column("pulsar_throughput_in", "gauge", "Bytes stored per second, over the last 10 seconds."),
-    _Column("pulsar_throughput_out", "gauge", "Payload bytes delivered per second, over the last 10 seconds."),
-    _Column("pulsar_msg_backlog", "gauge", "Entries not acknowledged, over subscriptions."),
-    _Column("pulsar_storage_size", "gauge", "Payload bytes stored, times the write quorum."),
-    _Column("pulsar_storage_logical_size", "gauge", "Payload bytes stored, without replicas."),
-    _Column(
-        "pulsar_storage_backlog_size",
-        "gauge",
-        "Payload bytes not acknowledged by the subscription with the largest backlog; an estimate.",
-    ),
-    _Column("pulsar_in_messages_total", "counter", "Messages stored."),
-    _Column("pulsar_in_bytes_total", "counter", "Bytes of the entries stored for these messages."),
-)
-"""Columns that are summed over the topics of a namespace."""
-_RATE_IN, _THROUGHPUT_IN = 3, 5
-assert (_TOPIC[_RATE_IN].name, _TOPIC[_THROUGHPUT_IN].name) == ("pulsar_rate_in", "pulsar_throughput_in")
-_AVERAGE: Final = _Column("pulsar_average_msg_size", "gauge", "Bytes per stored message, over the last 10 seconds.")
-_AGE: Final = _Column(
-    "pulsar_storage_backlog_age_seconds",
-    "gauge",
-    "Age of the oldest unacknowledged message, read once per round of maintenance; missing: not known.",
-)
-_SUBSCRIPTION: Final = (
-    _Column("pulsar_subscription_back_log", "gauge", "Entries not acknowledged."),
-    _Column("pulsar_subscription_back_log_no_delayed", "gauge", "Entries not acknowledged, without delayed messages."),
-    _Column("pulsar_subscription_delayed", "gauge", "Messages that wait for their delivery time."),
-    _Column("pulsar_subscription_unacked_messages", "gauge", "Messages held by consumers."),
-    _Column(
-        "pulsar_subscription_blocked_on_unacked_messages",
-        "gauge",
-        "1: the maximum number of unacknowledged messages is reached, and no new ones are delivered.",
-    ),
-    _Column("pulsar_subscription_consumers_count", "gauge", "Connected consumers; over HTTP, consumer sessions."),
-    _Column("pulsar_subscription_msg_rate_out", "gauge", "Messages delivered per second, over the last 10 seconds."),
-    _Column(
-        "pulsar_subscription_msg_throughput_out",
-        "gauge",
-        "Payload bytes delivered per second, over the last 10 seconds.",
-    ),
-    _Column(
-        "pulsar_subscription_msg_rate_redeliver",
-        "gauge",
-        "Deliveries per second of messages that had been delivered before, over the last 10 seconds.",
-    ),
-    _Column("pulsar_subscription_msg_ack_rate", "gauge", "Messages acknowledged per second, over the last 10 seconds."),
-    _Column("pulsar_subscription_last_consumed_timestamp", "gauge", "Last delivery, in ms since 1970; 0: never."),
-    _Column("pulsar_subscription_last_acked_timestamp", "gauge", "Last acknowledgement, in ms since 1970; 0: never."),
-    _Column(
-        "pulsar_subscription_last_consumed_flow_timestamp",
-        "gauge",
-        "Last request of a consumer for messages, in ms since 1970; 0: never.",
-    ),
-    _Column("pulsar_out_messages_total", "counter", "Messages delivered."),
-    _Column("pulsar_out_bytes_total", "counter", "Payload bytes delivered."),
-    _Column("bindery_broker_redelivered_messages_total", "counter", "Deliveries of returned messages."),
-    _Column("bindery_broker_acked_messages_total", "counter", "Messages acknowledged by consumers."),
-    _Column("bindery_broker_expired_messages_total", "counter", "Messages whose time to live was over."),
-    _Column("bindery_broker_evicted_entries_total", "counter", "Entries acknowledged because of a backlog quota."),
-    _Column("bindery_broker_subscription_backlog_bytes", "gauge", "Payload bytes not acknowledged; an estimate."),
-)
+    def __len__(self) -> int:
+        return len(self._rows)
 
-Row = tuple[str, tuple[float, ...]]
-"""Labels, and a value for each column."""
+    def put(self, at: str, values: Values) -> None:
+        """Add the values of a topic. `at`: its labels."""
+        self._rows.append((at, values))
+
+    def sum_up(self, namespace: str, values: Values) -> None:
+        before = self._others.get(namespace)
+        self._others[namespace] = values if before is None else tuple(map(add, before, values))
+
+    def all(self, cluster: str) -> list[Row]:
+        sums = ((labels({"cluster": cluster, "namespace": name}), values) for name, values in self._others.items())
+        return [*self._rows, *sums]
 
 
 class _Totals:
     """Sums over all loaded topics."""
 
     def __init__(self) -> None:
-        self.columns: tuple[float, ...] = (0,) * len(_TOPIC)
+        self.columns: Values = (0,) * len(TOPIC)
         self.volumes: list[tuple[Topic, Volume]] = []
         self.topics_of: dict[str, int] = {}
         """Number of topics by namespace."""
         self.damaged = 0
+        self.fetched = Rates(0.0, 0.0)
+        """Entries read from bookies; `cached`: found in the cache."""
+        self.cached = Rates(0.0, 0.0)
 
-    def add(self, topic: Topic, namespace: str, values: tuple[float, ...]) -> None:
+    def add(self, topic: Topic, namespace: str, values: Values, now: float) -> None:
         self.columns = tuple(map(add, self.columns, values))
         self.topics_of[namespace] = self.topics_of.get(namespace, 0) + 1
         self.damaged += len(topic.ledger.damaged_cursors)
-
-    def __getitem__(self, name: str) -> float:
-        return next(value for column, value in zip(_TOPIC, self.columns, strict=True) if column.name == name)
+        statistics = topic.ledger.statistics
+        self.fetched = Rates(*map(add, self.fetched, statistics.read.rates(now)))
+        self.cached = Rates(*map(add, self.cached, statistics.cached.rates(now)))
 
     def volume(self, topics: Topics) -> Volume:
         """Return what went in and out since the start. A topic that was closed meanwhile is in `former_volume`."""
@@ -194,10 +163,11 @@ class TopicMetrics:
     def _slices(self, broker: Broker, page: Page) -> Iterator[None]:
         """Add the metrics to `page`. Yields now and then, so that other tasks can run."""
         totals = _Totals()
-        topics: list[Row] = []
+        topics, writes, evictions = _Rows(), _Rows(), _Rows()
         ages: list[tuple[str, float]] = []
-        others: dict[str, tuple[float, ...]] = {}
+        quotas: list[Row] = []
         subscriptions: list[Row] = []
+        cluster = broker.settings.cluster_name
         subscriptions_max = self._topics_max * SUBSCRIPTIONS_PER_TOPIC
         done = 0
         for topic in broker.topics:
@@ -207,132 +177,65 @@ class TopicMetrics:
                 yield
             is_shown = len(topics) < self._topics_max
             namespace = f"{topic.name.tenant}/{topic.name.namespace}"
-            values, rows, volume = _topic_values(topic, broker, rows_max=subscriptions_max - len(subscriptions))
+            values, rows, volume = topic_values(topic, broker, rows_max=subscriptions_max - len(subscriptions))
             totals.volumes.append((topic, volume))
             if not topic.is_open:
                 continue
-            totals.add(topic, namespace, values)
+            totals.add(topic, namespace, values, broker.now())
+            evicted = (volume.evictions_by_size, volume.evictions_by_age)
+            written = write_values(topic, broker.now())
             if not is_shown:
-                before = others.get(namespace)
-                others[namespace] = values if before is None else tuple(map(add, before, values))
+                topics.sum_up(namespace, values)
+                evictions.sum_up(namespace, evicted)
+                if written is not None:
+                    writes.sum_up(namespace, written)
                 continue
-            at = labels({"cluster": CLUSTER, "namespace": namespace, "topic": topic.name.full})
-            topics.append((at, values))
-            if (age := _age_s(topic, broker)) is not None:
+            at = labels({"cluster": cluster, "namespace": namespace, "topic": topic.name.full})
+            topics.put(at, values)
+            evictions.put(at, evicted)
+            if written is not None:
+                writes.put(at, written)
+            if (age := age_s(topic, broker)) is not None:
                 ages.append((at, age))
+            quotas.append((at, quota_values(topic)))
             for name, row in rows:
                 subscriptions.append((f"{at},{labels({'subscription': name})}", row))
         yield
         _add_totals(page, totals, broker)
-        topics += [(labels({"cluster": CLUSTER, "namespace": namespace}), row) for namespace, row in others.items()]
-        yield from _add_rows(page, _TOPIC, topics)
-        page.add(*_AVERAGE, samples=((at, _average(values)) for at, values in topics))
-        page.add(*_AGE, samples=ages)
-        yield from _add_rows(page, _SUBSCRIPTION, subscriptions)
+        shown = topics.all(cluster)
+        yield from _add_rows(page, TOPIC, shown)
+        page.add(*AVERAGE, samples=((at, average(values)) for at, values in shown))
+        page.add(*AGE, samples=ages)
+        yield from _add_rows(page, QUOTAS, quotas)
+        page.add(*EVICTIONS, samples=_by_quota(evictions.all(cluster)))
+        yield from _add_rows(page, WRITES, writes.all(cluster))
+        yield from _add_rows(page, SUBSCRIPTION, subscriptions)
 
 
-def _topic_values(topic: Topic, broker: Broker, *, rows_max: int) -> tuple[tuple[float, ...], list[Row], Volume]:
-    """Return the values of _TOPIC, `rows_max` rows of _SUBSCRIPTION whose labels are only the subscriptions' names, and
-    what went in and out."""
-    now = broker.now()
-    rows: list[Row] = []
-    consumers = backlog = backlog_size_max = 0
-    messages_out, bytes_out = topic.statistics.deleted.messages_out, topic.statistics.deleted.bytes_out
-    rate_out = throughput_out = 0.0
-    subscriptions = topic.subscriptions.values()
-    for subscription in subscriptions:
-        subscription.tick()
-        entries, size = subscription.cursor.backlog
-        delivered = subscription.statistics.delivered
-        rates = delivered.rates(now)
-        backlog += entries
-        backlog_size_max = max(backlog_size_max, size)
-        consumers += len(subscription.sessions)
-        rate_out += rates.messages
-        throughput_out += rates.bytes
-        messages_out += delivered.messages
-        bytes_out += delivered.bytes
-        if len(rows) < rows_max:
-            rows.append((subscription.name, _subscription_values(subscription, entries, size, rates, broker)))
-    statistics, size = topic.statistics, topic.ledger.size
-    published = statistics.published
-    came = published.rates(now)
-    values = (
-        len(subscriptions),
-        statistics.producers,
-        consumers,
-        came.messages,
-        rate_out,
-        came.bytes,
-        throughput_out,
-        backlog,
-        size * broker.settings.ledger.write_quorum,
-        size,
-        backlog_size_max,
-        published.messages,
-        published.bytes,
-    )
-    return values, rows, Volume(published.messages, published.bytes, messages_out, bytes_out)
+def _by_quota(rows: Iterable[Row]) -> Iterator[tuple[str, float]]:
+    """Return a sample for each quota, with its label."""
+    for at, values in rows:
+        for quota_type, value in zip(QUOTA_TYPES, values, strict=True):
+            yield f'{at},quota_type="{quota_type}"', value
 
 
-def _subscription_values(
-    subscription: Subscription, backlog: int, backlog_size: int, out: Rates, broker: Broker
-) -> tuple[float, ...]:
-    statistics = subscription.statistics
-    now, wall_ms = broker.now(), broker.clock()
-
-    def stamp(at: float | None) -> int:
-        return 0 if at is None else wall_ms - round((now - at) * MS)
-
-    return (
-        backlog,
-        max(backlog - subscription.delayed_count, 0),
-        subscription.delayed_count,
-        len(subscription.dispatcher.leases),
-        int(subscription.is_blocked_on_unacked),
-        len(subscription.sessions),
-        out.messages,
-        out.bytes,
-        statistics.redelivered.rates(now).messages,
-        statistics.acked.rates(now).messages,
-        stamp(statistics.last_delivered_at),
-        stamp(statistics.last_acked_at),
-        stamp(statistics.last_request_at),
-        statistics.delivered.messages,
-        statistics.delivered.bytes,
-        statistics.redelivered.messages,
-        statistics.acked.messages,
-        statistics.expired,
-        statistics.evicted,
-        backlog_size,
-    )
+@cache
+def _version() -> str:
+    try:
+        return f"bindery-{metadata.version('bindery-broker')}"
+    except metadata.PackageNotFoundError:
+        return "bindery"
 
 
-def _age_s(topic: Topic, broker: Broker) -> float | None:
-    """Return the age of the oldest unacknowledged message; 0: everything is acknowledged; None: a time is not known."""
-    times = []
-    for subscription in topic.subscriptions.values():
-        time_ms = subscription.oldest.publish_time_ms
-        if time_ms is not None:
-            times.append(time_ms)
-        elif subscription.cursor.backlog_entries:
-            return None
-    return max(0, broker.clock() - min(times)) / MS if times else 0.0
-
-
-def _average(values: tuple[float, ...]) -> float:
-    rate = values[_RATE_IN]
-    return values[_THROUGHPUT_IN] / rate if rate else 0.0
-
-
-def _add_rows(page: Page, columns: Iterable[_Column], rows: list[Row]) -> Iterator[None]:
+def _add_rows(page: Page, columns: Iterable[Column], rows: list[Row]) -> Iterator[None]:
     for index, column in enumerate(columns):
         page.add(*column, samples=[(at, values[index]) for at, values in rows])
         yield
 
 
 def _add_totals(page: Page, totals: _Totals, broker: Broker) -> None:
-    at = labels({"cluster": CLUSTER})
+    cluster = broker.settings.cluster_name
+    at = labels({"cluster": cluster})
     for column, value in _total_values(totals, broker):
         page.add(*column, samples=[(at if column.name.startswith("pulsar_") else "", value)])
     page.add(
@@ -340,39 +243,60 @@ def _add_totals(page: Page, totals: _Totals, broker: Broker) -> None:
         "gauge",
         "Topics loaded.",
         [
-            (labels({"cluster": CLUSTER, "namespace": namespace}), count)
+            (labels({"cluster": cluster, "namespace": namespace}), count)
             for namespace, count in sorted(totals.topics_of.items())
         ],
     )
+    volume = totals.volume(broker.topics)
+    page.add(*BROKER_EVICTIONS, samples=_by_quota([(at, (volume.evictions_by_size, volume.evictions_by_age))]))
+    page.summary(
+        "pulsar_broker_publish_latency",
+        "Milliseconds until the entries of a call are durable, the wait in the queue too.",
+        [(at, broker.topics.publish_ms)],
+    )
+    page.add(
+        "pulsar_version_info",
+        "gauge",
+        "1. The version of this broker.",
+        [(labels({"cluster": cluster, "version": _version()}), 1)],
+    )
 
 
-def _total_values(totals: _Totals, broker: Broker) -> Iterator[tuple[_Column, float]]:
+def _total_values(totals: _Totals, broker: Broker) -> Iterator[tuple[Column, float]]:
     topics = broker.topics
     cache, volume = topics.cache, totals.volume(topics)
     topics_count = sum(totals.topics_of.values())
-    yield _Column("pulsar_broker_topics_count", "gauge", "Topics loaded."), topics_count
-    for column in _TOPIC:
-        if column.kind == "gauge" and column.name != "pulsar_storage_backlog_size":
+    yield Column("pulsar_broker_topics_count", "gauge", "Topics loaded."), topics_count
+    for column, value in zip(TOPIC, totals.columns, strict=True):
+        if column.name in BROKER:
             total = column.name.replace("pulsar_", "pulsar_broker_", 1)
-            yield _Column(total, "gauge", f"Of all loaded topics: {column.help}"), totals[column.name]
-    yield _Column("pulsar_broker_in_bytes_total", "counter", "Bytes of entries stored for messages."), volume.bytes_in
-    yield _Column("pulsar_broker_out_bytes_total", "counter", "Payload bytes delivered."), volume.bytes_out
-    yield _Column("bindery_broker_messages_in_total", "counter", "Messages stored."), volume.messages_in
-    yield _Column("bindery_broker_messages_out_total", "counter", "Messages delivered."), volume.messages_out
-    yield _Column("pulsar_ml_count", "gauge", "Managed ledgers open."), topics_count
-    yield _Column("pulsar_ml_cache_used_size", "gauge", "Bytes of the entry cache."), cache.size
-    yield _Column("pulsar_ml_cache_entries", "gauge", "Entries in the cache."), len(cache)
-    yield _Column("pulsar_ml_cache_inserted_entries_total", "counter", "Entries added to the cache."), cache.inserted
-    yield _Column("pulsar_ml_cache_evicted_entries_total", "counter", "Entries evicted by its limit."), cache.evicted
-    yield _Column("bindery_broker_cache_tail_bytes", "gauge", "Bytes of the tails of topics in it."), cache.tail_size
-    yield _Column("bindery_broker_cache_hits_total", "counter", "Entries read from the cache."), cache.hits
-    yield _Column("bindery_broker_cache_misses_total", "counter", "Cache reads that found only a part."), cache.misses
+            yield Column(total, "gauge", f"Of all loaded topics: {column.help}"), value
+    yield Column("pulsar_broker_in_bytes_total", "counter", "Bytes of entries stored for messages."), volume.bytes_in
+    yield Column("pulsar_broker_out_bytes_total", "counter", "Payload bytes delivered."), volume.bytes_out
+    yield Column("bindery_broker_messages_in_total", "counter", "Messages stored."), volume.messages_in
+    yield Column("bindery_broker_messages_out_total", "counter", "Messages delivered."), volume.messages_out
+    yield Column("pulsar_ml_count", "gauge", "Managed ledgers open."), topics_count
+    yield Column("pulsar_ml_cache_used_size", "gauge", "Bytes of the entry cache."), cache.size
+    yield Column("pulsar_ml_cache_entries", "gauge", "Entries in the cache."), len(cache)
+    yield Column("pulsar_ml_cache_inserted_entries_total", "counter", "Entries added to the cache."), cache.inserted
+    yield Column("pulsar_ml_cache_evicted_entries_total", "counter", "Entries evicted by its limit."), cache.evicted
+    window = "per second, over the last 10 seconds."
+    yield Column("pulsar_ml_cache_hits_rate", "gauge", f"Entries found in the cache {window}"), totals.cached.messages
+    yield Column("pulsar_ml_cache_hits_throughput", "gauge", f"Bytes found in the cache {window}"), totals.cached.bytes
+    yield Column("pulsar_ml_cache_misses_rate", "gauge", f"Entries read from bookies {window}"), totals.fetched.messages
     yield (
-        _Column("bindery_broker_topic_loads_failed_total", "counter", "Topics that could not be opened."),
+        Column("pulsar_ml_cache_misses_throughput", "gauge", f"Bytes read from bookies {window}"),
+        totals.fetched.bytes,
+    )
+    yield Column("bindery_broker_cache_tail_bytes", "gauge", "Bytes of the tails of topics in it."), cache.tail_size
+    yield Column("bindery_broker_cache_hits_total", "counter", "Entries read from the cache."), cache.hits
+    yield Column("bindery_broker_cache_misses_total", "counter", "Cache reads that found only a part."), cache.misses
+    yield (
+        Column("bindery_broker_topic_loads_failed_total", "counter", "Topics that could not be opened."),
         topics.loads_failed,
     )
     yield (
-        _Column(
+        Column(
             "bindery_broker_responses_given_up_total",
             "counter",
             "Responses ended because their clients read too slowly while others waited for memory.",
@@ -380,7 +304,7 @@ def _total_values(totals: _Totals, broker: Broker) -> Iterator[tuple[_Column, fl
         topics.responses.given_up,
     )
     yield (
-        _Column(
+        Column(
             "bindery_broker_damaged_subscriptions",
             "gauge",
             "Subscriptions of loaded topics whose stored state cannot be read.",
@@ -388,6 +312,6 @@ def _total_values(totals: _Totals, broker: Broker) -> Iterator[tuple[_Column, fl
         totals.damaged,
     )
     yield (
-        _Column("bindery_broker_bundles_owned", "gauge", "Namespace bundles owned."),
+        Column("bindery_broker_bundles_owned", "gauge", "Namespace bundles owned."),
         len(broker.ownership.held),
     )

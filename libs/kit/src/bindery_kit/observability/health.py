@@ -135,6 +135,8 @@ class Health:
         return page.render()
 
 
+METRICS_PATHS: Final = ("/metrics", "/metrics/")
+"""Pulsar's brokers redirect the first one to the second one, so Prometheus may be configured with either."""
 RENDERED_MAX: Final = 20
 """Maximum number of times per second that /metrics is rendered."""
 
@@ -165,7 +167,7 @@ class OpsApp:
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] == "http":
-            if scope["path"] == "/metrics" and self._prepare:
+            if scope["path"] in METRICS_PATHS and self._prepare:
                 return self._respond_prepared(scope, send)
             answer = self._answer(scope["path"])
             if answer is not None:
@@ -207,7 +209,7 @@ class OpsApp:
         return self._page
 
     def _answer(self, path: str) -> tuple[int, bytes, str] | None:
-        if path == "/metrics":
+        if path in METRICS_PATHS:
             return 200, self._metrics_page(), self._metrics.content_type
         if path == "/livez":
             status, body = self._health.live_answer()

@@ -35,7 +35,7 @@ class Page:
     """Metrics in the order in which they were added. Invariant: a name is added once, with all its samples."""
 
     def __init__(self) -> None:
-        self._lines: list[str] = []
+        self._families: list[bytes] = []
         self._names: set[str] = set()
 
     def add(self, name: str, kind: str, help: str, samples: Iterable[tuple[str, float]]) -> None:
@@ -63,12 +63,13 @@ class Page:
             self._family(name, "summary", help, lines)
 
     def render(self) -> bytes:
-        return ("\n".join(self._lines) + "\n").encode()
+        return b"".join(self._families) or b"\n"
 
     def _family(self, name: str, kind: str, help: str, lines: list[str]) -> None:
         assert name not in self._names, f"{name} was already added"
         self._names.add(name)
-        self._lines += [f"# HELP {name} {help}", f"# TYPE {name} {kind}", *lines]
+        # Encoded here, not in `render`, which would take long for a page of many megabytes.
+        self._families.append("\n".join((f"# HELP {name} {help}", f"# TYPE {name} {kind}", *lines, "")).encode())
 
 
 def _number(value: float) -> str:

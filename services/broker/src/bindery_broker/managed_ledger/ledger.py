@@ -50,6 +50,7 @@ from bindery_broker.managed_ledger.stats import internal_stats
 from bindery_broker.managed_ledger.topic_metadata import TopicMetadata
 from bindery_broker.managed_ledger.trimming import Trimmer
 from bindery_broker.managed_ledger.writing.writer import TopicWriter
+from bindery_broker.statistics.entries import EntryStatistics
 
 ADD_ENTRIES_MAX: Final = 100_000
 """Maximum number of entries in one `add_many`."""
@@ -70,6 +71,7 @@ class Environment(NamedTuple):
     cache: EntryCache
     is_owner: OwnershipCheck | None
     retention: Callable[[], RetentionRule | None]
+    statistics: EntryStatistics
 
 
 class ManagedLedger:
@@ -84,7 +86,7 @@ class ManagedLedger:
         info: TopicInfo,
         records: Sequence[LedgerRecord],
     ) -> None:
-        client, clock, settings, cache, is_owner, retention = environment
+        client, clock, settings, cache, is_owner, retention, statistics = environment
         self.name = name
         """`tenant/namespace/persistent/encTopic` (`TopicName.managed_ledger_name`)."""
         self._client = client
@@ -94,6 +96,7 @@ class ManagedLedger:
         self._clock = clock
         self._settings = settings
         self._cache = cache.topic()
+        self.statistics = statistics
         self._ownership = OwnershipProof(is_owner, timeout_s=settings.operation_timeout_s)
         self._ledgers = LedgerList(records)
         self._handles = ReadHandles(client, count_max=settings.read_handles_max, timeout_s=settings.operation_timeout_s)
@@ -104,6 +107,7 @@ class ManagedLedger:
             cache=self._cache,
             write_handle=lambda: self._writer.handle if self._writer is not None else None,
             timeout_s=settings.operation_timeout_s,
+            statistics=statistics,
         )
         self._ledgers_lock = asyncio.Lock()
         """Held while the list of ledgers is stored, so that trimming and rolling do not overwrite each other."""
@@ -154,19 +158,21 @@ class ManagedLedger:
         create: bool = True,
         is_owner: OwnershipCheck | None = None,
         retention: Callable[[], RetentionRule | None] = lambda: None,
+        statistics: EntryStatistics | None = None,
     ) -> Self:
         """Take the topic over: fence and recover its last ledger, start a new one, load its cursors.
 
         `create`: create the topic if it does not exist, else NoSuchTopic. `cache`: shared by the broker's topics.
         `is_owner` is called when another process has fenced or closed a ledger of this topic: if it returns True, the
         topic continues in a new ledger; without it, or if it returns False, the topic is lost. `retention`: returns the
-        rule in force at present; None stands for the settings.
+        rule in force at present; None stands for the settings. `statistics`: counts what is written and read.
         Raises TopicFenced if another broker repeatedly takes the same topic, Corrupt if its metadata cannot be read,
         TryAgain or OutcomeUnknown if bookies or ZooKeeper do not answer; the open can then be retried.
         """
         settings = settings or ManagedLedgerSettings()
         cache = cache if cache is not None else EntryCache(size_max=settings.cache_size_max)
-        environment = Environment(client, clock, settings, cache, is_owner, retention)
+        statistics = statistics or EntryStatistics(asyncio.get_running_loop().time)
+        environment = Environment(client, clock, settings, cache, is_owner, retention, statistics)
         for attempt in range(OPEN_ATTEMPTS_MAX):
             try:
                 return await cls._open(name, environment, store, create=create)
@@ -220,6 +226,7 @@ class ManagedLedger:
             on_confirmed=self._new_entries.announce,
             on_fenced=self._fence,
             on_recovered=self._handles.put,
+            statistics=self.statistics,
         )
 
     async def _store_ledgers(self, records_of: Callable[[], Sequence[LedgerRecord]]) -> None:

@@ -15,6 +15,7 @@ from bindery_broker.managed_ledger.ledger_list import LedgerList, LedgerRecord
 from bindery_broker.managed_ledger.read_handles import ReadHandles
 from bindery_broker.managed_ledger.time_search import BEFORE_BYTES_MAX, TimeSearch
 from bindery_broker.managed_ledger.topic_metadata import limited
+from bindery_broker.statistics.entries import EntryStatistics
 
 READ_ENTRIES_MAX: Final = 1_000
 """Maximum number of entries of one read from bookies."""
@@ -37,6 +38,7 @@ class EntryReader:
         cache: TopicCache,
         write_handle: Callable[[], WriteHandle | None],
         timeout_s: float,
+        statistics: EntryStatistics,
     ) -> None:
         """`write_handle`: returns the writer of the current ledger, if it has one."""
         self._ledgers = ledgers
@@ -44,6 +46,7 @@ class EntryReader:
         self._cache = cache
         self._write_handle = write_handle
         self._timeout_s = timeout_s
+        self._statistics = statistics
         self._read_upto: tuple[int, int, int] | None = None
         """Ledger, next entry and bytes of the ledger before it, after the last read from bookies."""
 
@@ -58,7 +61,9 @@ class EntryReader:
                 break
             last = min(record.entries, first + entries_max - len(found)) - 1
             payloads = self._cache.run(ledger_id, first, last)
-            if not payloads:
+            if payloads:
+                self._statistics.found(len(payloads), sum(map(len, payloads)))
+            else:
                 payloads = await self._fetch(record, first=first, last=last, room=room)
             for entry_id, payload in enumerate(payloads, first):
                 if len(payload) > room and found:
@@ -164,6 +169,8 @@ class EntryReader:
         count = room * record.entries // max(record.size, 1)
         ids = ids[: max(1, min(count, len(ids)))]
         cached = self._cache.some(ledger_id, ids)
+        if cached:
+            self._statistics.found(len(cached), sum(map(len, cached.values())))
         missing = [entry_id for entry_id in ids if entry_id not in cached] if cached else ids
         if not missing:
             return [cached[entry_id] for entry_id in ids]
@@ -207,6 +214,11 @@ class EntryReader:
         return end.length - begin.length + len(begin.payload)
 
     async def _read(self, ledger_id: int, ids: Sequence[int]) -> list[Entry]:
+        entries = await self._read_stored(ledger_id, ids)
+        self._statistics.fetched(len(entries), sum(len(entry.payload) for entry in entries))
+        return entries
+
+    async def _read_stored(self, ledger_id: int, ids: Sequence[int]) -> list[Entry]:
         last = ids[-1]
         writer = self._write_handle()
         if writer is not None and writer.ledger_id == ledger_id:

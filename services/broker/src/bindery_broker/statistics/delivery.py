@@ -40,6 +40,7 @@ class SubscriptionStatistics:
         "expired",
         "last_acked_at",
         "last_delivered_at",
+        "last_expired_at",
         "last_request_at",
         "redelivered",
     )
@@ -50,7 +51,9 @@ class SubscriptionStatistics:
         """Its bytes are not counted."""
         self.acked = Traffic()
         """Its bytes are not counted."""
-        self.expired = 0
+        self.expired = Traffic()
+        """Its bytes are not counted."""
+        self.last_expired_at: float | None = None
         self.evicted = 0
         self.last_request_at: float | None = None
         """When a consumer last requested messages."""
@@ -65,6 +68,12 @@ class SubscriptionStatistics:
         if redelivered:
             self.redelivered.add(redelivered, 0, now=now)
             consumer.redelivered += redelivered
+
+    def expire(self, messages: int, *, now: float) -> None:
+        """Count messages that the broker acknowledged because their time to live was over."""
+        if messages:
+            self.expired.add(messages, 0, now=now)
+            self.last_expired_at = now
 
     def ack(self, consumer: ConsumerStatistics | None, messages: int, *, now: float) -> None:
         """Count a durable acknowledgement, of `messages` that were not acknowledged before."""

@@ -8,7 +8,16 @@ from bindery_broker.statistics.volume import Volume
 class TopicStatistics:
     """Counts durable messages only. Times are monotonic seconds; None: never."""
 
-    __slots__ = ("deleted", "entries", "last_published_at", "producers", "published")
+    __slots__ = (
+        "deleted",
+        "entries",
+        "evictions_by_age",
+        "evictions_by_size",
+        "last_published_at",
+        "producers",
+        "publish_limited",
+        "published",
+    )
 
     def __init__(self) -> None:
         self.published = Traffic()
@@ -18,6 +27,11 @@ class TopicStatistics:
         self.producers = 0
         """Number of connected producers; set by the protocols that connect them. HTTP requests connect none."""
         self.last_published_at: float | None = None
+        self.publish_limited = 0
+        """Number of requests that waited for the publish rate, or were refused because of it."""
+        self.evictions_by_size = 0
+        """Number of evictions because of the quota of the backlog's size; `_age`: of its age."""
+        self.evictions_by_age = 0
         self.deleted = Volume()
         """What the deleted subscriptions delivered."""
 
@@ -31,7 +45,12 @@ class TopicStatistics:
 
     def volume(self, subscriptions: "list[SubscriptionStatistics]") -> Volume:
         """Return what went in and out. `subscriptions`: those that exist."""
-        total = Volume(messages_in=self.published.messages, bytes_in=self.published.bytes)
+        total = Volume(
+            messages_in=self.published.messages,
+            bytes_in=self.published.bytes,
+            evictions_by_size=self.evictions_by_size,
+            evictions_by_age=self.evictions_by_age,
+        )
         total.add(self.deleted)
         for subscription in subscriptions:
             total.add(_volume_of(subscription))

@@ -12,6 +12,7 @@ from typing import Final
 
 import structlog
 from bindery_core.errors import BinderyError, Corrupt, NoSuchLedger, NotThere
+from bindery_core.sources import MonotonicClock
 from bindery_pulsar.message_id import Position
 
 from bindery_broker.limits.expiry import Expirable, ExpiryScan
@@ -41,6 +42,7 @@ class Expiring:
         *,
         decoder: EntryDecoder,
         statistics: SubscriptionStatistics,
+        now: MonotonicClock,
     ) -> None:
         self._cursor = cursor
         self._ledger = ledger
@@ -48,6 +50,7 @@ class Expiring:
         self._acknowledger = acknowledger
         self._decoder = decoder
         self._statistics = statistics
+        self._now = now
         self._scan = ExpiryScan()
         self._counts: dict[Position, int] = {}
         """Unacknowledged messages of the entries of the last read."""
@@ -137,4 +140,4 @@ class Expiring:
                 count += sum(self._counts.get(position, 1) for position in left)
         finally:
             self._counts.clear()
-        self._statistics.expired += count
+        self._statistics.expire(count, now=self._now())

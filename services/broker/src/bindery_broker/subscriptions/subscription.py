@@ -122,7 +122,7 @@ class Subscription:
         self._redelivery = Redelivery(self._loop, self._reader, now=now)
         self._acknowledger = Acknowledger(cursor, ledger, self._loop, self._reader, partition=partition)
         self._expiring = Expiring(
-            cursor, ledger, self._loop, self._acknowledger, decoder=decoder, statistics=self.statistics
+            cursor, ledger, self._loop, self._acknowledger, decoder=decoder, statistics=self.statistics, now=now
         )
         self._explainer = Explainer(cursor, ledger, self._loop, self._reader, partition=partition)
         self._moving = Moving(

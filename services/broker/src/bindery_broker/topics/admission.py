@@ -101,6 +101,8 @@ class Admission:
         now = self._now()
         self._rate.set(policies.publish_rate, now)
         wait_s = self._rate.wait_s(now)
+        if wait_s:
+            self._topic.statistics.publish_limited += 1
         if wait_s > (PUBLISH_WAIT_S_MAX if may_wait else 0.0):
             raise PublishRateExceeded(
                 f"messages come faster than the policy publish_rate allows: {self._rate.text()}",

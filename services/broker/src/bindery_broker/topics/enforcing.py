@@ -61,8 +61,10 @@ async def evict_backlog(topic: Topic, *, clock: WallClock) -> None:
             continue
         if excess.quota == "size":
             await subscription.evict(evicted_entries(excess.backlog, excess.limit))
+            topic.statistics.evictions_by_size += 1
         else:
             await subscription.evict_before(evicted_before_ms(excess.limit, clock()))
+            topic.statistics.evictions_by_age += 1
         log.warning(
             "backlog_evicted",
             topic=topic.name.short,

@@ -17,6 +17,7 @@ from bindery_client.ledger.api import LedgerClient
 from bindery_core.errors import BinderyError, Conflict, NoSuchNode, NoSuchTopic, TooManyRequests
 from bindery_core.sources import MonotonicClock
 from bindery_kit.observability.logs import error_fields, get_logger
+from bindery_kit.observability.op_stat import OpStat
 from bindery_metadata.stores.store import MetadataStore
 from bindery_pulsar import znode_layout
 from bindery_pulsar.managed_ledger_codec import decode_topic
@@ -34,6 +35,7 @@ from bindery_broker.ownership.bundles import Bundle
 from bindery_broker.ownership.ownership import Ownership
 from bindery_broker.producers.deduplication import Deduplication, DeduplicationLimits
 from bindery_broker.producers.keys import KeyBudget
+from bindery_broker.statistics.entries import EntryStatistics
 from bindery_broker.statistics.volume import Volume
 from bindery_broker.subscriptions.decoding import EntryDecoder
 from bindery_broker.subscriptions.response_budget import ResponseBudget
@@ -148,6 +150,8 @@ class Topics:
         self.on_subscription: Callable[[TopicName, str], None] = lambda _topic, _subscription: None
         """Called when a subscription of a topic was created, or loaded with it."""
         self.loads_failed = 0
+        self.publish_ms = OpStat(now)
+        """Milliseconds from the call that adds entries to a topic until they are durable, by entry."""
         self.former_volume = Volume()
         """What went in and out of the topics that were closed."""
 
@@ -415,6 +419,7 @@ class Topics:
                     create=create,
                     is_owner=is_owner,
                     retention=lambda: retention_rule(self.policies.effective(name).retention),
+                    statistics=EntryStatistics(self._now, observe_ms=self.publish_ms.observe),
                 )
             except BinderyError as error:
                 self.loads_failed += 1

@@ -20,7 +20,7 @@ Answer = asyncio.Future[list[Position]]
 
 def add(pending: PendingAdds, *payloads: bytes, deadline: float = 10.0) -> Answer:
     future: Answer = asyncio.get_running_loop().create_future()
-    pending.append(payloads, future, deadline=deadline)
+    pending.append(payloads, future, queued_at=0.0, deadline=deadline)
     return future
 
 

@@ -57,7 +57,7 @@ def delivery_fields(topic: Topic, subscription: Subscription, times: Times) -> d
         "redelivered_per_s": rounded(statistics.redelivered.rates(times.now)).messages,
         "acked": statistics.acked.messages,
         "acked_per_s": rounded(statistics.acked.rates(times.now)).messages,
-        "expired": statistics.expired,
+        "expired": statistics.expired.messages,
         "evicted": statistics.evicted,
         "last_request_at": times.wall(statistics.last_request_at),
         "last_delivered_at": times.wall(statistics.last_delivered_at),

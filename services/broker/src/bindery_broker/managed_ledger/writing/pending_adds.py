@@ -31,19 +31,28 @@ class StoredEntries(NamedTuple):
     payloads: Sequence[bytes]
     size: int
     """Payload bytes."""
+    queued_at: float
+    """When they were queued, in loop time."""
 
 
 class _Add:
     """One call of `add_many`, or the part of it that is not stored yet."""
 
-    __slots__ = ("deadline", "future", "payloads", "positions", "sent", "size")
+    __slots__ = ("deadline", "future", "payloads", "positions", "queued_at", "sent", "size")
 
     def __init__(
-        self, payloads: Sequence[bytes], size: int, future: "asyncio.Future[list[Position]]", deadline: float
+        self,
+        payloads: Sequence[bytes],
+        size: int,
+        future: "asyncio.Future[list[Position]]",
+        *,
+        queued_at: float,
+        deadline: float,
     ) -> None:
         self.payloads = payloads
         self.size = size
         self.future = future
+        self.queued_at = queued_at
         self.deadline = deadline
         self.positions: list[Position] = []
         """Positions of the part that is stored."""
@@ -56,11 +65,11 @@ class _Add:
         positions = [Position(ledger_id, i) for i in range(entry_id, entry_id + count)]
         if count < len(self.payloads):
             payloads, self.payloads = self.payloads[:count], self.payloads[count:]
-            stored = StoredEntries(positions, payloads, sum(map(len, payloads)))
+            stored = StoredEntries(positions, payloads, sum(map(len, payloads)), self.queued_at)
             self.positions += positions
             self.size -= stored.size
             return stored
-        stored = StoredEntries(positions, self.payloads, self.size)
+        stored = StoredEntries(positions, self.payloads, self.size, self.queued_at)
         self.payloads, self.size = (), 0
         if not self.future.done():
             self.future.set_result(self.positions + positions if self.positions else positions)
@@ -106,8 +115,16 @@ class PendingAdds:
     def has_in_flight(self) -> bool:
         return bool(self._in_flight)
 
-    def append(self, payloads: Sequence[bytes], future: "asyncio.Future[list[Position]]", *, deadline: float) -> None:
-        add = _Add(payloads, sum(map(len, payloads)), future, deadline)
+    def append(
+        self,
+        payloads: Sequence[bytes],
+        future: "asyncio.Future[list[Position]]",
+        *,
+        queued_at: float,
+        deadline: float,
+    ) -> None:
+        """Queue an add. Both times are in loop time."""
+        add = _Add(payloads, sum(map(len, payloads)), future, queued_at=queued_at, deadline=deadline)
         self.size += add.size
         self._queue.append(add)
 

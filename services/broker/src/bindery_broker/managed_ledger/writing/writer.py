@@ -36,6 +36,7 @@ from bindery_broker.managed_ledger.writing.ledger_operations import LedgerOperat
 from bindery_broker.managed_ledger.writing.pending_adds import Group, PendingAdds, StoredEntries, copy_error
 from bindery_broker.managed_ledger.writing.rolling import next_check_s, roll_due
 from bindery_broker.managed_ledger.writing.switch import LedgerSwitch, StoreLedgers, taken_over
+from bindery_broker.statistics.entries import EntryStatistics
 
 EXPIRY_PAUSE_S_MIN: Final = 0.05
 """Minimum seconds between two checks for expired adds."""
@@ -63,6 +64,7 @@ class TopicWriter:
         on_confirmed: Callable[[], None],
         on_fenced: Callable[[TopicFenced], None],
         on_recovered: Callable[[ReadHandle], Coroutine[Any, Any, None]],
+        statistics: EntryStatistics,
     ) -> None:
         """`on_confirmed` is called each time the last confirmed entry advances."""
         self.entries_added = 0
@@ -74,6 +76,7 @@ class TopicWriter:
         self._store_ledgers = store_ledgers
         self._on_confirmed = on_confirmed
         self._on_fenced = on_fenced
+        self._statistics = statistics
         self._operations = LedgerOperations(topic, client, settings, custom_metadata)
         self._ledger_switch = LedgerSwitch(
             topic,
@@ -172,7 +175,8 @@ class TopicWriter:
                 "too much is waiting to be stored in this topic", pending_size=pending_size, size_max=size_max
             )
         future: asyncio.Future[list[Position]] = self._loop.create_future()
-        self._pending.append(payloads, future, deadline=self._loop.time() + self._settings.add_timeout_s)
+        now = self._loop.time()
+        self._pending.append(payloads, future, queued_at=now, deadline=now + self._settings.add_timeout_s)
         self._pump_soon()
         return future
 
@@ -214,8 +218,10 @@ class TopicWriter:
         count = sum(len(one.positions) for one in stored)
         self._ledgers.grow(entries=count, size=sum(one.size for one in stored))
         self.entries_added += count
+        now = self._loop.time()
         for one in stored:
             ledger_id, first = one.positions[0]
+            self._statistics.add(one.payloads, one.size, latency_s=now - one.queued_at)
             self._cache.add_written(ledger_id, first, one.payloads, size=one.size)
 
     # --- control of the sending by a switch
