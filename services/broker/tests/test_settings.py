@@ -38,6 +38,7 @@ def test_the_defaults() -> None:
         "compaction_keys_bytes_max": 67_108_864,
         "metrics_topics_max": 1_000,
         "subscriptions_per_topic_max": 1_000,
+        "partitions_per_topic_max": 256,
         "consumers_per_subscription_max": 1_000,
         "unacked_max": 50_000,
         "unacked_per_consumer_max": 10_000,

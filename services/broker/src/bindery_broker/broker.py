@@ -21,6 +21,7 @@ from bindery_broker.ownership.bundles import Bundle
 from bindery_broker.ownership.ownership import OwnerRecord, Ownership, RemoteOwner
 from bindery_broker.partitioned.catalog import PartitionedTopics
 from bindery_broker.partitioned.consumers import PartitionedConsumers
+from bindery_broker.partitioned.deletions import Deletions
 from bindery_broker.schemas.registry import SchemaRegistry
 from bindery_broker.schemas.store import SchemaStore
 from bindery_broker.settings import BrokerSettings
@@ -74,7 +75,10 @@ class Broker:
         self.schemas = SchemaRegistry(
             SchemaStore(components.store, components.client, settings=settings.ledger, clock=components.clock)
         )
-        self.partitioned = PartitionedTopics(components.store, now=components.now)
+        self.partitioned = PartitionedTopics(
+            components.store, now=components.now, partitions_max=settings.partitions_per_topic_max
+        )
+        self.deletions = Deletions(self.partitioned, is_mine=self._take)
         self.topics.check_new = self.partitioned.check_new
         self.retry_topics = RetryTopics(
             self.topics,
@@ -111,6 +115,10 @@ class Broker:
             await self.topics.check_creatable(name)
         return await self.ownership.locate(bundle)
 
+    async def _take(self, name: TopicName) -> bool:
+        """Return whether this broker owns the bundle of a topic, which may be missing. Takes an unowned bundle."""
+        return await self.ownership.locate(Bundle.of(name)) is None
+
     async def topic(self, name: TopicName, *, create: bool = False, is_explicit: bool = False) -> Topic:
         """Return a topic that this broker owns. `is_explicit`: a request of its own creates the topic."""
         return self.topics.loaded(name) or await self.topics.get(name, create=create, is_explicit=is_explicit)
@@ -124,6 +132,7 @@ class Broker:
                 await asyncio.sleep(min(left_s, ENFORCE_S))
                 await self.topics.enforce()
             await self.topics.maintain()
+            await self.deletions.maintain()
 
     def drain(self) -> None:
         """End all waiting, so that requests in flight finish soon."""

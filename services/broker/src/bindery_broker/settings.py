@@ -129,6 +129,10 @@ class BrokerSettings(Settings):
     subscriptions_per_topic_max: Annotated[int, Ge(1)] = 1_000
     """Maximum number of subscriptions of one topic."""
 
+    partitions_per_topic_max: Annotated[int, Ge(1), Le(10_000)] = 256
+    """Maximum number of partitions of a partitioned topic. A receive asks each partition, and waits at each of them.
+    Source: Pulsar's maxNumPartitionsPerPartitionedTopic, which is 0, without a limit, by default."""
+
     consumers_per_subscription_max: Annotated[int, Ge(1)] = 1_000
     """Maximum number of consumer sessions of one subscription."""
 

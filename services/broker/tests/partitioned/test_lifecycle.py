@@ -7,9 +7,10 @@ import httpx
 import pytest
 from bindery_broker.http.v1.partitioned import lifecycle
 from bindery_broker.ownership.bundles import Bundle
+from bindery_broker.partitioned.catalog import DELETIONS_ROOT
 from bindery_core.errors import OutcomeUnknown
 from bindery_pulsar.topic_name import TopicName
-from broker_harness import TOPIC, ids, payloads, problem, settle
+from broker_harness import TOPIC, Harness, ids, payloads, problem, settle
 
 NAME = TopicName.parse("public/default/t")
 ZNODE = "/admin/partitioned-topics/public/default/persistent/t"
@@ -182,9 +183,124 @@ async def test_a_deletion_goes_on_when_its_topic_is_asked_for(pair):
     one.peers["two"] = peer
     problem(await two.client.post(f"{TOPIC}/messages", content=b"x"), status=409, code="conflict")
     await settle()
-    await asyncio.gather(*two.app._partitioned.deletions._running.values())
-    assert ZNODE not in one.znodes()
-    assert not [path for path in one.znodes() if "-partition-" in path]
+    await asyncio.gather(*two.broker.deletions._running.values())
+    assert_deleted(one)
+
+
+def assert_deleted(broker):
+    znodes = broker.znodes()
+    assert ZNODE not in znodes
+    assert not [path for path in znodes if "-partition-" in path]
+    assert not [path for path in znodes if path.startswith(f"{DELETIONS_ROOT}/")]
+
+
+async def rounds(*brokers, count=1):
+    """Run rounds of maintenance, each with the deletions that it goes on with."""
+    for _ in range(count):
+        for broker in brokers:
+            await broker.broker.deletions.maintain()
+            await asyncio.gather(*broker.broker.deletions._running.values())
+
+
+async def interrupt_deletion(one, two):
+    """Begin a deletion at `one` that deletes the partitions of `one` only."""
+    peer = one.peers["two"]
+    one.peers["two"] = Refusing()
+    problem(await one.client.delete(f"{TOPIC}/partitions?force=true"), status=504, code="outcome_unknown")
+    one.peers["two"] = peer
+    assert [path for path in one.znodes() if "-partition-" in path]
+
+
+async def test_a_deletion_goes_on_by_itself_after_its_broker_died(pair):
+    one, two = pair
+    await spread(one, two)
+    await interrupt_deletion(one, two)
+    await one.die()
+    await settle()
+    await rounds(two)
+    assert ZNODE in two.znodes()  # seen for the first time: the request may be running
+    await rounds(two)
+    assert_deleted(two)
+    assert (await put(two, 2)).status_code == 201
+    await rounds(two, count=3)
+    assert (await two.client.get(f"{TOPIC}/partitions")).json()["partitions"] == 2
+
+
+async def test_one_broker_goes_on_with_a_deletion(pair):
+    one, two = pair
+    await spread(one, two)
+    await interrupt_deletion(one, two)
+    await rounds(one, two)
+    owner, other = (one, two) if Bundle.of(NAME.with_partition(0)).number % 2 == 0 else (two, one)
+    await other.broker.deletions.maintain()
+    assert not other.broker.deletions._running
+    await rounds(owner)
+    assert_deleted(one)
+
+
+async def test_a_deletion_waits_for_an_owner_that_does_not_answer(pair):
+    one, two = pair
+    await spread(one, two)
+    await interrupt_deletion(one, two)
+    owner = one if Bundle.of(NAME.with_partition(0)).number % 2 == 0 else two
+    host = "two" if owner is one else "one"
+    peer = owner.peers[host]
+    owner.peers[host] = Refusing()
+    if owner is two:  # a partition of `one` is missing; one that is there has an owner that does not answer
+        await put_partition(one)
+    await rounds(owner, count=3)
+    assert ZNODE in one.znodes()
+    owner.peers[host] = peer
+    await rounds(owner)
+    assert_deleted(one)
+
+
+async def put_partition(broker):
+    """Create a partition of the broker's own in the metadata, as if it were not deleted yet."""
+    name = next(name for k in range(8) if Bundle.of(name := NAME.with_partition(k)).number % 2 == 0)
+    await broker.store.create(f"/managed-ledgers/public/default/persistent/{name.encoded_local}")
+
+
+async def test_a_deletion_never_touches_a_new_topic_of_the_name(pair):
+    one, two = pair
+    await spread(one, two)
+    await interrupt_deletion(one, two)
+    await rounds(one, two)  # both have seen it
+    assert (await two.client.delete(f"{TOPIC}/partitions")).status_code == 200
+    assert (await put(two, 8)).status_code == 201
+    await one.produce("a")
+    for broker in pair:
+        broker.broker.deletions.go_on(NAME)
+    await rounds(one, two, count=3)
+    assert payloads(await two.receive()) == ["a"]
+    assert (await one.client.get(f"{TOPIC}/partitions")).json()["deleted"] is False
+
+
+async def test_a_deletion_without_its_topic_is_forgotten(pair):
+    one, two = pair
+    await put(one, 2)
+    await one.broker.partitioned.mark_deleted(NAME)
+    await one.store.delete(ZNODE, version=None)  # as the deletion of a namespace does
+    await rounds(one, two, count=2)
+    assert not [path for path in one.znodes() if path.startswith(f"{DELETIONS_ROOT}/")]
+
+
+async def test_rounds_without_deletions_read_nothing_once_the_list_is_known(pair):
+    one, _ = pair
+    await put(one, 2)
+    await one.client.delete(TOPIC)
+    await rounds(one)
+    reads = one.broker.partitioned._deletions.reads
+    await rounds(one, count=5)
+    assert one.broker.partitioned._deletions.reads == reads
+
+
+async def test_the_maximum_number_of_partitions_is_a_setting(tree, ledgers, clock):
+    broker = Harness(tree=tree, ledgers=ledgers, clock=clock, url="http://one", partitions_per_topic_max=3)
+    facts = problem(await put(broker, 4), status=400, code="bad_request")["facts"]
+    assert facts["partitions_max"] == 3
+    assert (await put(broker, 3)).status_code == 201
+    await broker.close()
 
 
 async def test_partitions_that_are_missing_are_created_by_a_repetition(pair, monkeypatch):

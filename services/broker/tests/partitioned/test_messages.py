@@ -89,6 +89,25 @@ async def test_a_request_that_may_be_repeated_keeps_its_partition(brokers):
     assert {partition(one) for (one,) in sent} == {partition_of("once", PARTITIONS)}
 
 
+@pytest.mark.parametrize("keys", [False, True])
+async def test_messages_with_sequence_ids_are_stored_once_whatever_the_requests(brokers, keys):
+    """A producer repeats its messages at another broker and in other requests than before."""
+    one, two = brokers
+    messages = [{"payload": str(n)} | ({"key": f"k{n % 10}"} if keys else {}) for n in range(500)]
+    sent = []
+    for first in range(0, 500, 100):
+        answer = await send(one, messages[first : first + 100], producer="p", sequence_id=first)
+        sent += answer["message_ids"]
+    assert len(set(map(partition, sent))) > 2
+    for first, last in ((0, 250), (130, 131), (250, 500)):
+        await send(two, messages[first:last], producer="p", sequence_id=first)
+    own_ids = [message | {"sequence_id": number} for number, message in enumerate(messages)]
+    await send(two, own_ids[77:303], producer="p")
+    assert (await send(two, [{"payload": "500", "key": "k0"}], producer="p", sequence_id=500))["message_ids"]
+    got = await drain(one, max=1000)
+    assert Counter(payloads(got)) == Counter(str(n) for n in range(501))
+
+
 async def test_nothing_is_written_if_a_message_is_invalid(brokers):
     await send(brokers[0], [{"payload": "a", "key": "k1"}, {"payload": "b", "key": "k2", "wrong": 1}], status=400)
     assert await drain(brokers[0]) == []

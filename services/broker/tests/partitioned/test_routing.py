@@ -1,7 +1,7 @@
 """The partition of a message. The golden values are those of Pulsar's Murmur3_32Hash."""
 
 import pytest
-from bindery_broker.partitioned.routing import partition_of, route
+from bindery_broker.partitioned.routing import SEQUENCE_BLOCK, partition_of, route
 
 
 @pytest.mark.parametrize(
@@ -43,6 +43,27 @@ def test_a_repeated_request_goes_to_the_same_partition():
         partition for number in range(50) for partition in route([None], partitions=16, turn=0, identity=f"{number}")
     }
     assert len(spread) > 8
+
+
+def test_each_sequence_id_of_a_producer_has_a_partition_whatever_the_requests():
+    ids = list(range(1_000, 3_000))
+    whole = route([None] * len(ids), partitions=5, turn=0, identity="p", sequence_ids=ids)
+    placed = {ids[index]: partition for partition, some in whole.items() for index in some}
+    for partition, some in whole.items():
+        assert some == sorted(some), partition
+    for first, last in ((1_000, 1_001), (1_100, 1_900), (1_027, 2_011)):
+        part = route([None] * (last - first), partitions=5, turn=9, identity="p", sequence_ids=range(first, last))
+        for partition, some in part.items():
+            assert {placed[first + index] for index in some} == {partition}
+
+
+def test_the_sequence_ids_of_a_producer_spread_over_all_partitions_in_blocks():
+    found = route([None] * 1_280, partitions=5, turn=0, identity="p", sequence_ids=range(1_280))
+    assert {len(some) for some in found.values()} == {2 * SEQUENCE_BLOCK}
+    small = route([None] * 100, partitions=5, turn=0, identity="p", sequence_ids=range(100))
+    assert len(small) == 1
+    starts = {tuple(route([None], partitions=5, turn=0, identity=f"p{n}", sequence_ids=[0])) for n in range(100)}
+    assert len(starts) == 5
 
 
 def test_an_empty_key_is_a_key():

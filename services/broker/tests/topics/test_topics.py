@@ -109,6 +109,27 @@ async def test_an_empty_unused_topic_is_closed_and_reopened_with_its_subscriptio
     assert payloads(await broker.receive()) == ["b", "c"], "its subscription was there before"
 
 
+async def test_rounds_of_maintenance_let_requests_run(broker: Harness, monkeypatch):
+    monkeypatch.setattr(topics_module, "TURN_TOPICS", 1)
+    for number in range(10):
+        await broker.client.put(f"{NAMESPACE}/t{number}")
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    await asyncio.sleep(0)
+    for work in (broker.broker.topics.enforce, broker.broker.topics.maintain):
+        turns = 0
+        await work()
+        assert turns >= 9
+    counting.cancel()
+
+
 async def test_a_topic_with_a_consumer_or_with_entries_stays_open(broker: Harness, clock):
     await broker.produce("kept", topic=f"{NAMESPACE}/retained")
     await broker.produce("a", topic=f"{NAMESPACE}/delayed")

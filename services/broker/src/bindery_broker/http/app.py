@@ -40,6 +40,7 @@ class BrokerApp(FastAPI):
             # Not include_router: it matches each request twice, route by route, for options that are not used here.
             routes=[route for router in (*v1.ROUTERS, *admin.ROUTERS) for route in router.routes],
         )
+        self._broker = broker
         self._proxy = proxy or Proxy()
         broker.topics.targets.peers = Peers(self._proxy)
         self._retries = RemoteRetries(self._proxy, prefix=f"via-{broker.store.session_id:x}", now=broker.now)
@@ -51,9 +52,8 @@ class BrokerApp(FastAPI):
         install_refusals(self, validation_code="bad_request")
         routes = [route for router in v1.ROUTERS for route in router.routes if isinstance(route, HotRoute)]
         self.add_middleware(Carry)
-        self._partitioned = PartitionedOperations()
         creating = v1.CREATES_TOPIC | admin.CREATES_TOPIC
-        at_owner = AtOwner(broker, self._proxy, creating=creating, partitioned=self._partitioned)
+        at_owner = AtOwner(broker, self._proxy, creating=creating, partitioned=PartitionedOperations())
         self._gate = Gate(
             super().__call__,
             at_owner=at_owner,
@@ -61,6 +61,7 @@ class BrokerApp(FastAPI):
             routes=HotRoutes(routes),
         )
         at_owner.app = self._gate
+        broker.deletions.delete_topic = at_owner.delete_topic
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
@@ -73,7 +74,7 @@ class BrokerApp(FastAPI):
         return self._gate(scope, receive, send)
 
     async def close(self) -> None:
-        await self._partitioned.close()
+        await self._broker.deletions.close()
         await self._retries.close()
         await self._proxy.close()
 

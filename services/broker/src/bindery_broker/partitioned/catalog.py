@@ -23,6 +23,7 @@ from typing import Final
 from bindery_core.errors import (
     AlreadyExists,
     BadRequest,
+    BinderyError,
     Conflict,
     MetadataUnavailable,
     NoSuchNode,
@@ -31,14 +32,19 @@ from bindery_core.errors import (
 )
 from bindery_core.sources import MonotonicClock
 from bindery_kit.observability.logs import get_logger
-from bindery_metadata.stores.store import MetadataStore
+from bindery_metadata.layout.layout import BINDERY_ROOT
+from bindery_metadata.stores.cached_children import CachedChildren
+from bindery_metadata.stores.parents import make_path
+from bindery_metadata.stores.store import Create, Delete, MetadataStore, Set
 from bindery_metadata.stores.versioned import Versioned
 from bindery_pulsar import znode_layout
 from bindery_pulsar.topic_name import TopicName
 
 from bindery_broker.errors import TopicIsPartitioned
-from bindery_broker.partitioned.record import PARTITIONS_MAX, PartitionedRecord
+from bindery_broker.partitioned.record import PartitionedRecord
 
+DELETIONS_ROOT: Final = f"{BINDERY_ROOT}/partitioned-deletions"
+"""Parent of empty nodes with the names of topics that are being deleted, written and removed with their records."""
 ABSENT_S: Final = 5.0
 """Seconds for which it is remembered that a topic is not partitioned."""
 KNOWN_MAX: Final = 10_000
@@ -52,8 +58,11 @@ log = get_logger(__name__)
 
 
 class PartitionedTopics:
-    def __init__(self, store: MetadataStore, *, now: MonotonicClock) -> None:
+    def __init__(self, store: MetadataStore, *, now: MonotonicClock, partitions_max: int) -> None:
+        """`partitions_max`: maximum number of partitions of a topic that is created or enlarged."""
+        self.partitions_max = partitions_max
         self._store = store
+        self._deletions = CachedChildren(store, lists_max=1)
         self._now = now
         self._known: OrderedDict[TopicName, PartitionedRecord] = OrderedDict()
         self._absent: OrderedDict[TopicName, float] = OrderedDict()
@@ -146,7 +155,7 @@ class PartitionedTopics:
         """
         if name.partition >= 0:
             raise BadRequest("a partition cannot be partitioned", topic=name.short)
-        check_count(partitions)
+        self.check_count(partitions)
         await self._check_not_ordinary(name)
         path = _path(name)
         data = PartitionedRecord(partitions).encode()
@@ -176,7 +185,7 @@ class PartitionedTopics:
         def change(record: PartitionedRecord) -> PartitionedRecord:
             if record.is_deleted:
                 raise Conflict("the topic is being deleted", topic=name.short)
-            check_grows(name, record, partitions)
+            self.check_grows(name, record, partitions)
             return PartitionedRecord(partitions, members=record.members)
 
         record = await self._change(name, change)
@@ -185,19 +194,82 @@ class PartitionedTopics:
 
     async def mark_deleted(self, name: TopicName) -> PartitionedRecord:
         """Store the intent to delete the topic. It is not usable any more. Raises NoSuchTopic."""
-        return await self._change(
-            name, lambda record: PartitionedRecord(record.partitions, is_deleted=True, members=record.members)
-        )
+        await make_path(self._store, DELETIONS_ROOT)
+        path, node = _path(name), deletion_path(name)
+        for _ in range(ATTEMPTS_MAX):
+            stored = await self.read(name)
+            if stored is None:
+                raise NoSuchTopic("no such partitioned topic", topic=name.short)
+            record = PartitionedRecord(stored.value.partitions, is_deleted=True, members=stored.value.members)
+            is_noted = await self._store.exists(node) is not None
+            if stored.value.is_deleted and is_noted:
+                return record
+            try:
+                await self._store.multi(
+                    [Set(path, record.encode(), stored.version), Set(node, b"", None) if is_noted else Create(node)]
+                )
+            except (VersionConflict, NoSuchNode, AlreadyExists):
+                continue
+            self.forget(name)
+            return record
+        raise Conflict("the metadata of the topic is being changed by others; retry", topic=name.short)
+
+    async def deletions(self) -> list[TopicName]:
+        """Return the topics whose deletion was begun and is not complete. Without a request if nothing changed."""
+        try:
+            nodes = await self._deletions.children(DELETIONS_ROOT)
+        except NoSuchNode:
+            return []
+        names = []
+        for node in nodes:
+            try:
+                names.append(TopicName.parse(znode_layout.decode_name(node)))
+            except (BinderyError, UnicodeDecodeError):
+                log.warning("odd_deletion_node", node=node)
+        return names
 
     async def remove(self, name: TopicName) -> None:
-        """Delete the record of a topic that is marked as deleted. A missing one is no error."""
+        """Delete the record of a topic that is marked as deleted. A missing one, or one of a new topic, is no error."""
         stored = await self.read(name)
-        if stored is not None:
-            assert stored.value.is_deleted
-            with suppress(NoSuchNode):
-                await self._store.delete(_path(name), version=stored.version)
-            self.forget(name)
-            log.info("partitioned_topic_deleted", topic=name.short, partitions=stored.value.partitions)
+        if stored is None or not stored.value.is_deleted:
+            return
+        record, node = Delete(_path(name), stored.version), Delete(deletion_path(name), None)
+        is_noted = await self._store.exists(node.path) is not None
+        with suppress(NoSuchNode, VersionConflict):  # another broker has completed it
+            await self._store.multi([record, node] if is_noted else [record])
+        self.forget(name)
+        log.info("partitioned_topic_deleted", topic=name.short, partitions=stored.value.partitions)
+
+    async def drop_stale_deletion(self, name: TopicName) -> None:
+        """Forget a deletion whose topic is not marked as deleted, for example because its namespace was deleted."""
+        node = await self._store.exists(deletion_path(name))
+        stored = await self.read(name)
+        if node is not None and (stored is None or not stored.value.is_deleted):
+            with suppress(NoSuchNode, VersionConflict):  # the version changes if the topic is deleted again
+                await self._store.delete(deletion_path(name), version=node.version)
+
+    def check_count(self, partitions: int) -> None:
+        """Raise BadRequest for a number of partitions that no topic can have."""
+        if not 1 <= partitions <= self.partitions_max:
+            raise BadRequest(
+                "not a number of partitions; BROKER_PARTITIONS_PER_TOPIC_MAX sets the maximum",
+                partitions=partitions,
+                partitions_min=1,
+                partitions_max=self.partitions_max,
+            )
+
+    def check_grows(self, name: TopicName, record: PartitionedRecord, partitions: int) -> None:
+        """Raise Conflict if the topic would lose partitions, and BadRequest if it would have too many."""
+        if partitions < record.partitions:
+            raise Conflict(
+                "the number of partitions can only grow, because a partition that is removed would take its messages "
+                "along",
+                topic=name.short,
+                partitions=record.partitions,
+                wanted=partitions,
+            )
+        if partitions != record.partitions:
+            self.check_count(partitions)
 
     async def counts(self, names: Iterable[TopicName]) -> dict[str, int]:
         """Return the numbers of partitions of those topics that are partitioned, by their short names."""
@@ -287,25 +359,9 @@ class PartitionedTopics:
         return record
 
 
-def check_count(partitions: int) -> None:
-    """Raise BadRequest for a number of partitions that no topic can have."""
-    if not 1 <= partitions <= PARTITIONS_MAX:
-        raise BadRequest(
-            "not a number of partitions", partitions=partitions, partitions_min=1, partitions_max=PARTITIONS_MAX
-        )
-
-
-def check_grows(name: TopicName, record: PartitionedRecord, partitions: int) -> None:
-    """Raise Conflict if the topic would lose partitions, and BadRequest if it would have too many."""
-    if partitions < record.partitions:
-        raise Conflict(
-            "the number of partitions can only grow, because a partition that is removed would take its messages along",
-            topic=name.short,
-            partitions=record.partitions,
-            wanted=partitions,
-        )
-    if partitions != record.partitions:
-        check_count(partitions)
+def deletion_path(name: TopicName) -> str:
+    """Return the node that says that the topic is being deleted."""
+    return f"{DELETIONS_ROOT}/{znode_layout.encode_name(name.short)}"
 
 
 def _path(name: TopicName) -> str:

@@ -15,8 +15,6 @@ from typing import Any, Final, Self
 import msgspec
 from bindery_core.errors import Corrupt
 
-PARTITIONS_MAX: Final = 256
-"""Maximum number of partitions that this broker creates. A receive asks each partition, and waits at each of them."""
 STORED_MAX: Final = 100_000
 """Maximum number of partitions that is read. Above it, the record is damaged."""
 

@@ -9,7 +9,7 @@ trimmed, or until the limit of loaded topics is reached.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
@@ -59,6 +59,8 @@ CLOSES_MAX = 32
 """Maximum number of idle topics that are closed in parallel, because a close may have to wait for slow bookies."""
 REPLAYS_MAX = 8
 """Maximum number of topics whose entries are read again in parallel to find out what producers have stored."""
+TURN_TOPICS = 32
+"""Number of topics after which a round of maintenance lets requests run."""
 LOOK_FOR_IDLE_S_MIN = 1.0
 """Minimum seconds between two searches for an idle topic if the first found none."""
 
@@ -275,7 +277,7 @@ class Topics:
         """Run one round of the policies that act on their own: times to live, evictions, expiration of subscriptions
         and inactive topics. Call it every few seconds, and before `maintain`."""
         reads_left = EXPIRY_READS_MAX
-        for topic in self:
+        async for topic in self._in_turns():
             if not topic.is_open:
                 continue
             for subscription in topic.subscriptions.values():
@@ -285,6 +287,13 @@ class Topics:
             reads_left -= await enforce(topic, now=self._now, clock=self._clock, reads_max=max(reads_left, 1))
             if self._is_inactive(topic):
                 await self._delete_inactive(topic)
+
+    async def _in_turns(self) -> AsyncIterator[Topic]:
+        """Yield the topics, and let requests run after every TURN_TOPICS: a round over many topics takes long."""
+        for number, topic in enumerate(self, start=1):
+            yield topic
+            if number % TURN_TOPICS == 0:
+                await asyncio.sleep(0)
 
     def _is_inactive(self, topic: Topic) -> bool:
         if not topic.is_open:
@@ -309,7 +318,7 @@ class Topics:
         compact, close idle topics."""
         idle: list[Topic] = []
         reads_left = OLDEST_READS_MAX
-        for topic in self:
+        async for topic in self._in_turns():
             if not topic.is_open:
                 continue
             for subscription in topic.subscriptions.values():

@@ -12,15 +12,15 @@ from bindery_broker.http.route import JsonLine, OwnedRoute
 from bindery_broker.http.v1 import paths
 from bindery_broker.http.v1.models import Answer, Body, Deleted, ForceQuery, RoutingQuery
 from bindery_broker.http.v1.partitioned import lifecycle
-from bindery_broker.partitioned.record import PARTITIONS_MAX
+from bindery_broker.partitioned.record import STORED_MAX
 
 router = APIRouter(route_class=OwnedRoute, default_response_class=JsonLine, tags=["topics"])
 PATH = paths.TOPIC + "/partitions"
 
 
 class PartitionsBody(Body):
-    partitions: Annotated[int, Field(ge=1, le=PARTITIONS_MAX)]
-    """The number of partitions. It can only grow."""
+    partitions: Annotated[int, Field(ge=1, le=STORED_MAX)]
+    """The number of partitions. It can only grow, up to BROKER_PARTITIONS_PER_TOPIC_MAX."""
 
 
 class Partitions(Answer):

@@ -8,26 +8,21 @@
 | delete    | store in the record that the topic is deleted; delete the partitions; delete the record                |
 
 Each can be interrupted after any step, and is completed by a repetition of the same request, at any broker. A deletion
-that was interrupted also goes on when something asks for the topic. Until it is complete the topic cannot be used, and
-nothing can create a topic with its name or the name of one of its partitions.
+that was interrupted also goes on when something asks for the topic, and by itself (`partitioned.deletions`). Until it
+is complete the topic cannot be used, and nothing can create a topic with its name or that of one of its partitions.
 """
 
-import asyncio
 from typing import Any
 from urllib.parse import quote, urlencode
 
 import msgspec
-from bindery_core.errors import BinderyError, Conflict, NoSuchTopic
-from bindery_kit.observability.logs import error_fields, get_logger
+from bindery_core.errors import Conflict, NoSuchTopic
 from bindery_pulsar.topic_name import TopicName
 
 from bindery_broker.errors import TopicInUse
 from bindery_broker.http.exchange import Exchange
 from bindery_broker.http.v1.partitioned.calls import Answer, call, on_each, partitions_of, raise_failure
-from bindery_broker.partitioned.catalog import check_count, check_grows
 from bindery_broker.partitioned.record import PartitionedRecord
-
-log = get_logger(__name__)
 
 
 async def set_partitions(exchange: Exchange, name: TopicName, partitions: int) -> bool:
@@ -44,11 +39,10 @@ async def set_partitions(exchange: Exchange, name: TopicName, partitions: int) -
             raise Conflict("the topic is being deleted", topic=name.short)
     if stored.value.is_deleted:
         raise Conflict("the topic is being deleted; repeat the deletion to complete it", topic=name.short)
-    check_grows(name, stored.value, partitions)
+    catalog.check_grows(name, stored.value, partitions)
     before = stored.value.partitions
     await _create(exchange, partitions_of(name, partitions))
     if partitions > before:
-        check_count(partitions)
         await _subscribe_as_first(exchange, name, partitions_of(name, partitions, start=before))
         await catalog.enlarge(name, partitions)
     return False
@@ -63,24 +57,13 @@ async def delete(exchange: Exchange, name: TopicName, *, force: bool) -> None:
     if not force and not stored.value.is_deleted:
         await _check_unused(exchange, name, stored.value)
     record = await catalog.mark_deleted(name)
-    await _delete_parts(exchange, name, record)
 
-
-async def complete_deletion(exchange: Exchange, name: TopicName, record: PartitionedRecord) -> None:
-    """Go on with a deletion that was interrupted. Errors are for the log: the next request tries again."""
-    try:
-        await _delete_parts(exchange, name, record)
-    except BinderyError as error:
-        log.warning("partitioned_topic_deletion_waits", topic=name.short, **error_fields(error))
-
-
-async def _delete_parts(exchange: Exchange, name: TopicName, record: PartitionedRecord) -> None:
     async def one(partition: TopicName) -> Answer:
         return await call(exchange, "DELETE", partition, query=b"force=true")
 
     answers = await on_each(partitions_of(name, record.partitions), one)
     raise_failure([answer for answer in answers if answer.status != NoSuchTopic.status])
-    await exchange.broker.partitioned.remove(name)
+    await catalog.remove(name)
 
 
 async def _check_unused(exchange: Exchange, name: TopicName, record: PartitionedRecord) -> None:
@@ -127,21 +110,3 @@ async def _subscribe(exchange: Exchange, subscription: dict[str, Any], partition
         return await call(exchange, "PUT", partition, path, body=msgspec.json.encode(body))
 
     raise_failure(await on_each(partitions, one))
-
-
-class Deletions:
-    """Deletions that were found interrupted, and go on in the background."""
-
-    def __init__(self) -> None:
-        self._running: dict[TopicName, asyncio.Task[None]] = {}
-
-    def go_on(self, exchange: Exchange, name: TopicName, record: PartitionedRecord) -> None:
-        if name not in self._running:
-            task = asyncio.get_running_loop().create_task(complete_deletion(exchange, name, record))
-            self._running[name] = task
-            task.add_done_callback(lambda _: self._running.pop(name, None))
-
-    async def close(self) -> None:
-        for task in list(self._running.values()):
-            task.cancel()
-        await asyncio.gather(*self._running.values(), return_exceptions=True)

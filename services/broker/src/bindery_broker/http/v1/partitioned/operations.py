@@ -44,13 +44,10 @@ Handler = Callable[[Exchange, PartitionedRecord, Operation], Awaitable[Response]
 class PartitionedOperations:
     """`at_owner.PartitionedOperation`."""
 
-    def __init__(self) -> None:
-        self.deletions = lifecycle.Deletions()
-
     async def __call__(self, exchange: Exchange, whole: PartitionedRecord, operation: Operation) -> Response:
         name = exchange.topic
         if whole.is_deleted and exchange.operation != "deleteTopic":
-            self.deletions.go_on(exchange, name, whole)
+            exchange.broker.deletions.go_on(name)
             raise Conflict("the topic is being deleted; retry when that is complete", topic=name.short)
         handler = _HANDLERS.get(exchange.operation)
         if handler is None:
@@ -61,9 +58,6 @@ class PartitionedOperations:
                 partitions=whole.partitions,
             )
         return await handler(exchange, whole, operation)
-
-    async def close(self) -> None:
-        await self.deletions.close()
 
 
 def partition_of_id(exchange: Exchange, whole: PartitionedRecord, message_id: MessageId) -> TopicName:

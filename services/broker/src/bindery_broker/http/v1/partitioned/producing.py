@@ -2,7 +2,7 @@
 
 A request whose messages belong to one partition goes there as it is. Otherwise each partition gets a request with its
 messages as the client wrote them, and with the query and the headers of the whole request: so each partition detects a
-repeated part by itself.
+repeated part by itself. If the sequence ids count up from that of the query, each message gets its own.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -12,6 +12,7 @@ import msgspec
 from bindery_core.errors import BinderyError
 from bindery_pulsar.message_codec import OutgoingMessage
 from bindery_pulsar.topic_name import TopicName
+from msgspec import UNSET
 from starlette.responses import Response
 
 from bindery_broker.http.exchange import Exchange, json_reply
@@ -45,17 +46,21 @@ async def produce(
         now_ms=broker.clock(),
         limits=limits,
     )
+    identity, is_sequence = _identity(exchange, query, messages)
     parts = route(
         [message.key for message in messages],
         partitions=whole.partitions,
         turn=broker.partitioned.next_turn(name),
-        identity=_identity(exchange, query, messages),
+        identity=identity,
+        sequence_ids=[message.sequence_id for message in messages] if is_sequence else None,
     )
     if len(parts) == 1:
         enter(exchange, name.with_partition(next(iter(parts))))
         return await exchange.at_owner.run(exchange, operation)
     texts = _texts(body, content_type)
     assert len(texts) == len(messages)
+    if query.sequence_id is not UNSET:
+        texts = [_numbered(text, message.sequence_id or 0) for text, message in zip(texts, messages, strict=True)]
     by_name = {name.with_partition(partition): indexes for partition, indexes in sorted(parts.items())}
 
     async def one(partition: TopicName) -> Answer:
@@ -84,14 +89,15 @@ async def produce(
     return json_reply(ProducedPartly(results=results), status=207)
 
 
-def _identity(exchange: Exchange, query: ProduceQuery, messages: Sequence[OutgoingMessage]) -> str | None:
-    """Return what a repetition of the request has in common with it; None: there will be none."""
+def _identity(exchange: Exchange, query: ProduceQuery, messages: Sequence[OutgoingMessage]) -> tuple[str | None, bool]:
+    """Return what a repetition of the request has in common with it, and whether its messages have sequence ids, which
+    each repeated message keeps. None: there will be no repetition."""
     key = exchange.header(IDEMPOTENCY_HEADER)
     if key:
-        return key.decode("latin-1")
+        return key.decode("latin-1"), False
     if isinstance(query.producer, str) and messages[0].sequence_id is not None:
-        return query.producer  # one partition for all that has no key: so its sequence ids ascend there
-    return None
+        return query.producer, True
+    return None, False
 
 
 def _texts(body: bytes, content_type: str) -> list[bytes]:
@@ -100,6 +106,12 @@ def _texts(body: bytes, content_type: str) -> list[bytes]:
         return [line for line in body.split(b"\n") if line and not line.isspace()]
     assert content_type == JSON
     return [bytes(raw) for raw in _array.decode(body)]
+
+
+def _numbered(text: bytes, sequence_id: int) -> bytes:
+    """Return a message object with its sequence id, which the partition could not count up from that of the query."""
+    rest = text.lstrip()[1:].lstrip()
+    return b'{"sequence_id":%d%s%s' % (sequence_id, b"" if rest.startswith(b"}") else b",", rest)
 
 
 def _results(answer: Answer, count: int) -> list[ProduceResult]:
