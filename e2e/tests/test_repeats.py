@@ -71,6 +71,61 @@ def test_a_wrong_broker_is_judged_bad(change: Any, error: str | None) -> None:
     assert set(found.errors) == ({error} if error else set()), found.examples
 
 
+class PartitionedStory(Story):
+    """`p0` sends 0 to 3, of keys `a` and `b`, which are in two partitions; both consumers get everything."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records = self.records[-1:]
+        self.attempt("p0", 1, [0, 1, 2, 3], None)
+        self.attempt("p0", 1, [0, 1, 2, 3], ["1:0", "2:0", "1:1", "2:1"])
+        self.parts = [
+            [["1:0", "p0", 0, "a"], ["1:1", "p0", 2, "a"]],
+            [["2:0", "p0", 1, "b"], ["2:1", "p0", 3, "b"]],
+        ]
+        self.got: dict[str, list[list[Any]]] = {}
+        self.got["live"] = [self.parts[0][1], *self.parts[0], *self.parts[1]]
+        self.got["afterwards"] = [*self.parts[1], *self.parts[0], self.parts[1][0]]
+
+    def judge(self) -> Repeats:
+        for partition, rows in enumerate(self.parts):
+            n = len(self.records) + 1
+            self.add("invoke", n, op="read", process="reader", topic="t", start="earliest", partition=partition)
+            self.add("ok", n, messages=rows, end=True)
+        for consumer, rows in self.got.items():
+            n = len(self.records) + 1
+            self.add("invoke", n, op="receive", process=consumer, topic="t")
+            self.add("unknown", n, error="killed")
+            self.add("invoke", n + 1, op="receive", process=consumer, topic="t")
+            self.add("ok", n + 1, messages=rows)
+        return judge_repeats(self.records)
+
+
+def test_messages_of_other_partitions_may_overtake() -> None:
+    found = PartitionedStory().judge()
+    assert found.verdict == "GOOD", found.examples
+    assert (found.messages, found.partitions, found.deliveries) == (4, 2, 10)
+
+
+@pytest.mark.parametrize(
+    ("change", "errors"),
+    [
+        (lambda story: story.parts[0].reverse(), {"order"}),
+        (lambda story: story.parts[1].append(["2:2", "p0", 0, "a"]), {"twice", "missed"}),
+        (lambda story: story.parts[1].pop(), {"lost", "delivered"}),
+        (lambda story: story.got["live"].__delitem__(3), {"missed"}),
+        (lambda story: story.got["afterwards"].pop(1), {"missed"}),
+        (lambda story: story.got["afterwards"].reverse(), {"late"}),
+        (lambda story: story.got["live"].append(["1:0", "p0", 2, "a"]), {"delivered"}),
+    ],
+)
+def test_a_wrong_partitioned_topic_is_judged_bad(change: Any, errors: set[str]) -> None:
+    story = PartitionedStory()
+    change(story)
+    found = story.judge()
+    assert set(found.errors) == errors, found.examples
+
+
 def test_a_refused_request_is_an_error() -> None:
     story = Story()
     story.add("invoke", 99, op="produce", process="p0", topic="t", request=3, sequences=[1])

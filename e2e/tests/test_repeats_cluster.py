@@ -9,8 +9,11 @@ from bindery_e2e.traffic.repeats import RepeatsSettings
 
 @pytest.mark.integration
 @pytest.mark.timeout(600)  # a busy machine may need minutes
-def test_no_message_is_lost_or_stored_twice(tmp_path: Path) -> None:
-    settings = RepeatsSettings(seed=5, seconds=12, kills=1)
+@pytest.mark.parametrize("partitions", [0, 4])
+def test_no_message_is_lost_or_stored_twice(tmp_path: Path, partitions: int) -> None:
+    settings = RepeatsSettings(seed=5, seconds=12, kills=1, partitions=partitions)
     found = run_repeats(settings, tmp_path, facts={"command": "a test"})
     assert found.verdict == "GOOD", found.examples
-    assert found.kills == 1
+    assert (found.kills, found.partitions) == (1, partitions)
+    if partitions:
+        assert found.deliveries >= 2 * found.messages

@@ -109,6 +109,9 @@ def parser() -> argparse.ArgumentParser:
     repeats.add_argument("--seconds", type=float, default=60.0, metavar="N", help="seconds of load (60)")
     repeats.add_argument("--kills", type=int, default=4, metavar="N", help="number of kills (4)")
     repeats.add_argument("--seed", type=int, default=None, metavar="N", help="seed of the load (default: random)")
+    repeats.add_argument(
+        "--partitions", type=int, default=0, metavar="N", help="partitions of the topic, with consumers (0: none)"
+    )
     repeats.add_argument("--brokers", type=int, default=2, metavar="N", help="brokers, all of which are killed (2)")
     repeats.add_argument(
         "--report", type=Path, metavar="DIR", help="report directory (e2e-reports/repeats-<seed>-<time>)"
@@ -272,9 +275,9 @@ def _retries(args: argparse.Namespace) -> int:
 def _repeats(args: argparse.Namespace) -> int:
     seed = random.randrange(10**6) if args.seed is None else args.seed
     command = f"python -m bindery_e2e repeats --seconds {args.seconds:g} --kills {args.kills} --seed {seed}"
-    command += f" --brokers {args.brokers}"
+    command += f" --brokers {args.brokers} --partitions {args.partitions}"
     folder = args.report or Path("e2e-reports") / f"repeats-{seed}-{time.strftime('%Y%m%d-%H%M%S')}"
-    settings = RepeatsSettings(seed=seed, seconds=args.seconds, kills=args.kills)
+    settings = RepeatsSettings(seed=seed, seconds=args.seconds, kills=args.kills, partitions=args.partitions)
     say(command)
     try:
         found = run_repeats(settings, folder, facts=facts_of(command), brokers=args.brokers, say=say)
