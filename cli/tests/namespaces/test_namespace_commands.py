@@ -19,10 +19,12 @@ class Admin:
     def __init__(self, *answers: Any) -> None:
         self.answers = list(answers)
         self.calls: list[tuple[str, str, Any]] = []
+        self.queries: list[dict[str, str]] = []
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
         content = request.read()
         sent = json.loads(content) if content else dict(request.url.params)
+        self.queries.append(dict(request.url.params))
         self.calls.append((request.method, request.url.path, sent))
         return httpx.Response(200, json=self.answers.pop(0))
 
@@ -128,3 +130,24 @@ def test_words_of_the_wrong_form_are_refused_before_a_request(serve: Serve, word
     serve(admin := Admin())
     assert isinstance(run(*words).exception, BadRequest)
     assert admin.calls == []
+
+
+def test_unload(serve: Serve) -> None:
+    bundles = [{"bundle": "0x00000000_0x40000000", "owner": "http://b:1"}, {"bundle": "0x4", "owner": None}]
+    serve(
+        admin := Admin(
+            {"namespace": "t/n", "bundles": bundles},
+            {"namespace": "t/n", "bundles": bundles[1:]},
+            {"unloaded": "t/n/x"},
+        )
+    )
+    expected = "0x00000000_0x40000000 unloaded by http://b:1\n"
+    assert run("namespaces", "unload", "t/n", "--bundle", "0x0", "--hold", "7").stdout == expected
+    assert run("namespaces", "unload", "t/n").stdout == "no broker owned a bundle: nothing to unload\n"
+    assert run("topics", "unload", "t/n/x").stdout == "t/n/x is unloaded\n"
+    assert admin.calls == [
+        ("POST", "/v1/namespaces/t/n/unload", {}),
+        ("POST", "/v1/namespaces/t/n/unload", {}),
+        ("POST", "/v1/topics/t/n/x/unload", {}),
+    ]
+    assert admin.queries == [{"bundle": "0x0", "hold_s": "7.0"}, {}, {}]

@@ -13,6 +13,7 @@ ERRORS: list[tuple[type[BinderyError], str, int, type[BinderyError]]] = [
     (errors.TopicInUse, "topic_in_use", 409, Conflict),
     (errors.TopicIsPartitioned, "topic_is_partitioned", 409, Conflict),
     (errors.NotOwner, "not_owner", 503, TryAgain),
+    (errors.OwnedByPulsar, "owned_by_pulsar", 409, Conflict),
     (errors.RetryTopicAway, "try_again", 503, TryAgain),
     (errors.NoSuchMessage, "no_such_message", 404, NotThere),
     (errors.NoSuchSchema, "no_such_schema", 404, NotThere),

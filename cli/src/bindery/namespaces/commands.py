@@ -1,4 +1,4 @@
-"""`bindery namespaces`: list, show, create and delete namespaces, and set their policies."""
+"""`bindery namespaces`: list, show, create, unload and delete namespaces, and set their policies."""
 
 import sys
 from typing import Annotated
@@ -10,7 +10,7 @@ from bindery.common.output import confirm, counted, emit, print_json, print_line
 from bindery.namespaces.names import Namespace, Settings, all_pages, namespace_path, parse_policies, policy_lines
 from bindery.topics.options import Url
 
-app = group("List, show, create and delete namespaces, and set their policies.")
+app = group("List, show, create, unload and delete namespaces, and set their policies.")
 
 
 @app.command("list")
@@ -100,6 +100,38 @@ def delete(
         done = broker.request("DELETE", path, params={"force": "true"} if force else {})
     topics = f" with {counted(len(done['topics']), 'topic')}" if done["topics"] else ""
     emit(done, [f"deleted {done['deleted']}{topics}"], as_json=as_json)
+
+
+@app.command("unload")
+def unload(
+    namespace: Namespace,
+    bundle: Annotated[
+        str | None, typer.Option("--bundle", metavar="BUNDLE", help="Only this one, for example 0x40000000_0x80000000.")
+    ] = None,
+    hold: Annotated[
+        float | None,
+        typer.Option(
+            "--hold",
+            metavar="SECONDS",
+            help="Keep them free for a Pulsar broker, 0 to 60; by default 5 if there is one, otherwise 0.",
+        ),
+    ] = None,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Unload the bundles of a namespace: their owners close the topics, and the broker that is asked next takes them.
+
+    Bundles of Pulsar brokers are unloaded as well. Clients wait, and notice nothing else.
+
+    Example: bindery namespaces unload shop/orders
+    """
+    from bindery.topics.broker_api import Broker
+
+    query = {name: str(value) for name, value in (("bundle", bundle), ("hold_s", hold)) if value is not None}
+    with Broker(url) as broker:
+        done = broker.request("POST", f"{namespace_path(namespace)}/unload", params=query, json={})
+    unloaded = [f"{one['bundle']} unloaded by {one['owner']}" for one in done["bundles"] if one["owner"]]
+    emit(done, unloaded or ["no broker owned a bundle: nothing to unload"], as_json=as_json)
 
 
 @app.command("policies")

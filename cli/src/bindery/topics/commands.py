@@ -233,6 +233,21 @@ def compact(
         raise typer.Exit(exit_codes.FAILURE)
 
 
+@app.command("unload")
+def unload(topic: Topic, url: Url = None, as_json: AsJson = False) -> None:
+    """Close a topic at its broker. The next request opens it again, there: `namespaces unload` moves topics.
+
+    Example: bindery topics unload public/default/greetings
+
+    Exit codes: 0 unloaded, 1 no such topic, 2 wrong usage.
+    """
+    from bindery.topics.broker_api import Broker, topic_path
+
+    with Broker(url) as broker:
+        answer = broker.request("POST", f"{topic_path(topic)}/unload", json={})
+    emit(answer, f"{answer['unloaded']} is unloaded", as_json=as_json)
+
+
 @app.command("delete")
 def delete(
     topic: Topic,

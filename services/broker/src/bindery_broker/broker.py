@@ -18,7 +18,8 @@ from bindery_broker.namespaces.directory import Directory
 from bindery_broker.namespaces.names import Names
 from bindery_broker.namespaces.policy_store import PolicyStore
 from bindery_broker.ownership.bundles import Bundle
-from bindery_broker.ownership.ownership import OwnerRecord, Ownership, RemoteOwner
+from bindery_broker.ownership.ownership import Ownership, RemoteOwner
+from bindery_broker.ownership.records import OwnerRecord
 from bindery_broker.partitioned.catalog import PartitionedTopics
 from bindery_broker.partitioned.consumers import PartitionedConsumers
 from bindery_broker.partitioned.deletions import Deletions
@@ -118,6 +119,13 @@ class Broker:
     async def _take(self, name: TopicName) -> bool:
         """Return whether this broker owns the bundle of a topic, which may be missing. Takes an unowned bundle."""
         return await self.ownership.locate(Bundle.of(name)) is None
+
+    async def unload(self, bundle: Bundle, *, hold_s: float) -> bool:
+        """Close the topics of a bundle and release it. Returns False if this broker does not own it.
+
+        See `Ownership.unload`.
+        """
+        return await self.ownership.unload(bundle, close=lambda: self.topics.unload(bundle), hold_s=hold_s)
 
     async def topic(self, name: TopicName, *, create: bool = False, is_explicit: bool = False) -> Topic:
         """Return a topic that this broker owns. `is_explicit`: a request of its own creates the topic."""

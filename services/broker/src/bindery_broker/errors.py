@@ -10,6 +10,7 @@
 | TopicInUse               | topic_in_use               |    409 | a topic is deleted while consumers are connected  |
 | TopicIsPartitioned       | topic_is_partitioned       |    409 | an operation that only a single partition has     |
 | NotOwner                 | not_owner                  |    503 | the topic's owner is changing; retry              |
+| OwnedByPulsar            | owned_by_pulsar            |    409 | a Pulsar broker serves the topic's bundle         |
 | RetryTopicAway           | try_again                  |    503 | the owner of a retry topic does not answer; retry |
 | NoSuchMessage            | no_such_message            |    404 | no such entry, or no such index in its batch      |
 | NoSuchSchema             | no_such_schema             |    404 | the topic has no schema, or no such version       |
@@ -70,6 +71,28 @@ class TopicIsPartitioned(Conflict):
 
 class NotOwner(TryAgain):
     code = "not_owner"
+
+
+class OwnedByPulsar(Conflict):
+    """A broker of Apache Pulsar owns the bundle of the topic. Nothing was done."""
+
+    code = "owned_by_pulsar"
+
+    @classmethod
+    def of(cls, bundle: object, *, http_url: str, native_url: str) -> Self:
+        """`http_url`: its web service; `native_url`: the address for Pulsar's clients."""
+        return cls(
+            "a Pulsar broker serves the topic's bundle; use a Pulsar client there, or move the bundle here: "
+            "`bindery namespaces unload`",
+            bundle=str(bundle),
+            owner=http_url,
+            native_url=native_url,
+        )
+
+    @property
+    def http_url(self) -> str:
+        """Address of the web service of the owner."""
+        return str(self.facts["owner"])
 
 
 class RetryTopicAway(TryAgain):

@@ -6,7 +6,7 @@ removed then, another task would create a second lock for the key.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Hashable
+from collections.abc import AsyncIterator, Hashable, Iterator
 from contextlib import asynccontextmanager
 from typing import Generic, TypeVar
 
@@ -31,6 +31,10 @@ class KeyedLocks(Generic[K]):
 
     def __len__(self) -> int:
         return len(self._locks)
+
+    def __iter__(self) -> Iterator[K]:
+        """Iterate over the keys that tasks hold or wait for now."""
+        return iter(list(self._locks))
 
     @asynccontextmanager
     async def hold(self, key: K) -> AsyncIterator[None]:

@@ -30,7 +30,7 @@ async def test_operations_keep_their_ids_and_document_their_errors(broker):
         "produce", "purgeDeadLetters", "putNamespacePolicies", "putTenant", "putTopicPolicies", "readMessage",
         "readMessages", "receive", "redriveDeadLetters", "resetSubscription", "retry", "seek", "setPartitions",
         "skip", "stillHolds", "storeCopies", "stream", "subscribe", "topicInternalStats", "topicPartitions",
-        "topicRetention", "topicStats", "unsubscribe", "uploadSchema",
+        "topicRetention", "topicStats", "unloadNamespace", "unloadTopic", "unsubscribe", "uploadSchema",
     ]  # fmt: skip
     for operation in operations.values():
         for status, answer in operation["responses"].items():

@@ -144,6 +144,8 @@ def test_the_list_of_json_routes_is_complete():
         ("POST", ANY_TOPIC + "/schema/compatibility"),
         ("DELETE", ANY_TOPIC + "/schema"),
         ("PUT", ANY_TOPIC + "/compaction"),
+        ("POST", ANY_TOPIC + "/unload"),  # their content types: test_unloading
+        ("POST", models.NAMESPACE + "/unload"),
         *((method, path) for path in (models.TENANT, models.NAMESPACE) for method in ("PUT", "DELETE")),
         *(("PUT", path) for path in (models.POLICIES, models.TOPIC_POLICIES)),  # test_namespaces, test_policies
         *(("DELETE", path) for path in (models.POLICY, models.TOPIC_POLICY)),

@@ -5,7 +5,8 @@ import asyncio
 import pytest
 from bindery_broker.errors import NotOwner
 from bindery_broker.ownership.bundles import Bundle
-from bindery_broker.ownership.ownership import OwnerRecord, Ownership, RemoteOwner
+from bindery_broker.ownership.ownership import Ownership, RemoteOwner
+from bindery_broker.ownership.records import OwnerRecord
 from bindery_core.errors import MetadataUnavailable
 from bindery_metadata.coordination.leases import Leases
 from bindery_metadata.stores.memory import MemoryStore, MemoryTree

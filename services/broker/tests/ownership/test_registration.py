@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from bindery_broker.ownership.registration import keep_registered, register
 from bindery_core.errors import MetadataUnavailable
+from bindery_core.version import VERSION
 from bindery_metadata.coordination.leases import Leases
 from bindery_metadata.stores.memory import MemoryStore, MemoryTree
 from bindery_simulation.instant import InstantLoop
@@ -76,12 +77,14 @@ async def test_the_znode_has_the_address_in_the_format_of_pulsar() -> None:
     node = await store.get(PATH)
     assert node.stat.ephemeral_owner == store.session_id
     assert msgspec.json.decode(node.data) == {
-        "httpUrl": "http://10.0.0.7:8080",
-        "nativeUrl": "",
-        "nativeUrlTls": "",
-        "httpUrlTls": "",
-        "disabled": False,
-        "advertisedListeners": {},
+        "webServiceUrl": "http://10.0.0.7:8080",
+        "brokerId": "10.0.0.7:8080",
+        "persistentTopicsEnabled": False,
+        "nonPersistentTopicsEnabled": False,
+        "brokerVersionString": VERSION,
+        "loadReportType": "LocalBrokerData",
+        "loadManagerClassName": "bindery",
+        "bindery": True,
     }
 
 

@@ -85,6 +85,18 @@ class Lease:
             self._lose()
         return self._held
 
+    async def replace(self, value: bytes) -> None:
+        """Replace the data of the node. The lease remains held.
+
+        Raises NoSuchNode or VersionConflict if the node was deleted or changed by others, MetadataUnavailable,
+        MetadataOutcomeUnknown.
+        """
+        stat = await self._store.exists(self.path)
+        if stat is None or stat.ephemeral_owner != self.session_id:
+            self._lose()
+            raise NoSuchNode("the lease was lost", path=self.path)
+        await self._store.set(self.path, value, version=stat.version)
+
     async def release(self) -> None:
         """Give up the lease and delete its node, unless another session has created the node since (see `ephemerals`).
 

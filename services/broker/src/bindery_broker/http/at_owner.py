@@ -6,7 +6,7 @@ Operations raise those errors only if nothing was written, or if what was writte
 Requests to a partitioned topic have no owner: any broker runs them, by requests to the partitions.
 """
 
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Final, Protocol
 from urllib.parse import quote
 
@@ -18,13 +18,17 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bindery_broker.broker import Broker
-from bindery_broker.errors import NotOwner, TopicIsPartitioned
+from bindery_broker.errors import NotOwner, OwnedByPulsar, TopicIsPartitioned
 from bindery_broker.http.exchange import PARTITION_HEADER, PROXIED_HEADER, ROUTED_BY_HEADER, Answered, Exchange, Reply
 from bindery_broker.http.paths import path_of
+from bindery_broker.http.peers.unloads import Unloads
 from bindery_broker.http.proxy import Proxy, redirect
 from bindery_broker.ownership.bundles import Bundle
+from bindery_broker.ownership.ownership import Unloaded
 from bindery_broker.partitioned.record import PartitionedRecord
 
+PULSARS: Final = (b"/admin/v2/", b"/lookup/v2/")
+"""Beginnings of the paths that Pulsar brokers serve as well."""
 ATTEMPTS_MAX: Final = 2
 """Maximum number of attempts to run an operation on the owner of the topic."""
 
@@ -52,6 +56,7 @@ class AtOwner:
         """Runs the operations on partitioned topics; None: these are refused."""
         self.app: ASGIApp = _no_app
         """See `OperationRunner`."""
+        self._unloads = Unloads(broker, proxy)
         self._proxy = proxy
         self._creating = frozenset(creating)
 
@@ -156,10 +161,21 @@ class AtOwner:
             reason = answer[:200].decode(errors="replace")
             raise TryAgain("the owner of a topic did not delete it; retry", topic=name.short, answer=reason)
 
+    async def unload(
+        self, bundles: Sequence[Bundle], *, hold_s: float | None, only_here: bool = False
+    ) -> list[Unloaded]:
+        """Unload bundles at their owners. See `Unloads.unload`."""
+        return await self._unloads.unload(bundles, hold_s=hold_s, only_here=only_here)
+
     async def _elsewhere(self, exchange: Exchange) -> Response | None:
         """Proxy the request to the topic's owner. Returns None, with nothing sent, if this broker is the owner."""
         name = exchange.topic
-        remote = await self.broker.locate(name, create=exchange.operation in self._creating)
+        try:
+            remote = await self.broker.locate(name, create=exchange.operation in self._creating)
+        except OwnedByPulsar as error:
+            if exchange.raw_path.startswith(PULSARS):  # the owner has the same calls; clients of these follow redirects
+                return redirect(exchange, error.http_url)
+            raise
         if remote is None:
             return None
         if exchange.header(PROXIED_HEADER):

@@ -8,7 +8,7 @@ next owner of the topic.
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, MutableMapping, Sequence
 from typing import Any, Final, Protocol, TypeVar, cast
 from urllib.parse import parse_qsl, unquote
 
@@ -31,6 +31,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from bindery_broker.broker import Broker
 from bindery_broker.http.budget import ByteBudget
 from bindery_broker.http.json_errors import JSON_ERRORS, describe
+from bindery_broker.ownership.bundles import Bundle
+from bindery_broker.ownership.ownership import Unloaded
 from bindery_broker.subscriptions.response_budget import Charge
 
 PROXIED_HEADER: Final = b"bindery-proxied"
@@ -103,6 +105,10 @@ class OperationRunner(Protocol):
     async def pass_on(self, exchange: "Exchange", url: str, *, routed_by: TopicName) -> Response: ...
 
     async def delete_topic(self, name: TopicName) -> None: ...
+
+    async def unload(
+        self, bundles: Sequence[Bundle], *, hold_s: float | None, only_here: bool = False
+    ) -> list[Unloaded]: ...
 
 
 class Exchange(Request):

@@ -51,3 +51,8 @@ class Bundle(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.tenant}/{self.namespace}/{self.name}"
+
+
+def bundles_of(tenant: str, namespace: str) -> list[Bundle]:
+    """Return the bundles of a namespace, ascending."""
+    return [Bundle(tenant, namespace, number) for number in range(BUNDLE_COUNT)]

@@ -1,19 +1,17 @@
 """Register the broker as live: an ephemeral znode `/loadbalance/brokers/<host:port>`, created again if it is lost.
 
-The value is the JSON of the owner record. Its fields are a subset of Pulsar's LocalBrokerData.
+The value is a BrokerRecord, in the form of Pulsar's LocalBrokerData.
 """
 
 import asyncio
 from typing import Final
-from urllib.parse import urlsplit
 
-import msgspec
 from bindery_core.errors import BinderyError
 from bindery_kit.observability.logs import error_fields, get_logger
 from bindery_metadata.coordination.leases import Lease, Leases
 from bindery_pulsar import znode_layout
 
-from bindery_broker.ownership.ownership import OwnerRecord
+from bindery_broker.ownership.records import broker_id, encode_broker
 
 RETRY_S: Final = 1.0
 """Seconds before a failed registration is tried again."""
@@ -23,8 +21,7 @@ log = get_logger(__name__)
 
 async def register(leases: Leases, *, url: str) -> Lease | None:
     """Return the lease; None: another session still holds the znode, usually that of this broker before its restart."""
-    host_port = urlsplit(url).netloc
-    return await leases.acquire(znode_layout.broker(host_port), msgspec.json.encode(OwnerRecord(http_url=url)))
+    return await leases.acquire(znode_layout.broker(broker_id(url)), encode_broker(url))
 
 
 async def keep_registered(leases: Leases, *, url: str) -> None:

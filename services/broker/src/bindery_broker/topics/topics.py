@@ -9,6 +9,7 @@ trimmed, or until the limit of loaded topics is reached.
 """
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
@@ -61,6 +62,8 @@ REPLAYS_MAX = 8
 """Maximum number of topics whose entries are read again in parallel to find out what producers have stored."""
 TURN_TOPICS = 32
 """Number of topics after which a round of maintenance lets requests run."""
+CLOSE_S_MAX = 10.0
+"""Maximum seconds for the close of an unloaded topic. Then it is abandoned, so that it does not hold its bundle."""
 LOOK_FOR_IDLE_S_MIN = 1.0
 """Minimum seconds between two searches for an idle topic if the first found none."""
 
@@ -253,6 +256,35 @@ class Topics:
             raise TopicInUse("the topic has consumers; pass force=true to delete it", topic=name.short)
         await self._followed.remove_topic(name)
         await topic.delete()
+
+    async def unload(self, bundle: Bundle) -> None:
+        """Close the topics of a bundle that this broker gives up; it must not count as the owner any more.
+
+        Raises nothing: a topic whose close fails, or takes too long, is abandoned, and the next owner recovers it.
+        """
+        for name in self._locks:  # a topic that is being opened is closed again, because the bundle is not owned
+            if Bundle.of(name) == bundle:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(CLOSE_S_MAX), self._locks.hold(name):
+                        pass
+        turns = asyncio.Semaphore(CLOSES_MAX)
+        await asyncio.gather(*(self._close_surely(topic, turns) for topic in self if Bundle.of(topic.name) == bundle))
+
+    async def unload_topic(self, name: TopicName) -> None:
+        """Close one topic. The next request opens it again. Raises NoSuchTopic, NotOwner."""
+        topic = await self.get(name)
+        async with self._locks.hold(name):
+            await self._close_surely(topic, asyncio.Semaphore(1))
+
+    async def _close_surely(self, topic: Topic, turns: asyncio.Semaphore) -> None:
+        async with turns:
+            try:
+                async with asyncio.timeout(CLOSE_S_MAX):
+                    await topic.close("the topic was unloaded; retry")
+            except (BinderyError, TimeoutError) as error:
+                log.warning("topic_not_closed", topic=topic.name.short, error=str(error) or "timeout")
+                topic.abandon("the topic could not be closed cleanly; retry")
+                await topic.ledger.crash()
 
     def abandon(self, bundle: Bundle) -> None:
         """Stop serving the topics of a lost bundle at once."""

@@ -134,8 +134,7 @@ async def backlog_size(exchange: Exchange) -> Response:
 @call(router, "PUT", TOPIC + "/unload", "adminUnloadTopic")
 async def unload(exchange: Exchange) -> Response:
     """Close the topic. The next request opens it again; consumers then begin new sessions."""
-    topic = await topic_of(exchange)
-    await topic.close("the topic was unloaded; retry")
+    await exchange.broker.topics.unload_topic(exchange.topic)
     return done()
 
 

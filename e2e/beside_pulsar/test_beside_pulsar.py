@@ -1,0 +1,332 @@
+"""A broker of Apache Pulsar and brokers of Bindery in one cluster: bundles move between them by unload.
+
+The Pulsar broker is Apache's, started on the ZooKeeper and the bookies of a cluster of Bindery. Its topics are used
+with Apache's client (Client.java) and managed with the unmodified pulsar-admin. Each test has its own namespace.
+"""
+
+import contextlib
+import json
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from bindery.standalone.throwaway import ThrowawayCluster
+from bindery_metadata.stores.embedded import die_with_parent, find_java
+
+from e2e.interop.jars import JavaMissing, class_path
+from e2e.interop.processes import HOST, Process, free_port
+from e2e.pulsar_admin.test_pulsar_admin import OPENED, Admin
+
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
+
+HERE: Final = Path(__file__).resolve().parent
+BROKER_POM: Final = HERE.parent / "pulsar_admin" / "broker.xml"
+START_TIMEOUT_S: Final = 240.0
+MOVE_TIMEOUT_S: Final = 60.0
+"""Maximum seconds until the other broker serves a bundle that was unloaded."""
+COUNT: Final = 20
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A message as both sides show it."""
+
+    id: str
+    """`ledger:entry`."""
+    value: str
+    key: str | None
+    properties: tuple[tuple[str, str], ...]
+
+
+class PulsarClient:
+    """Apache's client in a JVM (Client.java)."""
+
+    def __init__(self, url: str, jars: str, *, log: Path) -> None:
+        self._url = url
+        self._log = log.open("ab")
+        self._child = subprocess.Popen(
+            [
+                *(str(find_java()), "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
+                *(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in OPENED),
+                *("-Djava.net.preferIPv4Stack=true", "-cp", jars, "Client"),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            preexec_fn=die_with_parent,
+        )
+
+    def _ask(self, **request: Any) -> dict[str, Any]:
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
+        self._child.stdin.write(json.dumps({"url": self._url, **request}) + "\n")
+        self._child.stdin.flush()
+        answer: dict[str, Any] = json.loads(self._child.stdout.readline())
+        return answer
+
+    def produce(self, topic: str, values: Sequence[str]) -> list[Sent]:
+        messages = [message(value) for value in values]
+        answer = self._ask(topic=f"persistent://{topic}", messages=messages)
+        assert "error" not in answer, answer["error"]
+        return [sent(id, one) for id, one in zip(answer["ids"], messages, strict=True)]
+
+    def refusal(self, topic: str) -> str:
+        """Return the error of an attempt to produce."""
+        return str(self._ask(topic=f"persistent://{topic}", messages=[message("refused")])["error"])
+
+    def consume(self, topic: str, *, ack: Sequence[str] = ()) -> list[Sent]:
+        """Receive all that subscription `s` delivers; acknowledge the messages with the values `ack`."""
+        answer = self._ask(topic=f"persistent://{topic}", subscription="s", ack=list(ack))
+        assert "error" not in answer, answer["error"]
+        return [sent(one["id"], one) for one in answer["messages"]]
+
+    def close(self) -> None:
+        self._child.kill()
+        self._child.wait()
+        self._log.close()
+
+
+class Bindery:
+    """The HTTP API of a broker of Bindery."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def ask(self, method: str, path: str, body: Any = None, *, lines: bool = False) -> Any:
+        data = b"{}" if body is None else body.encode() if lines else json.dumps(body).encode()
+        kind = "application/x-ndjson" if lines else "application/json"
+        request = urllib.request.Request(
+            f"{self.url}/v1{path}",
+            data=None if method == "GET" else data,
+            headers={"Content-Type": kind},
+            method=method,
+        )
+        with urllib.request.urlopen(request, timeout=90) as answer:
+            return json.load(answer)
+
+    def produce(self, topic: str, values: Sequence[str]) -> list[Sent]:
+        found = []
+        for one in map(message, values):  # each as an entry
+            line = json.dumps({"payload": one["value"], "key": one["key"], "properties": one["properties"]})
+            (id,) = self.ask("POST", f"/topics/{topic}/messages", line, lines=True)["message_ids"]
+            found.append(sent(id, one))
+        return found
+
+    def subscribe(self, topic: str) -> None:
+        self.ask("PUT", f"/topics/{topic}/subscriptions/s", {"initial": "earliest"})
+
+    def consume(self, topic: str, *, ack: Sequence[str] = ()) -> list[Sent]:
+        """Receive all that subscription `s` delivers; acknowledge the messages with the values `ack`."""
+        path = f"/topics/{topic}/subscriptions/s"
+        got = self.ask("POST", f"{path}/receive", {"consumer": "c", "type": "shared", "max": 1000, "wait_ms": 2000})
+        ids = [one["message_id"] for one in got["messages"] if one["payload"] in ack]
+        if ids:
+            self.ask("POST", f"{path}/ack", {"message_ids": ids})
+        self.ask("DELETE", f"{path}/consumers/c")
+        return [sent(one["message_id"], {**one, "value": one["payload"]}) for one in got["messages"]]
+
+    def refusal(self, topic: str) -> dict[str, Any]:
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            self.produce(topic, ["refused"])
+        problem: dict[str, Any] = json.load(caught.value)
+        return problem
+
+    def unload(self, namespace: str) -> list[str]:
+        """Unload a namespace. Returns the owners of its bundles."""
+        found = self.ask("POST", f"/namespaces/{namespace}/unload")["bundles"]
+        return [one["owner"] for one in found if one["owner"]]
+
+
+def message(value: str) -> dict[str, Any]:
+    """Return the message with this value: a key, and properties that depend on the value."""
+    return {"value": value, "key": f"k{len(value) % 3}", "properties": {"of": value, "ü": "ß"}}
+
+
+def sent(id: str, one: dict[str, Any]) -> Sent:
+    ledger_and_entry = ":".join(id.split(":")[:2])
+    return Sent(ledger_and_entry, one["value"], one.get("key"), tuple(sorted(one["properties"].items())))
+
+
+def until(found: Any, what: str) -> Any:
+    """Call `found` until it returns without an error of a broker. Used after an unload, while the owner changes."""
+    deadline = time.monotonic() + MOVE_TIMEOUT_S
+    while True:
+        try:
+            return found()
+        except (AssertionError, OSError) as error:
+            if time.monotonic() > deadline:
+                raise AssertionError(f"{what}: {error}") from error
+            time.sleep(0.2)
+
+
+@dataclass
+class Neighbours:
+    """Two brokers of Bindery and one of Pulsar, in one cluster."""
+
+    first: Bindery
+    second: Bindery
+    client: PulsarClient
+    admin: Admin
+    pulsar_url: str
+
+    def pulsar_admin(self, *words: str, url: str | None = None) -> str:
+        outcome = self.admin.run(url or self.pulsar_url, list(words))
+        assert outcome.ok, (words, outcome.reason)
+        return outcome.out
+
+    def namespace(self, name: str) -> str:
+        """Create a namespace with Bindery, and return the name of a topic in it."""
+        self.first.ask("PUT", f"/namespaces/public/{name}")
+        return f"public/{name}/orders"
+
+
+@pytest.fixture(scope="module", params=["false", "true"], ids=["load-manager-off", "load-manager-on"])
+def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Neighbours]:
+    """`loadBalancerEnabled` of Pulsar: with it, its ModularLoadManager decides who gets a bundle without owner."""
+    home = tmp_path_factory.mktemp("beside-pulsar")
+    try:
+        broker_jars, client_jars = class_path(BROKER_POM, []), class_path(BROKER_POM, [HERE / "Client.java"])
+        admin = Admin(log=home / "admin.log")
+    except JavaMissing as error:
+        pytest.fail(str(error))
+    with contextlib.ExitStack() as stack:
+        stack.callback(admin.close)
+        cluster = stack.enter_context(ThrowawayCluster(bookies=3, brokers=2, auditors=1))
+        web, binary = free_port(), free_port()
+        settings = {
+            "clusterName": "bindery",
+            "metadataStoreUrl": f"zk:{cluster.zookeeper}",
+            "configurationMetadataStoreUrl": f"zk:{cluster.zookeeper}",
+            "bindAddress": HOST,
+            "advertisedAddress": HOST,
+            "brokerServicePort": binary,
+            "webServicePort": web,
+            "managedLedgerDefaultEnsembleSize": 3,
+            "managedLedgerDefaultWriteQuorum": 3,
+            "managedLedgerDefaultAckQuorum": 2,
+            "functionsWorkerEnabled": "false",
+            "loadBalancerEnabled": request.param,
+        }
+        conf = home / "broker.conf"
+        conf.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+        drivers = "org.apache.pulsar.metadata.bookkeeper.PulsarMetadata{}Driver"
+        command = [
+            *(str(find_java()), "-Xmx384m", "-XX:MaxDirectMemorySize=256m", "-XX:+UseSerialGC"),
+            *(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in (*OPENED, "sun.net")),
+            *("--add-opens=java.management/sun.management=ALL-UNNAMED", "-Djava.net.preferIPv4Stack=true"),
+            *(f"-Dbookkeeper.metadata.{kind.lower()}.drivers={drivers.format(kind)}" for kind in ("Bookie", "Client")),
+            *("-Dio.netty.tryReflectionSetAccessible=true", "-cp", broker_jars),
+            *("org.apache.pulsar.PulsarBrokerStarter", "--broker-conf", str(conf)),
+        ]
+        process = Process("pulsar", command, log=home / "pulsar.log", port=web)
+        process.start()
+        stack.callback(process.kill)
+        client = PulsarClient(f"pulsar://{HOST}:{binary}", client_jars, log=home / "client.log")
+        stack.callback(client.close)
+        url = f"http://{HOST}:{web}"
+        _wait_ready(url, process)
+        yield Neighbours(Bindery(cluster.broker_url(0)), Bindery(cluster.broker_url(1)), client, admin, url)
+
+
+def _wait_ready(url: str, process: Process) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while True:
+        try:
+            with urllib.request.urlopen(f"{url}/admin/v2/namespaces/public", timeout=5) as answer:
+                if "public/default" in json.load(answer):
+                    return
+        except (OSError, urllib.error.URLError, ValueError):
+            pass
+        assert process.is_running, process.words()
+        assert time.monotonic() < deadline, process.words()
+        time.sleep(0.5)
+
+
+def numbered(prefix: str, count: int = COUNT) -> list[str]:
+    return [f"{prefix}{i}" for i in range(count)]
+
+
+def test_pulsar_serves_a_namespace_that_bindery_created(both: Neighbours) -> None:
+    topic = both.namespace("created-here")
+    written = both.client.produce(topic, numbered("a"))
+    assert both.client.consume(topic, ack=["a1"]) == written
+    assert both.client.consume(topic) == [written[0], *written[2:]]
+    refused = both.first.refusal(topic)
+    assert (refused["status"], refused["code"]) == (409, "owned_by_pulsar")
+    assert refused["facts"]["owner"] == both.pulsar_url
+
+
+def test_a_bundle_of_bindery_moves_to_pulsar_and_back(both: Neighbours) -> None:
+    """Messages, keys, properties, the mark-delete position and single acknowledgements are those of before."""
+    topic = both.namespace("to-and-fro")
+    space = topic.rpartition("/")[0]
+    both.first.subscribe(topic)
+    written = both.first.produce(topic, numbered("a"))
+    assert both.first.consume(topic, ack=["a0", "a1", "a5", "a7"]) == written
+    assert both.second.unload(space) == [both.first.url]
+
+    left = [one for one in written if one.value not in ("a0", "a1", "a5", "a7")]
+    assert until(lambda: both.client.consume(topic, ack=["a2", "a9"]), "Pulsar's consumer") == left
+    left = [one for one in left if one.value not in ("a2", "a9")]
+    more = both.client.produce(topic, numbered("b"))
+    assert both.first.refusal(topic)["code"] == "owned_by_pulsar"
+
+    both.pulsar_admin("namespaces", "unload", space)
+    assert until(lambda: both.second.consume(topic, ack=["b3"]), "Bindery's consumer") == left + more
+    left += [one for one in more if one.value != "b3"]
+    last = both.first.produce(topic, numbered("c", 3))
+
+    both.pulsar_admin("namespaces", "unload", space, url=both.first.url)
+    assert until(lambda: both.client.consume(topic), "Pulsar's consumer") == left + last
+    assert both.first.unload(space) == [both.pulsar_url]
+    assert until(lambda: both.second.consume(topic, ack=[one.value for one in left + last]), "the end") == left + last
+    assert both.first.consume(topic) == []
+
+
+def test_a_namespace_of_pulsar_moves_to_bindery_and_back(both: Neighbours) -> None:
+    both.pulsar_admin("namespaces", "create", "public/made-there", "--bundles", "4")
+    topic = "public/made-there/orders"
+    written = both.client.produce(topic, numbered("a"))
+    assert both.client.consume(topic, ack=["a0", "a3", "a4"]) == written
+    left = [one for one in written if one.value not in ("a0", "a3", "a4")]
+    both.pulsar_admin("namespaces", "unload", "public/made-there")
+    assert until(lambda: both.first.consume(topic, ack=["a1", "a8"]), "Bindery's consumer") == left
+    left = [one for one in left if one.value not in ("a1", "a8")]
+    more = both.second.produce(topic, numbered("b"))
+    assert "bindery" in both.pulsar_admin("clusters", "list")
+    found = json.loads(both.pulsar_admin("topics", "stats", f"persistent://{topic}"))  # redirected to Bindery
+    assert found["subscriptions"]["s"]["msgBacklog"] == len(left) + len(more)
+    error = both.client.refusal(topic)
+    assert "Exception" in error
+
+    both.pulsar_admin("namespaces", "unload", "public/made-there")  # passed on to the owner
+    assert until(lambda: both.client.consume(topic), "Pulsar's consumer") == left + more
+
+
+def test_a_topic_that_is_unloaded_stays_where_it_is(both: Neighbours) -> None:
+    topic = both.namespace("topic-only")
+    both.first.produce(topic, ["a"])
+    both.pulsar_admin("topics", "unload", f"persistent://{topic}", url=both.first.url)
+    assert both.second.produce(topic, ["b"])
+    assert both.second.ask("GET", f"/topics/{topic}")["owner"] == both.first.url
+
+
+def test_brokers_of_both_kinds_are_listed(both: Neighbours) -> None:
+    expected = {url.removeprefix("http://") for url in (both.first.url, both.second.url, both.pulsar_url)}
+    for url in (both.first.url, both.pulsar_url):
+        assert set(both.pulsar_admin("brokers", "list", "bindery", url=url).split()) == expected
+
+
+def test_pulsar_assigns_no_bundle_to_bindery(both: Neighbours) -> None:
+    """A bundle without an owner for which Pulsar's clients ask goes to the Pulsar broker, each time."""
+    for number in range(3):
+        topic = both.namespace(f"assigned-{number}")
+        for name in ("a", "b", "c", "d"):
+            assert both.client.produce(f"{topic}-{name}", [name])
