@@ -318,6 +318,23 @@ def test_a_topic_that_is_unloaded_stays_where_it_is(both: Neighbours) -> None:
     assert both.second.ask("GET", f"/topics/{topic}")["owner"] == both.first.url
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["public/no-such-namespace"],
+        ["public/no-such-namespace", "-b", "0x00000000_0x40000000"],
+        ["public/default", "-b", "0x00000000"],
+        ["public/default", "-b", "0x00000001_0x40000000"],
+        ["public/default", "-b", "0x00000000_0x80000000"],
+        ["public/default", "-b", "0x00000000_0x40000000"],
+    ],
+    ids=" ".join,
+)
+def test_both_refuse_the_same_unloads_with_the_same_reason(both: Neighbours, words: list[str]) -> None:
+    ours, theirs = (both.admin.run(url, ["namespaces", "unload", *words]) for url in (both.first.url, both.pulsar_url))
+    assert ours == theirs
+
+
 def test_brokers_of_both_kinds_are_listed(both: Neighbours) -> None:
     expected = {url.removeprefix("http://") for url in (both.first.url, both.second.url, both.pulsar_url)}
     for url in (both.first.url, both.pulsar_url):
