@@ -15,7 +15,8 @@ Numbers are added, except for these:
 | positions                                           | left out: they have a meaning in a partition only  |
 | texts and types                                     | the first that is not null                         |
 
-Maps are joined by key, lists of consumers by the consumer's name.
+Maps are joined by key, lists of consumers by the consumer's name, and lists of policies by the policy, which acts if it
+does so in one part; its `value` is that of the first part.
 """
 
 from collections.abc import Sequence
@@ -51,6 +52,8 @@ def _value(name: str, values: list[Any]) -> Any:
     if not present or (name in _NULL_IF_ONE_IS and len(present) < len(values)):
         return None
     first = present[0]
+    if name == "value":
+        return first
     if isinstance(first, bool):
         return all(present) if name == "backlog_messages_exact" else any(present)
     if isinstance(first, int | float):
@@ -69,6 +72,11 @@ def _value(name: str, values: list[Any]) -> Any:
             else merge([value[key] for value in present if key in value])
             for key in sorted({key for value in present for key in value})
         }
+    if isinstance(first, list) and name == "policies":
+        by_policy: dict[str, list[Stats]] = {}
+        for policy in (policy for value in present for policy in value):
+            by_policy.setdefault(policy["policy"], []).append(policy)
+        return [merge(some) for some in by_policy.values()]
     if isinstance(first, list) and name == "consumers":
         by_name: dict[str, list[Stats]] = {}
         for consumer in (consumer for value in present for consumer in value):

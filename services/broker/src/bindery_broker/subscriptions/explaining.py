@@ -18,6 +18,7 @@
 | next              | is delivered to the next call                                                      |
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from bindery_core.errors import BinderyError
@@ -29,6 +30,7 @@ from bindery_broker.dispatch.key_shared import KeySharedDispatcher
 from bindery_broker.dispatch.portions import Portion, State
 from bindery_broker.dispatch.single_active import SingleActiveDispatcher
 from bindery_broker.errors import NoSuchMessage
+from bindery_broker.limits.token_bucket import RateLimit
 from bindery_broker.managed_ledger import ManagedCursor, ManagedLedger
 from bindery_broker.subscriptions.dispatch_loop import DispatchLoop
 from bindery_broker.subscriptions.reading import MessageReader
@@ -44,6 +46,8 @@ class Reason(NamedTuple):
     """Milliseconds from now after which the reason ends by itself; None: it does not, or nobody knows when."""
     consumer: str | None = None
     """The consumer that is the reason."""
+    policy: str | None = None
+    """Field of EffectivePolicies that is the reason."""
 
 
 class Explainer:
@@ -57,12 +61,15 @@ class Explainer:
         reader: MessageReader,
         *,
         partition: int,
+        policy_of: Callable[[RateLimit], str],
     ) -> None:
+        """`policy_of`: returns the policy that sets a limit of deliveries."""
         self._cursor = cursor
         self._ledger = ledger
         self._loop = loop
         self._reader = reader
         self._partition = partition
+        self._policy_of = policy_of
 
     async def explain(
         self, message_id: MessageId, *, consumer: str | None, connected: list[str], now: float, now_ms: int
@@ -118,9 +125,11 @@ class Explainer:
             left = round((dispatcher.paused_until - now) * 1_000)
             return Reason("returned", f"a consumer returned a message; delivery continues in {left} ms", left)
         reason = self._of_limits(None) if self._reader.has_next else None
-        if reason is None and (self._reader.has_next or dispatcher.ready_count):
-            reason = self._of_rates()
-        return reason
+        return reason or self.throttled()
+
+    def throttled(self) -> Reason | None:
+        """Return what limits the rate of deliveries now; None: nothing does, or there is nothing to deliver."""
+        return self._of_rates() if self._reader.has_next or self._loop.dispatcher.ready_count else None
 
     def _of_rates(self) -> Reason | None:
         wait_s, limit = self._loop.throttle()
@@ -131,7 +140,13 @@ class Explainer:
             "dispatch_rate",
             f"a policy limits the rate of deliveries to {limit.text()}; delivery continues in {left} ms",
             left,
+            policy=self.throttled_by(),
         )
+
+    def throttled_by(self) -> str | None:
+        """Return the policy that holds back deliveries now."""
+        limit = self._loop.throttle()[1]
+        return None if limit is None else self._policy_of(limit)
 
     def _is_acked(self, position: Position, index: int) -> bool:
         if self._cursor.is_acked(position) or position < self._ledger.first_position:
@@ -163,6 +178,7 @@ class Explainer:
                     f"consumer {consumer} holds {member.held} messages, the limit is "
                     f"{limits.unacked_per_consumer_max}: acknowledge some",
                     consumer=consumer,
+                    policy="unacked_per_consumer_max",
                 )
         return None
 
@@ -175,6 +191,7 @@ class Explainer:
                 "unacked_max",
                 f"{dispatcher.known_count} messages of the subscription are not acknowledged, the limit is "
                 f"{limits.unacked_max}: acknowledge some",
+                policy="unacked_per_subscription_max",
             )
         return None
 

@@ -124,7 +124,9 @@ class Subscription:
         self._expiring = Expiring(
             cursor, ledger, self._loop, self._acknowledger, decoder=decoder, statistics=self.statistics, now=now
         )
-        self._explainer = Explainer(cursor, ledger, self._loop, self._reader, partition=partition)
+        self._explainer = Explainer(
+            cursor, ledger, self._loop, self._reader, partition=partition, policy_of=self._policy_of
+        )
         self._moving = Moving(
             cursor, self._loop, self._reader, self._acknowledger, topic=topic, targets=targets, now=now, clock=clock
         )
@@ -207,6 +209,25 @@ class Subscription:
         self._own_rate.set(self._relative(policies.subscription_dispatch_rate), now)
         self._topic_rate.set(self._relative(policies.dispatch_rate), now)
         return [limit for limit in (self._own_rate, self._topic_rate) if limit.rate is not None]
+
+    def _policy_of(self, limit: RateLimit) -> str:
+        return "subscription_dispatch_rate" if limit is self._own_rate else "dispatch_rate"
+
+    @property
+    def throttled_by(self) -> str | None:
+        """The policy that holds back deliveries now; None: none does."""
+        return self._explainer.throttled_by()
+
+    @property
+    def throttled(self) -> Reason | None:
+        """What limits the rate of deliveries now; None: nothing does, or there is nothing to deliver."""
+        return self._explainer.throttled()
+
+    @property
+    def has_full_consumer(self) -> bool:
+        """Whether a consumer holds its maximum number of messages."""
+        held_max = self.dispatcher.limits.unacked_per_consumer_max
+        return any(session.consumer.held >= held_max for session in self.sessions)
 
     def _relative(self, rate: Rate | None) -> Rate | None:
         """Add the publish rate to a limit that is relative to it."""

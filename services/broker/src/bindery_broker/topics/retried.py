@@ -96,6 +96,14 @@ class RetriedSubscription:
         """Return the dead-letter topic with the default name, also if it is not loaded; None: there is none here."""
         return await self._retry_topics.find_dead_letters(self._link)
 
+    async def retry_backlog(self) -> int:
+        """Return the number of entries that the subscription of the retry topic has not acknowledged; 0: there is none.
+
+        Errors as `RetryTopics.find`, and TryAgain if the owner of the retry topic does not answer.
+        """
+        retry = await self._retry_topics.find(self._link)
+        return 0 if retry is None else await retry.backlog_entries()
+
     # -- consuming -----------------------------------------------------------------------------------------------
 
     async def receive(

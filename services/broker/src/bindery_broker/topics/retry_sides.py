@@ -65,6 +65,10 @@ class RetrySide(Protocol):
 
     async def explain(self, message_id: MessageId, *, consumer: str | None) -> Reason: ...
 
+    async def backlog_entries(self) -> int:
+        """Return the number of entries that are not completely acknowledged."""
+        ...
+
     def in_use(self) -> AbstractContextManager[None]:
         """Keep the retry topic open during the block."""
         ...
@@ -143,6 +147,9 @@ class LocalSide:
 
     async def explain(self, message_id: MessageId, *, consumer: str | None) -> Reason:
         return await self.subscription.explain(message_id, consumer=consumer)
+
+    async def backlog_entries(self) -> int:
+        return self.subscription.cursor.backlog_entries
 
     def in_use(self) -> AbstractContextManager[None]:
         return self._in_use()

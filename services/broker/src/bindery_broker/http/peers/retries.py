@@ -124,10 +124,19 @@ class _Why(msgspec.Struct):
     detail: str
     ends_in_ms: int | None = None
     consumer: str | None = None
+    policy: str | None = None
 
 
 class _Explanation(msgspec.Struct):
     message: _Why
+
+
+class _Subscription(msgspec.Struct):
+    backlog_entries: int
+
+
+class _About(msgspec.Struct):
+    subscription: _Subscription
 
 
 class _Got(list[Delivery[Sequence[Any]]]):
@@ -417,7 +426,11 @@ class RemoteRetrySide:
         )
         answer = await self._call("GET", f"/explain?{urlencode(query)}", None)
         why = _read(lambda: msgspec.json.decode(answer, type=_Explanation)).message
-        return Reason(why.code, why.detail, until_ms=why.ends_in_ms, consumer=why.consumer)
+        return Reason(why.code, why.detail, until_ms=why.ends_in_ms, consumer=why.consumer, policy=why.policy)
+
+    async def backlog_entries(self) -> int:
+        answer = await self._call("GET", "/explain", None)
+        return _read(lambda: msgspec.json.decode(answer, type=_About)).subscription.backlog_entries
 
     def in_use(self) -> AbstractContextManager[None]:
         """Nothing is open here."""

@@ -177,18 +177,24 @@ async def _find(
         if owner is not None:
             return wanted, await exchange.at_owner.pass_on(exchange, owner.http_url, routed_by=wanted)
         found = await broker.topic(wanted)
-    except NoSuchTopic:
+    except NoSuchTopic as error:
         if wanted != default:
-            raise
+            raise NoSuchTopic(
+                f"there is no dead-letter topic {wanted.short}; pass the topic that the consumers' dead_letter.topic "
+                f"names, or leave topic out for the default {default.short}",
+                topic=wanted.short,
+            ) from error
         return wanted, None
     if must_exist:
         try:
             found.subscription(keeper)
         except NoSuchSubscription as error:
-            raise NoSuchSubscription(
-                f"topic {wanted.short} has no subscription {keeper}; pass initial_subscription: the name of its "
-                "subscription that keeps the dead letters"
-            ) from error
+            advice = (
+                "if the consumers' dead_letter.topic names another topic, pass topic, too"
+                if wanted == default
+                else "pass initial_subscription: the name of its subscription that keeps the dead letters"
+            )
+            raise NoSuchSubscription(f"topic {wanted.short} has no subscription {keeper}; {advice}") from error
     letters = DeadLetterTopic(
         found, of=subscription, source=origin_topic(name, subscription), is_default=wanted == default, keeper=keeper
     )

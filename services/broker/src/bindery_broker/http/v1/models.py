@@ -316,6 +316,23 @@ class MessageExplanation(Answer):
     """Milliseconds after which the reason ends by itself."""
     consumer: str | None = None
     """The consumer that is the reason."""
+    policy: str | None = None
+    """The policy that is the reason; `policies` of the answer has its value and its level."""
+
+
+class PolicyInForce(Answer):
+    policy: str
+    value: Any
+    source: Literal["topic", "namespace", "broker"]
+    """The level that sets it."""
+    effect: Literal["drops", "refuses", "slows", "stops"]
+    detail: str
+    """What it does, in one sentence."""
+    acts: bool = False
+    """Whether it does so now. Left out if that is not known."""
+    dropped: int = 0
+    """Messages (for a quota, entries) that it has acknowledged since the topic was loaded here. Left out if it
+    acknowledges none."""
 
 
 class Explanation(Answer):
@@ -329,6 +346,8 @@ class Explanation(Answer):
     """One sentence: what is not acknowledged, and what blocks delivery."""
     blocked_by: list[str]
     """Reasons why messages are not delivered now; empty: none."""
+    policies: list[PolicyInForce]
+    """Policies in force that stop, slow, refuse or drop something, with their values and levels."""
     warnings: list[str] = []
     """What may lose messages. Left out if there is nothing."""
 
@@ -479,6 +498,8 @@ class TopicStats(Answer):
     """Bytes in entries per message, over the messages since the topic was loaded here; null: there are none."""
     last_published_at: int | None
     """In ms since 1970; null: never since the topic was loaded here."""
+    policies: list[PolicyInForce]
+    """Policies in force that stop, slow, refuse or drop something, with their values and levels."""
     backlog_bytes: int
     """Payload bytes that the subscription with the largest backlog has not acknowledged; an estimate."""
     oldest_unacked_age_ms: int | None

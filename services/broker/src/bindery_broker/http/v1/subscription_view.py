@@ -1,11 +1,18 @@
 """Show a subscription as JSON: which messages its consumers hold, and why messages are not delivered."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from bindery_broker.dispatch.sessions import Session
 from bindery_broker.dispatch.single_active import SingleActiveDispatcher
-from bindery_broker.http.v1.models import ConsumerInfo, DeadLettersInfo, Explanation, RetryInfo, SubscriptionInfo
+from bindery_broker.http.v1.models import (
+    ConsumerInfo,
+    DeadLettersInfo,
+    Explanation,
+    PolicyInForce,
+    RetryInfo,
+    SubscriptionInfo,
+)
 from bindery_broker.http.v1.statistics_view import Times, consumer_fields, delivery_fields
 from bindery_broker.retries.names import DEAD_LETTERS
 from bindery_broker.subscriptions.subscription import Subscription
@@ -15,6 +22,7 @@ from bindery_broker.topics.topic import Topic
 
 SUBSCRIPTION_SIZE = 850
 """Approximate bytes of a subscription as JSON, without its properties, consumers, retry and dead-letter topics."""
+ALL_ACKNOWLEDGED = "everything is acknowledged"
 CONSUMER_SIZE = 450
 """Approximate bytes of a consumer as JSON, without its name."""
 
@@ -109,7 +117,16 @@ def size_of(subscription: Subscription) -> int:
     return size
 
 
-def explain(topic: Topic, subscription: Subscription, retried: RetriedSubscription, times: Times) -> Explanation:
+def explain(
+    topic: Topic,
+    subscription: Subscription,
+    retried: RetriedSubscription,
+    times: Times,
+    *,
+    policies: Sequence[PolicyInForce] = (),
+    retry_backlog: int | None = 0,
+) -> Explanation:
+    """`retry_backlog`: number of entries that wait in the retry topic; None: it is not known."""
     about = info(topic, subscription, retried, times)
     limits = subscription.dispatcher.limits
     blocked_by = _blocked_by(subscription, about, now=times.now)
@@ -122,8 +139,11 @@ def explain(topic: Topic, subscription: Subscription, retried: RetriedSubscripti
             "ready_max": limits.ready_max,
             "ready_bytes_max": limits.ready_bytes_max,
         },
-        summary=_summary(about, blocked_by, due_ms=subscription.next_due_ms, now_ms=times.wall_ms),
+        summary=_summary(
+            about, blocked_by, due_ms=subscription.next_due_ms, now_ms=times.wall_ms, retry_backlog=retry_backlog
+        ),
         blocked_by=blocked_by,
+        policies=list(policies),
     )
 
 
@@ -143,6 +163,8 @@ def _blocked_by(subscription: Subscription, about: SubscriptionInfo, *, now: flo
                 f"consumer {consumer.consumer} holds {consumer.unacked} messages, the limit is "
                 f"{limits.unacked_per_consumer_max}"
             )
+    if (throttled := subscription.throttled) is not None:
+        reasons.append(throttled.detail)
     if dispatcher.in_order:
         if dispatcher.paused_until is not None and dispatcher.paused_until > now:
             reasons.append(
@@ -158,10 +180,16 @@ def _blocked_by(subscription: Subscription, about: SubscriptionInfo, *, now: flo
     return reasons
 
 
-def _summary(about: SubscriptionInfo, blocked_by: list[str], *, due_ms: int | None, now_ms: int) -> str:
+def _summary(
+    about: SubscriptionInfo, blocked_by: list[str], *, due_ms: int | None, now_ms: int, retry_backlog: int | None
+) -> str:
     """`due_ms`: when the first delayed message is due, in ms since 1970; None: no message waits for its time."""
+    if retry_backlog is None:
+        retried = ["whether messages wait in its retry topic is not known, because the owner does not answer"]
+    else:
+        retried = [f"{retry_backlog} entries in its retry topic are not acknowledged"] if retry_backlog else []
     if not about.backlog_entries:
-        return "everything is acknowledged"
+        return "; ".join(["everything in the topic is acknowledged", *retried]) if retried else ALL_ACKNOWLEDGED
     parts = [
         f"{about.backlog_entries} entries are not acknowledged",
         f"{about.unacked} messages are with {sum(c.unacked > 0 for c in about.consumers)} consumers",
@@ -174,7 +202,7 @@ def _summary(about: SubscriptionInfo, blocked_by: list[str], *, due_ms: int | No
         parts.append(f"blocked: {'; '.join(blocked_by)}")
     elif about.backlog_entries > delayed:
         parts.append("the other messages are delivered to later calls")
-    return "; ".join(parts)
+    return "; ".join([*parts, *retried])
 
 
 def _consumer(subscription: Subscription, session: Session, times: Times) -> ConsumerInfo:

@@ -32,6 +32,7 @@ from bindery_broker.http.v1.models import (
     SubscriptionList,
     SubscriptionListQuery,
 )
+from bindery_broker.http.v1.policies_view import policies_of
 from bindery_broker.http.v1.produce_request import split_tags
 from bindery_broker.http.v1.statistics_view import Times, read_oldest
 from bindery_broker.http.v1.subscription_view import dead_letters_lost, explain, info, size_of
@@ -232,8 +233,9 @@ async def explain_subscription(
     query: Annotated[ExplainQuery, Query()],
 ) -> Explanation:
     """With `message_id`, `message` says why that message is not delivered: the codes are `acknowledged`, `leased`,
-    `returned`, `delayed`, `filtered`, `unreadable`, `unacked_max`, `key_held`, `key_of_other`, `not_active`, `behind`,
-    `no_consumer` and `next`."""
+    `returned`, `delayed`, `filtered`, `unreadable`, `unacked_max`, `dispatch_rate`, `key_held`, `key_of_other`,
+    `not_active`, `behind`, `no_consumer` and `next`. `policies` has the policies in force that stop or drop
+    something."""
     if query.consumer is not None and query.message_id is None:
         raise BadRequest("consumer needs message_id")
     topic = await exchange.broker.topic(name)
@@ -244,7 +246,11 @@ async def explain_subscription(
     if query.message_id is None:
         with contextlib.suppress(BinderyError):  # an explanation that leaves one warning out is better than none
             lost = dead_letters_lost(await retried.find_dead_letters())
-    answer = explain(topic, found, retried, _times(exchange))
+    backlog: int | None = None
+    with contextlib.suppress(BinderyError):
+        backlog = await retried.retry_backlog()
+    policies = policies_of(exchange.broker, topic, [found])
+    answer = explain(topic, found, retried, _times(exchange), policies=policies, retry_backlog=backlog)
     if lost is not None:
         answer.warnings = [lost]
     if query.message_id is not None:
@@ -254,6 +260,8 @@ async def explain_subscription(
             answer.message.ends_in_ms = reason.until_ms
         if reason.consumer is not None:
             answer.message.consumer = reason.consumer
+        if reason.policy is not None:
+            answer.message.policy = reason.policy
     return answer
 
 

@@ -15,6 +15,7 @@ from bindery_broker.http.v1.models import (
     Deleted,
     ForceQuery,
     LedgerRetention,
+    PolicyInForce,
     RoutingQuery,
     SubscriptionStats,
     TopicList,
@@ -22,6 +23,7 @@ from bindery_broker.http.v1.models import (
     TopicRetention,
     TopicStats,
 )
+from bindery_broker.http.v1.policies_view import policies_of
 from bindery_broker.http.v1.statistics_view import Times, delivery_fields, read_oldest, rounded
 from bindery_broker.topics.topic import Topic
 
@@ -82,10 +84,18 @@ async def topic_stats(exchange: Exchange, name: paths.Topic, _query: Routing) ->
             mark_delete=str(subscription.cursor.mark_delete),
             **delivery_fields(topic, subscription, times),
         )
-    return _stats_of(topic, subscriptions, owner=broker.url, times=times)
+    policies = policies_of(broker, topic, list(topic.subscriptions.values()))
+    return _stats_of(topic, subscriptions, policies, owner=broker.url, times=times)
 
 
-def _stats_of(topic: Topic, subscriptions: dict[str, SubscriptionStats], *, owner: str, times: Times) -> TopicStats:
+def _stats_of(
+    topic: Topic,
+    subscriptions: dict[str, SubscriptionStats],
+    policies: list[PolicyInForce],
+    *,
+    owner: str,
+    times: Times,
+) -> TopicStats:
     ledger, statistics, volume = topic.ledger, topic.statistics, topic.volume
     ledgers = ledger.internal_stats().get("ledgers")
     came = rounded(statistics.published.rates(times.now))
@@ -108,6 +118,7 @@ def _stats_of(topic: Topic, subscriptions: dict[str, SubscriptionStats], *, owne
         bytes_out_per_s=round(sum(one.bytes_out_per_s for one in subscriptions.values()), 3),
         average_message_size=round(volume.bytes_in / volume.messages_in, 1) if volume.messages_in else None,
         last_published_at=times.wall(statistics.last_published_at),
+        policies=policies,
         backlog_bytes=max((one.backlog_bytes for one in subscriptions.values()), default=0),
         oldest_unacked_age_ms=max(ages, default=None),
         subscriptions=subscriptions,

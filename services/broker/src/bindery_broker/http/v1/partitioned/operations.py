@@ -242,6 +242,7 @@ async def _explain(exchange: Exchange, whole: PartitionedRecord, operation: Oper
             "limits": pages[0]["limits"],
             "summary": "; ".join(f"partition {index}: {page['summary']}" for index, page in enumerate(pages)),
             "blocked_by": reasons,
+            **merge([{"policies": page["policies"]} for page in pages]),
             **({"warnings": warnings} if (warnings := _distinct(pages, "warnings")) else {}),
             "partitions": {str(index): page for index, page in enumerate(pages)},
         }
