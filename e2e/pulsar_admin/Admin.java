@@ -6,6 +6,8 @@ import java.io.ByteArrayOutputStream;
 import java.io.InputStreamReader;
 import java.io.PrintStream;
 import java.nio.charset.StandardCharsets;
+import java.util.HashMap;
+import java.util.Map;
 import java.util.Properties;
 import java.util.stream.StreamSupport;
 import org.apache.pulsar.admin.cli.PulsarAdminTool;
@@ -27,24 +29,35 @@ public final class Admin {
         }
     }
 
+    /** The tool of a broker. It is kept with its connections, because its start takes longer than most commands. */
+    private static Tool tool(Map<String, Tool> tools, String url) throws Exception {
+        if (!tools.containsKey(url)) {
+            Properties properties = new Properties();
+            properties.setProperty("webServiceUrl", url);
+            tools.put(url, new Tool(properties));
+        }
+        return tools.get(url);
+    }
+
     public static void main(String[] unused) throws Exception {
+        Map<String, Tool> tools = new HashMap<>();
         PrintStream answers = System.out;
         PrintStream log = System.err;
+        ByteArrayOutputStream out = new ByteArrayOutputStream();
+        ByteArrayOutputStream err = new ByteArrayOutputStream();
+        System.setOut(new PrintStream(out, true, StandardCharsets.UTF_8));
+        System.setErr(new PrintStream(err, true, StandardCharsets.UTF_8));
         ObjectMapper mapper = new ObjectMapper();
         BufferedReader requests = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
         for (String line = requests.readLine(); line != null; line = requests.readLine()) {
             JsonNode request = mapper.readTree(line);
             String[] words = StreamSupport.stream(request.get("words").spliterator(), false)
                     .map(JsonNode::asText).toArray(String[]::new);
-            ByteArrayOutputStream out = new ByteArrayOutputStream();
-            ByteArrayOutputStream err = new ByteArrayOutputStream();
-            System.setOut(new PrintStream(out, true, StandardCharsets.UTF_8));
-            System.setErr(new PrintStream(err, true, StandardCharsets.UTF_8));
+            out.reset();
+            err.reset();
             ObjectNode answer = mapper.createObjectNode();
             try {
-                Properties properties = new Properties();
-                properties.setProperty("webServiceUrl", request.get("url").asText());
-                answer.put("status", new Tool(properties).runs(words) ? 0 : 1);
+                answer.put("status", tool(tools, request.get("url").asText()).runs(words) ? 0 : 1);
             } catch (Throwable bug) {
                 bug.printStackTrace(log);
                 answer.put("status", 1);

@@ -1,7 +1,8 @@
 """The commands that are run against Pulsar and against Bindery, in order, and the differences that are allowed.
 
-`{topic}` is `persistent://public/default/pulsar-admin`, which does not exist at first; `{cluster}` and `{broker}` are
-the names of the cluster and of the broker (`host:port`). Messages `one` and `two` are published before MESSAGES_BEFORE.
+`{topic}` is `persistent://public/default/pulsar-admin`, which does not exist at first; `{parts}` is
+`persistent://public/default/parts`, likewise; `{cluster}` and `{broker}` are the names of the cluster and of the broker
+(`host:port`). Messages `one` and `two` are published before MESSAGES_BEFORE.
 """
 
 from dataclasses import dataclass
@@ -52,6 +53,11 @@ EXTRA_FIELDS: Final = frozenset((".oldestBacklogMessageSubscriptionName", ".prop
 
 NUMBERS: Final = Difference("ids and sizes are those of each cluster", text_differs=True)
 NAMES: Final = Difference("names, addresses and versions are those of each cluster", text_differs=True)
+NOTHING_TO_EXPIRE: Final = Difference(
+    "Pulsar refuses it if nothing has to be read; here nothing is done", status_differs=True
+)
+SORTED: Final = Difference("sorted by name; Pulsar has no order", text_differs=True)
+NO_BINARY: Final = Difference("no binary protocol: the address is empty", text_differs=True)
 MISSING: Final = Difference("not supported", status_differs=True)
 
 COMMANDS: Final[dict[str, Difference | None]] = {
@@ -61,13 +67,13 @@ COMMANDS: Final[dict[str, Difference | None]] = {
     "topics create {topic}": None,
     "topics create {topic} ": None,
     "topics list public/default ": None,
-    "topics list-partitioned-topics public/default": MISSING,
+    "topics list-partitioned-topics public/default": None,
     "topics subscriptions {topic} ": None,
     "topics create-subscription {topic} -s first -m earliest": None,
     "topics create-subscription {topic} -s first -m earliest ": None,
     "topics create-subscription {topic} -s last -m latest": None,
     "topics create-subscription {topic} -s with/slash": None,
-    "topics subscriptions {topic}  ": Difference("sorted by name; Pulsar has no order", text_differs=True),
+    "topics subscriptions {topic}  ": SORTED,
     MESSAGES_BEFORE: NUMBERS,
     "topics peek-messages {topic} -s first -n 2": NUMBERS,
     "topics peek-messages {topic} -s peeked -n 1": Difference("Pulsar creates the subscription", text_differs=True),
@@ -94,13 +100,9 @@ COMMANDS: Final[dict[str, Difference | None]] = {
     "topics reset-cursor {topic} -s first -m latest": None,
     "topics reset-cursor {topic} -s none -t 10m": None,
     "topics reset-cursor {topic} -s none -m earliest": None,
-    "topics expire-messages {topic} -s first -t 3600": Difference(
-        "Pulsar refuses it if nothing has to be read; here nothing is done", status_differs=True
-    ),
+    "topics expire-messages {topic} -s first -t 3600": NOTHING_TO_EXPIRE,
     "topics expire-messages {topic} -s none -t 3600": None,
-    "topics expire-messages-all-subscriptions {topic} -t 3600": Difference(
-        "Pulsar refuses it if nothing has to be read; here nothing is done", status_differs=True
-    ),
+    "topics expire-messages-all-subscriptions {topic} -t 3600": NOTHING_TO_EXPIRE,
     "topics get-properties {topic}": None,
     "topics get-subscription-properties {topic} -s first": None,
     "topics update-properties {topic} -p a=b": MISSING,
@@ -108,7 +110,7 @@ COMMANDS: Final[dict[str, Difference | None]] = {
     "topics update-subscription-properties {topic} -s first -p x=y": MISSING,
     "topics analyze-backlog {topic} -s first": MISSING,
     "topics compaction-status {topic}": MISSING,
-    "topics lookup {topic}": Difference("no binary protocol: the address is empty", text_differs=True),
+    "topics lookup {topic}": NO_BINARY,
     "topics bundle-range {topic}": None,
     "topics unload {topic}": None,
     "topics unload {topic}-none": None,
@@ -130,6 +132,74 @@ COMMANDS: Final[dict[str, Difference | None]] = {
     "topics stats persistent://public/default/a%20b+c": NUMBERS,
     "topics delete persistent://public/default/a%20b+c": None,
     "topics create non-persistent://public/default/x": Difference("all topics are persistent", status_differs=True),
+    "topics list-partitioned-topics public/none": None,
+    "topics create-partitioned-topic {parts} -p 0": None,
+    "topics create-partitioned-topic persistent://public/none/parts -p 2": None,
+    "topics create-partitioned-topic {parts}-partition-1 -p 2": None,
+    "topics get-partitioned-topic-metadata {parts}": None,
+    "topics create-partitioned-topic {parts} -p 3": None,
+    "topics create-partitioned-topic {parts} -p 3 ": None,
+    "topics create {parts}": None,
+    "topics create {parts}-partition-7": None,
+    "topics create {parts}-partition-1": None,
+    "topics list-partitioned-topics public/default ": None,
+    "topics list public/default  ": SORTED,
+    "topics get-partitioned-topic-metadata {parts} ": None,
+    "topics get-partitioned-topic-metadata {parts}-partition-0": None,
+    "topics create-missed-partitions {parts}": None,
+    "topics create-missed-partitions {parts}-none": None,
+    "topics create-subscription {parts} -s first": None,
+    "topics create-subscription {parts} -s first ": None,
+    "topics create-subscription {parts}-partition-0 -s one": None,
+    "topics create-subscription {parts} -s one": None,
+    "topics subscriptions {parts}": None,
+    "topics update-partitioned-topic {parts} -p 2": None,
+    "topics update-partitioned-topic {parts} -p 3": None,
+    "topics update-partitioned-topic {parts}-none -p 3": None,
+    "topics update-partitioned-topic {parts} -p 4": None,
+    "topics subscriptions {parts}-partition-3": None,
+    "topics partitioned-stats {parts}": None,
+    "topics partitioned-stats {parts} --per-partition": NUMBERS,
+    "topics partitioned-stats {parts}-none": None,
+    "topics partitioned-stats-internal {parts}": NUMBERS,
+    "topics partitioned-stats-internal {parts}-none": None,
+    "topics partitioned-lookup {parts}": NO_BINARY,
+    "topics stats {parts}": None,
+    "topics stats-internal {parts}": None,
+    "topics info-internal {parts}": NUMBERS,
+    "topics last-message-id {parts}": None,
+    "topics peek-messages {parts} -s first": None,
+    "topics examine-messages {parts}": None,
+    "topics skip {parts} -s first -n 1": None,
+    "topics clear-backlog {parts} -s first": None,
+    "topics clear-backlog {parts} -s none": None,
+    "topics reset-cursor {parts} -s first -t 10m": None,
+    "topics reset-cursor {parts} -s none -t 10m": Difference("Pulsar names one of the partitions", text_differs=True),
+    "topics reset-cursor {parts} -s first -m earliest": None,
+    "topics expire-messages {parts} -s first -t 3600": NOTHING_TO_EXPIRE,
+    "topics expire-messages {parts} -s none -t 3600": None,
+    "topics get-message-by-id {parts} -l 1 -e 0": None,
+    "topics get-backlog-size {parts} -m 1:0": None,
+    "topics get-properties {parts}": Difference(
+        "pulsar-admin fails on the empty answer of Pulsar; here there is an empty map", status_differs=True
+    ),
+    "topics get-subscription-properties {parts} -s first": None,
+    "topics get-subscription-properties {parts} -s none": None,
+    "topics unload {parts}": None,
+    "topics trim-topic {parts}": None,
+    "topics truncate {parts}": None,
+    "topics delete {parts}": None,
+    "topics unsubscribe {parts} -s none": None,
+    "topics unsubscribe {parts} -s one": None,
+    "topics delete-partitioned-topic {parts}-none": None,
+    "topics delete-partitioned-topic {parts}": None,
+    "topics delete-partitioned-topic {parts} ": None,
+    "topics create {parts} ": None,
+    "topics create-partitioned-topic {parts} -p 2": None,
+    "topics update-partitioned-topic {parts} -p 3 ": None,
+    "topics partitioned-stats {parts} ": None,
+    "topics delete-partitioned-topic {parts}  ": None,
+    "topics delete {parts} ": None,
     "brokers list {cluster}": NAMES,
     "brokers list none": Difference("Pulsar does not check the name of the cluster", status_differs=True),
     "brokers healthcheck": None,

@@ -32,6 +32,7 @@ METRICS_DOCUMENT: Final = HERE.parents[1] / "docs" / "pulsar-metrics.md"
 BEGIN: Final = "<!-- commands: written by `make interop ARGS=--write` -->\n"
 END: Final = "<!-- end of commands -->"
 TOPIC: Final = "persistent://public/default/pulsar-admin"
+PARTITIONED: Final = "persistent://public/default/parts"
 START_TIMEOUT_S: Final = 240.0
 OPENED: Final = ("java.io", "java.nio", "java.util.zip", "java.lang", "jdk.internal.misc", "jdk.internal.platform")
 
@@ -91,8 +92,10 @@ class Side:
         return self.url.removeprefix("http://")
 
     def words(self, command: str) -> list[str]:
-        words = command.replace("{topic}", TOPIC).replace("{cluster}", self.cluster).replace("{broker}", self.broker)
-        return words.split()
+        values = {"topic": TOPIC, "parts": PARTITIONED, "cluster": self.cluster, "broker": self.broker}
+        for name, value in values.items():
+            command = command.replace(f"{{{name}}}", value)
+        return command.split()
 
     def publish(self, topic: str = "pulsar-admin") -> None:
         """Store the messages `one` and `two`, each as an entry, in a topic of public/default."""

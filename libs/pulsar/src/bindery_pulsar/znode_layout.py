@@ -101,8 +101,13 @@ def cursor(*, tenant: str, namespace: str, topic: str, subscription: str) -> str
     return f"{managed_ledger(tenant=tenant, namespace=namespace, topic=topic)}/{encode_name(subscription)}"
 
 
+def partitioned_topics(*, tenant: str, namespace: str) -> str:
+    """Return the parent of the partitioned topics of a namespace."""
+    return f"{PARTITIONED_TOPICS_ROOT}/{_namespace_part(tenant, namespace)}/persistent"
+
+
 def partitioned_topic(*, tenant: str, namespace: str, topic: str) -> str:
-    return f"{PARTITIONED_TOPICS_ROOT}/{_namespace_part(tenant, namespace)}/persistent/{encode_name(topic)}"
+    return f"{partitioned_topics(tenant=tenant, namespace=namespace)}/{encode_name(topic)}"
 
 
 def bundle_name(*, lower: int, upper: int) -> str:

@@ -53,7 +53,9 @@ class BrokerApp(FastAPI):
         routes = [route for router in v1.ROUTERS for route in router.routes if isinstance(route, HotRoute)]
         self.add_middleware(Carry)
         creating = v1.CREATES_TOPIC | admin.CREATES_TOPIC
-        at_owner = AtOwner(broker, self._proxy, creating=creating, partitioned=PartitionedOperations())
+        at_owner = AtOwner(
+            broker, self._proxy, creating=creating, partitioned=PartitionedOperations(admin.ON_PARTITIONED)
+        )
         self._gate = Gate(
             super().__call__,
             at_owner=at_owner,

@@ -16,7 +16,7 @@ partitions only grows. Pulsar regards a record with 0 partitions as a topic that
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Final
 
@@ -105,6 +105,20 @@ class PartitionedTopics:
         record = PartitionedRecord.decode(node.data, path=path)
         return Versioned(record, node.stat.version, node.stat.ctime_ms) if record.partitions else None
 
+    async def list_names(self, tenant: str, namespace: str) -> list[TopicName]:
+        """Return the partitioned topics of a namespace, sorted."""
+        try:
+            children = await self._store.children(znode_layout.partitioned_topics(tenant=tenant, namespace=namespace))
+        except NoSuchNode:
+            return []
+        names = []
+        for child in children:
+            try:
+                names.append(TopicName.of(tenant=tenant, namespace=namespace, local=znode_layout.decode_name(child)))
+            except (BinderyError, UnicodeDecodeError):
+                log.warning("odd_partitioned_topic_node", tenant=tenant, namespace=namespace, node=child)
+        return sorted(names, key=lambda name: name.local)
+
     async def check_new(self, name: TopicName) -> None:
         """Raise an error if no topic of this name may be created: TopicIsPartitioned for the name of a partitioned
         topic, Conflict for a partition of one that is being deleted."""
@@ -148,7 +162,7 @@ class PartitionedTopics:
 
     # -- changes -------------------------------------------------------------------------------------------------
 
-    async def create(self, name: TopicName, partitions: int) -> bool:
+    async def create(self, name: TopicName, partitions: int, *, properties: Mapping[str, str] | None = None) -> bool:
         """Store the record of a new partitioned topic. Returns False if there is a record.
 
         Raises Conflict if there is an ordinary topic of this name, whose messages would be hidden.
@@ -158,7 +172,7 @@ class PartitionedTopics:
         self.check_count(partitions)
         await self._check_not_ordinary(name)
         path = _path(name)
-        data = PartitionedRecord(partitions).encode()
+        data = PartitionedRecord(partitions, members={"properties": dict(properties)} if properties else {}).encode()
         try:
             await self._store.create(path, data, make_parents=True)
         except AlreadyExists:

@@ -3,6 +3,7 @@
 | error                        | status | reason                                                             |
 |------------------------------|-------:|--------------------------------------------------------------------|
 | NoSuchTopic                  |    404 | `Topic persistent://t/n/x not found`                               |
+| the same for a new topic     |    412 | that the partitioned topic has fewer partitions                    |
 | NoSuchSubscription           |    404 | `Subscription s not found for topic persistent://t/n/x`            |
 | BadRequest before the call   |    412 | the text of the error: Pulsar answers 412 to names that are wrong  |
 | Refused                      |  its own | its text                                                         |
@@ -30,13 +31,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from bindery_broker.errors import NoSuchNamespace
+from bindery_broker.http import paths
 from bindery_broker.http.exchange import SCOPE_KEY, Exchange, Reply, json_reply
 from bindery_broker.http.paths import SegmentConvertor
 from bindery_broker.http.route import Handler, HotRoute
+from bindery_broker.namespaces.records import is_deleted
 from bindery_broker.topics.topic import Topic
 
 ROOT: Final = "/admin/v2"
 TOPIC: Final = ROOT + "/persistent/{tenant:form}/{namespace:form}/{topic:form}"
+ANY_TOPIC: Final = ROOT + "/persistent/{tenant:form}/{namespace:form}/{local:form}"
+"""A topic whose calls any broker runs, whether the topic is partitioned, and whether it exists. See `named`."""
 SUBSCRIPTION: Final = TOPIC + "/subscription/{subscription:subscription}"
 CREATES_TOPIC: Final = frozenset(("adminCreateTopic", "adminCreateSubscription"))
 """Names of the calls that create a missing topic."""
@@ -167,6 +172,23 @@ async def topic_of(exchange: Exchange, *, create: bool = False) -> Topic:
     return await exchange.broker.topic(exchange.topic, create=create)
 
 
+def named(exchange: Exchange) -> TopicName:
+    """Return the topic in the path ANY_TOPIC. Raises BadRequest."""
+    exchange.topic_name = paths.topic_of(*(param(exchange, part) for part in ("tenant", "namespace", "local")))
+    return exchange.topic_name
+
+
+async def check_namespace(exchange: Exchange, *, reason: str) -> None:
+    """Raise Refused (404) if the namespace in the path does not exist, or is being deleted."""
+    space = (param(exchange, "tenant"), param(exchange, "namespace"))
+    try:
+        record = await exchange.broker.policies.namespace(*space)
+    except BadRequest:  # nothing has a name that is not valid
+        record = None
+    if record is None or is_deleted(record):
+        raise Refused(404, reason)
+
+
 def id_json(position: Position, name: TopicName) -> dict[str, Any]:
     """Return a message id."""
     return {"ledgerId": position.ledger_id, "entryId": position.entry_id, "partitionIndex": name.partition}
@@ -174,7 +196,12 @@ def id_json(position: Position, name: TopicName) -> dict[str, Any]:
 
 def _refusal(error: BinderyError | Refused, exchange: Exchange) -> Response:
     status, reason = error.status, str(error)
-    if isinstance(error, NoSuchTopic):
+    if isinstance(error, NoSuchTopic) and exchange.operation == "adminCreateTopic":
+        name = exchange.topic
+        followed = "followed by a number smaller than number of partition of partitioned topic"
+        status = 412
+        reason = f'Can\'t create topic {name.local} with "-partition-" {followed} {name.partitioned_topic.local}'
+    elif isinstance(error, NoSuchTopic):
         reason = f"Topic {exchange.topic.full} not found"
     elif isinstance(error, NoSuchSubscription):
         reason = f"Subscription {param(exchange, 'subscription')} not found for topic {exchange.topic.full}"

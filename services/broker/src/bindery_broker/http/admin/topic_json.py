@@ -15,6 +15,8 @@ from bindery_broker.topics.topic import Topic
 
 TYPES: Final = {"exclusive": "Exclusive", "failover": "Failover", "shared": "Shared", "key_shared": "Key_Shared"}
 """Pulsar's names of the types of subscriptions."""
+NO_TYPE: Final = "None"
+"""Type of a subscription that never had a consumer."""
 NO_LEDGER: Final = {"ledgerId": -1, "entries": -1, "size": -1, "offloaded": False, "underReplicated": False}
 """What Pulsar shows instead of a compacted ledger where there is none."""
 
@@ -87,7 +89,7 @@ def _subscription(subscription: Subscription, times: Times) -> dict[str, Any]:
         "isReplicated": False,
         "nonContiguousDeletedMessagesRanges": cursor.ranges_count,
         "subscriptionProperties": dict(cursor.properties),
-        "type": "None" if kind is None else TYPES[kind],
+        "type": NO_TYPE if kind is None else TYPES[kind],
     }
 
 

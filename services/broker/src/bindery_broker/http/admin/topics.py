@@ -22,6 +22,7 @@ from bindery_broker.topics.topic import Topic
 router: Final = APIRouter()
 ID_MAX: Final = 2**63 - 1
 """Largest ledger or entry id."""
+NON_PERSISTENT: Final = ROOT + "/non-persistent/{tenant:form}/{namespace:form}"
 LOOKUP: Final = "/lookup/v2/topic/persistent/{tenant:form}/{namespace:form}/{topic:form}"
 
 
@@ -33,9 +34,14 @@ async def list_topics(exchange: Exchange) -> Response:
     return answer([prefix + name for name in await exchange.broker.names.local_names(*space)])
 
 
-@call(router, "GET", ROOT + "/non-persistent/{tenant:form}/{namespace:form}", "adminListNonPersistent")
+@call(router, "GET", NON_PERSISTENT, "adminListNonPersistent")
 async def list_non_persistent(_exchange: Exchange) -> Response:
     """There are no topics that are not persistent."""
+    return answer([])
+
+
+@call(router, "GET", NON_PERSISTENT + "/partitioned", "adminListNonPersistentPartitioned")
+async def list_non_persistent_partitioned(_exchange: Exchange) -> Response:
     return answer([])
 
 

@@ -60,9 +60,11 @@ async def call(
     query: bytes = b"",
     body: bytes | None = None,
     content_type: bytes = JSON_TYPE,
+    root: str | None = None,
 ) -> Answer:
-    """Return the answer to a request. `path`: what follows the path of the topic, percent-encoded."""
-    raw_path = (path_of(topic) + path).encode()
+    """Return the answer to a request. `path`: what follows the path of the topic, percent-encoded. `root`: the path of
+    the topic; None: that in the v1 API."""
+    raw_path = ((path_of(topic) if root is None else root) + path).encode()
     headers = [(name, value) for name, value in exchange.scope["headers"] if name not in _NOT_PASSED_ON]
     headers.append((PARTITION_HEADER, b"1"))
     if body is not None:

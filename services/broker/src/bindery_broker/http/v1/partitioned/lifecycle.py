@@ -12,6 +12,7 @@ that was interrupted also goes on when something asks for the topic, and by itse
 is complete the topic cannot be used, and nothing can create a topic with its name or that of one of its partitions.
 """
 
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -25,14 +26,22 @@ from bindery_broker.http.v1.partitioned.calls import Answer, call, on_each, part
 from bindery_broker.partitioned.record import PartitionedRecord
 
 
+async def create(
+    exchange: Exchange, name: TopicName, partitions: int, *, properties: Mapping[str, str] | None = None
+) -> bool:
+    """Create the topic. Returns whether it was created; an existing one is not changed."""
+    created = await exchange.broker.partitioned.create(name, partitions, properties=properties)
+    if created:
+        await _create(exchange, partitions_of(name, partitions))
+    return created
+
+
 async def set_partitions(exchange: Exchange, name: TopicName, partitions: int) -> bool:
     """Create the topic, or enlarge it; create partitions that are missing. Returns whether it was created."""
     catalog = exchange.broker.partitioned
     stored = await catalog.read(name)
     if stored is None:
-        created = await catalog.create(name, partitions)
-        if created:
-            await _create(exchange, partitions_of(name, partitions))
+        if await create(exchange, name, partitions):
             return True
         stored = await catalog.read(name)
         if stored is None:

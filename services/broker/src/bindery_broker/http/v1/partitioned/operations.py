@@ -44,12 +44,16 @@ Handler = Callable[[Exchange, PartitionedRecord, Operation], Awaitable[Response]
 class PartitionedOperations:
     """`at_owner.PartitionedOperation`."""
 
+    def __init__(self, handlers: Mapping[str, Handler] | None = None) -> None:
+        """`handlers`: those of operations of other APIs, by the operation's id."""
+        self._handlers = {**_HANDLERS, **(handlers or {})}
+
     async def __call__(self, exchange: Exchange, whole: PartitionedRecord, operation: Operation) -> Response:
         name = exchange.topic
         if whole.is_deleted and exchange.operation != "deleteTopic":
             exchange.broker.deletions.go_on(name)
             raise Conflict("the topic is being deleted; retry when that is complete", topic=name.short)
-        handler = _HANDLERS.get(exchange.operation)
+        handler = self._handlers.get(exchange.operation)
         if handler is None:
             raise TopicIsPartitioned(
                 "the topic is partitioned, and this operation is one of a single partition; name one, such as "
