@@ -2,7 +2,8 @@
 
 `{topic}` is `persistent://public/default/pulsar-admin`, which does not exist at first; `{parts}` is
 `persistent://public/default/parts`, likewise; `{cluster}` and `{broker}` are the names of the cluster and of the broker
-(`host:port`). Messages `one` and `two` are published before MESSAGES_BEFORE.
+(`host:port`); `{schemas}` is a folder with the files of SCHEMAS. Messages `one` and `two` are published before
+MESSAGES_BEFORE.
 """
 
 from dataclasses import dataclass
@@ -58,7 +59,23 @@ NOTHING_TO_EXPIRE: Final = Difference(
 )
 SORTED: Final = Difference("sorted by name; Pulsar has no order", text_differs=True)
 NO_BINARY: Final = Difference("no binary protocol: the address is empty", text_differs=True)
+REASON: Final = Difference("the reason is another text", text_differs=True)
 MISSING: Final = Difference("not supported", status_differs=True)
+
+SCHEMAS: Final = {
+    "avro1": ("AVRO", '{"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}]}'),
+    "avro2": (
+        "AVRO",
+        '{"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"},'
+        ' {"name": "b", "type": ["null", "string"], "default": null}]}',
+    ),
+    "avro3": ("AVRO", '{"type": "record", "name": "R", "fields": [{"name": "a", "type": "string"}]}'),
+    "json": ("JSON", '{"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}]}'),
+    "string": ("STRING", ""),
+    "broken": ("AVRO", "{"),
+    "odd": ("ODD", ""),
+}
+"""Type and definition of the schemas that are uploaded, by the name of their file."""
 
 COMMANDS: Final[dict[str, Difference | None]] = {
     "topics list public/default": None,
@@ -157,7 +174,7 @@ COMMANDS: Final[dict[str, Difference | None]] = {
     "topics update-partitioned-topic {parts} -p 3": None,
     "topics update-partitioned-topic {parts}-none -p 3": None,
     "topics update-partitioned-topic {parts} -p 4": None,
-    "topics subscriptions {parts}-partition-3": None,
+    "topics subscriptions {parts}-partition-3": SORTED,
     "topics partitioned-stats {parts}": None,
     "topics partitioned-stats {parts} --per-partition": NUMBERS,
     "topics partitioned-stats {parts}-none": None,
@@ -258,5 +275,50 @@ COMMANDS: Final[dict[str, Difference | None]] = {
     "namespaces get-auto-topic-creation public/default": None,
     "namespaces set-subscription-expiration-time public/default -t 60": None,
     "namespaces get-subscription-expiration-time public/default": None,
+    "schemas get {topic}": None,
+    "schemas get {topic} --all-version": None,
+    "schemas metadata {topic}": None,
+    "schemas upload persistent://public/none/t -f {schemas}/avro1.json": None,
+    "schemas upload {topic} -f {schemas}/broken.json": REASON,
+    "schemas upload {topic} -f {schemas}/odd.json": REASON,
+    "schemas upload {topic} -f {schemas}/avro1.json": None,
+    "schemas upload {topic} -f {schemas}/avro1.json ": None,
+    "schemas get {topic} ": NUMBERS,
+    "schemas get {topic} --version 0": NUMBERS,
+    "schemas get {topic} --version 7": None,
+    "schemas compatibility {topic} -f {schemas}/avro2.json": None,
+    "schemas compatibility {topic} -f {schemas}/avro3.json": REASON,
+    "schemas compatibility {topic} -f {schemas}/json.json": REASON,
+    "schemas upload {topic} -f {schemas}/avro3.json": REASON,
+    "schemas upload {topic} -f {schemas}/json.json": REASON,
+    "schemas upload {topic} -f {schemas}/avro2.json": None,
+    "schemas get {topic} --all-version ": NUMBERS,
+    "schemas metadata {topic} ": NUMBERS,
+    "schemas delete {topic}": None,
+    "schemas get {topic}  ": None,
+    "schemas get {topic} --version 0 ": None,
+    "schemas delete {topic} ": None,
+    "schemas upload {topic} -f {schemas}/string.json": None,
+    "schemas delete {topic} --force": None,
+    "schemas upload {topic} -f {schemas}/json.json ": None,
+    "topics create {topic}  ": None,
+    "topics delete {topic}   ": None,
+    "schemas get {topic}   ": None,
+    "namespaces get-schema-compatibility-strategy public/default": None,
+    "namespaces set-schema-compatibility-strategy public/default -c FORWARD": None,
+    "namespaces get-schema-compatibility-strategy public/default ": None,
+    "namespaces set-schema-compatibility-strategy public/default -c NONE": None,
+    "namespaces set-schema-compatibility-strategy public/none -c FORWARD": None,
+    "namespaces get-schema-compatibility-strategy public/none": None,
+    "namespaces set-schema-compatibility-strategy public/default -c UNDEFINED": None,
+    "namespaces get-is-allow-auto-update-schema public/default": None,
+    "namespaces set-is-allow-auto-update-schema public/default --disable": None,
+    "namespaces get-is-allow-auto-update-schema public/default ": None,
+    "namespaces set-is-allow-auto-update-schema public/default --enable": None,
+    "namespaces get-schema-validation-enforce public/default": None,
+    "namespaces set-schema-validation-enforce public/default --enable": None,
+    "namespaces get-schema-validation-enforce public/default ": None,
+    "namespaces set-schema-validation-enforce public/default --disable": None,
+    "namespaces get-schema-validation-enforce public/none": None,
 }
 """Command -> the allowed difference; None: none. Spaces at the end make a repeated command another key."""

@@ -22,7 +22,15 @@ from bindery_metadata.stores.embedded import die_with_parent, find_java
 from e2e.interop.jars import JavaMissing, class_path
 from e2e.interop.processes import HOST, Process, free_port
 from e2e.pulsar_admin import metrics
-from e2e.pulsar_admin.commands import COMMANDS, EXTRA_FIELDS, MESSAGES_BEFORE, MISSING, MISSING_FIELDS, Difference
+from e2e.pulsar_admin.commands import (
+    COMMANDS,
+    EXTRA_FIELDS,
+    MESSAGES_BEFORE,
+    MISSING,
+    MISSING_FIELDS,
+    SCHEMAS,
+    Difference,
+)
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(1800)]
 
@@ -33,6 +41,10 @@ BEGIN: Final = "<!-- commands: written by `make interop ARGS=--write` -->\n"
 END: Final = "<!-- end of commands -->"
 TOPIC: Final = "persistent://public/default/pulsar-admin"
 PARTITIONED: Final = "persistent://public/default/parts"
+PARTITION: Final = ".partitions.*"
+"""Before the fields of each partition, which are those of a topic."""
+SHOWN_MAX: Final = 400
+"""Maximum characters of an outcome in the report of a failure; the file of outcomes has all of it."""
 START_TIMEOUT_S: Final = 240.0
 OPENED: Final = ("java.io", "java.nio", "java.util.zip", "java.lang", "jdk.internal.misc", "jdk.internal.platform")
 
@@ -86,6 +98,8 @@ class Side:
     url: str
     cluster: str
     publish_path: str
+    schemas: str = ""
+    """Folder with the files of SCHEMAS."""
 
     @property
     def broker(self) -> str:
@@ -93,6 +107,7 @@ class Side:
 
     def words(self, command: str) -> list[str]:
         values = {"topic": TOPIC, "parts": PARTITIONED, "cluster": self.cluster, "broker": self.broker}
+        values["schemas"] = self.schemas
         for name, value in values.items():
             command = command.replace(f"{{{name}}}", value)
         return command.split()
@@ -197,6 +212,10 @@ def test_every_command_does_the_same_or_differs_as_documented(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     rows, problems = [], []
+    folder = tmp_path_factory.mktemp("schemas")
+    for name, (kind, definition) in SCHEMAS.items():
+        (folder / f"{name}.json").write_text(json.dumps({"type": kind, "schema": definition, "properties": {}}))
+    pulsar.schemas = ours.schemas = str(folder)
     outcomes = (tmp_path_factory.mktemp("outcomes") / "outcomes.jsonl").open("w")
     for command, allowed in COMMANDS.items():
         if command == MESSAGES_BEFORE:
@@ -207,7 +226,8 @@ def test_every_command_does_the_same_or_differs_as_documented(
         outcomes.write(json.dumps([command, asdict(theirs), asdict(found)]) + "\n")
         outcomes.flush()
         if problem := judge(theirs, found, allowed):
-            problems.append(f"{command.strip()}: {problem}\n  pulsar:  {theirs}\n  bindery: {found}")
+            shown = [str(one)[:SHOWN_MAX] for one in (theirs, found)]
+            problems.append(f"{command.strip()}: {problem}\n  pulsar:  {shown[0]}\n  bindery: {shown[1]}")
         rows.append(row(command, allowed))
     outcomes.close()
     assert not problems, "\n".join(problems)
@@ -235,7 +255,7 @@ def judge(theirs: Outcome, found: Outcome, allowed: Difference | None) -> str:
         return ""
     theirs_json, found_json = as_json(theirs.out), as_json(found.out)
     if isinstance(theirs_json, dict) and isinstance(found_json, dict):
-        expected, shown = fields(theirs_json), fields(found_json)
+        expected, shown = ({name.removeprefix(PARTITION) for name in fields(one)} for one in (theirs_json, found_json))
         if lacking := expected - shown - MISSING_FIELDS:
             return f"fields are missing: {sorted(lacking)}"
         if extra := shown - expected - EXTRA_FIELDS:

@@ -12,11 +12,14 @@ from bindery_metadata.coordination.leases import Leases
 from bindery_metadata.stores.store import MetadataStore
 from bindery_pulsar.topic_name import TopicName
 
+from bindery_broker.errors import NamespaceDeleted, NoSuchNamespace
 from bindery_broker.managed_ledger import WallClock
 from bindery_broker.metrics import BrokerMetrics
 from bindery_broker.namespaces.directory import Directory
 from bindery_broker.namespaces.names import Names
+from bindery_broker.namespaces.policies import SchemaCompatibility
 from bindery_broker.namespaces.policy_store import PolicyStore
+from bindery_broker.namespaces.records import is_deleted
 from bindery_broker.ownership.bundles import Bundle
 from bindery_broker.ownership.ownership import Ownership, RemoteOwner
 from bindery_broker.ownership.records import OwnerRecord
@@ -76,6 +79,7 @@ class Broker:
         self.schemas = SchemaRegistry(
             SchemaStore(components.store, components.client, settings=settings.ledger, clock=components.clock)
         )
+        self.topics.on_deletion = self.schemas.remove
         self.partitioned = PartitionedTopics(
             components.store, now=components.now, partitions_max=settings.partitions_per_topic_max
         )
@@ -130,6 +134,19 @@ class Broker:
     async def topic(self, name: TopicName, *, create: bool = False, is_explicit: bool = False) -> Topic:
         """Return a topic that this broker owns. `is_explicit`: a request of its own creates the topic."""
         return self.topics.loaded(name) or await self.topics.get(name, create=create, is_explicit=is_explicit)
+
+    async def schema_strategy(self, name: TopicName) -> SchemaCompatibility:
+        """Return the strategy in force for a topic, which need not exist.
+
+        Raises NoSuchNamespace, and NamespaceDeleted while the namespace is being deleted: a schema would outlive it.
+        """
+        record = await self.policies.namespace(name.tenant, name.namespace)
+        if record is None:
+            raise NoSuchNamespace.of(name.tenant, name.namespace)
+        if is_deleted(record):
+            raise NamespaceDeleted("the namespace is being deleted", topic=name.short)
+        strategy: SchemaCompatibility = (await self.policies.resolve(name))["schema_compatibility"].value
+        return strategy
 
     async def maintain_forever(self) -> None:
         """Run the maintenance of the topics periodically, until cancelled, and their policies more often."""

@@ -4,7 +4,8 @@ Any broker may run each operation: the compare-and-set in `store` orders them. I
 that needs it fails: a new schema is refused, because it cannot be compared. Messages do not depend on schemas and flow
 on.
 
-Invariants: a version number names one definition for ever, also after a deletion. A version that was added was
+Invariants: a version number names one definition as long as the topic exists, also after a deletion of its schema. A
+version that was added was
 compatible, by the strategy of that moment, with the versions that existed.
 """
 
@@ -16,7 +17,7 @@ from bindery_pulsar.topic_name import TopicName
 
 from bindery_broker.errors import IncompatibleSchema, NoSuchSchema, NotSupported
 from bindery_broker.namespaces.policies import SchemaCompatibility
-from bindery_broker.schemas.codec import IndexEntry, Schema, SchemaType, StoredSchema
+from bindery_broker.schemas.codec import IndexEntry, Locator, Schema, SchemaType, StoredSchema
 from bindery_broker.schemas.compatibility import check_valid, incompatibility, is_same, is_transitive
 from bindery_broker.schemas.store import SchemaStore, schema_id
 
@@ -60,6 +61,10 @@ class SchemaRegistry:
             if entry.version == version:
                 return await self._store.read(schema_id(topic), entry)
         raise NoSuchSchema("the topic has no such schema version", topic=topic.short, version=version)
+
+    async def locator(self, topic: TopicName) -> Locator | None:
+        """Return the index of all versions, with those that were deleted; None: the topic never had a schema."""
+        return (await self._store.locator(schema_id(topic)))[0]
 
     async def versions(self, topic: TopicName) -> list[int]:
         """Return the versions that were not deleted, ascending; none if the topic has no schema."""
@@ -123,6 +128,20 @@ class SchemaRegistry:
                     for entry in locator.index:
                         await self._store.delete_ledger(entry.position.ledger_id)
                 return version
+        raise _too_busy(topic)
+
+    async def remove(self, topic: TopicName) -> None:
+        """Delete the schema of a topic that is deleted, with its numbering, because no message names a version then.
+
+        A partition shares the schema of its topic, which stays. A missing schema is no error. Raises Corrupt, TryAgain.
+        """
+        if topic.partition >= 0:
+            return
+        name = schema_id(topic)
+        for _ in range(ATTEMPTS_MAX):
+            locator, znode_version = await self._store.locator(name)
+            if locator is None or znode_version is None or await self._store.remove(name, locator, znode_version):
+                return
         raise _too_busy(topic)
 
     async def _live(self, topic: TopicName) -> tuple[IndexEntry, ...]:

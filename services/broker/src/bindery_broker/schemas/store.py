@@ -138,6 +138,20 @@ class SchemaStore:
         self._keep(position, stored)
         return True
 
+    async def remove(self, name: str, locator: Locator, znode_version: int) -> bool:
+        """Delete schema `name` with all versions, those of `locator`, which was read at `znode_version`. Returns False,
+        with nothing deleted, if the versions have changed since."""
+        async with limited(self._settings.operation_timeout_s, "delete the topic's schema versions"):
+            try:
+                await self._store.delete(f"{SCHEMAS_ROOT}/{name}", version=znode_version)
+            except VersionConflict:
+                return False
+            except NoSuchNode:
+                pass
+        for entry in locator.index:
+            await self.delete_ledger(entry.position.ledger_id)
+        return True
+
     async def delete_ledger(self, ledger_id: int) -> None:
         """Delete the ledger of a version that no locator names. An error is only logged: the ledger is small."""
         try:

@@ -152,6 +152,8 @@ class Topics:
         """Tasks that close the handles of abandoned topics, or close idle topics."""
         self.check_new: Callable[[TopicName], Awaitable[None]] | None = None
         """Called before and after a topic is created. It raises an error if there must be none of this name."""
+        self.on_deletion: Callable[[TopicName], Awaitable[None]] | None = None
+        """Called before a topic is deleted. It removes what others store about the topic."""
         self.on_subscription: Callable[[TopicName, str], None] = lambda _topic, _subscription: None
         """Called when a subscription of a topic was created, or loaded with it."""
         self.loads_failed = 0
@@ -254,8 +256,14 @@ class Topics:
         topic = await self.get(name)
         if topic.has_consumers and not force:
             raise TopicInUse("the topic has consumers; pass force=true to delete it", topic=name.short)
-        await self._followed.remove_topic(name)
+        await self.forget_deleted(name)
         await topic.delete()
+
+    async def forget_deleted(self, name: TopicName) -> None:
+        """Remove what is stored about a topic besides its messages, before it is deleted. A partition has none."""
+        await self._followed.remove_topic(name)
+        if self.on_deletion is not None:
+            await self.on_deletion(name)
 
     async def unload(self, bundle: Bundle) -> None:
         """Close the topics of a bundle that this broker gives up; it must not count as the owner any more.
@@ -339,6 +347,7 @@ class Topics:
             if topic.name in self._users or not topic.is_open or topic.is_consumed:  # used or closed meanwhile
                 return
             try:
+                await self.forget_deleted(topic.name)
                 await topic.delete()
             except BinderyError as error:
                 log.warning("inactive_topic_not_deleted", topic=topic.name.short, **error_fields(error))

@@ -40,6 +40,8 @@ class _Policy(NamedTuple):
     """Type of its JSON."""
     method: str = "POST"
     """Method that sets it."""
+    default: Any = None
+    """What is answered if it is not set; None: nothing."""
 
 
 _POLICIES: Final = (
@@ -60,6 +62,9 @@ _POLICIES: Final = (
     _Policy("maxUnackedMessagesPerConsumer", "max_unacked_messages_per_consumer", int),
     _Policy("maxUnackedMessagesPerSubscription", "max_unacked_messages_per_subscription", int),
     _Policy("compactionThreshold", "compaction_threshold", int, "PUT"),
+    _Policy("schemaCompatibilityStrategy", "schema_compatibility_strategy", str, "PUT", "UNDEFINED"),
+    _Policy("schemaValidationEnforced", "schema_validation_enforced", bool, default=False),
+    _Policy("isAllowAutoUpdateSchema", "is_allow_auto_update_schema", bool, default=True),
 )
 
 
@@ -180,7 +185,7 @@ def _register(policy: _Policy) -> None:
 
     @call(router, "GET", f"{NAMESPACE}/{policy.name}", f"adminGet{name}")
     async def read(exchange: Exchange) -> Response:
-        value = (await _read(exchange)).get(policy.member)
+        value = (await _read(exchange)).get(policy.member, policy.default)
         return done() if value is None else answer(value)
 
     @call(router, policy.method, f"{NAMESPACE}/{policy.name}", f"adminSet{name}")

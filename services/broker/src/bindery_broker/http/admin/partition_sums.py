@@ -6,7 +6,7 @@
 | times, and ages in seconds                       | the largest, at least 0                     |
 | averageMsgSize                                   | the average of the partitions               |
 | booleans                                         | whether one is true                         |
-| texts                                            | the first that is not null                  |
+| texts, and limits of quotas                      | the first that is not null                  |
 | subscriptions and other maps                     | by key                                      |
 | consumers and publishers                         | by name                                     |
 | ownerBroker                                      | left out                                    |
@@ -22,6 +22,8 @@ from bindery_broker.http.admin.topic_json import NO_TYPE
 Stats = dict[str, Any]
 _LARGEST: Final = ("Timestamp", "TimeStamp", "AgeSeconds")
 """Ends of the names of times and ages."""
+_ALIKE: Final = frozenset(("backlogQuotaLimitSize", "backlogQuotaLimitTime"))
+"""Limits, which are the same in all partitions."""
 _OF_ONE: Final = frozenset(("ownerBroker", "oldestBacklogMessageSubscriptionName", "connectedSince"))
 """Fields that have a meaning in one partition only."""
 
@@ -42,6 +44,8 @@ def _value(name: str, values: list[Any]) -> Any:
     if isinstance(first, bool):
         return any(values)
     if isinstance(first, int | float):
+        if name in _ALIKE:
+            return first
         if name.endswith(_LARGEST):
             return max(0, *values)
         total = sum(values)

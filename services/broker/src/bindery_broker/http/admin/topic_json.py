@@ -17,6 +17,7 @@ TYPES: Final = {"exclusive": "Exclusive", "failover": "Failover", "shared": "Sha
 """Pulsar's names of the types of subscriptions."""
 NO_TYPE: Final = "None"
 """Type of a subscription that never had a consumer."""
+NO_LIMIT: Final = -1
 NO_LEDGER: Final = {"ledgerId": -1, "entries": -1, "size": -1, "offloaded": False, "underReplicated": False}
 """What Pulsar shows instead of a compacted ledger where there is none."""
 
@@ -32,6 +33,7 @@ def topic_stats(topic: Topic, broker: Broker, *, owner: str) -> dict[str, Any]:
     times = Times(broker.now(), broker.clock())
     subscriptions = {name: _subscription(one, times) for name, one in topic.subscriptions.items()}
     came, volume = rounded(topic.statistics.published.rates(times.now)), topic.volume
+    size, age = topic.policies.backlog_quota_size, topic.policies.backlog_quota_age
     oldest = [
         (one.oldest.publish_time_ms, name)
         for name, one in topic.subscriptions.items()
@@ -48,6 +50,8 @@ def topic_stats(topic: Topic, broker: Broker, *, owner: str) -> dict[str, Any]:
         "msgOutCounter": volume.messages_out,
         "averageMsgSize": came.bytes / came.messages if came.messages else 0.0,
         "storageSize": topic.ledger.size,
+        "backlogQuotaLimitSize": NO_LIMIT if size is None else size.limit,
+        "backlogQuotaLimitTime": NO_LIMIT if age is None else age.limit,
         "backlogSize": max((one["backlogSize"] for one in subscriptions.values()), default=0),
         "oldestBacklogMessageAgeSeconds": max(0, times.wall_ms - min(oldest)[0]) // 1000 if oldest else -1,
         "oldestBacklogMessageSubscriptionName": min(oldest)[1] if oldest else None,

@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator
 
 import httpx
 import pytest
-from bindery_broker.namespaces.policies import EffectivePolicies, FixedPolicies, SchemaCompatibility
 from broker_harness import TOPIC, Harness, problem
 
 SCHEMA = f"{TOPIC}/schema"
@@ -72,8 +71,8 @@ async def test_an_incompatible_schema_is_a_conflict_with_the_reason(broker):
 
 
 async def test_the_strategy_is_a_policy(broker):
-    policies = EffectivePolicies(schema_compatibility=SchemaCompatibility.ALWAYS_COMPATIBLE)
-    broker.broker.topics.policies = FixedPolicies(policies)
+    policies = {"schema_compatibility": "ALWAYS_COMPATIBLE"}
+    assert (await broker.client.put("/v1/namespaces/public/default/policies", json=policies)).status_code == 200
     await broker.post(SCHEMA, {"type": "AVRO", "definition": avro(INT)})
     assert (await broker.post(SCHEMA, {"type": "STRING"})).json() == {"version": 1, "created": True}
 

@@ -1,6 +1,6 @@
 """The schema of a topic: show, upload, compare and delete its versions.
 
-Any broker answers: schemas do not belong to the owner of the topic, which need not exist.
+Any broker answers: schemas do not belong to the owner of the topic, which need not exist. Its namespace must.
 """
 
 import json
@@ -138,7 +138,7 @@ async def upload_schema(
     exchange: Exchange, name: paths.Topic, _query: Unrouted, body: SchemaBody, status: Response
 ) -> SchemaUploaded:
     broker = exchange.broker
-    strategy = broker.topics.policies.effective(name).schema_compatibility
+    strategy = await broker.schema_strategy(name)
     done = await broker.schemas.register(name, body.schema_of(), strategy=strategy)
     status.status_code = 201 if done.created else 200
     return SchemaUploaded(version=done.version, created=done.created)
@@ -153,7 +153,7 @@ async def upload_schema(
 )
 async def compare_schema(exchange: Exchange, name: paths.Topic, _query: Unrouted, body: SchemaBody) -> SchemaCompared:
     broker = exchange.broker
-    strategy = broker.topics.policies.effective(name).schema_compatibility
+    strategy = await broker.schema_strategy(name)
     found = await broker.schemas.compare(name, body.schema_of(), strategy=strategy)
     return SchemaCompared(
         compatible=found.problem is None, version=found.version, strategy=strategy.value, reason=found.problem
