@@ -84,6 +84,7 @@ class Broker:
             components.store, now=components.now, partitions_max=settings.partitions_per_topic_max
         )
         self.deletions = Deletions(self.partitioned, is_mine=self._take)
+        self.partitioned.on_removal = self.topics.forget_deleted
         self.topics.check_new = self.partitioned.check_new
         self.retry_topics = RetryTopics(
             self.topics,

@@ -16,7 +16,7 @@ partitions only grows. Pulsar regards a record with 0 partitions as a topic that
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Final
 
@@ -61,6 +61,8 @@ class PartitionedTopics:
     def __init__(self, store: MetadataStore, *, now: MonotonicClock, partitions_max: int) -> None:
         """`partitions_max`: maximum number of partitions of a topic that is created or enlarged."""
         self.partitions_max = partitions_max
+        self.on_removal: Callable[[TopicName], Awaitable[None]] = _nothing
+        """Called before the record of a deleted topic is removed. It removes what others store about the topic."""
         self._store = store
         self._deletions = CachedChildren(store, lists_max=1)
         self._now = now
@@ -247,6 +249,7 @@ class PartitionedTopics:
         stored = await self.read(name)
         if stored is None or not stored.value.is_deleted:
             return
+        await self.on_removal(name)
         record, node = Delete(_path(name), stored.version), Delete(deletion_path(name), None)
         is_noted = await self._store.exists(node.path) is not None
         with suppress(NoSuchNode, VersionConflict):  # another broker has completed it
@@ -376,6 +379,10 @@ class PartitionedTopics:
 def deletion_path(name: TopicName) -> str:
     """Return the node that says that the topic is being deleted."""
     return f"{DELETIONS_ROOT}/{znode_layout.encode_name(name.short)}"
+
+
+async def _nothing(_name: TopicName) -> None:
+    pass
 
 
 def _path(name: TopicName) -> str:

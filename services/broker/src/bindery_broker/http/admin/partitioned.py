@@ -19,7 +19,7 @@ from bindery_broker.http.admin.on_partitions import ask_each, found_by_name, met
 from bindery_broker.http.admin.partition_sums import join
 from bindery_broker.http.exchange import Exchange
 from bindery_broker.http.v1.partitioned import lifecycle
-from bindery_broker.partitioned.record import PARTITIONS_MAX, PartitionedRecord
+from bindery_broker.partitioned.record import PartitionedRecord
 
 router: Final = APIRouter()
 PARTITIONS: Final = ANY_TOPIC + "/partitions"
@@ -48,8 +48,8 @@ async def create(exchange: Exchange) -> Response:
     await calls.check_namespace(exchange, reason="Namespace not found")
     if found.partitions <= 0:
         raise Refused(406, "Number of partitions should be more than 0")
-    if found.partitions > PARTITIONS_MAX:
-        raise Refused(406, f"Number of partitions should be less than or equal to {PARTITIONS_MAX}")
+    if found.partitions > (most := exchange.broker.partitioned.partitions_max):
+        raise Refused(406, f"Number of partitions should be less than or equal to {most}")
     try:
         is_new = await lifecycle.create(exchange, name, found.partitions, properties=found.properties)
     except Conflict as error:  # an ordinary topic has this name
@@ -71,8 +71,9 @@ async def update(exchange: Exchange) -> Response:
         raise Refused(
             422, f"Desired partitions {wanted} can't be less than the current partitions {record.partitions}."
         )
-    if wanted > max(PARTITIONS_MAX, record.partitions):
-        limit = f"the maximum partitions per topic {PARTITIONS_MAX}."
+    most = exchange.broker.partitioned.partitions_max
+    if wanted > max(most, record.partitions):
+        limit = f"the maximum partitions per topic {most}."
         raise Refused(422, f"Desired partitions {wanted} can't be greater than {limit}")
     await lifecycle.set_partitions(exchange, name, wanted)
     return done()

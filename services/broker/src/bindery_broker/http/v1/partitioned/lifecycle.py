@@ -72,7 +72,6 @@ async def delete(exchange: Exchange, name: TopicName, *, force: bool) -> None:
 
     answers = await on_each(partitions_of(name, record.partitions), one)
     raise_failure([answer for answer in answers if answer.status != NoSuchTopic.status])
-    await exchange.broker.topics.forget_deleted(name)
     await catalog.remove(name)
 
 
