@@ -1,17 +1,18 @@
 """Pulsar's admin REST API: the calls of `/admin/v2` and `/lookup/v2` that pulsar-admin and dashboards use.
 
 `calls` registers a call and turns errors into Pulsar's. `topics`, `partitioned`, `subscriptions`, `namespaces`,
-`schemas` and `cluster` are the calls, `on_partitions` what they do on a partitioned topic, `topic_json`,
+`schemas`, `unloads` and `cluster` are the calls, `on_partitions` what they do on a partitioned topic, `topic_json`,
 `partition_sums` and `stored_entry` what they answer. The calls are not in the OpenAPI document, because Pulsar defines
 them.
 """
 
 from typing import Final
 
-from bindery_broker.http.admin import cluster, namespaces, partitioned, schemas, subscriptions, topics
+from bindery_broker.http.admin import cluster, namespaces, partitioned, schemas, subscriptions, topics, unloads
 from bindery_broker.http.admin.calls import CREATES_TOPIC
 from bindery_broker.http.admin.on_partitions import ON_PARTITIONED
 
-ROUTERS: Final = tuple(part.router for part in (partitioned, topics, subscriptions, cluster, namespaces, schemas))
+_PARTS: Final = (partitioned, topics, subscriptions, cluster, namespaces, schemas, unloads)
+ROUTERS: Final = tuple(part.router for part in _PARTS)
 
 __all__ = ["CREATES_TOPIC", "ON_PARTITIONED", "ROUTERS"]
