@@ -4,6 +4,7 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -33,3 +34,14 @@ async def broker(tree: MemoryTree, ledgers: MemoryLedgers, clock: Clock) -> Asyn
     harness = Harness(tree=tree, ledgers=ledgers, clock=clock, url="http://one")
     yield harness
     await harness.close()
+
+
+@pytest.fixture
+async def pair(tree: MemoryTree, ledgers: MemoryLedgers, clock: Clock) -> AsyncIterator[tuple[Harness, Harness]]:
+    """Two brokers that reach one another."""
+    one, two = (Harness(tree=tree, ledgers=ledgers, clock=clock, url=f"http://{name}") for name in ("one", "two"))
+    one.peers["two"] = httpx.ASGITransport(app=two.app)
+    two.peers["one"] = httpx.ASGITransport(app=one.app)
+    yield one, two
+    for harness in (one, two):
+        await harness.close()

@@ -26,6 +26,7 @@
 | NamespaceDeleted         | namespace_deleted          |    409 | the namespace of a new topic is being deleted     |
 | NamespaceNotEmpty        | namespace_not_empty        |    409 | a namespace is deleted while it has topics        |
 | TenantNotEmpty           | tenant_not_empty           |    409 | a tenant is deleted while it has namespaces       |
+| TopicDeleted             | topic_deleted              |    409 | the topic was deleted by force just now; retry    |
 | TooManyTopics            | too_many_topics            |    409 | the namespace has its maximum number of topics    |
 | InvalidPolicy            | invalid_policy             |    400 | the value of a policy is not allowed              |
 | ResponsesFull            | too_many_requests          |    429 | responses take too much memory; retry             |
@@ -45,6 +46,16 @@ from bindery_core.errors import BadRequest, BinderyError, Conflict, NotThere, To
 UNKNOWN_SHOWN_MAX: Final = 20
 """Maximum number of unknown message ids listed in an error."""
 RESPONSES_FULL = "messages in responses that clients have not read yet take too much memory; retry"
+
+
+class _RetryLater(BinderyError):
+    """The fact `retry_after_s` has the seconds after which to retry."""
+
+    @property
+    def retry_after_s(self) -> int:
+        """Seconds in the header `Retry-After`."""
+        seconds: float = self.facts.get("retry_after_s", 1)
+        return max(1, math.ceil(seconds))
 
 
 class NotSupported(BadRequest):
@@ -153,6 +164,13 @@ class TenantNotEmpty(Conflict):
     code = "tenant_not_empty"
 
 
+class TopicDeleted(_RetryLater, Conflict):
+    """The topic was deleted by force a short time ago, and is not created implicitly. The fact `retry_after_s` has the
+    seconds left."""
+
+    code = "topic_deleted"
+
+
 class TooManyTopics(Conflict):
     code = "too_many_topics"
 
@@ -229,25 +247,13 @@ class BacklogQuotaRefused(TooManyRequests):
     status = 507
 
 
-class PublishRateExceeded(TooManyRequests):
+class PublishRateExceeded(_RetryLater, TooManyRequests):
     """Messages come faster than a policy allows. Nothing was stored. The fact `retry_after_s` has the seconds left."""
 
     code = "publish_rate_exceeded"
 
-    @property
-    def retry_after_s(self) -> int:
-        """Seconds after which to retry."""
-        seconds: float = self.facts.get("retry_after_s", 1)
-        return max(1, math.ceil(seconds))
 
-
-class SubscribeRateExceeded(TooManyRequests):
+class SubscribeRateExceeded(_RetryLater, TooManyRequests):
     """A consumer connects more often than a policy allows. The fact `retry_after_s` has the seconds to wait."""
 
     code = "subscribe_rate_exceeded"
-
-    @property
-    def retry_after_s(self) -> int:
-        """Seconds after which to retry."""
-        seconds: float = self.facts.get("retry_after_s", 1)
-        return max(1, math.ceil(seconds))

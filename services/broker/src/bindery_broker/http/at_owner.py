@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Final, Protocol
 from urllib.parse import quote
 
-from bindery_core.errors import NoSuchSubscription, NoSuchTopic, NotThere, TopicFenced, TryAgain
+from bindery_core.errors import Conflict, NoSuchSubscription, NoSuchTopic, NotThere, TopicFenced, TryAgain
 from bindery_kit.admin.content_types import JSON_TYPE
 from bindery_kit.http.problem import CONTENT_TYPE as PROBLEM_TYPE
 from bindery_pulsar.topic_name import SUBSCRIPTION_SIZE_MAX, TopicName
@@ -29,6 +29,8 @@ from bindery_broker.partitioned.record import PartitionedRecord
 
 PULSARS: Final = (b"/admin/v2/", b"/lookup/v2/")
 """Beginnings of the paths that Pulsar brokers serve as well."""
+PARTITIONING: Final = frozenset(("produce", "receive", "subscribe"))
+"""Ids of the operations that create a missing topic with the partitions that its policies ask for."""
 ATTEMPTS_MAX: Final = 2
 """Maximum number of attempts to run an operation on the owner of the topic."""
 
@@ -38,6 +40,11 @@ class PartitionedOperation(Protocol):
         self, exchange: Exchange, whole: PartitionedRecord, operation: Callable[[Exchange], Awaitable[Response]], /
     ) -> Response:
         """Return the answer of an operation on a partitioned topic. `operation`: runs it on a single topic."""
+        ...
+
+    async def create(self, exchange: Exchange, name: TopicName, partitions: int, /) -> bool:
+        """Create a partitioned topic that the request needs. Returns whether it is new. Raises Conflict if there is an
+        ordinary topic of this name."""
         ...
 
 
@@ -67,7 +74,7 @@ class AtOwner:
             return await operation(exchange)
         topics = self.broker.topics
         if topics.loaded(name) is None:
-            whole = await self.broker.partitioned.find(name)
+            whole = await self.broker.partitioned.find(name) or await self._create_partitioned(exchange, name)
             if whole is not None:
                 return await self._on_all(exchange, whole, operation)
             await self._check_partition(exchange, name)
@@ -104,6 +111,20 @@ class AtOwner:
         if self.partitioned is None:
             raise TopicIsPartitioned("the topic is partitioned", topic=exchange.topic.short)
         return await self.partitioned(exchange, whole, operation)
+
+    async def _create_partitioned(self, exchange: Exchange, name: TopicName) -> PartitionedRecord | None:
+        """Create a missing topic with the partitions that its policies ask for; None: it has none."""
+        if exchange.operation not in PARTITIONING or self.partitioned is None:
+            return None
+        partitions = await self.broker.topics.implicit_partitions(name)
+        if not partitions:
+            return None
+        try:
+            await self.partitioned.create(exchange, name, partitions)
+        except Conflict:
+            if not await self.broker.topics.exists(name):  # else an ordinary topic was created meanwhile
+                raise
+        return await self.broker.partitioned.find_now(name)
 
     async def _check_partition(self, exchange: Exchange, name: TopicName) -> None:
         """Refuse a request that would create a partition that the partitioned topic does not have."""

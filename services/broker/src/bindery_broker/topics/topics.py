@@ -49,6 +49,7 @@ from bindery_broker.topics.enforcing import (
     roll_for_retention,
     topic_is_inactive,
 )
+from bindery_broker.topics.forced_deletions import ForcedDeletions
 from bindery_broker.topics.move_targets import HostedMoves, TopicTargets
 from bindery_broker.topics.topic import Topic
 
@@ -136,6 +137,7 @@ class Topics:
         self._replaying = asyncio.Semaphore(REPLAYS_MAX)
         self._closing = False
         self._ownership: Ownership | None = None
+        self.forced_deletions = ForcedDeletions(store, clock=clock)
         self.targets = TopicTargets(self, HostedMoves(producer_name))
         self._admissions: WeakKeyDictionary[Topic, Admission] = WeakKeyDictionary()
         self._compaction = CompactionTools(
@@ -251,11 +253,31 @@ class Topics:
                 "the namespace has its maximum number of topics", topic=name.short, topics_per_namespace_max=topics_max
             )
 
+    async def implicit_partitions(self, name: TopicName) -> int:
+        """Return the number of partitions with which a request creates the topic if it is missing; 0: without any.
+
+        Raises TopicDeleted, and the errors of `check_creatable`.
+        """
+        if name.partition >= 0 or name.local.startswith("__"):
+            return 0
+        await self._followed.namespace(name.tenant, name.namespace)
+        policies = self.policies.effective(name)
+        if not policies.auto_create_topics or not policies.auto_create_partitions or await self.exists(name):
+            return 0
+        await self.check_creatable(name)
+        check_new_name("topic", name.local)
+        await self.forced_deletions.check(name)
+        return policies.auto_create_partitions
+
     async def delete(self, name: TopicName, *, force: bool) -> None:
         """Delete a topic with its subscriptions and ledgers. Raises TopicInUse if it has consumers, unless `force`."""
         topic = await self.get(name)
         if topic.has_consumers and not force:
             raise TopicInUse("the topic has consumers; pass force=true to delete it", topic=name.short)
+        if force and name.partition < 0:
+            namespace = await self._followed.namespace(name.tenant, name.namespace)
+            if namespace is None or not is_deleted(namespace):
+                await self.forced_deletions.record(name)
         await self.forget_deleted(name)
         await topic.delete()
 
@@ -378,6 +400,7 @@ class Topics:
             is_kept = topic.ledger.entries_count > 0  # only loaded topics are trimmed and have backlog metrics
             if not is_kept and self._now() - topic.used_at >= self.limits.idle_s_max and self._is_idle(topic):
                 idle.append(topic)
+        await self.forced_deletions.clean()
         for first in range(0, len(idle), CLOSES_MAX):
             some = idle[first : first + CLOSES_MAX]
             await asyncio.gather(*(self._unload(topic) for topic in some if self._is_idle(topic)))
@@ -395,6 +418,8 @@ class Topics:
             check_new_name("topic", name.local)
             if self.check_new is not None:
                 await self.check_new(name)
+            if not is_explicit:
+                await self.forced_deletions.check(name)
         is_owner = self._ownership.proof(Bundle.of(name)) if self._ownership is not None else None
         if self._ownership is not None and is_owner is None:
             raise NotOwner("the topic's owner is changing; retry", topic=name.short)

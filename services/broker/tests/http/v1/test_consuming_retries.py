@@ -123,6 +123,7 @@ async def test_a_waiting_call_outlasts_the_deletion_of_the_retry_topic_and_sees_
     assert (await local.client.delete(RETRY, params={"force": "true"})).status_code == 200
     await settle()
     assert not waiting.done()
+    assert (await local.client.put(RETRY)).status_code == 201
     await make_retry_topic(local)
     await settle()
     await local.produce("again", topic=RETRY)

@@ -171,6 +171,7 @@ async def test_a_topic_is_deleted_with_its_subscriptions_and_ledgers(broker, led
     problem(await broker.client.get(TOPIC), status=404, code="no_such_topic")
     assert (await broker.client.get("/v1/topics")).json() == {"topics": []}
     assert not [ledger for ledger in ledgers.ledgers.values() if not ledger.deleted]
+    assert (await broker.client.put(TOPIC)).status_code == 201
     await broker.produce("anew")
     assert payloads((await read(broker))["messages"]) == ["anew"]
 

@@ -65,6 +65,8 @@ async def delete(exchange: Exchange, name: TopicName, *, force: bool) -> None:
         raise NoSuchTopic("no such partitioned topic", topic=name.short)
     if not force and not stored.value.is_deleted:
         await _check_unused(exchange, name, stored.value)
+    if force:
+        await exchange.broker.topics.forced_deletions.record(name)
     record = await catalog.mark_deleted(name)
 
     async def one(partition: TopicName) -> Answer:

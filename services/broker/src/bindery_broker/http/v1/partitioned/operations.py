@@ -63,6 +63,9 @@ class PartitionedOperations:
             )
         return await handler(exchange, whole, operation)
 
+    async def create(self, exchange: Exchange, name: TopicName, partitions: int) -> bool:
+        return await lifecycle.set_partitions(exchange, name, partitions)
+
 
 def partition_of_id(exchange: Exchange, whole: PartitionedRecord, message_id: MessageId) -> TopicName:
     """Return the partition of a message. Raises BadRequest if the id names none."""
