@@ -21,6 +21,8 @@ class FakeBroker:
         """The messages of each topic, in order."""
         self.last: dict[tuple[str, str], int] = {}
         """Highest sequence id by topic and producer."""
+        self.partitions: dict[str, int] = {}
+        """Number of partitions of the partitioned topics."""
         self.fail: Callable[[int], int] = lambda _number: 200
         self.posts = 0
         self.duplicates = 0
@@ -31,7 +33,11 @@ class FakeBroker:
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
-                *_, topic, _, producer = urlsplit(self.path).path.split("/")
+                *_, topic, part, producer = urlsplit(self.path).path.split("/")
+                if producer == "partitions":
+                    count = broker.partitions.get(unquote(part), 0)
+                    self.answer(*((200, {"partitions": count}) if count else (404, {"code": "no_such_topic"})))
+                    return
                 with broker._lock:
                     last = broker.last.get((unquote(topic), unquote(producer)), -1)
                     exists = unquote(topic) in broker.messages

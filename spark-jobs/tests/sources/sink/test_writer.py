@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bindery_pulsar.murmur3 import murmur3_hash
 from bindery_spark.sources import register
 from bindery_spark.sources.sink.sequence import parts_of
 from fake_broker import CUT, CUT_AFTER, FakeBroker
@@ -60,6 +61,32 @@ def test_a_table_is_written_once_although_requests_fail(spark: SparkSession, bro
     assert len({message["producer"] for message in broker.messages["t"]}) == 2
     write(rows(spark, 5, 1), broker)
     assert len(broker.payloads("t")) == 205, "without sink_id each write is one of its own"
+
+
+def test_a_partitioned_topic_gets_each_row_once_in_the_partition_of_its_key(
+    spark: SparkSession, broker: FakeBroker
+) -> None:
+    broker.partitions["t"] = 3
+    broker.fail = lambda number: (503, 200, CUT_AFTER, CUT, 200)[number % 5]
+    write(rows(spark, 200), broker, sink_id="job")
+    for at in (5, 2):
+        broker.posts = 0
+        broker.fail = lambda number, at=at: 400 if number == at else 200  # type: ignore[misc]
+        with pytest.raises(Exception, match="was refused: made up"):
+            write(rows(spark, 300), broker, sink_id="job2")
+    broker.fail = lambda _number: 200
+    for _ in range(2):
+        write(rows(spark, 300), broker, sink_id="job2")
+    stored = {f"t-partition-{n}": broker.messages.get(f"t-partition-{n}", []) for n in range(3)}
+    assert Counter(m["payload"] for some in stored.values() for m in some) == Counter(texts(range(200), range(300)))
+    assert "t" not in broker.messages
+    for name, messages in stored.items():
+        for message in messages:
+            assert name == f"t-partition-{murmur3_hash(message['key'].encode()) % 3}"
+        assert (
+            broker.messages.get(name) is None
+            or Counter((m["producer"], m["sequence_id"]) for m in messages).most_common(1)[0][1] == 1
+        )
 
 
 def test_a_write_that_failed_is_completed_by_repeating_it(spark: SparkSession, broker: FakeBroker) -> None:

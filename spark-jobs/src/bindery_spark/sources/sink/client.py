@@ -77,6 +77,20 @@ class Brokers:
             raise SinkRefused(_reason(answer), topic=topic.short)
         return int(answer.json()["last_sequence_id"])
 
+    def partitions(self, topic: TopicName) -> int:
+        """Return the number of partitions of a topic; 0: it is not partitioned, or does not exist yet."""
+        if topic.partition >= 0:
+            return 0
+        answer = self._request("GET", f"{_path(topic)}/partitions", what=f"the partitions of {topic.short}")
+        if answer.status_code == httpx.codes.NOT_FOUND:
+            return 0
+        if answer.status_code != httpx.codes.OK:
+            raise SinkRefused(_reason(answer), topic=topic.short)
+        found = answer.json()
+        if found.get("deleted"):
+            raise SinkRefused("the topic is being deleted", topic=topic.short)
+        return int(found["partitions"])
+
     def send(self, topic: TopicName, producer: str, lines: Sequence[bytes], rows: Sequence[int]) -> None:
         """Store messages, with sequence ids, and return once they are durable. `rows`: their row numbers, for errors.
 

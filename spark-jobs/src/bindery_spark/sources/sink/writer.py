@@ -1,8 +1,9 @@
 """Write rows to topics: the writers that Spark calls, in the driver and in the tasks.
 
-A task numbers the rows of its partition (`sequence`), collects them into requests by topic, and sends each request when
-all rows before it are stored. Nothing is stored at the commit of a batch: rows are messages as soon as their request
-succeeds, so consumers see the beginning of a batch that fails later. A repeated batch completes it.
+A task numbers the rows of its partition (`sequence`), assigns those of a partitioned topic to its partitions
+(`routing`), collects them into requests by topic, and sends each request when all rows before it are stored. Nothing is
+stored at the commit of a batch: rows are messages as soon as their request succeeds, so consumers see the beginning of
+a batch that fails later. A repeated batch completes it.
 
 Spark gives the number of the micro-batch and the id of the query, which is a part of the checkpoint, to the tasks as
 local properties; the Python API of data sources does not have them.
@@ -29,6 +30,7 @@ from pyspark.sql.types import StructType
 from bindery_spark.sources.sink.client import Brokers
 from bindery_spark.sources.sink.messages import check_columns, messages_of, with_sequence_id
 from bindery_spark.sources.sink.options import SinkOptions
+from bindery_spark.sources.sink.routing import Router
 from bindery_spark.sources.sink.sequence import PartitionRows, producer_name
 
 BATCH_PROPERTY: Final = "streaming.sql.batchId"
@@ -120,6 +122,7 @@ def write_rows(
     )
     producer = producer_name(sink_id, partition)
     rows = PartitionRows(batch)
+    router = Router(brokers.partitions, first=partition)
     requests: dict[TopicName, _Request] = {}
     stored = 0
 
@@ -132,7 +135,7 @@ def write_rows(
             for found in messages_of(table, options.topic):
                 if isinstance(found, BadRequest):
                     raise BadRequest(f"row {rows.count} of partition {partition}: {found.message}", **found.facts)
-                topic, line = found
+                topic, line = router.route(*found, row=rows.count)
                 if not rows.knows(topic.full):
                     rows.begin(topic.full, brokers.last_sequence_id(topic, producer))
                 row = rows.count
