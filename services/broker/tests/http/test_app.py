@@ -41,12 +41,28 @@ async def test_hot_and_ordinary_operations_are_served(broker: Harness) -> None:
         "/v1/topics/a/b",
         "/v1/topics/a/b/c/d",
         f"{TOPIC}/subscriptions/s/consumers",
-        "/admin/v2/x",
         "/favicon.ico",
     ],
 )
 async def test_unknown_paths_are_answered_with_a_problem_and_never_redirected(broker: Harness, path: str) -> None:
     problem(await broker.client.get(path), status=404, code="not_found")
+
+
+@pytest.mark.parametrize("path", ["/admin/v2/x", "/admin/v2/persistent/a/b/c/d/e/f", "/lookup/v2/x", "/admin/v3/x"])
+async def test_unknown_paths_of_pulsars_api_are_answered_as_pulsar_answers(broker: Harness, path: str) -> None:
+    answer = await broker.client.get(path)
+    assert (answer.status_code, answer.json()) == (404, {"reason": f"Not Found: GET {path}"})
+    assert answer.headers["content-type"] == "application/json"
+
+
+async def test_wrong_methods_and_names_of_pulsars_api_are_answered_as_pulsar_answers(broker: Harness) -> None:
+    answer = await broker.client.patch("/admin/v2/persistent/public/default/t")
+    assert answer.status_code == 405
+    assert answer.json() == {"reason": "Method Not Allowed: PATCH /admin/v2/persistent/public/default/t"}
+    assert "DELETE" in answer.headers["allow"]
+    answer = await broker.client.get("/admin/v2/persistent/public/default/t%FF/stats")
+    assert answer.status_code == 400
+    assert "UTF-8" in answer.json()["reason"]
 
 
 async def test_wrong_parameters_are_answered_with_a_problem(broker: Harness) -> None:

@@ -1,11 +1,13 @@
 """The broker's application: the FastAPI app of all APIs, behind the gate."""
 
 from collections.abc import Awaitable
-from typing import Any
+from typing import Any, cast
 
 from bindery_kit.http.problem_fastapi import install_refusals
 from bindery_kit.limits.held_bytes import HeldBytes
 from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.types import Receive, Scope, Send
 
@@ -14,6 +16,7 @@ from bindery_broker.broker import Broker
 from bindery_broker.http import admin, openapi, page, v1
 from bindery_broker.http.at_owner import AtOwner
 from bindery_broker.http.budget import ByteBudget
+from bindery_broker.http.exchange import has_reasons, reason_reply
 from bindery_broker.http.gate import Carry, Gate, HotRoutes
 from bindery_broker.http.peers.moves import Peers
 from bindery_broker.http.peers.retries import RemoteRetries
@@ -50,6 +53,17 @@ class BrokerApp(FastAPI):
         broker.metrics.in_flight_bytes.set_function(lambda: self._budget.used)
         self.add_api_route("/docs", self._docs, include_in_schema=False)
         install_refusals(self, validation_code="bad_request")
+        refuse = self.exception_handlers[HTTPException]
+
+        async def on_http_exception(request: Request, error: HTTPException) -> Response:
+            if not has_reasons(request.url.path.encode()):
+                return await cast(Awaitable[Response], refuse(request, error))
+            answer = reason_reply(error.status_code, f"{error.detail}: {request.method} {request.url.path}")
+            for name, value in (error.headers or {}).items():
+                answer.raw_headers.append((name.lower().encode(), value.encode()))
+            return answer
+
+        self.add_exception_handler(HTTPException, on_http_exception)  # type: ignore[arg-type]
         routes = [route for router in v1.ROUTERS for route in router.routes if isinstance(route, HotRoute)]
         self.add_middleware(Carry)
         creating = v1.CREATES_TOPIC | admin.CREATES_TOPIC

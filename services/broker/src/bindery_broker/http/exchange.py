@@ -47,6 +47,7 @@ SCOPE_KEY: Final = "bindery.exchange"
 """Key of the exchange in the ASGI scope."""
 PIECES_PER_TURN: Final = 16
 """Number of pieces of an answer after which other tasks run, even if the client reads at once."""
+_PULSAR_PATHS: Final = (b"/admin/", b"/lookup/")
 QUERY_SIZE_MAX: Final = 256 * 1024
 """Maximum bytes of a query string."""
 
@@ -83,6 +84,16 @@ class Answered(Response):
 
 def json_reply(value: Any, *, status: int = 200) -> Reply:
     return Reply(status, _encoder.encode(value) + b"\n")
+
+
+def reason_reply(status: int, reason: str) -> Reply:
+    """Return an error in the form of Pulsar's admin API."""
+    return json_reply({"reason": reason}, status=status)
+
+
+def has_reasons(raw_path: bytes) -> bool:
+    """Return whether errors of this path have the form of Pulsar's admin API; those of others are problems."""
+    return raw_path.startswith(_PULSAR_PATHS)
 
 
 class ClientGone(Exception):

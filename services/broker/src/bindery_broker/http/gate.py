@@ -15,12 +15,13 @@ from bindery_core.errors import BinderyError
 from bindery_kit.http.problem import problem_of, problem_response
 from bindery_kit.observability.logs import error_fields, get_logger
 from bindery_pulsar.topic_name import TopicName
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bindery_broker.http import paths
 from bindery_broker.http.at_owner import AtOwner
 from bindery_broker.http.budget import ByteBudget
-from bindery_broker.http.exchange import SCOPE_KEY, ClientGone, Exchange
+from bindery_broker.http.exchange import SCOPE_KEY, ClientGone, Exchange, has_reasons, reason_reply
 from bindery_broker.http.route import HotRoute
 
 REMEMBERED_MAX: Final = 4_096
@@ -127,7 +128,7 @@ class Gate:
                 return
             route, scope["path_params"], exchange.topic_name = found
             exchange.operation = route.unique_id
-            response = await self._at_owner.run(exchange, route.endpoint)
+            response: Response = await self._at_owner.run(exchange, route.endpoint)
             if not exchange.respond(response):
                 await response(scope, exchange.receive, exchange.answer)
         except BinderyError as error:
@@ -138,7 +139,10 @@ class Gate:
             self._log_failure(exchange, error)
             if exchange.is_answered:
                 raise
-            response = problem_response(status=500, code="internal", detail="internal error; see the broker's log")
+            detail = "internal error; see the broker's log"
+            response = problem_response(status=500, code="internal", detail=detail)
+            if has_reasons(exchange.raw_path):
+                response = reason_reply(500, detail)
             await response(exchange.scope, exchange.receive, exchange.answer)
 
     async def _ordinary(self, exchange: Exchange) -> None:
@@ -162,7 +166,10 @@ class Gate:
             self._log_failure(exchange, error)
         if exchange.is_answered:
             raise error
-        await problem_of(error)(exchange.scope, exchange.receive, exchange.answer)
+        response: Response = problem_of(error)
+        if has_reasons(exchange.raw_path):
+            response = reason_reply(error.status, str(error))
+        await response(exchange.scope, exchange.receive, exchange.answer)
 
     def _log_failure(self, exchange: Exchange, error: Exception) -> None:
         log.error(

@@ -32,7 +32,7 @@ from starlette.responses import Response
 
 from bindery_broker.errors import NoSuchNamespace
 from bindery_broker.http import paths
-from bindery_broker.http.exchange import SCOPE_KEY, Exchange, Reply, json_reply
+from bindery_broker.http.exchange import SCOPE_KEY, Exchange, Reply, json_reply, reason_reply
 from bindery_broker.http.paths import SegmentConvertor
 from bindery_broker.http.route import Handler, HotRoute
 from bindery_broker.namespaces.records import is_deleted
@@ -210,6 +210,6 @@ def _refusal(error: BinderyError | Refused, exchange: Exchange) -> Response:
     elif type(error) is BadRequest and exchange.topic_name is None:
         status = 412
     retry = ((b"retry-after", b"%d" % RETRY_AFTER_S),) if status in (429, 503) else ()
-    reply = json_reply({"reason": reason}, status=status)
+    reply = reason_reply(status, reason)
     reply.raw_headers.extend(retry)
     return reply

@@ -7,7 +7,7 @@ the values. A policy that is not set is answered with 204 without a body, as Pul
 Source: Pulsar TenantsBase, Namespaces, Policies.
 """
 
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 from bindery_core.errors import BadRequest, Corrupt
@@ -16,10 +16,19 @@ from starlette.responses import Response
 
 from bindery_broker.errors import NamespaceNotEmpty, NoSuchNamespace, NoSuchTenant, TenantNotEmpty
 from bindery_broker.http.admin import calls
-from bindery_broker.http.admin.calls import ROOT, Call, Refused, answer, call, done, flag, param
+from bindery_broker.http.admin.calls import ROOT, Call, Refused, answer, call, done, flag, param, text
+from bindery_broker.http.admin.policy_rules import (
+    Policy,
+    check_level,
+    check_value,
+    quota_json,
+    quota_type,
+    register_unsupported,
+)
 from bindery_broker.http.exchange import Exchange
 from bindery_broker.namespaces import records
 from bindery_broker.namespaces.policy_codec import set_in_namespace
+from bindery_broker.namespaces.policy_store import Mutate
 
 router: Final = APIRouter()
 TENANT: Final = ROOT + "/tenants/{tenant:form}"
@@ -31,41 +40,49 @@ class _TenantBody(msgspec.Struct):
     allowedClusters: list[str] | None = None
 
 
-class _Policy(NamedTuple):
-    name: str
-    """Last part of the path."""
-    member: str
-    """Member of Pulsar's Policies."""
-    type: Any
-    """Type of its JSON."""
-    method: str = "POST"
-    """Method that sets it."""
-    default: Any = None
-    """What is answered if it is not set; None: nothing."""
-
-
 _POLICIES: Final = (
-    _Policy("retention", "retention_policies", dict[str, Any]),
-    _Policy("messageTTL", "message_ttl_in_seconds", int),
-    _Policy("deduplication", "deduplicationEnabled", bool),
-    _Policy("persistence", "persistence", dict[str, Any]),
-    _Policy("autoTopicCreation", "autoTopicCreationOverride", dict[str, Any]),
-    _Policy("autoSubscriptionCreation", "autoSubscriptionCreationOverride", dict[str, Any]),
-    _Policy("delayedDelivery", "delayed_delivery_policies", dict[str, Any]),
-    _Policy("inactiveTopicPolicies", "inactive_topic_policies", dict[str, Any]),
-    _Policy("subscriptionExpirationTime", "subscription_expiration_time_minutes", int),
-    _Policy("maxProducersPerTopic", "max_producers_per_topic", int),
-    _Policy("maxConsumersPerTopic", "max_consumers_per_topic", int),
-    _Policy("maxConsumersPerSubscription", "max_consumers_per_subscription", int),
-    _Policy("maxSubscriptionsPerTopic", "max_subscriptions_per_topic", int),
-    _Policy("maxTopicsPerNamespace", "max_topics_per_namespace", int),
-    _Policy("maxUnackedMessagesPerConsumer", "max_unacked_messages_per_consumer", int),
-    _Policy("maxUnackedMessagesPerSubscription", "max_unacked_messages_per_subscription", int),
-    _Policy("compactionThreshold", "compaction_threshold", int, "PUT"),
-    _Policy("schemaCompatibilityStrategy", "schema_compatibility_strategy", str, "PUT", "UNDEFINED"),
-    _Policy("schemaValidationEnforced", "schema_validation_enforced", bool, default=False),
-    _Policy("isAllowAutoUpdateSchema", "is_allow_auto_update_schema", bool, default=True),
+    Policy("retention", "retention_policies", dict[str, Any]),
+    Policy("messageTTL", "message_ttl_in_seconds", int, reason="Invalid value for message TTL, message TTL must >= 0"),
+    Policy("deduplication", "deduplicationEnabled", bool),
+    Policy("persistence", "persistence", dict[str, Any]),
+    Policy("autoTopicCreation", "autoTopicCreationOverride", dict[str, Any]),
+    Policy("autoSubscriptionCreation", "autoSubscriptionCreationOverride", dict[str, Any]),
+    Policy("delayedDelivery", "delayed_delivery_policies", dict[str, Any]),
+    Policy("inactiveTopicPolicies", "inactive_topic_policies", dict[str, Any]),
+    Policy(
+        "subscriptionExpirationTime",
+        "subscription_expiration_time_minutes",
+        int,
+        reason="Invalid value for subscription expiration time",
+    ),
+    Policy(
+        "deduplicationSnapshotInterval",
+        "deduplicationSnapshotIntervalSeconds",
+        int,
+        reason="interval must be greater than or equal to 0",
+    ),
+    Policy("maxProducersPerTopic", "max_producers_per_topic", int),
+    Policy("maxConsumersPerTopic", "max_consumers_per_topic", int),
+    Policy("maxConsumersPerSubscription", "max_consumers_per_subscription", int),
+    Policy("maxSubscriptionsPerTopic", "max_subscriptions_per_topic", int),
+    Policy("maxTopicsPerNamespace", "max_topics_per_namespace", int),
+    Policy("maxUnackedMessagesPerConsumer", "max_unacked_messages_per_consumer", int),
+    Policy("maxUnackedMessagesPerSubscription", "max_unacked_messages_per_subscription", int),
+    Policy("compactionThreshold", "compaction_threshold", int, "PUT"),
+    Policy("schemaCompatibilityStrategy", "schema_compatibility_strategy", str, "PUT", "UNDEFINED"),
+    Policy("publishRate", "publishMaxMessageRate", dict[str, Any], by_cluster=True),
+    Policy("dispatchRate", "topicDispatchRate", dict[str, Any], by_cluster=True),
+    Policy("subscriptionDispatchRate", "subscriptionDispatchRate", dict[str, Any], by_cluster=True),
+    Policy("subscribeRate", "clusterSubscribeRate", dict[str, Any], by_cluster=True),
+    Policy("subscriptionTypesEnabled", "subscription_types_enabled", list[str], default=[]),
+    Policy("encryptionRequired", "encryption_required", bool, default=False),
+    Policy("schemaValidationEnforced", "schema_validation_enforced", bool, default=False),
+    Policy("isAllowAutoUpdateSchema", "is_allow_auto_update_schema", bool, default=True),
 )
+
+_NULL_REMOVES: Final = frozenset(("deduplicationSnapshotInterval",))
+"""Policies that a body `null` removes, besides DELETE."""
+_QUOTAS: Final = "backlog_quota_map"
 
 
 @call(router, "GET", ROOT + "/tenants", "adminListTenants")
@@ -180,21 +197,104 @@ async def bundles(exchange: Exchange) -> Response:
     return answer(found.get("bundles") or records.new_namespace(cluster="")["bundles"])
 
 
-def _register(policy: _Policy) -> None:
+@call(router, "GET", NAMESPACE + "/backlogQuotaMap", "adminGetBacklogQuotas")
+async def quotas(exchange: Exchange) -> Response:
+    return answer((await _read(exchange)).get(_QUOTAS) or {})
+
+
+@call(router, "POST", NAMESPACE + "/backlogQuota", "adminSetBacklogQuota")
+async def set_quota(exchange: Exchange) -> Response:
+    kind, value = quota_type(exchange), quota_json(await calls.body(exchange, dict[str, Any]))
+    return await _update(
+        exchange, "backlogQuota", lambda found: {**found, _QUOTAS: {**(found.get(_QUOTAS) or {}), kind: value}}
+    )
+
+
+@call(router, "DELETE", NAMESPACE + "/backlogQuota", "adminRemoveBacklogQuota")
+async def remove_quota(exchange: Exchange) -> Response:
+    kind = quota_type(exchange)
+
+    def mutate(found: records.Json) -> records.Json:
+        left = {name: value for name, value in (found.get(_QUOTAS) or {}).items() if name != kind}
+        return {**found, _QUOTAS: left}
+
+    return await _update(exchange, "backlogQuota", mutate)
+
+
+@call(router, "GET", NAMESPACE + "/replication", "adminReplicationClusters")
+async def replication_clusters(exchange: Exchange) -> Response:
+    return answer((await _read(exchange)).get("replication_clusters") or [exchange.broker.settings.cluster_name])
+
+
+@call(router, "GET", NAMESPACE + "/properties", "adminNamespaceProperties")
+async def properties(exchange: Exchange) -> Response:
+    return answer((await _read(exchange)).get("properties") or {})
+
+
+@call(router, "PUT", NAMESPACE + "/properties", "adminSetNamespaceProperties")
+async def set_properties(exchange: Exchange) -> Response:
+    """Properties that the body does not name stay."""
+    given: dict[str, str] = await calls.body(exchange, dict[str, str])
+    return await _update(
+        exchange, "properties", lambda found: {**found, "properties": {**(found.get("properties") or {}), **given}}
+    )
+
+
+@call(router, "DELETE", NAMESPACE + "/properties", "adminClearNamespaceProperties")
+async def clear_properties(exchange: Exchange) -> Response:
+    return await _update(exchange, "properties", lambda found: {**found, "properties": {}})
+
+
+@call(router, "GET", NAMESPACE + "/property/{key:form}", "adminNamespaceProperty")
+async def get_property(exchange: Exchange) -> Response:
+    return text(((await _read(exchange)).get("properties") or {}).get(param(exchange, "key"), ""))
+
+
+@call(router, "PUT", NAMESPACE + "/property/{key:form}/{value:form}", "adminSetNamespaceProperty")
+async def set_property(exchange: Exchange) -> Response:
+    given = {param(exchange, "key"): param(exchange, "value")}
+    return await _update(
+        exchange, "properties", lambda found: {**found, "properties": {**(found.get("properties") or {}), **given}}
+    )
+
+
+@call(router, "DELETE", NAMESPACE + "/property/{key:form}", "adminRemoveNamespaceProperty")
+async def remove_property(exchange: Exchange) -> Response:
+    """The answer is the former value."""
+    key, former = param(exchange, "key"), ""
+
+    def mutate(found: records.Json) -> records.Json:
+        nonlocal former
+        before = dict(found.get("properties") or {})
+        former = before.pop(key, "")
+        return {**found, "properties": before}
+
+    await _update(exchange, "properties", mutate)
+    return text(former)
+
+
+def _register(policy: Policy) -> None:
     name = policy.name[0].upper() + policy.name[1:]
 
     @call(router, "GET", f"{NAMESPACE}/{policy.name}", f"adminGet{name}")
     async def read(exchange: Exchange) -> Response:
-        value = (await _read(exchange)).get(policy.member, policy.default)
+        value = (await _read(exchange)).get(policy.member)
+        if policy.by_cluster:
+            value = (value or {}).get(exchange.broker.settings.cluster_name)
+        value = policy.default if value is None else value
         return done() if value is None else answer(value)
 
     @call(router, policy.method, f"{NAMESPACE}/{policy.name}", f"adminSet{name}")
     async def write(exchange: Exchange) -> Response:
-        return await _change(exchange, policy.member, await calls.body(exchange, policy.type))
+        if policy.name in _NULL_REMOVES and (await exchange.body()).strip() in (b"", b"null"):
+            return await _change(exchange, policy, None)
+        value = await calls.body(exchange, policy.type)
+        check_value(policy, value)
+        return await _change(exchange, policy, value)
 
     @call(router, "DELETE", f"{NAMESPACE}/{policy.name}", f"adminRemove{name}")
     async def remove(exchange: Exchange) -> Response:
-        return await _change(exchange, policy.member, None)
+        return await _change(exchange, policy, None)
 
     _calls: tuple[Call, ...] = (read, write, remove)
 
@@ -212,15 +312,32 @@ async def _tenant_info(exchange: Exchange) -> records.Json:
     return records.new_tenant(admin_roles=found.adminRoles or [], allowed_clusters=clusters)
 
 
-async def _change(exchange: Exchange, member: str, value: Any) -> Response:
-    """Set a member of the policies; None removes it. Raises Refused (412) if it cannot have the value."""
+async def _change(exchange: Exchange, policy: Policy, value: Any) -> Response:
+    """Set a policy; None removes it. Raises Refused (412) if it cannot have the value."""
+    cluster = exchange.broker.settings.cluster_name
 
     def mutate(found: records.Json) -> records.Json:
-        return {name: old for name, old in found.items() if name != member} | ({} if value is None else {member: value})
+        new = value
+        if policy.by_cluster:
+            others = {name: old for name, old in (found.get(policy.member) or {}).items() if name != cluster}
+            new = others if value is None else {**others, cluster: value}
+        left = {name: old for name, old in found.items() if name != policy.member}
+        return left if new is None else {**left, policy.member: new}
 
-    space = (_name(exchange, "tenant"), _name(exchange, "namespace"))
+    return await _update(exchange, policy.name, mutate)
+
+
+async def _update(exchange: Exchange, name: str, mutate: Mutate) -> Response:
+    """Change the policies. `name`: of the policy that is changed."""
+    cluster = exchange.broker.settings.cluster_name
+
+    def change(found: records.Json) -> records.Json:
+        changed = mutate(found)
+        check_level(set_in_namespace(changed, cluster=cluster), name, level="namespace")
+        return changed
+
     try:
-        await exchange.broker.policies.update_namespace(*space, mutate)
+        await exchange.broker.policies.update_namespace(*_space(exchange), change)
     except Corrupt as error:
         raise Refused(412, str(error)) from error
     return done()
@@ -230,9 +347,16 @@ async def _read(exchange: Exchange) -> records.Json:
     return await exchange.broker.policies.read_namespace(_name(exchange, "tenant"), _name(exchange, "namespace"))
 
 
+def _space(exchange: Exchange) -> tuple[str, str]:
+    return _name(exchange, "tenant"), _name(exchange, "namespace")
+
+
 def _name(exchange: Exchange, kind: str) -> str:
     """Return the name of a tenant or a namespace. Raises Refused (404) for one that nothing can have."""
     name = param(exchange, kind)
     if not name or "/" in name or "\0" in name:
         raise Refused(404, f"{kind.capitalize()} does not exist")
     return name
+
+
+register_unsupported(router, NAMESPACE, "Namespace", policies)
