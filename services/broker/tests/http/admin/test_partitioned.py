@@ -209,3 +209,16 @@ async def test_a_deletion_that_was_interrupted_can_be_completed(two):
     assert (await other.client.get(f"{P}/subscriptions")).status_code == 409
     assert (await other.client.delete(f"{P}/partitions")).status_code == 204
     assert (await one.client.get(ROOT)).json() == []
+
+
+async def test_a_client_that_asks_creates_a_topic_with_the_partitions_of_the_policy(broker):
+    wanted = f"{P}/partitions?checkAllowAutoCreation=true"
+    assert (await broker.client.get(wanted)).json() == {"partitions": 0, "deleted": False}
+    policy = {"allowAutoTopicCreation": True, "topicType": "partitioned", "defaultNumPartitions": 2}
+    answer = await broker.post("/admin/v2/namespaces/public/default/autoTopicCreation", policy)
+    assert answer.status_code == 204
+    refused(await broker.client.get(f"{P}/partitions"), 404, f"Topic {FULL} not found")
+    assert (await broker.client.get(wanted)).json() == {"partitions": 2, "deleted": False}
+    assert len((await broker.client.get(ROOT)).json()) == 2
+    missing = wanted.replace("default", "none")
+    refused(await broker.client.get(missing), 404, "Namespace not found")

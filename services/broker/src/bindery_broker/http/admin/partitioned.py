@@ -82,7 +82,7 @@ async def update(exchange: Exchange) -> Response:
 @call(router, "GET", PARTITIONS, "adminPartitionedMetadata")
 async def metadata(exchange: Exchange) -> Response:
     """0 partitions: the topic is not partitioned. Raises Refused (404) for a missing topic, unless
-    `checkAllowAutoCreation=true` and its policies let a client create it."""
+    `checkAllowAutoCreation=true` and its policies let a client create it: with partitions, it is created here."""
     name = named(exchange)
     may_create = flag(exchange, "checkAllowAutoCreation")
     record = await _record(exchange, name)
@@ -94,6 +94,9 @@ async def metadata(exchange: Exchange) -> Response:
         await calls.check_namespace(exchange, reason="Namespace not found")
         if not exchange.broker.policies.effective(name).auto_create_topics:
             raise NoSuchTopic("no such topic", topic=name.short)
+        if partitions := await exchange.broker.topics.implicit_partitions(name):
+            await lifecycle.create(exchange, name, partitions)
+            return answer({"partitions": partitions, "deleted": False})
     return answer({"partitions": 0, "deleted": False})
 
 
