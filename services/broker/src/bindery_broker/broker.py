@@ -21,6 +21,7 @@ from bindery_broker.namespaces.policies import SchemaCompatibility
 from bindery_broker.namespaces.policy_store import PolicyStore
 from bindery_broker.namespaces.records import is_deleted
 from bindery_broker.ownership.bundles import Bundle
+from bindery_broker.ownership.divisions import Divisions
 from bindery_broker.ownership.ownership import Ownership, RemoteOwner
 from bindery_broker.ownership.records import OwnerRecord
 from bindery_broker.partitioned.catalog import PartitionedTopics
@@ -74,7 +75,12 @@ class Broker:
             producer_name=f"http-{components.store.session_id:x}",
             policies=self.policies,
         )
-        self.ownership = Ownership(components.leases, record=OwnerRecord(http_url=url), on_lost=self.topics.abandon)
+        self.ownership = Ownership(
+            components.leases,
+            record=OwnerRecord(http_url=url),
+            on_lost=self.topics.abandon,
+            divisions=Divisions(components.store),
+        )
         self.topics.bind(self.ownership)
         self.schemas = SchemaRegistry(
             SchemaStore(components.store, components.client, settings=settings.ledger, clock=components.clock)
@@ -89,8 +95,8 @@ class Broker:
         self.retry_topics = RetryTopics(
             self.topics,
             locate=self.locate,
-            forget=lambda name: self.ownership.forget_remote(Bundle.of(name)),
-            is_mine=lambda name: self.ownership.is_mine(Bundle.of(name)),
+            forget=self._forget_owner,
+            is_mine=self._is_mine,
             now=self.now,
         )
         self.partitioned_consumers = PartitionedConsumers(
@@ -98,7 +104,7 @@ class Broker:
             self.partitioned,
             self.retry_topics,
             locate=self.locate,
-            forget=lambda name: self.ownership.forget_remote(Bundle.of(name)),
+            forget=self._forget_owner,
             is_draining=lambda: self.draining,
         )
         self.metrics = BrokerMetrics(components.metrics, self.topics, self.policies)
@@ -112,18 +118,23 @@ class Broker:
         Raises NoSuchTopic, without taking the bundle, if the topic does not exist and `create` is false, and the errors
         of `Topics.check_creatable` if it is true.
         """
-        bundle = Bundle.of(name)
-        if self.ownership.is_mine(bundle):
+        if self._is_mine(name):
             return None
         if not create and not await self.topics.exists(name):
             raise NoSuchTopic("no such topic", topic=name.short)
         if create:
             await self.topics.check_creatable(name)
-        return await self.ownership.locate(bundle)
+        return await self.ownership.locate(await self.ownership.divisions.find(name))
 
     async def _take(self, name: TopicName) -> bool:
         """Return whether this broker owns the bundle of a topic, which may be missing. Takes an unowned bundle."""
-        return await self.ownership.locate(Bundle.of(name)) is None
+        return await self.ownership.locate(await self.ownership.divisions.find(name)) is None
+
+    def _is_mine(self, name: TopicName) -> bool:
+        return self.ownership.is_mine(self.ownership.divisions.known(name))
+
+    def _forget_owner(self, name: TopicName) -> None:
+        self.ownership.forget_remote(self.ownership.divisions.known(name))
 
     async def unload(self, bundle: Bundle, *, hold_s: float) -> bool:
         """Close the topics of a bundle and release it. Returns False if this broker does not own it.

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 from bindery_broker.errors import NotOwner
 from bindery_broker.ownership.bundles import Bundle
+from bindery_broker.ownership.divisions import Divisions
 from bindery_broker.ownership.ownership import Ownership, RemoteOwner
 from bindery_broker.ownership.records import OwnerRecord
 from bindery_core.errors import MetadataUnavailable
@@ -19,7 +20,8 @@ THERE = OwnerRecord(http_url="http://127.0.0.1:8081")
 
 def ownership(tree: MemoryTree, record: OwnerRecord) -> tuple[Ownership, MemoryStore]:
     store = tree.connect()
-    return Ownership(Leases(store), record=record, on_lost=lambda _: None), store
+    owned = Ownership(Leases(store), record=record, on_lost=lambda _: None, divisions=Divisions(store))
+    return owned, store
 
 
 async def test_a_bundle_without_owner_is_acquired_by_the_first_broker_that_needs_it() -> None:

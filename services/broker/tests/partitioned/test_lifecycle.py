@@ -16,6 +16,11 @@ NAME = TopicName.parse("public/default/t")
 ZNODE = "/admin/partitioned-topics/public/default/persistent/t"
 
 
+def side(name: TopicName) -> int:
+    """Return 0 or 1 in turn for consecutive bundles."""
+    return Bundle.of(name).lower // 2**30 % 2
+
+
 async def put(broker, partitions, *, topic=TOPIC):
     return await broker.client.put(f"{topic}/partitions", json={"partitions": partitions})
 
@@ -23,7 +28,7 @@ async def put(broker, partitions, *, topic=TOPIC):
 async def spread(one, two, *, partitions=8):
     """Create the topic so that both brokers own partitions of it."""
     for broker, number in ((one, 0), (two, 1)):
-        wanted = [name for k in range(partitions) if Bundle.of(name := NAME.with_partition(k)).number % 2 == number]
+        wanted = [name for k in range(partitions) if side(name := NAME.with_partition(k)) == number]
         for name in wanted:
             assert await broker.broker.ownership.locate(Bundle.of(name)) is None
     answer = await put(one, partitions)
@@ -164,7 +169,7 @@ async def test_a_deletion_that_was_interrupted_is_completed_by_a_repetition(pair
     # Nothing can use, create or enlarge it meanwhile, at any broker.
     assert (await two.client.get(f"{TOPIC}/partitions")).json()["deleted"] is True
     problem(await put(two, 9), status=409, code="conflict")
-    k = next(k for k in range(8) if Bundle.of(NAME.with_partition(k)).number % 2 == 0)
+    k = next(k for k in range(8) if side(NAME.with_partition(k)) == 0)
     problem(await one.client.put(f"{TOPIC}-partition-{k}"), status=409, code="conflict")
     problem(await one.client.post(f"{TOPIC}-partition-{k}/messages", content=b"x"), status=409, code="conflict")
     one.peers["two"] = peer
@@ -231,7 +236,7 @@ async def test_one_broker_goes_on_with_a_deletion(pair):
     await spread(one, two)
     await interrupt_deletion(one, two)
     await rounds(one, two)
-    owner, other = (one, two) if Bundle.of(NAME.with_partition(0)).number % 2 == 0 else (two, one)
+    owner, other = (one, two) if side(NAME.with_partition(0)) == 0 else (two, one)
     await other.broker.deletions.maintain()
     assert not other.broker.deletions._running
     await rounds(owner)
@@ -242,7 +247,7 @@ async def test_a_deletion_waits_for_an_owner_that_does_not_answer(pair):
     one, two = pair
     await spread(one, two)
     await interrupt_deletion(one, two)
-    owner = one if Bundle.of(NAME.with_partition(0)).number % 2 == 0 else two
+    owner = one if side(NAME.with_partition(0)) == 0 else two
     host = "two" if owner is one else "one"
     peer = owner.peers[host]
     owner.peers[host] = Refusing()
@@ -257,7 +262,7 @@ async def test_a_deletion_waits_for_an_owner_that_does_not_answer(pair):
 
 async def put_partition(broker):
     """Create a partition of the broker's own in the metadata, as if it were not deleted yet."""
-    name = next(name for k in range(8) if Bundle.of(name := NAME.with_partition(k)).number % 2 == 0)
+    name = next(name for k in range(8) if side(name := NAME.with_partition(k)) == 0)
     await broker.store.create(f"/managed-ledgers/public/default/persistent/{name.encoded_local}")
 
 

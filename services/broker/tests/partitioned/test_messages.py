@@ -25,7 +25,7 @@ async def brokers(pair, monkeypatch):
     one, two = pair
     for k in range(PARTITIONS):
         bundle = Bundle.of(NAME.with_partition(k))
-        await (one, two)[bundle.number % 2].broker.ownership.locate(bundle)
+        await (one, two)[bundle.lower // 2**30 % 2].broker.ownership.locate(bundle)
     assert (await one.client.put(f"{TOPIC}/partitions", json={"partitions": PARTITIONS})).status_code == 201
     assert 0 < len(two.broker.topics) < PARTITIONS
     return pair

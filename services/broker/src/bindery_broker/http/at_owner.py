@@ -156,12 +156,12 @@ class AtOwner:
         try:
             status, answer = await self._proxy.call(exchange.method, url, path, body, headers=headers)
         except NotOwner:
-            self.broker.ownership.forget_remote(Bundle.of(routed_by))
+            self.broker.ownership.forget_remote(self.broker.ownership.divisions.known(routed_by))
             raise TryAgain(
                 "the broker that owns the other topic does not answer; retry", topic=routed_by.short, owner=url
             ) from None
         if status == NotOwner.status:
-            self.broker.ownership.forget_remote(Bundle.of(routed_by))
+            self.broker.ownership.forget_remote(self.broker.ownership.divisions.known(routed_by))
         return Reply(status, answer, JSON_TYPE if status < 400 else PROBLEM_TYPE.encode())
 
     async def delete_topic(self, name: TopicName) -> None:
@@ -173,12 +173,12 @@ class AtOwner:
         try:
             status, answer = await self._proxy.call("DELETE", remote.http_url, f"{path_of(name)}?force=true")
         except NotOwner:
-            self.broker.ownership.forget_remote(Bundle.of(name))
+            self.broker.ownership.forget_remote(self.broker.ownership.divisions.known(name))
             raise
         if status == NoSuchTopic.status:
             raise NoSuchTopic("no such topic", topic=name.short)
         if status >= 400:
-            self.broker.ownership.forget_remote(Bundle.of(name))
+            self.broker.ownership.forget_remote(self.broker.ownership.divisions.known(name))
             reason = answer[:200].decode(errors="replace")
             raise TryAgain("the owner of a topic did not delete it; retry", topic=name.short, answer=reason)
 
@@ -207,7 +207,7 @@ class AtOwner:
         try:
             await self._proxy.forward(exchange, remote.http_url, body_size_max=self.broker.settings.request_bytes_max)
         except NotOwner:
-            self.broker.ownership.forget_remote(Bundle.of(name))
+            self.broker.ownership.forget_remote(self.broker.ownership.divisions.known(name))
             raise
         return Answered()
 

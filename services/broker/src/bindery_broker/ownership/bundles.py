@@ -1,49 +1,58 @@
 """Map topics to namespace bundles. A bundle is a hash range of a namespace; one broker owns all topics in it.
 
-The hash of a topic is the CRC32 of its full name, one of 2^32 values. A namespace is divided into BUNDLE_COUNT equal
-ranges; the last one includes 0xffffffff.
+The hash of a topic is the CRC32 of its full name, one of 2^32 values. Boundaries divide them into bundles: each begins
+at one boundary and ends before the next one, except that the last bundle includes 0xffffffff. A new namespace has four:
 
-| bundle | name                     |
-|-------:|--------------------------|
-|      0 | `0x00000000_0x40000000`  |
-|      1 | `0x40000000_0x80000000`  |
-|      2 | `0x80000000_0xc0000000`  |
-|      3 | `0xc0000000_0xffffffff`  |
+| bundle                   | hashes                          |
+|--------------------------|---------------------------------|
+| `0x00000000_0x40000000`  | 0x00000000 to 0x3fffffff        |
+| `0x40000000_0x80000000`  | 0x40000000 to 0x7fffffff        |
+| `0x80000000_0xc0000000`  | 0x80000000 to 0xbfffffff        |
+| `0xc0000000_0xffffffff`  | 0xc0000000 to 0xffffffff        |
 
-BUNDLE_COUNT is a constant: if two brokers used different values, both could own the same topic and would fence each
-other repeatedly.
-Source: Pulsar NamespaceBundles, defaultNumberOfNamespaceBundles.
+`divisions` reads the boundaries of a namespace, which Pulsar brokers change when they split a bundle.
+Source: Pulsar NamespaceBundles, NamespaceBundleFactory, BundlesData; defaultNumberOfNamespaceBundles.
 """
 
-from typing import Final, NamedTuple
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
 
+from bindery_core.errors import Corrupt
+from bindery_metadata.cluster import BUNDLE_BOUNDARIES
 from bindery_pulsar import znode_layout
 from bindery_pulsar.topic_name import TopicName
 
-BUNDLE_COUNT: Final = 4
-"""Number of bundles in a namespace."""
-RING_SIZE: Final = 2**32
-"""Number of hash values."""
-_WIDTH: Final = RING_SIZE // BUNDLE_COUNT
-
-assert RING_SIZE % BUNDLE_COUNT == 0
+HASH_MAX: Final = 2**32 - 1
+"""Largest hash, and last boundary."""
+Boundaries = tuple[int, ...]
+"""Ascending; the first is 0, the last HASH_MAX."""
+BOUNDARIES_DEFAULT: Final[Boundaries] = tuple(int(text, 16) for text in BUNDLE_BOUNDARIES)
+"""Of a namespace that sets none."""
 
 
 class Bundle(NamedTuple):
     tenant: str
     namespace: str
-    number: int
-    """Index in the namespace, from 0 to BUNDLE_COUNT - 1."""
+    lower: int
+    """First hash."""
+    upper: int
+    """Hash after the last one; HASH_MAX is included."""
 
     @classmethod
-    def of(cls, topic: TopicName) -> "Bundle":
-        return cls(topic.tenant, topic.namespace, topic.bundle_position // _WIDTH)
+    def of(cls, topic: TopicName, boundaries: Boundaries = BOUNDARIES_DEFAULT) -> "Bundle":
+        index = min(bisect_right(boundaries, topic.bundle_position), len(boundaries) - 1)
+        return cls(topic.tenant, topic.namespace, boundaries[index - 1], boundaries[index])
+
+    def contains(self, topic: TopicName) -> bool:
+        if (topic.tenant, topic.namespace) != (self.tenant, self.namespace):
+            return False
+        return self.lower <= topic.bundle_position < self.upper + (self.upper == HASH_MAX)
 
     @property
     def name(self) -> str:
-        lower = self.number * _WIDTH
-        upper = lower + _WIDTH if self.number < BUNDLE_COUNT - 1 else RING_SIZE - 1
-        return znode_layout.bundle_name(lower=lower, upper=upper)
+        return znode_layout.bundle_name(lower=self.lower, upper=self.upper)
 
     @property
     def owner_path(self) -> str:
@@ -53,6 +62,28 @@ class Bundle(NamedTuple):
         return f"{self.tenant}/{self.namespace}/{self.name}"
 
 
-def bundles_of(tenant: str, namespace: str) -> list[Bundle]:
+def bundles_of(tenant: str, namespace: str, boundaries: Boundaries = BOUNDARIES_DEFAULT) -> list[Bundle]:
     """Return the bundles of a namespace, ascending."""
-    return [Bundle(tenant, namespace, number) for number in range(BUNDLE_COUNT)]
+    return [Bundle(tenant, namespace, lower, upper) for lower, upper in pairwise(boundaries)]
+
+
+def parse_boundaries(bundles: Any, *, path: str) -> Boundaries | None:
+    """Return the boundaries in Pulsar's BundlesData; None if it has none. `path`: for the error.
+
+    A number of bundles without boundaries stands for that many equal ones. Raises Corrupt.
+    """
+    if bundles is None:
+        return None
+    texts = bundles.get("boundaries") if isinstance(bundles, dict) else None
+    count = bundles.get("numBundles") if isinstance(bundles, dict) else None
+    if isinstance(texts, Sequence) and not isinstance(texts, str) and texts:
+        try:
+            found = tuple(int(text, 16) for text in texts)
+        except (TypeError, ValueError) as error:
+            raise Corrupt("the boundaries of bundles are no numbers", path=path) from error
+        if len(found) < 2 or found[0] != 0 or found[-1] != HASH_MAX or any(a >= b for a, b in pairwise(found)):
+            raise Corrupt("the boundaries of bundles do not divide all hashes", path=path)
+        return found
+    if isinstance(count, int) and 0 < count <= HASH_MAX:
+        return (*(index * ((HASH_MAX + 1) // count) for index in range(count)), HASH_MAX)
+    raise Corrupt("the bundles of the namespace cannot be read", path=path)

@@ -35,6 +35,7 @@ from bindery_metadata.coordination.leases import Lease, Leases
 from bindery_broker.errors import NotOwner, OwnedByPulsar
 from bindery_broker.keyed_locks import KeyedLocks
 from bindery_broker.ownership.bundles import Bundle
+from bindery_broker.ownership.divisions import Divisions
 from bindery_broker.ownership.holds import Holds, release_surely
 from bindery_broker.ownership.records import OwnerRecord
 
@@ -68,8 +69,11 @@ class Unloaded:
 
 
 class Ownership:
-    def __init__(self, leases: Leases, *, record: OwnerRecord, on_lost: Callable[[Bundle], None]) -> None:
+    def __init__(
+        self, leases: Leases, *, record: OwnerRecord, on_lost: Callable[[Bundle], None], divisions: Divisions
+    ) -> None:
         """`on_lost` is called in the loop when this broker loses a bundle, but not when it releases the bundle."""
+        self.divisions = divisions
         self._leases = leases
         record = msgspec.structs.replace(record, bindery=True)
         self._record = msgspec.json.encode(record)
@@ -204,11 +208,25 @@ class Ownership:
                 continue
             lease = await self._leases.acquire(bundle.owner_path, self._record)
             if lease is not None:
+                if not await self._still_exists(bundle, lease):
+                    break
                 self._held[bundle] = lease
                 lease.on_lost(lambda: self._lost(bundle))
                 log.info("bundle_acquired", bundle=str(bundle))
                 return None
         raise NotOwner("the bundle's owner is changing; retry", bundle=str(bundle))
+
+    async def _still_exists(self, bundle: Bundle, lease: Lease) -> bool:
+        """Return whether the namespace still has the bundle; release the lease if not."""
+        try:
+            if await self.divisions.is_current(bundle):
+                return True
+        except BinderyError:
+            await release_surely(lease)
+            raise
+        log.warning("bundle_no_longer_exists", bundle=str(bundle))
+        await release_surely(lease)
+        return False
 
     async def _predecessor_gone(self, bundle: Bundle, changed: asyncio.Event) -> None:
         log.info("bundle_awaits_end_of_earlier_session", bundle=str(bundle))

@@ -31,7 +31,6 @@ from bindery_pulsar.message_id import EARLIEST, MessageId, Position
 from bindery_pulsar.topic_name import TopicName
 
 from bindery_broker.errors import NotOwner
-from bindery_broker.ownership.bundles import Bundle
 from bindery_broker.ownership.ownership import Ownership
 from bindery_broker.retries.copies import Identity, identity_of
 from bindery_broker.retries.targets import Destination, Target
@@ -153,7 +152,9 @@ class TopicTargets:
             if topic is None:
                 # First the owner, which knows its topics. A server of ZooKeeper that lags may not know a new one, but
                 # it knows all that came before this broker became the owner.
-                remote = None if self._ownership is None else await self._ownership.locate(Bundle.of(name))
+                remote = None
+                if self._ownership is not None:
+                    remote = await self._ownership.locate(await self._ownership.divisions.find(name))
                 if remote is not None:
                     return await self._open_remote(to, remote.http_url, create=create, source=source)
                 if not create and not await self._topics.exists(name):
@@ -241,7 +242,7 @@ class RemoteTarget:
 
     def _forget_owner(self) -> None:
         if self._ownership is not None:
-            self._ownership.forget_remote(Bundle.of(self._name))
+            self._ownership.forget_remote(self._ownership.divisions.known(self._name))
 
 
 class TopicTarget:

@@ -293,12 +293,12 @@ class Topics:
         Raises nothing: a topic whose close fails, or takes too long, is abandoned, and the next owner recovers it.
         """
         for name in self._locks:  # a topic that is being opened is closed again, because the bundle is not owned
-            if Bundle.of(name) == bundle:
+            if bundle.contains(name):
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(CLOSE_S_MAX), self._locks.hold(name):
                         pass
         turns = asyncio.Semaphore(CLOSES_MAX)
-        await asyncio.gather(*(self._close_surely(topic, turns) for topic in self if Bundle.of(topic.name) == bundle))
+        await asyncio.gather(*(self._close_surely(topic, turns) for topic in self if bundle.contains(topic.name)))
 
     async def unload_topic(self, name: TopicName) -> None:
         """Close one topic. The next request opens it again. Raises NoSuchTopic, NotOwner."""
@@ -319,7 +319,7 @@ class Topics:
     def abandon(self, bundle: Bundle) -> None:
         """Stop serving the topics of a lost bundle at once."""
         for topic in self:
-            if Bundle.of(topic.name) == bundle:
+            if bundle.contains(topic.name):
                 topic.abandon("the broker lost the topic's bundle")
 
     async def close(self) -> None:
@@ -420,7 +420,7 @@ class Topics:
                 await self.check_new(name)
             if not is_explicit:
                 await self.forced_deletions.check(name)
-        is_owner = self._ownership.proof(Bundle.of(name)) if self._ownership is not None else None
+        is_owner = self._ownership.proof(self._ownership.divisions.known(name)) if self._ownership is not None else None
         if self._ownership is not None and is_owner is None:
             raise NotOwner("the topic's owner is changing; retry", topic=name.short)
         await self._make_room()
@@ -518,7 +518,8 @@ class Topics:
             on_closed=self._forget,
             on_subscription=lambda subscription: self.on_subscription(name, subscription),
         )
-        if self._closing or (self._ownership is not None and not self._ownership.is_mine(Bundle.of(name))):
+        ownership = self._ownership
+        if self._closing or (ownership is not None and not ownership.is_mine(ownership.divisions.known(name))):
             await topic.close()
             raise NotOwner("the topic's owner is changing; retry", topic=name.short)
         self._loaded[name] = topic

@@ -12,7 +12,6 @@ from starlette.responses import Response
 from bindery_broker.http.admin.calls import ROOT, Refused, answer, call, param, text
 from bindery_broker.http.admin.topic_json import topic_stats
 from bindery_broker.http.exchange import Exchange
-from bindery_broker.ownership.bundles import Bundle
 
 router: Final = APIRouter()
 
@@ -71,7 +70,7 @@ async def broker_topics(exchange: Exchange) -> Response:
     found: dict[str, dict[str, dict[str, dict[str, Any]]]] = {}
     owner = _host_port(exchange)
     for topic in exchange.broker.topics:
-        bundle = Bundle.of(topic.name)
+        bundle = exchange.broker.ownership.divisions.known(topic.name)
         space = found.setdefault(f"{bundle.tenant}/{bundle.namespace}", {})
         topics = space.setdefault(bundle.name, {}).setdefault("persistent", {})
         topics[topic.name.full] = topic_stats(topic, exchange.broker, owner=owner)

@@ -16,7 +16,6 @@ from bindery_broker.http.admin.stored_entry import entry_reply
 from bindery_broker.http.admin.topic_json import internal_info, internal_stats, topic_stats
 from bindery_broker.http.exchange import Exchange
 from bindery_broker.http.v1.statistics_view import read_oldest
-from bindery_broker.ownership.bundles import Bundle
 from bindery_broker.topics.topic import Topic
 
 router: Final = APIRouter()
@@ -171,7 +170,7 @@ async def lookup(exchange: Exchange) -> Response:
 
 @call(router, "GET", LOOKUP + "/bundle", "lookupBundle")
 async def bundle(exchange: Exchange) -> Response:
-    return text(Bundle.of(exchange.topic).name)
+    return text((await exchange.broker.ownership.divisions.find(exchange.topic)).name)
 
 
 def position_of(value: dict[str, Any]) -> Position:

@@ -5,10 +5,10 @@ from typing import Final
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from bindery_broker.errors import NoSuchNamespace
 from bindery_broker.http.admin.calls import Refused, call, done, param
 from bindery_broker.http.admin.namespaces import NAMESPACE
 from bindery_broker.http.exchange import Exchange
-from bindery_broker.ownership.bundles import bundles_of
 
 router: Final = APIRouter()
 
@@ -17,7 +17,7 @@ router: Final = APIRouter()
 async def unload_namespace(exchange: Exchange) -> Response:
     """Unload all bundles at their owners."""
     space = await _space(exchange)
-    await exchange.at_owner.unload(bundles_of(*space), hold_s=None)
+    await exchange.at_owner.unload(await exchange.broker.ownership.divisions.bundles(*space), hold_s=None)
     return done()
 
 
@@ -28,14 +28,17 @@ async def unload_bundle(exchange: Exchange) -> Response:
     if exchange.query_params.get("destinationBroker"):
         raise Refused(412, "destinationBroker is not supported: the first broker that is asked takes the bundle")
     name = param(exchange, "bundle")
-    bundles = bundles_of(*space)
+    bundles = await exchange.broker.ownership.divisions.bundles(*space)
     wanted = [bundle for bundle in bundles if bundle.name == name]
     if not wanted:
         lower, separator, _ = name.partition("_")
         if not separator:
             raise Refused(412, f"Invalid bundle range: {name}")
-        which = "upper" if any(bundle.name.startswith(f"{lower}_") for bundle in bundles) else "lower"
-        raise Refused(412, f"Invalid {which} boundary for bundle")
+        full = f"{'/'.join(space)}/{name}"
+        begins = next((bundle for bundle in bundles if bundle.name.startswith(f"{lower}_")), None)
+        if begins is None:
+            raise Refused(412, f"Cannot find bundle {full} in the bundles list")
+        raise Refused(412, f"Invalid upper boundary for bundle {full}. Expected upper boundary of {begins}")
     await exchange.at_owner.unload(wanted, hold_s=None)
     return done()
 
@@ -44,6 +47,9 @@ async def _space(exchange: Exchange) -> tuple[str, str]:
     """Return tenant and namespace. Raises NoSuchNamespace."""
     tenant, namespace = param(exchange, "tenant"), param(exchange, "namespace")
     if not all(name and "/" not in name and "\0" not in name for name in (tenant, namespace)):
-        raise Refused(404, "Namespace does not exist")
-    await exchange.broker.policies.read_namespace(tenant, namespace)
+        raise Refused(404, "Namespace not found")
+    try:
+        await exchange.broker.policies.read_namespace(tenant, namespace)
+    except NoSuchNamespace:
+        raise Refused(404, "Namespace not found") from None
     return tenant, namespace

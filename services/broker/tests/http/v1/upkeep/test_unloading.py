@@ -16,7 +16,7 @@ from bindery_broker.topics.topic import Topic
 from bindery_core.errors import MetadataUnavailable
 from bindery_metadata.stores.memory import MemoryTree
 from bindery_pulsar.topic_name import TopicName
-from broker_harness import TOPIC, Harness, ids, payloads, problem, settle
+from broker_harness import TOPIC, Harness, ids, make_namespaces, payloads, problem, settle
 
 NAME = TopicName.parse("public/default/t")
 BUNDLE = Bundle.of(NAME)
@@ -118,11 +118,20 @@ async def test_pulsars_calls_unload_as_well(pair, path):
 @pytest.mark.parametrize(
     ("path", "status", "reason"),
     [
-        ("public/none/unload", 404, "Namespace does not exist"),
-        ("public/none/0x00000000_0x40000000/unload", 404, "Namespace does not exist"),
+        ("public/none/unload", 404, "Namespace not found"),
+        ("public/none/0x00000000_0x40000000/unload", 404, "Namespace not found"),
         ("public/default/0x00000000/unload", 412, "Invalid bundle range: 0x00000000"),
-        ("public/default/0x00000001_0x40000000/unload", 412, "Invalid lower boundary for bundle"),
-        ("public/default/0x00000000_0x80000000/unload", 412, "Invalid upper boundary for bundle"),
+        (
+            "public/default/0x00000001_0x40000000/unload",
+            412,
+            "Cannot find bundle public/default/0x00000001_0x40000000 in the bundles list",
+        ),
+        (
+            "public/default/0x00000000_0x80000000/unload",
+            412,
+            "Invalid upper boundary for bundle public/default/0x00000000_0x80000000. "
+            "Expected upper boundary of public/default/0x00000000_0x40000000",
+        ),
     ],
 )
 async def test_pulsars_calls_refuse_as_pulsar(broker, path, status, reason):
@@ -401,3 +410,27 @@ async def test_nobody_is_answered_by_a_half_open_topic(pair, monkeypatch):
     await unloading
     assert (await asked).status_code == 200  # opened again, after the unload
     assert payloads((await two.client.get(f"{TOPIC}/messages")).json()["messages"]) == ["a"]
+
+
+async def test_namespaces_with_other_bundles_are_served_and_unloaded(pair, tree):
+    """A Pulsar broker has divided the namespace, and splits a bundle of it later."""
+    one, two = pair
+    make_namespaces(tree, "t/sixteen", bundles={"numBundles": 16})
+    topics = [f"/v1/topics/t/sixteen/x{number**9}" for number in range(16)]
+    for topic in topics:
+        await one.produce("a", topic=topic)
+    held = one.broker.ownership.held
+    assert len(held) > 4
+    assert {bundle.upper - bundle.lower for bundle in held} <= {2**28, 2**28 - 1}
+    path = "/lookup/v2/topic/persistent/t/sixteen/x1/bundle"
+    assert (await two.client.get(path)).text in {bundle.name for bundle in held}
+    found = (await two.post("/v1/namespaces/t/sixteen/unload", {})).json()["bundles"]
+    assert len(found) == 16
+    assert sum(one["owner"] == "http://one" for one in found) == len(held)
+
+    local = json.dumps({"bundles": {"numBundles": 32}}).encode()
+    await two.store.create("/admin/local-policies/t/sixteen", local, make_parents=True)
+    for topic in topics:
+        await two.produce("b", topic=topic)
+        assert (await one.client.get(topic)).json()["entries"] == 2
+    assert {bundle.upper - bundle.lower for bundle in two.broker.ownership.held} <= {2**27, 2**27 - 1}

@@ -11,7 +11,6 @@ from bindery_broker.http.exchange import PROXIED_HEADER, Exchange
 from bindery_broker.http.route import JsonLine, OwnedRoute
 from bindery_broker.http.v1 import models, paths
 from bindery_broker.http.v1.namespaces.models import NAMESPACE, Namespace, Tenant
-from bindery_broker.ownership.bundles import bundles_of
 from bindery_broker.ownership.holds import HOLD_S_MAX
 
 router = APIRouter(route_class=OwnedRoute, default_response_class=JsonLine)
@@ -62,7 +61,7 @@ async def unload_namespace(
     """The owner of each bundle closes its topics and stores their state, so that another broker can take the bundle.
     Bundles of Pulsar brokers are unloaded as well. 503: a bundle was not unloaded; repeat the request."""
     await exchange.broker.policies.read_namespace(tenant, namespace)
-    bundles = bundles_of(tenant, namespace)
+    bundles = await exchange.broker.ownership.divisions.bundles(tenant, namespace)
     if query.bundle is not None:
         bundles = [bundle for bundle in bundles if bundle.name == query.bundle]
         if not bundles:
