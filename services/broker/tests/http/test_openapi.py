@@ -28,8 +28,9 @@ async def test_operations_keep_their_ids_and_document_their_errors(broker):
         "getTenant", "getTopicPolicies", "handBack", "leave", "listDeadLetters", "listNamespaces",
         "listNamespacesOfTenant", "listSchemaVersions", "listSubscriptions", "listTenants", "listTopics", "nack",
         "produce", "purgeDeadLetters", "putNamespacePolicies", "putTenant", "putTopicPolicies", "readMessage",
-        "readMessages", "receive", "redriveDeadLetters", "resetSubscription", "retry", "seek", "setPartitions",
-        "skip", "stillHolds", "storeCopies", "stream", "subscribe", "topicInternalStats", "topicPartitions",
+        "readMessages", "receive", "redriveDeadLetters", "releaseTopic", "resetSubscription", "retry", "seek",
+        "setPartitions", "skip", "stillHolds", "storeCopies", "stream", "subscribe", "takeTopic",
+        "topicInternalStats", "topicPartitions",
         "topicRetention", "topicStats", "unloadNamespace", "unloadTopic", "unsubscribe", "uploadSchema",
     ]  # fmt: skip
     for operation in operations.values():

@@ -136,6 +136,8 @@ def test_the_list_of_json_routes_is_complete():
         ("DELETE", ""),
         ("DELETE", ANY_TOPIC + "/messages/{message_id:segment}"),
         ("DELETE", "/consumers/{consumer:segment}"),
+        ("PUT", ANY_TOPIC + "/producers/{producer:segment}/access"),  # its content type: test_exclusive_producers
+        ("DELETE", ANY_TOPIC + "/producers/{producer:segment}/access"),
         ("PUT", ANY_TOPIC + "/partitions"),  # its content type: test_lifecycle of partitioned topics
         ("DELETE", ANY_TOPIC + "/partitions"),
         ("POST", ANY_TOPIC + "/moves"),  # its content type: test_moves_to_peers

@@ -24,6 +24,7 @@ from bindery_core.errors import (
     BinderyError,
     Conflict,
     Corrupt,
+    MetadataOutcomeUnknown,
     NoSuchTopic,
     TooLarge,
     TopicFenced,
@@ -257,6 +258,30 @@ class ManagedLedger:
     @property
     def properties(self) -> Mapping[str, str]:
         return self._properties
+
+    async def set_properties(self, changes: Mapping[str, str | None]) -> None:
+        """Change properties of the topic, durably; None removes one.
+
+        Raises MetadataUnavailable (nothing has changed), MetadataOutcomeUnknown (the properties have changed here, and
+        are stored with the next write), TopicFenced, or Conflict if the topic is terminated.
+        """
+        async with self._ledgers_lock:
+            self._raise_if_ended()
+            if self._writer is None:
+                raise Conflict("the topic is terminated", topic=self.name)
+            before = self._properties
+            kept = {**before, **changes}
+            self._properties = {key: value for key, value in kept.items() if value is not None}
+            try:
+                await self._write_ledgers(list(self._ledgers))
+            except MetadataOutcomeUnknown:
+                raise
+            except TopicFenced as error:
+                self._fence(error)
+                raise
+            except BaseException:
+                self._properties = before
+                raise
 
     @property
     def cache(self) -> EntryCache:

@@ -17,7 +17,7 @@ A name can be connected once. The same name replaces its former connection if it
 reconnected before the broker noticed); otherwise it is busy.
 
 The HTTP API has no connections: each of its requests is a shared producer while it is in progress (`check_request`), so
-it is refused while an exclusive producer has the topic or waits for it.
+it is refused while an exclusive producer has the topic or waits for it. `holding` has the exclusive producers of HTTP.
 Source: Pulsar's AbstractTopic.addProducer and ProducerAccessMode, CommandProducer.
 """
 

@@ -40,6 +40,8 @@ WAIT_S_MAX: Final = 10.0
 """Maximum seconds that a request waits for another one with the same key, or of the same producer."""
 Admit = Callable[[Sequence[OutgoingMessage]], Awaitable[None]]
 """Returns once the messages may be stored, or raises the error with which they are refused."""
+Check = Callable[[], None]
+"""Raises the error with which messages are refused that are about to be stored."""
 UNKNOWN_ID: Final = MessageId(-1, -1)
 """Id in the answer for a message that was stored before, and whose id is not remembered. Source: Pulsar's brokers."""
 _REFUSALS: Final = (TryAgain, BadRequest, Conflict, NotThere)
@@ -82,11 +84,13 @@ class OncePublisher:
         sequence_id: int,
         batch: bool,
         admit: Admit | None = None,
+        check: Check | None = None,
     ) -> list[MessageId | BinderyError]:
         """Store the messages that are not stored yet. Returns the id or the error of each.
 
         `sequenced`: whether the sequence ids of the producer count; messages without one get the next ones then, and
-        else those from `sequence_id` on. `admit` is asked about those that are not stored yet.
+        else those from `sequence_id` on. `admit` is asked about those that are not stored yet; `check` is called before
+        they are submitted, in the same turn.
 
         Raises an error that applies to all messages: IdempotencyKeyReused,
         IdempotencyKeyInUse, TooManyRequests, BadRequest for sequence ids that do not ascend, TopicFenced (repeat it at
@@ -95,7 +99,7 @@ class OncePublisher:
         """
         if sequenced:
             _check_order(messages)
-        work = self._publish(messages, producer, request, sequenced, sequence_id, batch, admit)
+        work = self._publish(messages, producer, request, sequenced, sequence_id, batch, admit, check)
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
@@ -115,6 +119,7 @@ class OncePublisher:
         sequence_id: int,
         batch: bool,
         admit: Admit | None,
+        check: Check | None,
     ) -> list[MessageId | BinderyError]:
         deduplication = self.deduplication
         async with AsyncExitStack() as stack:
@@ -166,7 +171,7 @@ class OncePublisher:
                 counted = producer if sequenced else None
                 if counted is not None:
                     deduplication.sequences.push(counted, numbers[missing[-1]], now_ms=now_ms)
-                outcomes = await self._store(plan, entries)
+                outcomes = await self._store(plan, entries, check)
                 is_known = True
                 for (indexes,), outcome in zip(plan, outcomes, strict=True):
                     if not isinstance(outcome, Position):
@@ -202,7 +207,9 @@ class OncePublisher:
                 known[index] = sequences.message_id(producer, number, partition=self._partition) or UNKNOWN_ID
         return sequences.last_pushed(producer) + 1
 
-    async def _store(self, plan: Sequence[EntryPlan], entries: Sequence[bytes]) -> list[Position | BinderyError]:
+    async def _store(
+        self, plan: Sequence[EntryPlan], entries: Sequence[bytes], check: Check | None
+    ) -> list[Position | BinderyError]:
         """Return the position or the error of each entry.
 
         Parts of a large request are stored one after another: if a later part were stored and an earlier one were not,
@@ -212,6 +219,8 @@ class OncePublisher:
         for start, end in parts_of(entries):
             part = entries[start:end]
             try:
+                if check is not None:
+                    check()
                 outcomes += await self._ledger.submit_many(part)
             except BinderyError as error:
                 outcomes += [error] * len(part)

@@ -44,6 +44,7 @@ from bindery_broker.limits.token_bucket import RateLimit
 from bindery_broker.managed_ledger import COMPACTION_CURSOR, SYSTEM_CURSORS, ManagedCursor, ManagedLedger, WallClock
 from bindery_broker.namespaces.policies import EffectivePolicies, PolicySource
 from bindery_broker.producers.deduplication import Deduplication
+from bindery_broker.producers.holding import TopicHold
 from bindery_broker.producers.keys import RequestKey
 from bindery_broker.retries.targets import Targets
 from bindery_broker.statistics.topic import TopicStatistics
@@ -156,6 +157,8 @@ class Topic:
             default_producer=default_producer,
             on_stored=lambda messages, entries, size: self.statistics.publish(messages, entries, size, now=now()),
         )
+        self.hold = TopicHold(ledger, topic=name.short)
+        """The producer that has the topic exclusively."""
         self._remove_listener = ledger.on_fenced(self._fenced)
         for cursor in ledger.cursors.values():
             self._attach(cursor)
@@ -185,9 +188,16 @@ class Topic:
     # -- producing -----------------------------------------------------------------------------------------------
 
     async def publish(
-        self, messages: Sequence[OutgoingMessage], *, producer: str | None, batch: bool
+        self,
+        messages: Sequence[OutgoingMessage],
+        *,
+        producer: str | None,
+        batch: bool,
+        check: Callable[[], None] | None = None,
     ) -> list[MessageId | BinderyError]:
         """Store `messages` in order. Returns for each message its id, once it is durable, or its error.
+
+        `check`: raises an error if they may not be stored; called in the turn in which they are submitted.
 
         Raises TooLarge before anything is written. An error that applies to *all* messages is raised.
         """
@@ -202,6 +212,8 @@ class Topic:
             sequence_id=sequence_id,
         )
         size = sum(map(len, entries))
+        if check is not None:
+            check()
         if size > ADD_CALL_SIZE_MAX:
             return await self._publish_in_parts(plan, entries, count=len(messages))
         try:
@@ -224,11 +236,13 @@ class Topic:
         request: RequestKey | None,
         batch: bool,
         admit: Admit | None = None,
+        check: Callable[[], None] | None = None,
     ) -> list[MessageId | BinderyError]:
         """Store the messages in order, unless the same request, or the producer with the same sequence ids, has stored
         them before. Returns as `publish`, and for a message stored before, its id. Errors: `OncePublisher.publish`.
 
         The sequence ids count if a producer is named and each message has one, or the policy of the topic says so.
+        `check`: as in `publish`.
         """
         first = self._next_sequence_id
         self._next_sequence_id += len(messages)
@@ -241,6 +255,7 @@ class Topic:
             sequence_id=first,
             batch=batch,
             admit=admit,
+            check=check,
         )
 
     def counts_sequences(self, messages: Sequence[OutgoingMessage]) -> bool:

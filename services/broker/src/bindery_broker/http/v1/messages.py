@@ -18,7 +18,16 @@ from bindery_broker.http.route import JsonLine, OwnedRoute, hot
 from bindery_broker.http.v1 import paths
 from bindery_broker.http.v1.message_pieces import MessageSource, messages_reply
 from bindery_broker.http.v1.message_view import parse_start, view
-from bindery_broker.http.v1.models import Cancelled, ProducerAnswer, ReadQuery, RoutingQuery
+from bindery_broker.http.v1.models import (
+    AccessAnswer,
+    AccessBody,
+    AccessQuery,
+    Cancelled,
+    ProducerAnswer,
+    ReadQuery,
+    Released,
+    RoutingQuery,
+)
 from bindery_broker.http.v1.produce_request import (
     IDEMPOTENCY_KEY,
     NDJSON,
@@ -40,6 +49,7 @@ from bindery_broker.http.v1.schemas import (
     ProduceResult,
     ReadAnswer,
 )
+from bindery_broker.producers.access import AccessMode
 from bindery_broker.producers.keys import RequestKey
 
 STRUCTS = (MessageLine, Produced, ProducedPartly, ReadAnswer, OneMessage)
@@ -68,6 +78,7 @@ _PRODUCE_BODY: Final[openapi.Json] = {
         },
     },
 }
+_MODES: Final = {"exclusive": AccessMode.EXCLUSIVE, "exclusive_with_fencing": AccessMode.EXCLUSIVE_FENCING}
 router = APIRouter(route_class=OwnedRoute, default_response_class=JsonLine, tags=["messages"])
 
 
@@ -107,16 +118,23 @@ async def produce(exchange: Exchange) -> Response:
         ),
     )
     broker.metrics.produce_bytes.observe(len(body))
-    topic = await broker.topic(exchange.topic, create=True)
-    admit = partial(broker.topics.admission(topic).admit, may_wait=not broker.draining)
     producer = query.producer if isinstance(query.producer, str) else None
+    epoch = query.producer_epoch if isinstance(query.producer_epoch, int) else None
+    if epoch is not None and producer is None:
+        raise BadRequest("producer_epoch needs producer")
+    topic = await broker.topic(exchange.topic, create=True)
+    check = partial(topic.hold.check, producer, epoch)
+    admit = partial(broker.topics.admission(topic).admit, may_wait=not broker.draining)
     has_key = exchange.has_header(IDEMPOTENCY_KEY)
     if has_key or (producer is not None and topic.counts_sequences(messages)):
         request = _request_key(exchange, query, body) if has_key else None
-        results = await topic.publish_once(messages, producer=producer, request=request, batch=query.batch, admit=admit)
+        results = await topic.publish_once(
+            messages, producer=producer, request=request, batch=query.batch, admit=admit, check=check
+        )
     else:
+        check()
         await admit(messages)
-        results = await topic.publish(messages, producer=producer, batch=query.batch)
+        results = await topic.publish(messages, producer=producer, batch=query.batch, check=check)
     ids = [str(result) for result in results if isinstance(result, MessageId)]
     if len(ids) == len(results):
         return json_reply(Produced(message_ids=ids))
@@ -229,7 +247,49 @@ async def get_producer(
 ) -> ProducerAnswer:
     """A producer that was restarted continues behind it: messages up to it are not stored again."""
     topic = await exchange.broker.topic(name)
-    return ProducerAnswer(producer=producer, last_sequence_id=await topic.deduplication.last_sequence_id(producer))
+    answer = ProducerAnswer(producer=producer, last_sequence_id=await topic.deduplication.last_sequence_id(producer))
+    if topic.hold.holder == producer:
+        answer.producer_epoch = topic.hold.epoch
+    return answer
+
+
+@router.put(
+    paths.TOPIC + "/producers/{producer:segment}/access",
+    operation_id="takeTopic",
+    summary="Give the topic to a producer exclusively",
+    responses=openapi.problems(*openapi.OF_TOPICS, *openapi.BODY_ERRORS, 409),
+)
+async def take_topic(
+    exchange: Exchange,
+    name: paths.Topic,
+    producer: paths.Producer,
+    body: AccessBody,
+    _query: Annotated[RoutingQuery, Query()],
+) -> AccessAnswer:
+    """Only requests with `producer` and `producer_epoch` of the answer are stored from then on, until the producer
+    releases the topic or another one fences it. Earlier requests of the same producer are fenced. This outlives
+    restarts and moves of the topic.
+
+    409: `producer_fenced`, if another producer has the topic and `access_mode` is `exclusive`.
+    """
+    topic = await exchange.broker.topic(name)
+    epoch = await topic.hold.take(producer, _MODES[body.access_mode])
+    return AccessAnswer(producer=producer, producer_epoch=epoch)
+
+
+@router.delete(
+    paths.TOPIC + "/producers/{producer:segment}/access",
+    operation_id="releaseTopic",
+    summary="End the exclusive access of a producer",
+    responses=openapi.problems(*openapi.OF_TOPICS, 409),
+)
+async def release_topic(
+    exchange: Exchange, name: paths.Topic, producer: paths.Producer, query: Annotated[AccessQuery, Query()]
+) -> Released:
+    """Idempotent: `released` is false if the producer does not have the topic. With `producer_epoch`, 409
+    `producer_fenced` if it has the topic in another epoch."""
+    topic = await exchange.broker.topic(name)
+    return Released(released=await topic.hold.release(producer, epoch=query.producer_epoch))
 
 
 async def _ledger_of(broker: Broker, position: Position) -> LedgerOfMessage:

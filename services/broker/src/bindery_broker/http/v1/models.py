@@ -168,6 +168,29 @@ class ProducerAnswer(Answer):
     producer: str
     last_sequence_id: int
     """Highest sequence id that is stored of the producer; -1: none, or the producer is forgotten."""
+    producer_epoch: int | None = None
+    """Epoch in which the producer has the topic exclusively; null: it does not have it."""
+
+
+class AccessBody(Body):
+    access_mode: Literal["exclusive", "exclusive_with_fencing"]
+    """`exclusive`: refused while another producer has the topic. `exclusive_with_fencing`: takes it from that one."""
+
+
+class AccessAnswer(Answer):
+    producer: str
+    producer_epoch: int
+    """For the requests of the producer. It is higher than all earlier ones of the topic."""
+
+
+class AccessQuery(RoutingQuery):
+    producer_epoch: Annotated[int, Field(ge=1, le=2**63 - 1)] | None = None
+    """Release the topic only if the producer has it in this epoch."""
+
+
+class Released(Answer):
+    released: bool
+    """Whether the producer had the topic."""
 
 
 class Sought(Answer):

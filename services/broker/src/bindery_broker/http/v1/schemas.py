@@ -105,6 +105,8 @@ class ProduceQuery(RoutingQuery, kw_only=True):
     """Key of a raw body, and of messages that have no key of their own."""
     tags: Tags | UnsetType = UNSET
     producer: ProducerName | UnsetType = UNSET
+    producer_epoch: Annotated[int, Meta(ge=1, le=SEQUENCE_ID_MAX)] | UnsetType = UNSET
+    """Epoch in which `producer` has the topic exclusively. 409 `producer_fenced` if it does not; nothing is stored."""
     event_time: Time | UnsetType = UNSET
     sequence_id: Annotated[int, Meta(ge=0, le=SEQUENCE_ID_MAX)] | UnsetType = UNSET
     """Sequence id of a raw body, or of the first message; messages without one of their own count up from it. With
