@@ -126,7 +126,7 @@ COMMANDS: Final[dict[str, Difference | None]] = {
     "topics remove-properties {topic} -k a": MISSING,
     "topics update-subscription-properties {topic} -s first -p x=y": MISSING,
     "topics analyze-backlog {topic} -s first": MISSING,
-    "topics compaction-status {topic}": MISSING,
+    "topics compaction-status {topic}": None,
     "topics lookup {topic}": NO_BINARY,
     "topics bundle-range {topic}": None,
     "topics unload {topic}": None,
@@ -540,5 +540,11 @@ COMMANDS: Final[dict[str, Difference | None]] = {
     "namespaces get-entry-filters public/default": None,
     "namespaces get-resource-group public/default": None,
     "namespaces get-anti-affinity-group public/default": None,
+    "topics create {topic}    ": None,
+    "topics compact {topic}": None,
+    "topics compaction-status {topic} ": Difference("RUNNING or SUCCESS, by time", text_differs=True),
+    "topics compact {topic}-none": None,
+    "topics compaction-status {topic}-none": None,
+    "topics delete {topic}     ": None,
 }
 """Command -> the allowed difference; None: none. Spaces at the end make a repeated command another key."""

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from broker_harness import TOPIC as V1
+from broker_harness import settle
 
 P = "/admin/v2/persistent/public/default/t"
 FULL = "persistent://public/default/t"
@@ -228,3 +229,31 @@ async def test_lookup_names_the_owner(broker):
     assert found == {"brokerUrl": "", "brokerUrlTls": "", "httpUrl": "http://one", "httpUrlTls": "", "nativeUrl": ""}
     bundle = await broker.client.get("/lookup/v2/topic/persistent/public/default/t/bundle")
     assert bundle.text == "0x80000000_0xc0000000"
+
+
+async def test_a_topic_is_compacted(broker):
+    refused(await put(broker, f"{P}/compaction"), 404, f"Topic {FULL} not found")
+    refused(await broker.client.get(f"{P}/compaction"), 404, f"Topic {FULL} not found")
+    await put(broker, P)
+    assert (await broker.client.get(f"{P}/compaction")).json() == {"status": "NOT_RUN", "lastError": ""}
+    for payload in ("a", "b"):
+        await broker.client.post(f"{V1}/messages", json={"payload": payload, "key": "k"})
+    assert (await put(broker, f"{P}/compaction")).status_code == 204
+    assert (await put(broker, f"{P}/compaction")).status_code == 409
+    for _ in range(100):
+        found = (await broker.client.get(f"{P}/compaction")).json()
+        if found["status"] != "RUNNING":
+            break
+        await settle()
+    assert found == {"status": "SUCCESS", "lastError": ""}
+    left = await broker.client.get(f"{V1}/messages?compacted=true&start=earliest")
+    assert [message["payload"] for message in left.json()["messages"]] == ["b"]
+
+
+async def test_the_partitions_of_a_topic_are_compacted(broker):
+    await put(broker, f"{P}/partitions", "2")
+    assert (await put(broker, f"{P}/compaction")).status_code == 204
+    refused(await broker.client.get(f"{P}/compaction"), 404, f"Topic {FULL} not found")
+    for index in range(2):
+        found = (await broker.client.get(f"{P}-partition-{index}/compaction")).json()
+        assert found["status"] in ("RUNNING", "SUCCESS")

@@ -3,10 +3,10 @@
 | calls                                                            | on a partitioned topic                           |
 |------------------------------------------------------------------|--------------------------------------------------|
 | subscriptions: list, create, delete, skip all, expire, reset to  | at each partition                                |
-| a time, properties; unload, trim, truncate                       |                                                  |
+| a time, properties; unload, trim, truncate, compact              |                                                  |
 | internal-info                                                    | that of each partition                           |
 | properties, lookup                                               | those of the whole topic                         |
-| stats, internalStats, lastMessageId                              | 404: no topic has this name                      |
+| stats, internalStats, lastMessageId, status of a compaction      | 404: no topic has this name                      |
 | create, delete                                                   | 409                                              |
 | calls that name a message or a place                             | 405                                              |
 
@@ -180,6 +180,8 @@ ON_PARTITIONED: Final[Mapping[str, Handler]] = {
     "adminBacklogSize": _refuse("calculate backlog size is not allowed for partitioned-topic"),
     "adminUnloadTopic": _at_each,
     "adminTrimTopic": _at_each,
+    "adminCompact": _at_each,
+    "adminCompactionStatus": _missing,
     "adminTruncateTopic": _at_each,
     "adminListSubscriptions": _list_subscriptions,
     "adminCreateSubscription": _create_subscription,

@@ -161,6 +161,20 @@ async def truncate(exchange: Exchange) -> Response:
     return done()
 
 
+@call(router, "PUT", TOPIC + "/compaction", "adminCompact")
+async def compact(exchange: Exchange) -> Response:
+    """Start a compaction. Raises Conflict while one runs."""
+    (await topic_of(exchange)).compaction.start()
+    return done()
+
+
+@call(router, "GET", TOPIC + "/compaction", "adminCompactionStatus")
+async def compaction_status(exchange: Exchange) -> Response:
+    """The compaction that runs, or the last one since the topic was loaded."""
+    run = (await topic_of(exchange)).compaction.last_run
+    return answer({"status": run.status.value, "lastError": "" if run.error is None else str(run.error)})
+
+
 @call(router, "GET", LOOKUP, "lookupTopic")
 async def lookup(exchange: Exchange) -> Response:
     """The addresses of the topic's owner, which answers. `brokerUrl` is empty: HTTP is the only protocol."""
