@@ -136,7 +136,7 @@ chaos: $(COMPILED) ## inject random faults on Kubernetes under traffic, with a v
 	@exec .ci/with-cluster $(BIN)/python -m bindery_e2e chaos --minutes $(MINUTES) --seed $(SEED) $(ARGS)
 
 .PHONY: sim
-sim: $(SETUP) ## simulate one seed and print its trace (SEED=7, KIND=service, topics or protocol)
+sim: $(SETUP) ## simulate one seed and print its trace (SEED=7, KIND=service, topics, policies or protocol)
 	@exec $(BIN)/python -m bindery_simulation $(KIND) --seed $(SEED) --trace $(ARGS)
 
 .PHONY: fuzz
@@ -151,7 +151,8 @@ fuzz-http: $(SETUP) ## send hostile requests to a real broker, bookie and audito
 sim-ci: $(SETUP) ## prove that the simulator catches each mutant; then simulate histories for three and a half minutes (SIM_SECONDS=60)
 	@$(BIN)/python -m pytest e2e/simulation -m simulator --numprocesses 2 --dist loadfile
 	@$(BIN)/python -m bindery_simulation protocol --seconds $(SIM_SECONDS) --first $$(git log -1 --format=%ct 2>/dev/null || echo 0) --jobs 2
-	@$(BIN)/python -m bindery_simulation topics --seconds $(SIM_SECONDS) --first $$(git log -1 --format=%ct 2>/dev/null || echo 0) --jobs 2
+	@$(BIN)/python -m bindery_simulation policies --seconds $$(($(SIM_SECONDS) / 2)) --first $$(git log -1 --format=%ct 2>/dev/null || echo 0) --jobs 2
+	@$(BIN)/python -m bindery_simulation topics --seconds $$(($(SIM_SECONDS) / 2)) --first $$(git log -1 --format=%ct 2>/dev/null || echo 0) --jobs 2
 	@$(BIN)/python -m bindery_simulation service --seconds $$((3 * $(SIM_SECONDS) / 2)) --first $$(git log -1 --format=%ct 2>/dev/null || echo 0) --jobs 2
 
 .PHONY: storage-ci

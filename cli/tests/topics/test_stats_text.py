@@ -145,6 +145,14 @@ def test_each_ledger_has_a_line_with_its_reason() -> None:
     assert "open" in rows[1].split()
 
 
+def test_the_ledgers_of_a_partitioned_topic_name_their_partitions() -> None:
+    some = [{**LEDGER, "partition": number} for number in range(2)]
+    answer = {"topic": "t", "time_s": 0, "size_max": 0, "is_policy": True, "ledgers": some}
+    _, _, head, *rows = retention_lines(answer, now_ms=NOW_MS)
+    assert head.split()[0].lower() == "partition"
+    assert [row.split()[:2] for row in rows] == [["0", "4"], ["1", "4"]]
+
+
 @pytest.mark.parametrize(
     ("time_s", "size_max", "how"),
     [

@@ -73,6 +73,7 @@ def retention_lines(answer: Mapping[str, Any], *, now_ms: int) -> Iterator[str]:
     yield ""
     rows = [
         {
+            **({} if one.get("partition") is None else {"partition": one["partition"]}),
             "ledger": one["ledger_id"],
             "entries": one["entries"],
             "size": size_text(one["size"]),

@@ -13,6 +13,10 @@ from typing import Any, Final, Protocol
 
 from bindery_simulation import runner
 from bindery_simulation.mutant import Kind, MutantTable
+from bindery_simulation.policies import mutants as policies_mutants
+from bindery_simulation.policies import search as policies
+from bindery_simulation.policies.world import FAULTS as POLICIES_FAULTS
+from bindery_simulation.policies.world import run_seed as run_policies
 from bindery_simulation.protocol import mutants as protocol_mutants
 from bindery_simulation.protocol import search as protocol
 from bindery_simulation.protocol.history import play
@@ -40,12 +44,20 @@ TABLES: Final[dict[Kind, MutantTable[Any]]] = {
         protocol_mutants.MUTANTS,
         service_mutants.MUTANTS,
         topics_mutants.MUTANTS,
+        policies_mutants.MUTANTS,
         storage_mutants.MUTANTS,
         storage_mutants.DAMAGE_MUTANTS,
     )
 }
 """The mutants of each search."""
-COST_MAX: Final = {Kind.PROTOCOL: 8_000, Kind.SERVICE: 150, Kind.TOPICS: 150, Kind.CRASH: 5_000, Kind.DAMAGE: 5_000}
+COST_MAX: Final = {
+    Kind.PROTOCOL: 8_000,
+    Kind.SERVICE: 150,
+    Kind.TOPICS: 150,
+    Kind.POLICIES: 50,
+    Kind.CRASH: 5_000,
+    Kind.DAMAGE: 5_000,
+}
 """Maximum cost of the hunt for a mutant by kind, in histories, seeds, crash points and damaged files."""
 
 
@@ -139,6 +151,22 @@ def _topics(arguments: argparse.Namespace) -> int:
     return int(outcome.violation is not None)
 
 
+def _policies(arguments: argparse.Namespace) -> int:
+    faults = arguments.faults
+    if arguments.seed is None:
+        return _search(policies.run_one, _pieces(arguments), policies.Tally(), arguments)
+    options = []
+    if faults:
+        options += ["--faults", ",".join(fault.__name__ for fault in faults)]
+    if arguments.mutant:
+        options += ["--mutant", arguments.mutant]
+        faults = faults or policies_mutants.MUTANTS[arguments.mutant].conditions.faults
+    with _applied(Kind.POLICIES, arguments.mutant):
+        result = run_policies(arguments.seed, is_traced=True, faults=POLICIES_FAULTS if faults is None else faults)
+    _print(policies.report(result, *options, trace=arguments.trace))
+    return int(result.violation is not None)
+
+
 def _crash(arguments: argparse.Namespace) -> int:
     if arguments.point is not None:
         seed, operation = arguments.point
@@ -184,7 +212,7 @@ def _mutants(arguments: argparse.Namespace) -> int:
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bindery_simulation", description=__doc__)
-    commands = parser.add_subparsers(required=True, metavar="protocol|service|topics|storage|mutants")
+    commands = parser.add_subparsers(required=True, metavar="protocol|service|topics|policies|storage|mutants")
 
     histories = commands.add_parser("protocol", help="histories of the ledger protocol")
     _add_seeds(histories, Kind.PROTOCOL, failures=5)
@@ -204,6 +232,11 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     _add_seeds(brokers, Kind.TOPICS, failures=1)
     brokers.add_argument("--faults", type=_topics_faults, metavar="A,B", help="with --seed: inject only these faults")
     brokers.set_defaults(handler=_topics, parser=brokers)
+
+    hours = commands.add_parser("policies", help="clusters with brokers whose topics have policies, over hours")
+    _add_seeds(hours, Kind.POLICIES, failures=1)
+    hours.add_argument("--faults", type=_policies_faults, metavar="A,B", help="with --seed: inject only these faults")
+    hours.set_defaults(handler=_policies, parser=hours)
 
     searches = commands.add_parser("storage", help="storage of one bookie").add_subparsers(
         required=True, metavar="crash|damage|mutants"
@@ -239,7 +272,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     if "seeds" in arguments:
         if arguments.seed is None and arguments.seeds is None and arguments.seconds is None:
             arguments.parser.error("one of --seed, --seeds and --seconds is required")
-        has_options = arguments.handler in (_service, _topics) and (arguments.faults or arguments.mutant)
+        has_options = arguments.handler in (_service, _topics, _policies) and (arguments.faults or arguments.mutant)
         if has_options and arguments.seed is None:
             arguments.parser.error("--faults and --mutant require --seed")
     return arguments
@@ -270,6 +303,10 @@ def _faults(text: str) -> tuple[Fault, ...]:
 
 def _topics_faults(text: str) -> tuple[Fault, ...]:
     return _named_faults(text, TOPICS_FAULTS)
+
+
+def _policies_faults(text: str) -> tuple[Fault, ...]:
+    return _named_faults(text, POLICIES_FAULTS)
 
 
 def _named_faults(text: str, faults: Sequence[Fault]) -> tuple[Fault, ...]:

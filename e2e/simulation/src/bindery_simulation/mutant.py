@@ -28,6 +28,7 @@ class Kind(StrEnum):
     PROTOCOL = "protocol"
     SERVICE = "service"
     TOPICS = "topics"
+    POLICIES = "policies"
     CRASH = "crash"
     DAMAGE = "damage"
 

@@ -399,6 +399,10 @@ async def test_statistics_are_sums_with_those_of_the_partitions(brokers):
     internal = (await one.client.get(f"{TOPIC}/internal")).json()
     assert internal["metadata"] == {"partitions": PARTITIONS}
     assert f"persistent://public/default/t-partition-{PARTITIONS - 1}" in internal["partitions"]
+    retention = (await one.client.get(f"{TOPIC}/retention")).json()
+    assert (retention["topic"], retention["is_policy"]) == ("public/default/t", False)
+    assert {ledger["partition"] for ledger in retention["ledgers"]} == set(range(PARTITIONS))
+    assert sum(ledger["code"] == "open" for ledger in retention["ledgers"]) == PARTITIONS
 
 
 async def test_a_subscription_is_deleted_in_all_partitions(brokers):

@@ -283,6 +283,39 @@ async def test_a_request_that_arrives_during_the_deletion_gets_a_new_topic(broke
     assert "new" in payloads((await broker.client.get(f"{TOPIC}/messages")).json()["messages"])
 
 
+async def test_a_topic_is_used_until_its_last_subscription_is_deleted(broker: Harness) -> None:
+    policy = InactiveTopics(InactiveMode.NO_SUBSCRIPTIONS, 60)
+    set_policies(broker, inactive_topics=policy, retention=AT_ONCE)
+    await broker.receive()
+    await broker.ack(await broker.produce("a"))
+    broker.clock.advance(1_000)
+    assert (await broker.client.delete(f"{TOPIC}/subscriptions/s", params={"force": "true"})).status_code == 200
+    broker.clock.advance(59)
+    await enforce(broker)
+    assert (await broker.client.get(TOPIC)).status_code == 200
+    broker.clock.advance(1)
+    await enforce(broker)
+    assert (await broker.client.get(TOPIC)).status_code == 404
+
+
+async def test_an_empty_topic_stays_loaded_until_it_is_deleted(broker: Harness) -> None:
+    """Only loaded topics are deleted, and idle ones are closed."""
+    seconds = 3 * round(broker.settings.topic_idle_s)
+    set_policies(broker, inactive_topics=InactiveTopics(InactiveMode.NO_SUBSCRIPTIONS, seconds), retention=AT_ONCE)
+    await broker.produce("old")
+    topic = await broker.broker.topic(NAME)
+    await topic.ledger.roll()
+    for _ in range(2):
+        broker.clock.advance(seconds / 2 - 1)
+        await broker.broker.topics.maintain()
+        await enforce(broker)
+        assert topic.is_open
+    assert topic.ledger.entries_count == 0
+    broker.clock.advance(2)
+    await enforce(broker)
+    assert (await broker.client.get(TOPIC)).status_code == 404
+
+
 async def test_a_subscription_without_consumers_expires(broker: Harness) -> None:
     set_policies(broker, subscription_expiration_s=60)
     await broker.receive(sub="old", session_ttl_ms=1_000)

@@ -208,3 +208,32 @@ async def test_a_lost_ledger_expires_as_a_whole(uncached: Harness) -> None:
     await enforce(broker)
     assert (await backlog(broker), (await stats(broker))["expired"]) == (1, 8)
     assert payloads(await broker.receive()) == ["younger"]
+
+
+async def test_a_message_that_was_read_for_a_consumer_that_left_expires_behind_a_delayed_one(broker: Harness) -> None:
+    set_policies(broker, message_ttl_s=10)
+    await broker.receive(type="shared")
+    await broker.produce("delayed", params={"deliver_after_ms": 600_000})
+    await broker.produce("first", "second")
+    assert payloads(await broker.receive(type="shared", max=1)) == ["first"]
+    assert (await broker.client.delete(f"{TOPIC}/subscriptions/s/consumers/c1")).status_code == 200
+    topic = await broker.broker.topic(NAME)
+    assert topic.subscriptions["s"].dispatcher.known_count > 0
+    broker.clock.advance(11)
+    await enforce(broker)
+    assert (await backlog(broker), (await stats(broker))["expired"]) == (1, 2)
+    assert payloads(await broker.receive(type="shared", max=10)) == []
+
+
+async def test_a_message_that_a_consumer_has_does_not_expire_behind_a_delayed_one(broker: Harness) -> None:
+    set_policies(broker, message_ttl_s=10)
+    await broker.receive(type="shared")
+    await broker.produce("delayed", params={"deliver_after_ms": 600_000})
+    await broker.produce("held")
+    held = await broker.receive(type="shared", ack_timeout_ms=3_600_000, session_ttl_ms=3_600_000)
+    assert payloads(held) == ["held"]
+    broker.clock.advance(11)
+    await enforce(broker)
+    assert await backlog(broker) == 2
+    assert (await broker.ack(ids(held))).status_code == 200
+    assert await backlog(broker) == 1

@@ -42,7 +42,6 @@ from bindery_simulation.loop import Process
 from bindery_simulation.network import ListeningSocket
 from bindery_simulation.service.machine import Machine
 from bindery_simulation.service.settings import (
-    BOOKIE_SETTINGS,
     SERVER_SETTINGS,
     SESSION_TIMEOUT_S,
     STORAGE_SETTINGS,
@@ -219,7 +218,7 @@ class BookieMachine(Machine):
             disk,
             state,
             health,
-            BOOKIE_SETTINGS,
+            site.bookie_settings,
             wall_clock_ms=self.wall_clock_ms,
             on_journal_failed=lambda reason: None if stopped.done() else stopped.set_result(reason),
         )
@@ -248,7 +247,7 @@ class BookieMachine(Machine):
                 settings=site.client_settings,
             )
             assert identity.cookie.instance_id is not None
-            storage = BOOKIE_SETTINGS.storage
+            storage = site.bookie_settings.storage
             guard = RollbackGuard(
                 [engine],
                 session,

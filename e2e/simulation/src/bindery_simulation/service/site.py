@@ -11,7 +11,7 @@ from bindery_simulation.loop import Process, SimLoop
 from bindery_simulation.network import Network
 from bindery_simulation.service.healing.plan import HealingPlan
 from bindery_simulation.service.metadata_tree import SimTree
-from bindery_simulation.service.settings import client_settings
+from bindery_simulation.service.settings import BOOKIE_SETTINGS, client_settings
 from bindery_simulation.service.verdict import Verdict
 from bindery_simulation.trace import Trace
 
@@ -31,6 +31,7 @@ class Site:
         self.verdict = Verdict(trace)
         self.tree = SimTree(self.layout, random.Random(rng.getrandbits(64)), self.verdict.committed)
         self.client_settings = client_settings(rng)
+        self.bookie_settings = BOOKIE_SETTINGS
         self.on_disk_lost: Callable[[str], None] = lambda name: None
         """Called with the name of a bookie when its disk is lost."""
         self.on_copies: Callable[[Process, LedgerId, BookieId, Sequence[int]], None] = lambda *_: None

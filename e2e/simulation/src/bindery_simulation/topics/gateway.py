@@ -32,6 +32,7 @@ from bindery_simulation.topics.judging.history import (
     Copied,
     Delivered,
     Drain,
+    Inspect,
     Key,
     Kind,
     Leave,
@@ -140,7 +141,7 @@ class Gateway:
 
     async def _carry_out(self, topic: Topic, request: Request, client: ClientWatch) -> object:
         if isinstance(request, Produce):
-            return await _produce(topic, request)
+            return await self._produce(topic, request)
         if isinstance(request, ReadCopies):
             return await _read_copies(topic)
         name = request.subscription.name
@@ -165,8 +166,24 @@ class Gateway:
             return subscription.leave(request.consumer)
         if isinstance(request, Seek):
             return await _seek(subscription, request)
+        if isinstance(request, Inspect):
+            return _unacked(topic, subscription)
         assert isinstance(request, Drain)
         return subscription.cursor.backlog_entries
+
+    async def _produce(self, topic: Topic, request: Produce) -> tuple[Key, ...]:
+        messages = [
+            OutgoingMessage(payload=one.text.encode(), key=one.key, deliver_at_ms=_wall_clock_ms(one.deliver_at_s))
+            for one in request.messages
+        ]
+        await self.broker.topics.admission(topic).admit(messages, may_wait=not self.broker.draining)
+        results = await topic.publish(messages, producer=None, batch=request.batch)
+        keys: list[Key] = []
+        for result in results:
+            if isinstance(result, BinderyError):
+                raise result
+            keys.append((result.ledger_id, result.entry_id, result.batch_index))
+        return tuple(keys)
 
     async def _receive(
         self, subscription: Subscription, request: Receive, client: ClientWatch
@@ -236,25 +253,21 @@ def _origin(text: str) -> Key:
     return int(found[1]), int(found[2]), WHOLE_ENTRY if found[3] is None else int(found[3])
 
 
-async def _produce(topic: Topic, request: Produce) -> tuple[Key, ...]:
-    messages = [
-        OutgoingMessage(payload=one.text.encode(), key=one.key, deliver_at_ms=_wall_clock_ms(one.deliver_at_s))
-        for one in request.messages
-    ]
-    results = await topic.publish(messages, producer=None, batch=request.batch)
-    keys: list[Key] = []
-    for result in results:
-        if isinstance(result, BinderyError):
-            raise result
-        keys.append((result.ledger_id, result.entry_id, result.batch_index))
-    return tuple(keys)
-
-
 async def _acknowledge(subscription: Subscription, request: Acknowledge) -> None:
     if request.cumulative:
         await subscription.ack_cumulative(_message_id(request.keys[0]))
     else:
         await subscription.ack([_message_id(key) for key in request.keys])
+
+
+def _unacked(topic: Topic, subscription: Subscription) -> tuple[Key, ...]:
+    cursor, ledger = subscription.cursor, topic.ledger
+    found: list[Key] = []
+    position = cursor.next_unacked(cursor.mark_delete)
+    while ledger.contains(position):
+        found.append((position.ledger_id, position.entry_id, WHOLE_ENTRY))
+        position = cursor.next_unacked(ledger.next_position(position))
+    return tuple(found)
 
 
 async def _seek(subscription: Subscription, request: Seek) -> tuple[int, int]:

@@ -7,7 +7,7 @@ published; delayed ones, which may expire much later, are skipped.
 | entry                                         | what happens                                                       |
 |-----------------------------------------------|--------------------------------------------------------------------|
 | expired, and all unacknowledged before it too | the mark-delete position moves over it                             |
-| expired, after an entry that is not           | is acknowledged by itself, unless a consumer has it, or soon has   |
+| expired, after an entry that is not           | is acknowledged by itself, unless a consumer has it                |
 | delayed, not expired                          | is skipped                                                         |
 | not delayed, not expired                      | the scan pauses here until it expires                              |
 | unreadable                                    | expires as if it had been published when its ledger was closed     |
@@ -29,7 +29,7 @@ from typing import Final, NamedTuple
 from bindery_pulsar.message_id import Position
 
 RETRY_MS: Final = 1_000
-"""Milliseconds after which an expired entry that consumers are about to get is looked at again."""
+"""Milliseconds after which an expired entry that a consumer has is looked at again."""
 
 
 class Expirable(NamedTuple):
@@ -41,7 +41,7 @@ class Expirable(NamedTuple):
     deliver_at_ms: int = 0
     """Delivery time in ms since 1970; 0 or less: not delayed."""
     is_in_use: bool = False
-    """Whether the dispatcher has read it, so that a consumer may have it."""
+    """Whether a consumer has messages of it."""
     closed_ms: int = 0
     """When its ledger was closed, in ms since 1970; 0: it is open. Only used if `publish_ms` is None."""
 

@@ -31,7 +31,7 @@ class TopicUse(NamedTuple):
     partition: int
     """-1: it is no partition."""
     idle_s: float
-    """Seconds since the last request, delivery and message."""
+    """Seconds since the last request, delivery, message, and creation or deletion of a subscription."""
     is_in_use: bool
     """Whether a consumer or a producer is connected, or a request is in progress."""
     is_moved_to: bool

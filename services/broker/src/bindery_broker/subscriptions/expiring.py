@@ -15,6 +15,8 @@ from bindery_core.errors import BinderyError, Corrupt, NoSuchLedger, NotThere
 from bindery_core.sources import MonotonicClock
 from bindery_pulsar.message_id import Position
 
+from bindery_broker.dispatch.item import MessageRef
+from bindery_broker.dispatch.portions import State
 from bindery_broker.limits.expiry import Expirable, ExpiryScan
 from bindery_broker.managed_ledger import ManagedCursor, ManagedLedger
 from bindery_broker.statistics.delivery import SubscriptionStatistics
@@ -124,7 +126,20 @@ class Expiring:
         return Expirable(position, None, 0, self._is_in_use(position), closed_ms)
 
     def _is_in_use(self, position: Position) -> bool:
-        return bool(self._loop.dispatcher.known_bits(position))
+        """Return whether a consumer has messages of the entry: an acknowledgement of it alone would release their keys.
+
+        Messages that are only read ahead are not in use. They may stay so for long if no consumer is connected.
+        """
+        dispatcher = self._loop.dispatcher
+        bits = dispatcher.known_bits(position)
+        while bits:
+            portion = dispatcher.find(MessageRef(position, bits))
+            if portion is None:
+                return False
+            if portion.state in (State.LEASED, State.ACKING):
+                return True
+            bits &= ~portion.bits
+        return False
 
     async def _acknowledge(self, upto: Position | None, others: list[Position]) -> None:
         cursor = self._cursor

@@ -139,6 +139,8 @@ class Topic:
         """Timeouts of the reads that wait for an entry."""
         self.loaded_at = now()
         """Time at which the topic was loaded; monotonic seconds."""
+        self.unsubscribed_at: float | None = None
+        """Time at which a subscription was last deleted; monotonic seconds. None: never since the topic was loaded."""
         self._draining = False
         self._closed = False
         self.closed_because = ""
@@ -564,7 +566,7 @@ class Topic:
                 _end(subscription, NoSuchSubscription("the subscription has ended", subscription=name))
                 subscription.cursor.end(NoSuchSubscription("the subscription has ended", subscription=name))
                 del self._subscriptions[name]
-                self.statistics.subscription_deleted(subscription.statistics)
+                self._unsubscribed(subscription)
 
     async def reset_subscription(self, name: str, *, initial: Position) -> MessageId:
         """Replace the state of a damaged subscription, durably. Returns the position that comes next.
@@ -599,8 +601,12 @@ class Topic:
                 raise Conflict("the subscription has consumers", subscription=name, consumers=consumers)
             await self.ledger.delete_cursor(name)
             if self._subscriptions.pop(name, None) is subscription:
-                self.statistics.subscription_deleted(subscription.statistics)
+                self._unsubscribed(subscription)
             _end(subscription, NoSuchSubscription("the subscription was deleted", subscription=name))
+
+    def _unsubscribed(self, subscription: Subscription) -> None:
+        self.statistics.subscription_deleted(subscription.statistics)
+        self.unsubscribed_at = self._now()
 
     @property
     def has_consumers(self) -> bool:

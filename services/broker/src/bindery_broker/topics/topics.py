@@ -397,7 +397,8 @@ class Topics:
                 if topic.is_open:
                     log.warning("topic_maintenance_failed", topic=topic.name.short, **error_fields(error))
             reads_left -= await _read_oldest(topic, reads_left)
-            is_kept = topic.ledger.entries_count > 0  # only loaded topics are trimmed and have backlog metrics
+            # Only loaded topics are trimmed, have backlog metrics, and are deleted if they are inactive.
+            is_kept = topic.ledger.entries_count > 0 or topic.policies.inactive_topics is not None
             if not is_kept and self._now() - topic.used_at >= self.limits.idle_s_max and self._is_idle(topic):
                 idle.append(topic)
         await self.forced_deletions.clean()

@@ -169,7 +169,27 @@ class Drain:
     subscription: SubscriptionId
 
 
-Request = Produce | Subscribe | Unsubscribe | Receive | Acknowledge | Retry | ReadCopies | Return | Leave | Seek | Drain
+@dataclass(frozen=True, slots=True)
+class Inspect:
+    """Return the keys of the entries that a subscription has not acknowledged, as those of whole entries."""
+
+    subscription: SubscriptionId
+
+
+Request = (
+    Produce
+    | Subscribe
+    | Unsubscribe
+    | Receive
+    | Acknowledge
+    | Retry
+    | ReadCopies
+    | Return
+    | Leave
+    | Seek
+    | Drain
+    | Inspect
+)
 
 
 class Delivered(NamedTuple):

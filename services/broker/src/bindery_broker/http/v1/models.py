@@ -548,6 +548,8 @@ class LedgerRetention(Answer):
     """When the retention ends, in ms since 1970; null: nobody knows."""
     subscription: str | None
     """The subscription that needs the ledger."""
+    partition: int | None = None
+    """The partition of a partitioned topic that the ledger belongs to; null or absent: the topic has none."""
 
 
 class TopicRetention(Answer):

@@ -213,6 +213,18 @@ async def _internal(exchange: Exchange, whole: PartitionedRecord, _operation: Op
     return json_reply({"metadata": {**whole.members, "partitions": whole.partitions}, "partitions": found})
 
 
+async def _retention(exchange: Exchange, whole: PartitionedRecord, _operation: Operation) -> Response:
+    """Join the ledgers of all partitions. The partitions have the policies of the topic, so the limits are the same."""
+    answers = await _each(exchange, whole)
+    _check_any(answers)
+    found = {str(index): answer.json() for index, answer in enumerate(answers) if answer.is_success}
+    if not found:
+        raise NoSuchTopic("the topic has no partitions; PUT .../partitions creates them", topic=exchange.topic.short)
+    ledgers = [{**ledger, "partition": int(index)} for index, one in found.items() for ledger in one["ledgers"]]
+    first = next(iter(found.values()))
+    return json_reply({**first, "topic": exchange.topic.short, "ledgers": ledgers})
+
+
 async def _subscriptions(exchange: Exchange, whole: PartitionedRecord, _operation: Operation) -> Response:
     answers = await _each(exchange, whole)
     raise_failure(answers)
@@ -278,6 +290,7 @@ _HANDLERS: Final[Mapping[str, Handler]] = {
     "deleteTopic": _delete,
     "topicStats": _stats,
     "topicInternalStats": _internal,
+    "topicRetention": _retention,
     "subscribe": _subscribe,
     "unsubscribe": _unsubscribe,
     "listSubscriptions": _subscriptions,
