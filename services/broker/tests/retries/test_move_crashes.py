@@ -15,7 +15,7 @@ from managed_ledger_faults import Plan
 
 RETRY = f"{TOPIC}-s-RETRY"
 DLQ = f"{TOPIC}-s-DLQ"
-STEPS_MAX = 16
+STEPS_MAX = 20
 """More than the calls of a retry, as the first test checks."""
 PAYLOADS = ["a", "b", "c", "d", "e"]
 ORDER = [3, 0, 2]

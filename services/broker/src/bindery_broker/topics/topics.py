@@ -282,7 +282,7 @@ class Topics:
         await topic.delete()
 
     async def forget_deleted(self, name: TopicName) -> None:
-        """Remove what is stored about a topic besides its messages, before it is deleted. A partition has none."""
+        """Remove what is stored about a topic besides its messages. A partition has none."""
         await self._followed.remove_topic(name)
         if self.on_deletion is not None:
             await self.on_deletion(name)
@@ -364,13 +364,16 @@ class Topics:
         return topic_is_inactive(topic, now=self._now(), is_in_use=is_in_use)
 
     async def _delete_inactive(self, topic: Topic) -> None:
-        """Delete a topic. A request that arrives meanwhile waits for the end, and may create the topic again."""
+        """Delete a topic. A request that arrives meanwhile waits for the end, and may create the topic again.
+
+        The topic is closed first, without waiting for anything, so that no message is stored in it any more.
+        """
         async with self._locks.hold(topic.name):
             if topic.name in self._users or not topic.is_open or topic.is_consumed:  # used or closed meanwhile
                 return
             try:
-                await self.forget_deleted(topic.name)
                 await topic.delete()
+                await self.forget_deleted(topic.name)
             except BinderyError as error:
                 log.warning("inactive_topic_not_deleted", topic=topic.name.short, **error_fields(error))
             else:
