@@ -169,7 +169,7 @@ MUTANTS: Final[MutantTable[Conditions]] = MutantTable(Kind.TOPICS, _trials, (
     ("epoch-continued", "A move to a topic of another broker continues the epoch of the one before.",
      ("one-copy", "moved-is-not-delivered"), 78, REMOTE, defects.epoch_continued),
     ("begun-during-writes", "The owner of a target begins a move while it writes copies of the one before.",
-     ("one-copy", "moved-is-not-delivered"), 134, REMOTE_BOOKIES, defects.begun_during_writes),
+     ("one-copy", "moved-is-not-delivered"), 389, REMOTE_BOOKIES, defects.begun_during_writes),
     ("local-move-keeps-epoch", "A move of the owner of the target does not end the epoch of another broker.",
      ("one-copy", "moved-is-not-delivered"), 136, REMOTE_OWNERS, defects.local_move_keeps_epoch),
     ("unanswered-is-refused", "If the owner of the target does not answer, the copies count as refused.",
