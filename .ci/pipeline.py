@@ -7,8 +7,9 @@ Three lanes share the machine:
 - *beside*: while the tests on Kubernetes run, which wait most of the time, everything else. `healing` is first: it
   measures times, and the first tests on Kubernetes use little processor time.
 
-The first failure ends the run. One seed, the time of the commit, selects the samples (faults, tests of pods, the kill
-test's moments), so a run of the same commit repeats them. `make e2e`, `make audit-pods` and `make chaos` run in full.
+The first failure ends the run. One seed, the time of the commit, selects the samples (faults, tests of pods, mutants,
+Pulsar's load manager, the kill test's moments), so a run of the same commit repeats them. `make e2e`,
+`make audit-pods`, `make chaos`, `make sim-ci` and `make interop` run in full.
 
 The table has the wall-clock and the processor time of each target. Processor time is that of processes that have ended
 and were waited for: Kubernetes' pods and daemons are not included.

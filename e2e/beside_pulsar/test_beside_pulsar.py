@@ -6,6 +6,7 @@ with Apache's client (Client.java) and managed with the unmodified pulsar-admin.
 
 import contextlib
 import json
+import os
 import subprocess
 import time
 import urllib.error
@@ -187,7 +188,12 @@ class Neighbours:
         return f"public/{name}/orders"
 
 
-@pytest.fixture(scope="module", params=["false", "true"], ids=["load-manager-off", "load-manager-on"])
+SAMPLE: Final = os.environ.get("E2E_SAMPLE")
+LOAD_MANAGER: Final = ["false", "true"] if not SAMPLE else ["false", "true"][int(SAMPLE) % 2 :][:1]
+"""Values of `loadBalancerEnabled`. E2E_SAMPLE=<seed>, as in `.ci/run`: one of them, because each takes minutes."""
+
+
+@pytest.fixture(scope="module", params=LOAD_MANAGER, ids=lambda is_on: f"load-manager-{is_on}")
 def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Neighbours]:
     """`loadBalancerEnabled` of Pulsar: with it, its ModularLoadManager decides who gets a bundle without owner."""
     home = tmp_path_factory.mktemp("beside-pulsar")
