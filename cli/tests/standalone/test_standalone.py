@@ -159,6 +159,10 @@ def test_a_topic_is_deleted_after_a_confirmation(cluster: ThrowawayCluster) -> N
         done = bindery("topics", "delete", "unwanted", *at, *again)
         assert done.returncode == 1
         assert "no such topic" in done.stderr
+    held = bindery("produce", "unwanted", *at, stdin="c\n")  # by force: clients must not create it again
+    assert held.returncode == 1
+    assert "`bindery topics create`" in held.stderr
+    ok("topics", "create", "unwanted", *at)
     ok("produce", "unwanted", *at, stdin="c\n")
     assert json.loads(ok("topics", "delete", "unwanted", *at, "--yes", "--json")) == {
         "deleted": "public/default/unwanted"

@@ -74,7 +74,9 @@ def test_clusters_with_brokers_are_counted(jobs: str, capsys: pytest.CaptureFixt
 
 def test_a_violation_of_a_cluster_with_brokers_can_be_replayed(capsys: pytest.CaptureFixture[str]) -> None:
     name = "ack-before-durable"
-    seed = TABLES[Kind.TOPICS][name].seed
+    found = TABLES[Kind.TOPICS].hunt(name, cost_max=150, seconds_max=60)  # known seeds change with the broker
+    assert found is not None
+    seed = found.trial.seed
     assert main(["topics", "--seed", str(seed), "--mutant", name]) == 1
     printed = capsys.readouterr().out
     assert f'replay: make sim KIND=topics SEED={seed} ARGS="--mutant {name}"' in printed

@@ -84,7 +84,7 @@ KEY_SHARED: Final = Conditions((faults.close_topics,), (Type.KEY_SHARED,))
 # fmt: off
 MUTANTS: Final[MutantTable[Conditions]] = MutantTable(Kind.TOPICS, _trials, (
     ("ack-before-durable", "An acknowledgement is answered when it is in memory.",
-     ("no-delivery-after-durable-ack",), 0, KILLS, defects.ack_before_durable),
+     ("no-delivery-after-durable-ack",), 17, KILLS, defects.ack_before_durable),
     ("group-commit-answers-all", "A cursor record answers the acknowledgements that arrived during its write, too.",
      ("no-delivery-after-durable-ack",), 3, KILLS, defects.group_commit_answers_all),
     ("znode-instead-of-record", "A cursor is loaded from its znode, although its ledger has a newer state.",

@@ -71,7 +71,7 @@ class ForcedDeletions:
             return
         if left_ms > 0:
             raise TopicDeleted(
-                "the topic was deleted by force; PUT creates it again, and so does the first message later",
+                "the topic was deleted by force; `bindery topics create` (PUT) creates it now, the first message later",
                 topic=name.short,
                 retry_after_s=round(left_ms / 1000, 3),
             )
