@@ -29,10 +29,10 @@ def _positions(topic: Topic, count: int) -> list[int]:
     return [index for index in range(count) if (before + index + 1) % EVERY == 0]
 
 
-async def _forgets(self: Topic, messages: Sequence[Any], *, producer: str | None, batch: bool) -> list[Any]:
+async def _forgets(self: Topic, messages: Sequence[Any], **options: Any) -> list[Any]:
     dropped = set(_positions(self, len(messages)))
     kept = [message for index, message in enumerate(messages) if index not in dropped]
-    results = list(await _publish(self, kept, producer=producer, batch=batch)) if kept else []
+    results = list(await _publish(self, kept, **options)) if kept else []
     for index in sorted(dropped):
         last = self.ledger.last_confirmed
         nowhere = Position(last.ledger_id, last.entry_id + _counts[self.name.short] + NOWHERE)
@@ -40,13 +40,13 @@ async def _forgets(self: Topic, messages: Sequence[Any], *, producer: str | None
     return results
 
 
-async def _swaps(self: Topic, messages: Sequence[Any], *, producer: str | None, batch: bool) -> list[Any]:
+async def _swaps(self: Topic, messages: Sequence[Any], **options: Any) -> list[Any]:
     order = list(range(len(messages)))
     for index in _positions(self, len(messages)):
         other = index + 1 if index + 1 < len(messages) else index - 1
         if other >= 0:
             order[index], order[other] = order[other], order[index]
-    results = await _publish(self, [messages[index] for index in order], producer=producer, batch=batch)
+    results = await _publish(self, [messages[index] for index in order], **options)
     restored: list[Any] = [None] * len(messages)
     for index, result in zip(order, results, strict=True):
         restored[index] = result
