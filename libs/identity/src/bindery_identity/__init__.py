@@ -1,0 +1,1 @@
+"""Who a client is: the credentials of all ports and protocols, and the principals that they prove."""

@@ -1,0 +1,201 @@
+"""TLS contexts from files: what is refused, and what follows a change of the files."""
+
+import contextlib
+import datetime
+import ssl
+from pathlib import Path
+
+import pytest
+from bindery_core.errors import BadRequest
+from bindery_identity.tls import ClientCertificates, PeerCertificate, client_tls, server_tls
+from bindery_simulation.certificates import OTHER_CA
+from bindery_simulation.certificates.authority import Authority, replace
+
+NOW_S = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC).timestamp()
+PAST = datetime.datetime(2025, 1, 1, tzinfo=datetime.UTC)
+
+
+def now_s() -> float:
+    return NOW_S
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+def port(authority: Authority, name: str = "server", **options: object):  # type: ignore[no-untyped-def]
+    certificate, key = authority.issue(name, **options)  # type: ignore[arg-type]
+    return server_tls(certificate_file=str(certificate), key_file=str(key), now_s=now_s)
+
+
+def connect(
+    server: ssl.SSLContext, client: ssl.SSLContext, host: str = "localhost"
+) -> tuple[ssl.SSLObject, ssl.SSLObject]:
+    """Return both ends of a connection after the handshake. Raises ssl.SSLError."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = (
+        server.wrap_bio(to_server, to_client, server_side=True),
+        client.wrap_bio(to_client, to_server, server_hostname=host),
+    )
+    for _ in range(4):
+        for end in reversed(ends):
+            with contextlib.suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+    for end in ends:
+        end.do_handshake()
+    return ends
+
+
+def serial(client: ssl.SSLObject) -> str:
+    found = client.getpeercert()
+    assert found is not None
+    return str(found["serialNumber"])
+
+
+def test_a_client_reaches_the_host_that_the_certificate_names(authority: Authority) -> None:
+    client = client_tls(ca_file=str(authority.ca_file))
+    server = port(authority)
+    secured, _ = connect(server.context, client.context)
+    assert secured.version() == "TLSv1.3"
+    with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
+        connect(server.context, client.context, host="bookie.example.com")
+
+
+def test_a_client_without_the_check_of_names_still_checks_the_authority(authority: Authority) -> None:
+    lax = client_tls(ca_file=str(authority.ca_file), check_hostname=False)
+    connect(port(authority).context, lax.context, host="bookie.example.com")
+    stranger = client_tls(ca_file=str(OTHER_CA), check_hostname=False)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        connect(port(authority).context, stranger.context)
+
+
+def test_versions_before_1_2_are_refused(authority: Authority) -> None:
+    old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    old.load_verify_locations(authority.ca_file)
+    old.set_ciphers("ALL:@SECLEVEL=0")
+    old.minimum_version = old.maximum_version = ssl.TLSVersion.TLSv1_1
+    with pytest.raises(ssl.SSLError):
+        connect(port(authority).context, old)
+
+
+def test_new_connections_use_the_newest_pair(authority: Authority) -> None:
+    client = client_tls(ca_file=str(authority.ca_file)).context
+    server = port(authority)
+    before = serial(connect(server.context, client)[1])
+    authority.issue("server")
+    assert serial(connect(server.context, client)[1]) == before  # until the owner polls
+    assert server.poll()
+    assert serial(connect(server.context, client)[1]) != before
+    assert server.failure is None
+
+
+def test_a_client_trusts_the_newest_authorities(authority: Authority, tmp_path: Path) -> None:
+    other = Authority(tmp_path, "other")
+    trusted = tmp_path / "trusted.pem"
+    replace(trusted, authority.pem)
+    client = client_tls(ca_file=str(trusted)).context
+    ours, theirs = port(authority), port(other, "theirs")
+    connect(ours.context, client)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        connect(theirs.context, client)
+    replace(trusted, authority.pem + other.pem)
+    connect(ours.context, client)
+    connect(theirs.context, client)
+    replace(trusted, other.pem)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        connect(ours.context, client)
+
+
+def test_half_a_change_keeps_the_old_pair(authority: Authority, tmp_path: Path) -> None:
+    client = client_tls(ca_file=str(authority.ca_file)).context
+    server = port(authority)
+    before = serial(connect(server.context, client)[1])
+    certificate, key = authority.issue("next")
+    replace(tmp_path / "server.crt", certificate.read_bytes())
+    assert not server.poll()
+    assert server.failure is not None
+    assert "does not belong to the certificate" in server.failure
+    assert serial(connect(server.context, client)[1]) == before
+    replace(tmp_path / "server.key", key.read_bytes())
+    assert server.poll()
+    assert server.failure is None
+    assert serial(connect(server.context, client)[1]) != before
+
+
+def test_an_expired_certificate_is_refused_and_does_not_replace_a_good_one(authority: Authority) -> None:
+    with pytest.raises(BadRequest, match="has expired"):
+        port(authority, "old", expires=PAST)
+    later = datetime.datetime(2027, 1, 1, tzinfo=datetime.UTC)
+    server = port(authority, expires=later)
+    assert server.expires_at_s == later.timestamp()
+    authority.issue("server", expires=PAST)
+    assert not server.poll()
+    assert "has expired" in (server.failure or "")
+    assert server.expires_at_s == later.timestamp()
+
+
+def test_files_that_cannot_be_used_are_refused_without_their_content(authority: Authority, tmp_path: Path) -> None:
+    certificate, key = authority.issue("server")
+    _, other_key = authority.issue("other")
+    encrypted_certificate, encrypted_key = authority.issue("encrypted", passphrase=b"a passphrase")
+    broken = tmp_path / "broken.key"
+    broken.write_bytes(key.read_bytes().replace(b"M", b"!", 3))
+    empty = tmp_path / "empty"
+    empty.write_bytes(b"")
+    cases = [
+        (certificate, other_key, "does not belong"),
+        (encrypted_certificate, encrypted_key, "is encrypted"),
+        (certificate, certificate, "no private key"),
+        (certificate, empty, "no private key"),
+        (key, key, "no certificate"),
+        (empty, key, "no certificate"),
+        (certificate, tmp_path / "missing", "cannot read the file"),
+        (certificate, broken, "cannot be used"),
+    ]
+    for certificate_file, key_file, reason in cases:
+        with pytest.raises(BadRequest, match=reason) as refused:
+            server_tls(certificate_file=str(certificate_file), key_file=str(key_file), now_s=now_s)
+        secret = key.read_text().splitlines()[1]
+        assert secret[:16] not in str(refused.value)
+    for ca_file in (empty, key):
+        with pytest.raises(BadRequest):
+            client_tls(ca_file=str(ca_file))
+
+
+def test_the_certificate_of_a_client_is_required_optional_or_not_requested(authority: Authority) -> None:
+    certificate, key = authority.issue("server")
+    own, own_key = authority.issue("me", common_name="role", hosts=["me.test"], uris=["spiffe://cluster/me"])
+    anonymous = client_tls(ca_file=str(authority.ca_file)).context
+    known = client_tls(ca_file=str(authority.ca_file), certificate_file=str(own), key_file=str(own_key)).context
+
+    def served(mode: ClientCertificates) -> ssl.SSLContext:
+        return server_tls(
+            certificate_file=str(certificate),
+            key_file=str(key),
+            ca_file=str(authority.ca_file),
+            client_certificates=mode,
+            now_s=now_s,
+        ).context
+
+    seen = PeerCertificate.of(connect(served(ClientCertificates.REQUIRED), known)[0].getpeercert())
+    assert seen is not None
+    assert (seen.common_name, seen.dns_names, seen.uris) == ("role", ("me.test",), ("spiffe://cluster/me",))
+    assert seen.expires_at_s is not None
+    assert seen.expires_at_s > NOW_S
+    with pytest.raises(ssl.SSLError, match="PEER_DID_NOT_RETURN_A_CERTIFICATE"):
+        connect(served(ClientCertificates.REQUIRED), anonymous)
+    assert PeerCertificate.of(connect(served(ClientCertificates.OPTIONAL), known)[0].getpeercert()) == seen
+    assert PeerCertificate.of(connect(served(ClientCertificates.OPTIONAL), anonymous)[0].getpeercert()) is None
+    assert PeerCertificate.of(connect(served(ClientCertificates.NONE), known)[0].getpeercert()) is None
+
+
+def test_client_certificates_need_an_authority(authority: Authority) -> None:
+    certificate, key = authority.issue("server")
+    with pytest.raises(BadRequest, match="need the CA"):
+        server_tls(
+            certificate_file=str(certificate),
+            key_file=str(key),
+            client_certificates=ClientCertificates.OPTIONAL,
+            now_s=now_s,
+        )
