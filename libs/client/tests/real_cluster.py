@@ -10,13 +10,14 @@ from pathlib import Path
 from bindery_client.client import LedgerClient
 from bindery_client.connection.security import NO_SECURITY, ClientSecurity
 from bindery_client.settings import ClientSettings
+from bindery_core.errors import TryAgain
 from bindery_metadata.bookies.directory import BookieDirectory
 from bindery_metadata.cluster import initialize_cluster
 from bindery_metadata.layout.layout import LedgersLayout
 from bindery_metadata.stores.embedded import EmbeddedZooKeeper, ServerSpec, die_with_parent
 from bindery_metadata.stores.zookeeper import ZooKeeperStore
 
-START_LIMIT_S = 30.0
+START_LIMIT_S = 90.0
 BOOKIES = 4
 
 
@@ -64,19 +65,32 @@ class RealCluster:
 
     async def wait_for_bookies(self, count: int) -> None:
         """Return once `count` bookies are registered and listen. The registration of a killed bookie does not count."""
-        store = await ZooKeeperStore.connect(self.spec.hosts)
+        try:
+            async with asyncio.timeout(START_LIMIT_S):
+                while not await self._all_are_listed(count):
+                    await asyncio.sleep(0.5)
+        except Exception as error:
+            logs = [path.read_text(errors="replace")[-1500:] for path in sorted(self.directory.glob("bookie-*/log"))]
+            raise AssertionError(f"bookies did not start, {error!r}:\n" + "\n---\n".join(logs)) from error
+
+    async def _all_are_listed(self, count: int) -> bool:
+        """Wait until `count` bookies are registered and listen. Returns False if ZooKeeper, on a busy disk, answers too
+        late for its clients."""
+        try:
+            store = await ZooKeeperStore.connect(self.spec.hosts)
+        except TryAgain:
+            return False
         directory = BookieDirectory(store, LedgersLayout())
         try:
             await directory.start()
-            async with asyncio.timeout(START_LIMIT_S):
-                while not await _all_listen(directory, count):
-                    await asyncio.sleep(0.05)
-        except Exception as error:
-            logs = [path.read_text(errors="replace")[-1500:] for path in sorted(self.directory.glob("bookie-*/log"))]
-            raise AssertionError("bookies did not start:\n" + "\n---\n".join(logs)) from error
+            while not await _all_listen(directory, count):
+                await asyncio.sleep(0.05)
+        except TryAgain:
+            return False
         finally:
             await directory.close()
             await store.close()
+        return True
 
 
 async def _all_listen(directory: BookieDirectory, count: int) -> bool:

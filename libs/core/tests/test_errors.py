@@ -36,6 +36,7 @@ TABLE = {
     "TooLarge": ("BadRequest", 413, "too_large"),
     "UnsupportedMediaType": ("BadRequest", 415, "unsupported_media_type"),
     "Unauthorized": ("BinderyError", 401, "unauthorized"),
+    "Forbidden": ("BinderyError", 403, "forbidden"),
     "Corrupt": ("BinderyError", 500, "corrupt"),
     "DigestMismatch": ("Corrupt", 500, "digest_mismatch"),
     "DamagedStorage": ("Corrupt", 500, "damaged_storage"),

@@ -1,7 +1,9 @@
 """A FastAPI application, and a server for it, for tests of HTTP."""
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -13,6 +15,8 @@ from bindery_kit.observability.health import Health, OpsApp
 from bindery_kit.observability.metrics import Metrics
 from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 
 class Body(BaseModel):

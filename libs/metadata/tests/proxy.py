@@ -6,6 +6,7 @@ watch events have negative xids.
 
 import asyncio
 import contextlib
+import ssl
 import struct
 
 WRITE_TYPES = frozenset({1, 2, 5, 14, 15})  # create, delete, setData, multi, create2
@@ -15,8 +16,10 @@ READ_TYPES = frozenset({3, 4, 8, 12})  # exists, getData, getChildren, getChildr
 class Proxy:
     """Forwards connections to one server. Clients connect to `host_port`."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, tls: tuple[ssl.SSLContext, ssl.SSLContext] | None = None) -> None:
+        """`tls`: contexts towards the clients and towards the server; None: no TLS."""
         self._server_address = (host, port)
+        self._tls = tls
         self._listener: asyncio.Server | None = None
         self._links: set[asyncio.Task[None]] = set()
         self._writers: set[asyncio.StreamWriter] = set()
@@ -28,7 +31,9 @@ class Proxy:
         """Types of the forwarded requests."""
 
     async def start(self) -> None:
-        self._listener = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self._listener = await asyncio.start_server(
+            self._accept, "127.0.0.1", 0, ssl=self._tls[0] if self._tls else None
+        )
 
     @property
     def host_port(self) -> str:
@@ -75,7 +80,9 @@ class Proxy:
         try:
             if self._refusing:
                 return
-            server_reader, server_writer = await asyncio.open_connection(*self._server_address)
+            server_reader, server_writer = await asyncio.open_connection(
+                *self._server_address, ssl=self._tls[1] if self._tls else None
+            )
             self._writers.add(server_writer)
             self._clients.add(writer)
             try:

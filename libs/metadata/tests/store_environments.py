@@ -3,12 +3,19 @@
 import asyncio
 import contextlib
 import socket
+import ssl
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
 
 from bindery_core.errors import MetadataUnavailable, NoSuchNode
+from bindery_metadata.stores.access_lists import NewNodes
+from bindery_metadata.stores.embedded import SecurePort, ServerSpec
 from bindery_metadata.stores.memory import MemoryStore, MemoryTree
 from bindery_metadata.stores.store import MetadataStore, SessionState
 from bindery_metadata.stores.zookeeper import ZooKeeperStore
+from bindery_metadata.stores.zookeeper_access import AccessFiles
+from certificates import Authority, Issued
 from kazoo.client import KazooClient
 from proxy import READ_TYPES, WRITE_TYPES, Proxy
 
@@ -89,17 +96,61 @@ class MemoryEnvironment(StoreEnvironment):
             await store.close()
 
 
-class ZooKeeperEnvironment(StoreEnvironment):
-    """Each store connects to the server through its own proxy."""
+@dataclass(frozen=True)
+class SecureServer:
+    """A server with a secure port, its authority, and files for a client that it accepts."""
 
-    def __init__(self, host: str, port: int) -> None:
+    spec: ServerSpec
+    folder: Path
+    authority: Authority
+    certificate: Issued
+
+    @classmethod
+    def make(cls, folder: Path) -> "SecureServer":
+        """Write the files. The server is not started."""
+        authority = Authority(folder)
+        issued = authority.issue("server", "localhost", "127.0.0.1")
+        (folder / "credentials").write_text("bindery:first password\n")
+        secure = SecurePort(free_port(), issued.both, authority.ca_file)
+        spec = ServerSpec(folder / "zookeeper", free_port(), tick_ms=200, session_timeout_ms_min=400, secure=secure)
+        return cls(spec, folder, authority, issued)
+
+    @property
+    def hosts(self) -> str:
+        assert self.spec.secure is not None
+        return f"{self.spec.host}:{self.spec.secure.port}"
+
+    @property
+    def files(self) -> AccessFiles:
+        return AccessFiles(
+            ca_file=str(self.authority.ca_file),
+            credentials_file=str(self.folder / "credentials"),
+            new_nodes=NewNodes.CREATOR,
+        )
+
+    def contexts(self) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+        """Return the contexts of a proxy."""
+        towards_clients = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        towards_clients.load_cert_chain(self.certificate.certificate_file, self.certificate.key_file)
+        return towards_clients, ssl.create_default_context(cafile=self.authority.ca_file)
+
+
+class ZooKeeperEnvironment(StoreEnvironment):
+    """Each store connects to the server through its own proxy; by TLS and with credentials if there is `secure`."""
+
+    def __init__(self, host: str, port: int, *, secure: SecureServer | None = None) -> None:
         self._address = (host, port)
+        self._secure = secure
         self._proxies: dict[MetadataStore, Proxy] = {}
 
     async def connect(self, *, operation_timeout_s: float = TIMEOUT_S) -> MetadataStore:
-        proxy = Proxy(*self._address)
+        if self._secure is None:
+            proxy, access = Proxy(*self._address), None
+        else:
+            host, port = self._secure.hosts.split(":")
+            proxy, access = Proxy(host, int(port), self._secure.contexts()), self._secure.files.load()
         await proxy.start()
-        store = await ZooKeeperStore.connect(proxy.host_port, operation_timeout_s=operation_timeout_s)
+        store = await ZooKeeperStore.connect(proxy.host_port, operation_timeout_s=operation_timeout_s, access=access)
         self._proxies[store] = proxy
         return store
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from bindery_client.connection.security import ClientSecurity, load_security
 from bindery_client.settings import ClientSettings
-from bindery_core.auth_token import sign
 from bindery_core.errors import BadRequest, BinderyError
 from bindery_core.ids import EntryId
+from bindery_identity.tokens import sign
 from bindery_simulation.certificates import CA, OTHER_CA, certificate, key
 from fake_cluster import QUICK
 from ledger_client_contract import LedgerClientContract, MakeClient

@@ -88,6 +88,7 @@ def test_an_option_takes_precedence_over_its_variable_unless_it_is_empty() -> No
         key_file="variable of key_file",
         auth_plugin="variable of auth_plugin",
         check_hostname=False,
+        http_ca_file="variable of http_ca_file",
     )
 
 

@@ -25,6 +25,7 @@ BinderyError                base class, never raised itself                     
     TooLarge                larger than a named limit                              413
     UnsupportedMediaType    the body has a type or an encoding that is not read    415
   Unauthorized              wrong password or token                                401
+  Forbidden                 the client is known and may not do this                403
   Corrupt                   stored bytes contradict their digest or format: repair 500
     DigestMismatch, DamagedStorage
 
@@ -186,6 +187,11 @@ class UnsupportedMediaType(BadRequest):
 class Unauthorized(BinderyError):
     status = 401
     code = "unauthorized"
+
+
+class Forbidden(BinderyError):
+    status = 403
+    code = "forbidden"
 
 
 class Corrupt(BinderyError):

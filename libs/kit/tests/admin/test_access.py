@@ -3,8 +3,9 @@
 from pathlib import Path
 
 import pytest
-from bindery_core.auth_token import SHARED_SUBJECT, TOKEN_SIZE_MAX, sign
 from bindery_core.errors import BadRequest, Unauthorized
+from bindery_identity.keys import secret_key
+from bindery_identity.tokens import SHARED_SUBJECT, TOKEN_SIZE_MAX, Bearer, sign
 from bindery_kit.admin.access import Access, load_verifier, read_keys, read_secrets
 
 
@@ -14,11 +15,11 @@ class FakeVerifier:
     def __init__(self) -> None:
         self.calls: list[tuple[bytes, float]] = []
 
-    def verify(self, token: bytes, *, now_s: float) -> str:
+    def verify(self, token: bytes, *, now_s: float) -> Bearer:
         self.calls.append((token, now_s))
         if token != b"good":
             raise Unauthorized("wrong token")
-        return "operator"
+        return Bearer("operator")
 
 
 def access(verifier: FakeVerifier | None) -> Access:
@@ -102,13 +103,13 @@ RAW_KEY = b"\n " + bytes(range(0xE0, 0x100))[:28] + b"\r\n"
 def test_a_file_url_names_the_raw_bytes_of_one_key(tmp_path: Path, scheme: str) -> None:
     file = tmp_path / "secret key.bin"
     file.write_bytes(RAW_KEY)
-    assert read_keys(f"{scheme}{tmp_path}/secret%20key.bin") == [RAW_KEY]
+    assert read_keys(f"{scheme}{tmp_path}/secret%20key.bin") == [secret_key(RAW_KEY)]
 
 
 def test_a_plain_path_names_keys_one_per_line(tmp_path: Path) -> None:
     file = tmp_path / "keys"
-    file.write_bytes(b" " + b"k" * 40 + b"\r\n\n" + b"data:;base64,AAAA\n")
-    assert read_keys(str(file)) == [b"k" * 40, b"\0\0\0"]
+    file.write_bytes(b" " + b"k" * 40 + b"\r\n\n" + b"data:;base64," + b"AAAA" * 12 + b"\n")
+    assert read_keys(str(file)) == [secret_key(b"k" * 40), secret_key(bytes(36))]
     file.write_bytes(b"data:AAAA\n")
     with pytest.raises(BadRequest, match="data:;base64,") as caught:
         read_keys(str(file))
@@ -144,13 +145,13 @@ def test_an_audience_needs_signed_tokens(tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match=r"set a.keys instead of a.secrets"):
         verifier(str(tmp_path / "secrets"), audience="x")
     found = load_verifier(secrets_file=str(tmp_path / "secrets"), keys_file="", audience="", names=("s", "k"))
-    assert found.verify(b"a-secret-of-operators", now_s=0) == SHARED_SUBJECT
+    assert found.verify(b"a-secret-of-operators", now_s=0).subject == SHARED_SUBJECT
 
 
 def test_a_key_of_pulsar_verifies_tokens_of_the_configured_audience(tmp_path: Path) -> None:
     (tmp_path / "key").write_bytes(RAW_KEY)
     for audience in ("", "bookies"):
         found = load_verifier(secrets_file="", keys_file=f"file://{tmp_path}/key", audience=audience, names=("s", "k"))
-        assert found.verify(sign(RAW_KEY, subject="x", audience=audience or None), now_s=0) == "x"
+        assert found.verify(sign(RAW_KEY, subject="x", audience=audience or None), now_s=0).subject == "x"
         with pytest.raises(Unauthorized, match="audience"):
             found.verify(sign(RAW_KEY, subject="x", audience=None if audience else "bookies"), now_s=0)

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 from bindery_core.errors import Unauthorized
+from bindery_identity.tokens import Bearer
 from bindery_kit.admin.access import OPEN, Access, AdminAccess
 from bindery_kit.admin.app import HEAVY_MAX, AdminApp
 from bindery_kit.admin.http import Answer, Request, Route, json_answer
@@ -120,10 +121,10 @@ class OneToken:
     def __init__(self, token: bytes) -> None:
         self._token = token
 
-    def verify(self, token: bytes, *, now_s: float) -> str:
+    def verify(self, token: bytes, *, now_s: float) -> Bearer:
         if token != self._token:
             raise Unauthorized("another token")
-        return "somebody"
+        return Bearer("somebody")
 
 
 def access(token: bytes | None) -> Access:

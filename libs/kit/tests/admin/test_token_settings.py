@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from bindery_core.auth_token import sign
 from bindery_core.errors import BadRequest, Unauthorized
+from bindery_identity.tokens import sign
 from bindery_kit.admin.token_settings import AdminTokenSettings
 
 SECRET = "a-secret-of-the-operators"

@@ -14,6 +14,7 @@ from bindery_kit.process.cluster_wait import ClusterNotInitialized, ClusterWait,
 from bindery_metadata.cluster import initialize_cluster
 from bindery_metadata.layout.layout import LedgersLayout
 from bindery_metadata.stores.memory import MemoryTree
+from bindery_metadata.stores.zookeeper_access import ConnectionRefused
 
 LAYOUT = LedgersLayout()
 SERVERS = "127.0.0.1:1,no-such-host.invalid:2181,no-namespace..svc:2181"
@@ -66,6 +67,15 @@ async def test_a_missing_session_times_out_with_the_cause() -> None:
     wait, _ = wait_for(timeout_s=7)
     assert wait.limit_s == 7
     with pytest.raises(MetadataUnavailable, match=r"gave up waiting for ZooKeeper after 7 s: 127.0.0.1:1: connection"):
+        await wait.for_zookeeper(give_up())
+
+
+async def test_a_refusal_by_tls_is_the_cause() -> None:
+    async def give_up() -> None:
+        raise ConnectionRefused("cannot connect to zookeeper: the server's certificate is refused")
+
+    wait, _ = wait_for(timeout_s=7)
+    with pytest.raises(MetadataUnavailable, match=r"after 7 s: cannot connect to zookeeper: the server's certificate"):
         await wait.for_zookeeper(give_up())
 
 

@@ -1,7 +1,7 @@
 """ClientSecurity: TLS and credentials of the connections from a client to bookies.
 
-Only `load_security` reads certificates and tokens, once, from files. Settings, options and tasks hold the names of the
-files, as SecurityFiles:
+Only `load_security` reads certificates and tokens from files: tokens once; certificates again if they have changed,
+before a new connection. Settings, options and tasks hold the names of the files, as SecurityFiles:
 
 | option           | environment variable            | content                                                       |
 |------------------|---------------------------------|---------------------------------------------------------------|
@@ -11,6 +11,8 @@ files, as SecurityFiles:
 | key_file         | BINDERY_CLIENT_KEY_FILE         | the key of the certificate, not encrypted                     |
 | auth_plugin      | BINDERY_CLIENT_PLUGIN           | name of the bookies' authentication plugin (`bindery`)        |
 | check_hostname   | BINDERY_CLIENT_CHECK_HOSTNAME   | false: the certificate may name another host than was reached |
+| http_ca_file     | BINDERY_HTTP_CA_FILE            | certificate authority of https ports, for audits that call    |
+|                  |                                 | the bookies' HTTP ports; empty: that of `ca_file`             |
 """
 
 import ssl
@@ -20,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bindery_core.errors import BadRequest
+from bindery_identity.tls import client_tls
 
 PLUGIN: Final = "bindery"
 """Default authentication plugin: the one of Bindery's bookies."""
@@ -66,15 +69,17 @@ def load_security(
     context = None
     try:
         if ca_file is not None:
-            context = ssl.create_default_context(cafile=str(ca_file))
-            context.check_hostname = check_hostname
-            if certificate_file is not None:
-                context.load_cert_chain(certificate_file, key_file, password=lambda: b"")
+            context = client_tls(
+                ca_file=str(ca_file),
+                certificate_file="" if certificate_file is None else str(certificate_file),
+                key_file="" if key_file is None else str(key_file),
+                check_hostname=check_hostname,
+            ).context
         if token_file is not None:
             token = _first_line(Path(token_file).read_bytes())
-    except (OSError, ssl.SSLError) as error:
+    except (OSError, BadRequest) as error:
         raise BadRequest(
-            f"cannot load the client's TLS or token files: {error.strerror or error}",
+            f"cannot load the client's TLS or token files: {getattr(error, 'strerror', None) or error}",
             ca_file=ca_file,
             certificate_file=certificate_file,
             key_file=key_file,
@@ -97,6 +102,7 @@ VARIABLES: Final = {
     "key_file": "BINDERY_CLIENT_KEY_FILE",
     "auth_plugin": "BINDERY_CLIENT_PLUGIN",
     "check_hostname": "BINDERY_CLIENT_CHECK_HOSTNAME",
+    "http_ca_file": "BINDERY_HTTP_CA_FILE",
 }
 """Environment variable by option."""
 
@@ -111,6 +117,7 @@ class SecurityFiles:
     key_file: str = ""
     auth_plugin: str = PLUGIN
     check_hostname: bool = True
+    http_ca_file: str = ""
 
     @classmethod
     def of(cls, options: Mapping[str, str], environment: Mapping[str, str]) -> "SecurityFiles":

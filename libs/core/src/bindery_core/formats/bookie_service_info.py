@@ -20,6 +20,8 @@ BOOKIE_RPC: Final = "bookie-rpc"
 """Protocol of the endpoint for the ledger protocol."""
 HTTP: Final = "http"
 """Protocol of the endpoint for the admin HTTP server."""
+HTTPS: Final = "https"
+"""Protocol of that endpoint if it has TLS. Bindery's addition: BookKeeper's says http in both cases."""
 PORT_MAX: Final = 65535
 """Greatest port number."""
 
@@ -38,7 +40,7 @@ class Endpoint:
     host: str
     """Name or address that clients can reach."""
     protocol: str
-    """`bookie-rpc` or `http`."""
+    """`bookie-rpc`, `http` or `https`."""
     auth: tuple[str, ...] = ()
     extensions: tuple[str, ...] = ()
     """`tls` if the endpoint can be upgraded."""
@@ -59,14 +61,14 @@ class BookieServiceInfo:
         return None
 
 
-def of_bookie(*, host: str, port: int, http_port: int | None = None) -> BookieServiceInfo:
+def of_bookie(*, host: str, port: int, http_port: int | None = None, http_is_secure: bool = False) -> BookieServiceInfo:
     """Return the service info that our bookie publishes, with the same endpoints as BookKeeper's.
 
-    `http_port`: port of the admin HTTP server; None if that server does not run.
+    `http_port`: port of the admin HTTP server; None if that server does not run. `http_is_secure`: it has TLS.
     """
     endpoints = [Endpoint("bookie", port, host, BOOKIE_RPC)]
     if http_port is not None:
-        endpoints.append(Endpoint("httpserver", http_port, host, HTTP))
+        endpoints.append(Endpoint("httpserver", http_port, host, HTTPS if http_is_secure else HTTP))
     return BookieServiceInfo(tuple(endpoints))
 
 

@@ -20,21 +20,24 @@ get around the auditor's token.
 | bookie, `--insecure`      | none              | free                    | refused                |
 | auditor, `--insecure`     | none              | -                       | refused                |
 
-The time of a comparison does not depend on how much of a token is right (`bindery_core.auth_token`). The port has no
-TLS: if other machines can connect, put a proxy with TLS in front of it.
+Files of tokens and keys are followed: a change is in force within seconds (`bindery_kit.process.followed_files`).
+
+The time of a comparison does not depend on how much of a token is right (`bindery_identity.tokens`).
 """
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Final
-from urllib.parse import unquote_to_bytes, urlsplit
+from typing import Any, Final
 
-from bindery_core.auth_token import TOKEN_SIZE_MAX, SharedSecrets, SignedTokens, TokenVerifier, parse_keys
 from bindery_core.errors import BadRequest, Unauthorized
+from bindery_identity.followed import FollowedFile, FollowedFiles
+from bindery_identity.keys import Key, key_file
+from bindery_identity.tokens import TOKEN_SIZE_MAX, FollowedTokens, SharedSecrets, SignedTokens, TokenVerifier
+
+Follow = Callable[[FollowedFiles[Any]], None]
+"""Gets each file that must be followed: `FileFollower.follow`."""
 
 _SCHEME: Final = b"bearer "
-_FILE: Final = "file:"
 
 
 class Access:
@@ -54,7 +57,7 @@ class Access:
             raise Unauthorized("this request needs a token: send Authorization: Bearer <token>")
         if len(given) > 1 or given[0][: len(_SCHEME)].lower() != _SCHEME or len(given[0]) > TOKEN_SIZE_MAX:
             raise Unauthorized("one header Authorization: Bearer <token> is expected")
-        return self._verifier.verify(given[0][len(_SCHEME) :].strip(), now_s=self._now_s())
+        return self._verifier.verify(given[0][len(_SCHEME) :].strip(), now_s=self._now_s()).subject
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +74,13 @@ OPEN: Final = AdminAccess(own=None, cluster=None)
 """No request needs a token."""
 
 
-def load_verifier(*, secrets_file: str, keys_file: str, audience: str, names: tuple[str, str]) -> TokenVerifier:
+def once(_file: FollowedFiles[Any]) -> None:
+    """Do not follow the file: its content at the start stays in force."""
+
+
+def load_verifier(
+    *, secrets_file: str, keys_file: str, audience: str, names: tuple[str, str], follow: Follow = once
+) -> TokenVerifier:
     """Return the verifier of the tokens that one of two files describes.
 
     `names`: the settings of the files, for errors. `audience`: empty if signed tokens must not have one. Raises
@@ -80,38 +89,32 @@ def load_verifier(*, secrets_file: str, keys_file: str, audience: str, names: tu
     of_secrets, of_keys = names
     if bool(secrets_file) == bool(keys_file):
         raise BadRequest(f"token authentication needs one of {of_secrets} and {of_keys}")
-    if not secrets_file:
-        return SignedTokens(read_keys(keys_file), audience=audience or None)
-    if audience:
+    if audience and secrets_file:
         raise BadRequest(f"an audience needs signed tokens: set {of_keys} instead of {of_secrets}, or no audience")
-    return SharedSecrets(read_secrets(secrets_file))
+    file: FollowedFile[TokenVerifier]
+    if secrets_file:
+        file = FollowedFile(secrets_file, lambda content: SharedSecrets(_lines(content)), what="the file of secrets")
+    else:
+        path, parse = key_file(keys_file)
+        file = FollowedFile(
+            path,
+            lambda content: SignedTokens(parse(content), audience=audience or None),
+            what="the file of keys",
+        )
+    follow(file)
+    return FollowedTokens(file)
 
 
 def read_secrets(path: str) -> list[bytes]:
     """Return the non-empty lines of a file, without surrounding blanks. Raises BadRequest."""
-    return [line.strip() for line in _read(path, "secrets").splitlines() if line.strip()]
+    return FollowedFile(path, _lines, what="the file of secrets").value
 
 
-def read_keys(path: str) -> list[bytes]:
-    """Return the signing keys in a file (`bindery_core.auth_token.parse_keys`).
-
-    A URL `file:///path` names a file whose bytes are one key, as `pulsar tokens create-secret-key` writes it. Raises
-    BadRequest.
-    """
-    if path[: len(_FILE)].lower() == _FILE:
-        url = urlsplit(path)
-        if url.netloc not in ("", "localhost") or not url.path.startswith("/") or url.query or url.fragment:
-            raise BadRequest("the URL of a key file must be file:///<absolute path>", url=path)
-        return [_read(unquote_to_bytes(url.path).decode("utf-8", "surrogateescape"), "keys")]
-    text = _read(path, "keys")
-    try:
-        return parse_keys(text)
-    except BadRequest as error:
-        raise BadRequest(error.message, path=path, **error.facts) from None
+def read_keys(setting: str) -> list[Key]:
+    """Return the keys in the file that a setting names (`bindery_identity.keys`). Raises BadRequest."""
+    path, parse = key_file(setting)
+    return FollowedFile(path, parse, what="the file of keys").value
 
 
-def _read(path: str, what: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        raise BadRequest(f"cannot read the file of {what}: {getattr(error, 'strerror', error)}", path=path) from error
+def _lines(content: bytes) -> list[bytes]:
+    return [line.strip() for line in content.splitlines() if line.strip()]

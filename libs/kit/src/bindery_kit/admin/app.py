@@ -10,13 +10,16 @@ Source: BookKeeper HttpRouter.
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final, Generic, cast
 from urllib.parse import unquote
 
-from bindery_core.errors import BinderyError, TooManyRequests, Unauthorized
+from bindery_core.errors import BadRequest, BinderyError, Forbidden, TooManyRequests, Unauthorized
 
+from bindery_kit.access.allowed_names import EVERYBODY, AllowedNames
+from bindery_kit.access.audit_trail import REQUEST_ID, AuditEntry, entry_of
 from bindery_kit.admin.access import OPEN, AdminAccess
 from bindery_kit.admin.content_types import check_codings
 from bindery_kit.admin.http import (
@@ -44,12 +47,27 @@ HEAVY_WAIT_S: Final = 3.0
 """Maximum time in seconds that such a request waits, in the order of arrival; then it gets 429. Without waiting,
 clients that repeat their requests at once would take every place that becomes free."""
 
+_REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
+RESOURCE_PARAMETERS: Final = ("ledger_id", "bookie_id", "bookie_src")
+"""Parameters of the query that name what a request is about, for the audit log."""
+
 log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleRule:
+    """Who may send requests of a route. `role`: its name, and `setting`: where its names are, for errors."""
+
+    role: str
+    setting: str
+    allowed: AllowedNames
 
 
 class AdminApp(Generic[ContextT]):
     """`access`: the checks of routes with and without `is_cluster_wide`. `is_open`: whether routes without
-    `during_start` can be served. `service`: name of the service in errors."""
+    `during_start` can be served. `service`: name of the service in errors. `rules`: who may use the routes (method,
+    path); routes without a rule are for all whom `access` admits. `confidential`: who is shown confidential parts of
+    responses, of those whose token is good."""
 
     def __init__(
         self,
@@ -59,8 +77,12 @@ class AdminApp(Generic[ContextT]):
         access: AdminAccess,
         is_open: Callable[[], bool] = lambda: True,
         service: str,
+        rules: Mapping[tuple[str, str], RoleRule] | None = None,
+        confidential: AllowedNames = EVERYBODY,
     ) -> None:
         self._context = context
+        self._rules = rules or {}
+        self._confidential = confidential
         self._access = access
         self._is_open = is_open
         self._service = service
@@ -80,7 +102,10 @@ class AdminApp(Generic[ContextT]):
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
             return
-        answer = await self._answer(scope, receive)
+        entry = entry_of(scope)
+        answer = await self._answer(scope, receive, entry)
+        if entry is not None:
+            entry.code = answer.code
         pieces: AsyncIterator[bytes] | None = None
         length: tuple[tuple[bytes, bytes], ...] = ()
         if isinstance(answer.body, bytes):
@@ -117,7 +142,7 @@ class AdminApp(Generic[ContextT]):
             gone.cancel()
             await asyncio.gather(gone, return_exceptions=True)
 
-    async def _answer(self, scope: Scope, receive: Receive) -> Answer:
+    async def _answer(self, scope: Scope, receive: Receive, entry: AuditEntry | None) -> Answer:
         path, method = scope["path"], "GET" if scope["method"] == "HEAD" else scope["method"]
         methods, in_path = self._find(scope)
         if methods is None:
@@ -134,13 +159,18 @@ class AdminApp(Generic[ContextT]):
         try:
             if len(scope["query_string"]) > QUERY_SIZE_MAX:
                 return problem(414, "query_too_long", f"the query string may have {QUERY_SIZE_MAX} bytes")
-            is_trusted = self._admit(route, scope)
+            if entry is not None:
+                resource = {**in_path, **_ids_of(scope["query_string"])}
+                entry.describe(f"{route.method} {route.path}", resource, request_id=_request_id(scope))
+            is_trusted = self._admit(route, scope, entry)
             body = b""
             if method != "GET":
                 check_codings(scope["headers"])
                 body = await read_body(receive)
             query = parse_query(scope["query_string"])
             request = Request(method, path, query, body, is_trusted, in_path, scope["headers"])
+            if entry is not None and entry.operation is not None and route.is_change:
+                await entry.begin(entry.operation, entry.resource)
             return await self._run(route, request)
         except BinderyError as error:
             return problem_of(error)
@@ -163,20 +193,33 @@ class AdminApp(Generic[ContextT]):
                 return self._routes[pattern], found
         return None, {}
 
-    def _admit(self, route: Route[ContextT], scope: Scope) -> bool:
-        """Return whether the token is good or the port requires none. Raises Unauthorized if the route needs one."""
+    def _admit(self, route: Route[ContextT], scope: Scope, entry: AuditEntry | None) -> bool:
+        """Return whether the client may see confidential parts: its token is good or the port requires none.
+
+        Raises Unauthorized if the route needs a token, and Forbidden if its bearer may not use the route.
+        """
+        rule = self._rules.get((route.method, route.path))
+        is_limited = rule is not None and not rule.allowed.is_everybody
         access = self._access.cluster if route.is_cluster_wide else self._access.own
         if access is None:
             return self._access == OPEN
         try:
             who = access.check(scope["headers"])
         except Unauthorized:
-            if route.needs_token or route.method != "GET":
+            if route.needs_token or route.method != "GET" or is_limited:
                 raise
             return False
+        if entry is not None:
+            entry.role = who
+        if rule is not None and not rule.allowed.allows(who):
+            raise Forbidden(
+                f"{route.method} {route.path} needs the role {rule.role}, which {who} does not have: add the name to "
+                f"{rule.setting} of this {self._service}",
+                name=who,
+            )
         if route.method != "GET":
             log.info("admin_request", method=route.method, path=route.path, who=who)
-        return True
+        return self._confidential.allows(who)
 
     async def _run(self, route: Route[ContextT], request: Request) -> Answer:
         if not (route.during_start or self._is_open()):
@@ -247,6 +290,23 @@ def _match(pattern: Sequence[str], words: Sequence[str]) -> dict[str, str] | Non
         elif name != unquote(word):
             return None
     return found
+
+
+def _ids_of(query_string: bytes) -> dict[str, str]:
+    """Return the parameters that name what a request is about; none of a query that cannot be read."""
+    try:
+        query = parse_query(query_string)
+    except BadRequest:
+        return {}
+    return {name: query[name] for name in RESOURCE_PARAMETERS if name in query}
+
+
+def _request_id(scope: Scope) -> str | None:
+    """Return the request id that the client chose, if it is a valid one."""
+    for name, value in scope["headers"]:
+        if name == REQUEST_ID and _REQUEST_ID.fullmatch(value):
+            return str(value.decode("ascii"))
+    return None
 
 
 async def _until_gone(receive: Receive) -> None:

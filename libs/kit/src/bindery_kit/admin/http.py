@@ -118,6 +118,8 @@ class Answer:
     body: bytes | AsyncIterator[bytes]
     """An iterator is streamed; an error before its first piece becomes an error response."""
     headers: tuple[tuple[bytes, bytes], ...] = ()
+    code: str | None = None
+    """Code of the error that it reports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,12 @@ class Route(Generic[ContextT]):
     """Whether it is served before storage and metadata are available."""
     is_cluster_wide: bool = False
     """Whether it changes the state of the whole cluster, for which other tokens may be needed."""
+    get_changes: bool = False
+    """Whether a GET changes something nevertheless."""
+
+    @property
+    def is_change(self) -> bool:
+        return self.method != "GET" or self.get_changes
 
     @property
     def needs_token(self) -> bool:
@@ -164,7 +172,7 @@ def problem(
     }
     if status in (429, 503):
         headers = (*headers, (b"retry-after", str(RETRY_AFTER_S).encode()))
-    return Answer(status, "application/problem+json", json.dumps(body, default=str).encode() + b"\n", headers)
+    return Answer(status, "application/problem+json", json.dumps(body, default=str).encode() + b"\n", headers, code)
 
 
 def problem_of(error: BinderyError) -> Answer:

@@ -5,7 +5,7 @@ A service subclasses it with its own `env_prefix` and uses the subclass as its s
 
 from collections.abc import Callable
 
-from bindery_kit.admin.access import Access, load_verifier
+from bindery_kit.admin.access import Access, Follow, load_verifier, once
 from bindery_kit.configuration.settings import Settings
 
 
@@ -17,8 +17,9 @@ class AdminTokenSettings(Settings):
     """File of shared secrets of operators, one per line. Each of them is accepted, so that secrets can be replaced."""
 
     keys_file: str = ""
-    """File of keys that sign tokens of operators (HS256), one per line as text or base64, or `file:///path` of a file
-    that is one key, as Pulsar writes them. Instead of `token_file`."""
+    """File of keys that sign tokens of operators: secrets (HS256), one per line as text or base64, and public keys
+    (RS256, ES256, ...) as PEM; or `file:///path` of a file that is one key, as Pulsar writes them. Instead of
+    `token_file`."""
 
     audience: str = ""
     """Name of this service in the claim `aud` of signed tokens; others are refused. Empty: tokens with an audience are
@@ -29,8 +30,9 @@ class AdminTokenSettings(Settings):
         """Whether tokens are configured."""
         return bool(self.token_file or self.keys_file or self.audience)
 
-    def access(self, *, now_s: Callable[[], float]) -> Access | None:
-        """Return the check of requests; None if no tokens are configured. `now_s`: seconds since 1970.
+    def access(self, *, now_s: Callable[[], float], follow: Follow = once) -> Access | None:
+        """Return the check of requests; None if no tokens are configured. `now_s`: seconds since 1970. `follow`: gets
+        the file, whose changes take effect if it is followed.
 
         Raises BadRequest for settings that contradict each other and for unusable files.
         """
@@ -41,5 +43,6 @@ class AdminTokenSettings(Settings):
             keys_file=self.keys_file,
             audience=self.audience,
             names=("admin.token_file", "admin.keys_file"),
+            follow=follow,
         )
         return Access(verifier, now_s=now_s)

@@ -3,7 +3,8 @@
 from typing import Annotated
 
 from bindery_kit.configuration.bounds import Ge, Gt, Le
-from bindery_kit.configuration.settings import Settings, SettingsConfigDict
+from bindery_kit.configuration.settings import Settings, SettingsConfigDict, group
+from bindery_kit.configuration.tls_settings import HttpTlsSettings
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -54,6 +55,9 @@ class HttpSettings(Settings):
     transfer_rate_min: Annotated[float, Gt(0), Le(1024 * MIB)] = 16 * KIB
     """Minimum bytes per second, in the mean, at which a request body must arrive and a response must be read. Slower
     bodies get 408; connections with unread responses are closed."""
+
+    tls: HttpTlsSettings = group(HttpTlsSettings)
+    """TLS on the HTTP port."""
 
 
 class AdminHttpSettings(HttpSettings):

@@ -33,7 +33,7 @@ import functools
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Any, ClassVar, Final, cast
+from typing import Any, ClassVar, Final, Protocol, cast
 from urllib.parse import unquote
 
 import httptools
@@ -92,6 +92,15 @@ _REASONS: Final = {
 }
 
 
+class IdleConnection(Protocol):
+    """A connection without a request in progress. `group`: the address that it counts for."""
+
+    group: str
+    transport: asyncio.Transport
+
+    def __hash__(self) -> int: ...
+
+
 class ServerLimits:
     """What all connections of one server share. `connections_max`: at least 1. `clock`: monotonic seconds."""
 
@@ -101,17 +110,61 @@ class ServerLimits:
         self.connections_max = connections_max
         self.per_address_max = settings.connections_per_address_max or max(1, connections_max // 2)
         self.head_timeout_s = settings.head_timeout_s
+        self.handshake_timeout_s = settings.tls.handshake_timeout_s
         self.rate = MinimumRate(grace_s=settings.transfer_grace_s, bytes_per_s=settings.transfer_rate_min)
         self.heads = HeldBytes("heads", settings.heads_size_max)
         self.bodies = HeldBytes("bodies", settings.bodies_size_max)
         self.unread = HeldBytes("unread", settings.unread_size_max)
-        self.idle: dict[HttpLimits, None] = {}
+        self.idle: dict[IdleConnection, None] = {}
         """Connections without a request in progress; the one idle longest comes first."""
         self.addresses = AddressCounts()
         self.stats = stats
         self.log = QuietLog(__name__, clock=clock)
         self.uvicorn_log = _UvicornLog(self.log, stats)
         stats.watch(self.heads, self.bodies, self.unread)
+
+    def is_above(self, group: str, count: int) -> bool:
+        """Return whether `count` connections, or those of an address, are more than allowed."""
+        return count > self.connections_max or self.addresses.count(group) > self.per_address_max
+
+    def make_room(self, group: str) -> bool:
+        """Close the connection that has been idle longest. Return False if none is idle.
+
+        If `group`, the address of a new connection, has more than its share of all, one of the same address is closed
+        first, so that a flood from few addresses does not end the idle connections of others, or new ones before their
+        request is read. If it has more than an address may have, only one of the same address is closed.
+        """
+        count = self.addresses.count(group)
+        other: IdleConnection | None = None
+        if count > self.per_address_max or count * len(self.addresses) > self.connections_max:
+            other = next((one for one in self.idle if one.group == group), None)
+        if other is None and count <= self.per_address_max:
+            other = next(iter(self.idle), None)
+        if other is None:
+            return False
+        del self.idle[other]
+        self.stats.count("idle_for_others")
+        other.transport.abort()
+        return True
+
+    def begin_handshake(self, connection: "IdleConnection", count: int) -> bool:
+        """Count a connection that has no protocol yet. `count`: connections of the server, this one included.
+
+        Return False if there is no place for it. `end_handshake` must be called in both cases.
+        """
+        self.stats.connected()
+        self.addresses.add(connection.group)
+        has_room = not self.is_above(connection.group, count) or self.make_room(connection.group)
+        if not has_room and count > self.connections_max + RESERVE:
+            return False
+        self.idle[connection] = None
+        return True
+
+    def end_handshake(self, connection: "IdleConnection") -> None:
+        """Give back what `begin_handshake` counted, because the connection has ended or has a protocol now."""
+        self.idle.pop(connection, None)
+        self.addresses.remove(connection.group)
+        self.stats.connections -= 1
 
     def refused(self, reason: str, **fields: Any) -> None:
         """Count and log that a request or a connection was refused. `reason`: a constant of the code."""
@@ -169,7 +222,6 @@ class HttpLimits(HttpToolsProtocol):
         "_charged",
         "_charges",
         "_deadline",
-        "_group",
         "_holds_bodies",
         "_idle_s",
         "_in_head",
@@ -186,13 +238,14 @@ class HttpLimits(HttpToolsProtocol):
         "_trailers",
         "_unfinished_size",
         "_write_timer",
+        "group",
     )  # small, because there are thousands of connections
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.logger = self.shared.uvicorn_log  # type: ignore[assignment]
         self.parser = None  # type: ignore[assignment]  # until bytes arrive
-        self._group = ""
+        self.group = ""
         self._unfinished_size = 0
         """Bytes since the last progress of the parser: an incomplete head, chunk header or trailer."""
         self._read_size = 0
@@ -242,10 +295,10 @@ class HttpLimits(HttpToolsProtocol):
         super().connection_made(transport)  # type: ignore[arg-type]
         shared = self.shared
         self.transport.set_write_buffer_limits(high=UNREAD_MARK)
-        self._group = group_of(transport.get_extra_info("peername"))
+        self.group = group_of(transport.get_extra_info("peername"))
         shared.stats.connected()
-        shared.addresses.add(self._group)
-        if self._is_above() and not self._make_room():
+        shared.addresses.add(self.group)
+        if self._is_above() and not shared.make_room(self.group):
             if len(self.connections) > shared.connections_max + RESERVE:
                 self._refuse_as_extra()
                 return
@@ -257,7 +310,7 @@ class HttpLimits(HttpToolsProtocol):
         shared = self.shared
         self._is_lost = True
         shared.idle.pop(self, None)
-        shared.addresses.remove(self._group)
+        shared.addresses.remove(self.group)
         shared.stats.connections -= 1
         shared.heads.release(self)
         shared.bodies.release(self)
@@ -523,7 +576,7 @@ class HttpLimits(HttpToolsProtocol):
 
         Otherwise the client must not conclude that it may repeat the request.
         """
-        self.shared.refused(f"{kind}_size", peer=self._group, held_size=held_size)
+        self.shared.refused(f"{kind}_size", peer=self.group, held_size=held_size)
         is_answerable = kind != "unread" and not self.pipeline and self._is_undone()
         self._is_refused = True
         if self._running is not None and not self._running.response_complete:  # it gets no more of its body
@@ -652,7 +705,7 @@ class HttpLimits(HttpToolsProtocol):
             facts = {"grace_s": rate.grace_s, "bytes_per_s_min": rate.bytes_per_s}
             self._refuse("body_timeout", 408, "request_timeout", "the request's body arrives too slowly", facts)
         else:
-            self.shared.refused("body_timeout", peer=self._group)
+            self.shared.refused("body_timeout", peer=self.group)
             self.transport.abort()
 
     def _check_unread(self) -> None:
@@ -665,7 +718,7 @@ class HttpLimits(HttpToolsProtocol):
         if now < due:
             self._write_timer = self.loop.call_later(due - now, self._check_unread)
         else:
-            self.shared.refused("unread_timeout", peer=self._group)
+            self.shared.refused("unread_timeout", peer=self.group)
             self.transport.abort()
 
     def linger(self) -> None:
@@ -676,32 +729,7 @@ class HttpLimits(HttpToolsProtocol):
     # --- limits of connections
 
     def _is_above(self) -> bool:
-        shared = self.shared
-        return (
-            len(self.connections) > shared.connections_max
-            or shared.addresses.count(self._group) > shared.per_address_max
-        )
-
-    def _make_room(self) -> bool:
-        """Close the connection that has been idle longest. Return False if none is idle.
-
-        If the address of this connection has more than its share of all, one of the same address is closed first, so
-        that a flood from few addresses does not end the idle connections of others, or new ones before their request
-        is read. If it has more than an address may have, only one of the same address is closed.
-        """
-        shared = self.shared
-        count = shared.addresses.count(self._group)
-        other: HttpLimits | None = None
-        if count > shared.per_address_max or count * len(shared.addresses) > shared.connections_max:
-            other = next((one for one in shared.idle if one._group == self._group), None)
-        if other is None and count <= shared.per_address_max:
-            other = next(iter(shared.idle), None)
-        if other is None:
-            return False
-        del shared.idle[other]
-        shared.stats.count("idle_for_others")
-        other.transport.abort()
-        return True
+        return self.shared.is_above(self.group, len(self.connections))
 
     def _refuse_as_extra(self) -> None:
         shared = self.shared
@@ -715,7 +743,7 @@ class HttpLimits(HttpToolsProtocol):
     def _refuse(self, reason: str, status: int, code: str, detail: str, facts: dict[str, Any]) -> None:
         if self._is_refused:
             return
-        self.shared.refused(reason, peer=self._group)
+        self.shared.refused(reason, peer=self.group)
         self._is_refused = True
         self._hang_up(status, code, detail, facts)
 

@@ -12,10 +12,11 @@ import asyncio
 import contextlib
 import resource
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import uvicorn
+from bindery_identity.tls import TlsFiles
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from bindery_kit.configuration.http_settings import HttpSettings
@@ -24,6 +25,7 @@ from bindery_kit.http.http_stats import HttpStats
 from bindery_kit.http.listening import BindRefused, bind_tcp, cannot_listen
 from bindery_kit.http.origin import OriginGuard, origin_policy
 from bindery_kit.http.page_headers import NOSNIFF
+from bindery_kit.http.tls_transport import over_tls
 from bindery_kit.limits.memory_release import MemoryRelease
 from bindery_kit.observability.health import AsgiApp
 from bindery_kit.observability.logs import get_logger
@@ -83,14 +85,18 @@ class HttpServer:
         http: type[HttpToolsProtocol] = HttpToolsProtocol,
         settings: HttpSettings | None = None,
         stats: HttpStats | None = None,
+        tls: TlsFiles | None = None,
         own_names: Sequence[str] = (),
         pages: Sequence[str] = (),
+        outermost: Callable[[AsgiApp], AsgiApp] | None = None,
         **uvicorn_options: Any,
     ) -> None:
         """`sock`: a bound socket, which the server closes; None binds `host` and `port`, where 0 is any free port.
         `http`: the protocol of each connection, to which the limits are added. `settings`: of checks and limits.
-        `stats`: counters for the service's metrics. `own_names`: advertised names of this port, and `pages`: paths to
-        which other sites may link (`origin`). Raises BindRefused, and BadRequest for wrong settings."""
+        `stats`: counters for the service's metrics. `tls`: serve https with these files; the caller polls them; None:
+        http. `own_names`: advertised names of this port, and `pages`: paths to which other sites may link (`origin`).
+        `outermost`: puts an application in front of these checks, which sees every answer that has the form of ASGI.
+        Raises BindRefused, and BadRequest for wrong settings."""
         self.host = host
         settings = settings or HttpSettings()
         stats = stats or HttpStats()
@@ -106,8 +112,12 @@ class HttpServer:
         self.bodies = shared.bodies
         """Bodies that the application has not taken completely. It may make room in it for those that it keeps."""
         self._stop_timeout_s = stop_timeout_s
+        self._is_secure = tls is not None
+        protocol: Any = with_limits(http, shared)
+        if tls is not None:
+            protocol = over_tls(tls, protocol, shared)
         options: dict[str, Any] = {
-            "http": with_limits(http, shared),
+            "http": protocol,
             "ws": "none",
             "interface": "asgi3",
             "lifespan": "auto",
@@ -123,13 +133,14 @@ class HttpServer:
         }
         self._stats = stats
         self._watch: asyncio.Task[None] | None = None
-        self._server = _Server(uvicorn.Config(OriginGuard(app, policy, stats), **options))
+        guarded: AsgiApp = OriginGuard(app, policy, stats)
+        self._server = _Server(uvicorn.Config(guarded if outermost is None else outermost(guarded), **options))
         self._task: asyncio.Task[None] | None = None
 
     @property
     def url(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}"
+        return f"{'https' if self._is_secure else 'http'}://{host}:{self.port}"
 
     async def start(self) -> None:
         """Start serving. Returns when requests are accepted. Raises the error of the app's start-up."""

@@ -34,6 +34,7 @@ from typing import Final
 
 from bindery_core.errors import BadRequest, BinderyError
 
+from bindery_kit.access.audit_trail import entry_of
 from bindery_kit.configuration.http_settings import HttpSettings
 from bindery_kit.http.http_stats import HttpStats
 from bindery_kit.http.listening import is_loopback
@@ -196,6 +197,8 @@ class OriginGuard:
             error = self._policy.refusal(scope)
             if error is not None:
                 self._stats.count(error.code)
+                if (entry := entry_of(scope)) is not None:
+                    entry.code = error.code
                 return problem_of(error)(scope, receive, send)
         return self._app(scope, receive, send)
 

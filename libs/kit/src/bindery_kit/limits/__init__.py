@@ -1,1 +1,1 @@
-"""Limits on what the clients of a port may hold in a process: bytes in all, and connections per address."""
+"""Limits on what the clients of a port may hold in a process, or use in a time: bytes, connections, rates."""

@@ -23,6 +23,7 @@ from typing import Final, TypeVar
 from bindery_core.errors import MetadataOutcomeUnknown, MetadataUnavailable, NotThere, TryAgain
 from bindery_metadata.layout.layout import LedgersLayout
 from bindery_metadata.stores.store import MetadataStore
+from bindery_metadata.stores.zookeeper_access import ConnectionRefused
 
 from bindery_kit.observability.health import Health
 from bindery_kit.observability.logs import error_fields, get_logger
@@ -99,7 +100,8 @@ class ClusterWait:
                 return await connecting
         except (MetadataUnavailable, TimeoutError) as error:
             reporting.cancel()
-            sentence = f"gave up waiting for ZooKeeper after {self._timeout_s:g} s: {await self._zookeeper_reason()}"
+            reason = str(error) if isinstance(error, ConnectionRefused) else await self._zookeeper_reason()
+            sentence = f"gave up waiting for ZooKeeper after {self._timeout_s:g} s: {reason}"
             raise MetadataUnavailable(sentence) from error
         finally:
             reporting.cancel()

@@ -19,13 +19,13 @@ Importing this module is cheap: a bookie serves its ledger port before any HTTP 
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine
-from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 from bindery_core.errors import BinderyError
 from bindery_metadata.stores.store import MetadataStore, SessionState
 from bindery_metadata.stores.zookeeper import ZooKeeperStore
 
+from bindery_kit.configuration.zookeeper_access import ZooKeeperAccessSettings
 from bindery_kit.observability.health import Health
 from bindery_kit.observability.last_words import sentence_of_end
 from bindery_kit.observability.logs import error_fields, get_logger
@@ -161,15 +161,26 @@ async def join_cluster(life: ServiceLife, connect: Callable[[], Awaitable[S]], *
 
 
 def zookeeper_connector(
-    zookeeper: str, *, session_timeout_s: float, connect_timeout_s: float
+    zookeeper: str,
+    *,
+    session_timeout_s: float,
+    connect_timeout_s: float,
+    access: ZooKeeperAccessSettings | None = None,
 ) -> Callable[[], Awaitable[ZooKeeperStore]]:
-    """Return a `connect` for `join_cluster`. `connect_timeout_s`: 0 waits without limit."""
-    return partial(
-        ZooKeeperStore.connect,
-        zookeeper,
-        session_timeout_s=session_timeout_s,
-        connect_timeout_s=limit_s(connect_timeout_s),
-    )
+    """Return a `connect` for `join_cluster`. `connect_timeout_s`: 0 waits without limit.
+
+    `connect` also raises the BadRequest of `access.load`.
+    """
+
+    async def connect() -> ZooKeeperStore:
+        return await ZooKeeperStore.connect(
+            zookeeper,
+            session_timeout_s=session_timeout_s,
+            connect_timeout_s=limit_s(connect_timeout_s),
+            access=access.load() if access is not None else None,
+        )
+
+    return connect
 
 
 def watch_session(store: MetadataStore, health: Health) -> None:

@@ -79,6 +79,33 @@ class EmbeddedZooKeeperFailed(TryAgain):
 
 
 @dataclass(frozen=True, slots=True)
+class SecurePort:
+    """A port for clients that use TLS, beside the port without. The files must exist before the server starts."""
+
+    port: int
+    key_store: Path
+    """The server's key (PKCS#8, not encrypted) and its certificate, in one PEM file that ends in .pem."""
+    trust_store: Path
+    """Authorities of the certificates of clients, in a PEM file that ends in .pem."""
+    client_certificates: bool = False
+    """Whether clients must present a certificate."""
+
+    def lines(self, host: str) -> list[str]:
+        """Return the lines of zoo.cfg."""
+        return [
+            f"secureClientPort={self.port}",
+            f"secureClientPortAddress={host}",
+            "serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory",
+            f"ssl.keyStore.location={self.key_store}",
+            "ssl.keyStore.type=PEM",
+            f"ssl.trustStore.location={self.trust_store}",
+            "ssl.trustStore.type=PEM",
+            f"ssl.clientAuth={'need' if self.client_certificates else 'none'}",
+            "ssl.enabledProtocols=TLSv1.2,TLSv1.3",
+        ]
+
+
+@dataclass(frozen=True, slots=True)
 class ServerSpec:
     """Settings of one server. Members of an ensemble have different ids, directories and ports."""
 
@@ -93,6 +120,7 @@ class ServerSpec:
     tick_ms: int = TICK_MS_DEFAULT
     session_timeout_ms_min: int = SESSION_TIMEOUT_MS_MIN
     session_timeout_ms_max: int = SESSION_TIMEOUT_MS_MAX
+    secure: SecurePort | None = None
 
     @property
     def config_path(self) -> Path:
@@ -193,6 +221,8 @@ def server_config(server: ServerSpec, ensemble: Sequence[ServerSpec] = ()) -> st
         "autopurge.purgeInterval=1",
         "preAllocSize=4096",
     ]
+    if server.secure is not None:
+        lines.extend(server.secure.lines(server.host))
     if len(ensemble) > 1:
         assert len({member.server_id for member in ensemble}) == len(ensemble)
         lines.extend(

@@ -18,11 +18,17 @@ sees the final outcome.
 
 kazoo drops watches when the connection breaks. All of them therefore fire once the store is CONNECTED again, so that no
 change is missed.
+
+TLS and credentials (`zookeeper_access`): kazoo's own TLS verifies no host names by default and loads the authorities of
+the operating system, so `_LoopHandler` opens the sockets itself. Before each connection, the files are read again if
+they have changed. kazoo presents the credentials on each connection before it sends any request, also in a new session.
 """
 
 import asyncio
 import contextlib
 import logging
+import socket
+import ssl
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -62,8 +68,10 @@ from kazoo.exceptions import RuntimeInconsistency as RuntimeInconsistencyError
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.states import Callback, EventType, KazooState, WatchedEvent, ZnodeStat
 from kazoo.retry import KazooRetry
+from kazoo.security import ACL, Id
 
 from bindery_metadata.layout.znode_path import validate_path, validate_size
+from bindery_metadata.stores.access_lists import AccessList, Entry, NewNodes, NodeAccess
 from bindery_metadata.stores.parents import create_with_parents
 from bindery_metadata.stores.store import (
     SESSION_TIMEOUT_S,
@@ -77,6 +85,7 @@ from bindery_metadata.stores.store import (
     Stat,
     Watch,
 )
+from bindery_metadata.stores.zookeeper_access import NO_ACCESS, ConnectionRefused, ZooKeeperAccess
 
 OPERATION_TIMEOUT_S: Final = 10.0
 """Maximum time in seconds of one operation, including the wait for a connection."""
@@ -108,7 +117,11 @@ _NAMED_ERRORS: Final[dict[type[KazooException], tuple[type[BinderyError], str]]]
     NoChildrenForEphemeralsError: (BadRequest, "an ephemeral node cannot have children"),
     BadArgumentsError: (BadRequest, "zookeeper refuses the arguments"),
     InvalidACLError: (BadRequest, "zookeeper refuses the access list"),
-    NoAuthError: (Unauthorized, "no right to do this in zookeeper"),
+    NoAuthError: (
+        Unauthorized,
+        "the access list of the zookeeper node does not allow this to the credentials of this process; present those "
+        "of the cluster (zookeeper_access.credentials_file, or BINDERY_ZOOKEEPER_CREDENTIALS_FILE for commands)",
+    ),
     AuthFailedError: (Unauthorized, "zookeeper refuses the credentials"),
     SessionExpiredError: (MetadataUnavailable, "the zookeeper session expired"),
     SessionMovedError: (MetadataUnavailable, "the zookeeper session moved to another connection"),
@@ -147,10 +160,13 @@ class _Crossing:
 class _LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
     """kazoo's threading handler with the event loop instead of two worker threads, which do not keep the order."""
 
-    def __init__(self, crossing: _Crossing, thread_ended: Callable[[], None]) -> None:
+    def __init__(
+        self, crossing: _Crossing, thread_ended: Callable[[], None], open_socket: Callable[..., socket.socket]
+    ) -> None:
         super().__init__()
         self.callback_queue = self.completion_queue = crossing
         self._thread_ended = thread_ended
+        self._open_socket = open_socket
 
     @property
     def running(self) -> bool:
@@ -176,6 +192,24 @@ class _LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
         thread = super().spawn(run)
         assert isinstance(thread, threading.Thread)
         return thread
+
+    def create_connection(
+        self, address: tuple[str, int], hostname: str = "", timeout: float | None = None, **_: Any
+    ) -> socket.socket:
+        """Connect to `address`, an IP address and a port, of the server that is configured as `hostname`.
+
+        kazoo's options of TLS are ignored.
+        """
+        return self._open_socket(address, hostname or address[0], timeout)
+
+    def select(self, readable: Any, writable: Any, failed: Any, timeout: float | None = None) -> Any:
+        """Wait as `select.select` does. TLS sockets that hold decrypted bytes are readable at once.
+
+        A TLS record may contain several responses. The operating system reports the socket once for all of them.
+        """
+        held = [one for one in readable if isinstance(one, ssl.SSLSocket) and one.pending()]
+        found, *others = super().select(readable, writable, failed, 0 if held else timeout)
+        return [*held, *(one for one in found if one not in held)], *others
 
     def dispatch_callback(self, callback: Callback) -> None:
         self.callback_queue.put(partial(callback.func, *callback.args))
@@ -204,8 +238,14 @@ class _KazooWatch:
 class ZooKeeperStore:
     """A `MetadataStore` over one ZooKeeper session at a time. Created by `connect`; belongs to one event loop."""
 
-    def __init__(self, hosts: str, *, session_timeout_s: float, operation_timeout_s: float) -> None:
+    def __init__(
+        self, hosts: str, *, session_timeout_s: float, operation_timeout_s: float, access: ZooKeeperAccess
+    ) -> None:
         self._operation_timeout_s = operation_timeout_s
+        self._access = access
+        self._presented = access.presented
+        self._refusal: str | None = None
+        self._files_failure: str | None = None
         self._state = SessionState.LOST
         self._session_id = 0
         self._closed = False
@@ -218,7 +258,7 @@ class ZooKeeperStore:
         self._client = KazooClient(
             hosts=hosts,
             timeout=session_timeout_s,
-            handler=_LoopHandler(self._crossing, self._on_thread_ended),
+            handler=_LoopHandler(self._crossing, self._on_thread_ended, self._open_socket),
             connection_retry=KazooRetry(
                 max_tries=-1,
                 delay=_RECONNECT_DELAY_S,
@@ -238,19 +278,27 @@ class ZooKeeperStore:
         session_timeout_s: float = SESSION_TIMEOUT_S,
         operation_timeout_s: float = OPERATION_TIMEOUT_S,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        access: ZooKeeperAccess | None = None,
     ) -> "ZooKeeperStore":
-        """Connect to `hosts` ("a:2181,b:2181").
+        """Connect to `hosts` ("a:2181,b:2181"). `access`: TLS, credentials, the access list of new nodes; None: none.
 
-        Raises MetadataUnreachable with the hosts if no server responds within `connect_timeout_s`; BadRequest for an
-        invalid list.
+        Raises MetadataUnreachable with the hosts if no server responds within `connect_timeout_s`; ConnectionRefused
+        if TLS refuses all servers until then; BadRequest for an invalid list.
         """
-        store = cls(validate_hosts(hosts), session_timeout_s=session_timeout_s, operation_timeout_s=operation_timeout_s)
+        store = cls(
+            validate_hosts(hosts),
+            session_timeout_s=session_timeout_s,
+            operation_timeout_s=operation_timeout_s,
+            access=access or NO_ACCESS.load(),
+        )
         store._client.start_async()
         try:
             async with asyncio.timeout(connect_timeout_s):
                 await store._connected.wait()
         except TimeoutError:
             await store.close()
+            if store._refusal is not None:
+                raise ConnectionRefused(f"cannot connect to zookeeper: {store._refusal}", hosts=hosts) from None
             raise MetadataUnreachable("no zookeeper server responds", hosts=hosts, waited_s=connect_timeout_s) from None
         except BaseException:
             await store.close()
@@ -287,7 +335,9 @@ class ZooKeeperStore:
         validate_size(len(data), path)
         created = await self._call(
             path,
-            lambda: self._client.create_async(path, data, ephemeral=ephemeral, sequence=sequential),
+            lambda: self._client.create_async(
+                path, data, acl=self._new_list(), ephemeral=ephemeral, sequence=sequential
+            ),
             write=True,
         )
         assert isinstance(created, str)
@@ -349,6 +399,67 @@ class ZooKeeperStore:
             await asyncio.wait([self._reviving])
         await asyncio.to_thread(self._stop_client)
 
+    # --- access lists ---------------------------------------------------------------------------------------------
+
+    @property
+    def access(self) -> ZooKeeperAccess:
+        return self._access
+
+    async def access_list(self, path: str) -> NodeAccess:
+        """Return the access list of a node. Raises NoSuchNode, and Unauthorized without permission to read it."""
+        found, stat = await self._call(path, lambda: self._client.get_acls_async(path), write=False)
+        entries = tuple(Entry(entry.id.scheme, entry.id.id or "", entry.perms) for entry in found)
+        return NodeAccess(entries, stat.aversion, bool(stat.ephemeralOwner), stat.numChildren)
+
+    async def set_access_list(self, path: str, entries: AccessList, *, version: int | None) -> None:
+        """Replace the access list of a node. `version`: expected version of the list; None: any.
+
+        Raises NoSuchNode, VersionConflict, Unauthorized, MetadataOutcomeUnknown.
+        """
+        await self._call(
+            path,
+            lambda: self._client.set_acls_async(path, _kazoo_list(entries), version=_version(version)),
+            write=True,
+        )
+
+    def _new_list(self) -> list[ACL] | None:
+        """Return the list of a new node; None: kazoo's default, which is open."""
+        if self._access.new_nodes is NewNodes.OPEN:
+            return None
+        return _kazoo_list(self._access.list_of_new_nodes(self._presented))
+
+    # --- connections ----------------------------------------------------------------------------------------------
+
+    def _open_socket(self, address: tuple[str, int], hostname: str, timeout_s: float | None) -> socket.socket:
+        """Open a connection with the files as they are now. Runs on kazoo's thread. Raises OSError."""
+        self._presented = presented = self._access.refresh()
+        self._report_files()
+        # kazoo presents these on the connection before it sends requests
+        self._client.auth_data = {("digest", credential.secret) for credential in presented.credentials}
+        connection = socket.create_connection(address, timeout_s)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if presented.tls is None:
+            return connection
+        try:
+            connection = presented.tls.wrap_socket(connection, server_hostname=hostname.removesuffix("."))
+        except (OSError, ValueError) as error:  # SSLError is an OSError; ValueError: a name that TLS cannot express
+            connection.close()
+            self._refuse(f"{hostname}:{address[1]}: {_tls_reason(error)}")
+            raise ConnectionError(str(error)) from error
+        self._refusal = None
+        return connection
+
+    def _refuse(self, reason: str) -> None:
+        if reason != self._refusal:
+            _log.warning("zookeeper_connection_refused", extra={"reason": reason})
+        self._refusal = reason
+
+    def _report_files(self) -> None:
+        failure = self._access.failure
+        if failure is not None and failure != self._files_failure:
+            _log.error("zookeeper_files_not_usable", extra={"reason": f"{failure}; the last good files are in use"})
+        self._files_failure = failure
+
     # --- requests -------------------------------------------------------------------------------------------------
 
     async def _call(self, path: str, start: Callable[[], Any], *, write: bool) -> Any:
@@ -384,7 +495,7 @@ class ZooKeeperStore:
         for op in ops:
             match op:
                 case Create(path, data, ephemeral, sequential):
-                    transaction.create(path, data, ephemeral=ephemeral, sequence=sequential)
+                    transaction.create(path, data, acl=self._new_list(), ephemeral=ephemeral, sequence=sequential)
                 case Set(path, data, version):
                     transaction.set_data(path, data, version=_version(version))
                 case Delete(path, version):
@@ -496,6 +607,21 @@ def _multi_result(result: object, path: str) -> str | Stat | None:
     if isinstance(result, ZnodeStat):
         return _stat(result)
     return result if isinstance(result, str) else None
+
+
+def _kazoo_list(entries: AccessList) -> list[ACL]:
+    return [ACL(entry.permissions, Id(entry.scheme, entry.id)) for entry in entries]
+
+
+def _tls_reason(error: Exception) -> str:
+    """Return why a TLS connection was refused, and what to check."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        reason = error.verify_message.rstrip(".")
+        return f"the server's certificate is refused: {reason}; check the server list and ca_file"
+    if isinstance(error, TimeoutError):
+        return "the server does not answer the TLS handshake; is it a secureClientPort?"
+    reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
+    return f"the TLS handshake failed: {reason}; is it a secureClientPort, and does it require a client certificate?"
 
 
 def _version(version: int | None) -> int:

@@ -1,0 +1,159 @@
+"""AuthenticationSettings: how the clients of a port authenticate. Nothing is required by default.
+
+A service subclasses it with its own `env_prefix` and uses the subclass as its settings group `auth`. The names follow
+Pulsar's: tokenSecretKey and tokenPublicKey, tokenAuthClaim, tokenAudience, tokenAudienceClaim, anonymousUserRole,
+proxyRoles, brokerClientAuthenticationParameters.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from bindery_core.errors import BadRequest
+from bindery_identity.authenticator import Authenticator, CertificateRole, PasswordVerifier
+from bindery_identity.basic import Passwords
+from bindery_identity.followed import FollowedFile, FollowedFiles
+from bindery_identity.keys import key_file
+from bindery_identity.tokens import FollowedTokens, SignedTokens, TokenVerifier, is_subject
+
+from bindery_kit.access.own_token import OwnToken
+from bindery_kit.configuration.settings import Settings, check
+
+
+class AuthenticationSettings(Settings):
+    """Authentication of clients. It is required as soon as a file of keys or passwords, or a role of certificates, is
+    configured."""
+
+    tokens_keys_file: str = ""
+    """File of the keys that sign the tokens of clients: public keys (PEM) and secrets, several at a time; or
+    `file:///path` of a file that is one key, as `pulsar tokens` writes it. A changed file is read within seconds.
+    Source: Pulsar's tokenPublicKey and tokenSecretKey."""
+
+    tokens_role_claim: str = "sub"
+    """Name of the claim that is the role of the client. Source: Pulsar's tokenAuthClaim."""
+
+    tokens_audience: str = ""
+    """Name of this service in the audience of tokens; others are refused. Empty: tokens with an audience are refused.
+    Source: Pulsar's tokenAudience."""
+
+    tokens_audience_claim: str = "aud"
+    """Name of the claim that is the audience. Source: Pulsar's tokenAudienceClaim."""
+
+    tokens_issuer: str = ""
+    """Value that the claim `iss` of tokens must have. Empty: any issuer whose key is configured."""
+
+    passwords_file: str = ""
+    """File of names and passwords, as `htpasswd -m` writes it. A changed file is read within seconds. Source: Pulsar's
+    basicAuthConf."""
+
+    certificate_role: CertificateRole = CertificateRole.NONE
+    """Name in the certificate of a client that is its role: common_name, dns or uri; none: certificates do not
+    authenticate clients."""
+
+    anonymous_role: str = ""
+    """Role of clients without credentials. Empty: they are refused. Source: Pulsar's anonymousUserRole."""
+
+    proxy_roles: str = ""
+    """Roles of proxies, separated by commas: they name the client of each request in the header `bindery-role`. Other
+    clients may not send that header. The role of the brokers themselves must be one of them. Source: Pulsar's
+    proxyRoles."""
+
+    broker_token_file: str = ""
+    """File of the token with which this broker authenticates at other brokers. A changed file is read within seconds.
+    Empty: it passes on the credentials of clients, and its own requests have none. Source: Pulsar's
+    brokerClientAuthenticationParameters."""
+
+    metrics: bool = False
+    """Require authentication for /metrics, too. Probes never need it. Source: Pulsar's authenticateMetricsEndpoint."""
+
+    @property
+    def is_set(self) -> bool:
+        """Whether clients must authenticate."""
+        return bool(self.tokens_keys_file or self.passwords_file) or self.certificate_role is not CertificateRole.NONE
+
+    @property
+    def admits_everybody(self) -> bool:
+        """Whether a client without credentials is served."""
+        return not self.is_set or bool(self.anonymous_role)
+
+    @check
+    def _consistent(self) -> None:
+        others = (
+            self.anonymous_role,
+            self.proxy_roles,
+            self.broker_token_file,
+            self.tokens_audience,
+            self.tokens_issuer,
+        )
+        if not self.is_set and (any(others) or self.metrics):
+            raise ValueError("authentication needs auth.tokens_keys_file, auth.passwords_file or auth.certificate_role")
+        if self.anonymous_role and not is_subject(self.anonymous_role):
+            raise ValueError("auth.anonymous_role must be printable text")
+        if self.broker_token_file and not self.roles_of_proxies:
+            raise ValueError("auth.broker_token_file needs the role of that token in auth.proxy_roles")
+
+    @property
+    def roles_of_proxies(self) -> frozenset[str]:
+        return frozenset(filter(None, (role.strip() for role in self.proxy_roles.split(","))))
+
+    def authenticator(
+        self, *, now_s: Callable[[], float], follow: Callable[[FollowedFiles[Any]], None]
+    ) -> Authenticator | None:
+        """Return the authenticator; None if clients need not authenticate. `now_s`: seconds since 1970. `follow`: gets
+        the files, whose changes take effect if they are followed.
+
+        Raises BadRequest for unusable files.
+        """
+        if not self.is_set:
+            return None
+        tokens: TokenVerifier | None = None
+        if self.tokens_keys_file:
+            path, parse = key_file(self.tokens_keys_file)
+
+            def verifier(content: bytes) -> TokenVerifier:
+                return SignedTokens(
+                    parse(content),
+                    audience=self.tokens_audience or None,
+                    issuer=self.tokens_issuer or None,
+                    role_claim=self.tokens_role_claim,
+                    audience_claim=self.tokens_audience_claim,
+                )
+
+            keys = FollowedFile(path, verifier, what="the file of keys (auth.tokens_keys_file)")
+            follow(keys)
+            tokens = FollowedTokens(keys)
+        passwords: PasswordVerifier | None = None
+        if self.passwords_file:
+            file = FollowedFile(self.passwords_file, Passwords, what="the file of passwords (auth.passwords_file)")
+            follow(file)
+            passwords = _FollowedPasswords(file)
+        return Authenticator(
+            now_s=now_s,
+            tokens=tokens,
+            passwords=passwords,
+            certificate_role=self.certificate_role,
+            anonymous_role=self.anonymous_role or None,
+            proxy_roles=self.roles_of_proxies,
+        )
+
+    def own_token(self, *, follow: Callable[[FollowedFiles[Any]], None]) -> OwnToken | None:
+        """Return the credentials for other brokers; None if none are configured. Raises BadRequest if the file cannot
+        be used, or if the role of the token is not one of the proxies'."""
+        if not self.broker_token_file:
+            return None
+        token = OwnToken(self.broker_token_file, role_claim=self.tokens_role_claim)
+        if token.role not in self.roles_of_proxies:
+            raise BadRequest(
+                "the role of the token in auth.broker_token_file must be one of auth.proxy_roles, so that other "
+                "brokers accept the requests of clients that this broker passes on",
+                role=token.role,
+            )
+        follow(token.file)
+        return token
+
+
+class _FollowedPasswords:
+    def __init__(self, file: FollowedFile[Passwords]) -> None:
+        self._file = file
+
+    def verify(self, name: str, password: bytes) -> str:
+        return self._file.value.verify(name, password)

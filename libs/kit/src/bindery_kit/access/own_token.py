@@ -1,0 +1,62 @@
+"""OwnToken: the token with which a process authenticates at other processes of its kind, and acts for its clients.
+
+The headers of a request:
+
+| header          | request of a client that is passed on          | request of the process itself      |
+|-----------------|------------------------------------------------|------------------------------------|
+| authorization   | the token of the process, not the client's     | the token of the process           |
+| bindery-role    | the role of the client                         | the role of the process            |
+"""
+
+from typing import Final, NamedTuple
+from urllib.parse import quote
+
+from bindery_core.errors import BadRequest, Unauthorized
+from bindery_identity.followed import FollowedFile
+from bindery_identity.principal import Principal
+from bindery_identity.tokens import is_subject, unverified
+
+from bindery_kit.access.authenticate import ROLE_HEADER
+
+CREDENTIALS: Final = frozenset((b"authorization", ROLE_HEADER))
+"""Headers of a client that are never passed on by a process with a token of its own."""
+
+
+class _Token(NamedTuple):
+    text: bytes
+    role: str
+
+
+class OwnToken:
+    """The first line of a followed file. `role_claim`: the claim that is the role.
+
+    The constructor raises BadRequest if the file is not a signed token with a role.
+    """
+
+    def __init__(self, path: str, *, role_claim: str = "sub") -> None:
+        def load(content: bytes) -> _Token:
+            text = (content.split() or [b""])[0]
+            try:
+                role = unverified(text)[1].get(role_claim)
+            except Unauthorized:
+                raise BadRequest("the file must contain a signed token, as `bindery tokens create` prints it") from None
+            if isinstance(role, list) and role:
+                role = role[0]
+            if not isinstance(role, str) or not is_subject(role):
+                raise BadRequest("the token has no role", claim=role_claim)
+            return _Token(text, role)
+
+        self.file = FollowedFile(path, load, what="the file of the token")
+
+    @property
+    def role(self) -> str:
+        """The role that the token names. Its signature is verified by those that receive it."""
+        return self.file.value.role
+
+    def headers(self, client: Principal | None) -> list[tuple[bytes, bytes]]:
+        """Return the headers of a request on behalf of `client`; None: of the process itself."""
+        role = self.role if client is None else client.original_role or client.role
+        return [
+            (b"authorization", b"Bearer " + self.file.value.text),
+            (ROLE_HEADER, quote(role, safe="").encode()),
+        ]

@@ -1,0 +1,170 @@
+"""The application in front of a port, and the settings that describe it."""
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from bindery_core.errors import BadRequest
+from bindery_identity.principal import Principal
+from bindery_identity.tokens import sign
+from bindery_kit.access.authenticate import Authenticate
+from bindery_kit.access.authentication_settings import AuthenticationSettings
+from bindery_kit.access.own_token import OwnToken
+from bindery_kit.configuration.settings import WrongSettings, load
+from bindery_kit.http.problem import problem_of
+
+KEY = b"k" * 32
+NOW = 1_700_000_000.0
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    path = tmp_path / "keys"
+    path.write_bytes(KEY)
+    return path
+
+
+async def refuse(scope: Any, receive: Any, send: Any, error: Any, challenges: list[str]) -> None:
+    response = problem_of(error)
+    for one in challenges:
+        response.headers.append("www-authenticate", one)
+    await response(scope, receive, send)
+
+
+class Port:
+    """A port with settings of authentication. Its application tells the principal."""
+
+    def __init__(self, settings: AuthenticationSettings) -> None:
+        self.files: list[Any] = []
+        authenticator = settings.authenticator(now_s=lambda: NOW, follow=self.files.append)
+        assert authenticator is not None
+        self.guard = Authenticate(
+            self._app, authenticator, refuse=refuse, clock=lambda: 0.0, guards_metrics=settings.metrics
+        )
+        self.seen: list[Principal | None] = []
+
+    async def _app(self, scope: Any, receive: Any, send: Any) -> None:
+        self.seen.append(scope.get("state", {}).get("principal"))
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def get(self, path: str = "/x", *, role: str | None = None, **headers: str) -> httpx.Response:
+        if role is not None:
+            headers["authorization"] = "Bearer " + sign(KEY, subject=role).decode()
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app=self.guard), base_url="http://port", headers=named
+        ) as client:
+            return await client.get(path)
+
+
+async def test_a_request_needs_credentials_and_the_application_gets_the_principal(keys: Path) -> None:
+    port = Port(AuthenticationSettings(tokens_keys_file=str(keys)))
+    refused = await port.get()
+    assert refused.status_code == 401
+    assert refused.json()["code"] == "unauthorized"
+    assert refused.headers["www-authenticate"].startswith("Bearer")
+    assert (await port.get(authorization="Bearer wrong")).status_code == 401
+    assert port.seen == []
+    assert (await port.get(role="alice")).status_code == 200
+    (principal,) = port.seen
+    assert principal is not None
+    assert principal.role == "alice"
+    page = port.guard.render().decode()
+    assert 'bindery_authentications_total{outcome="refused",method="unknown"} 2' in page
+    assert 'bindery_authentications_total{outcome="admitted",method="token"} 1' in page
+
+
+@pytest.mark.parametrize("guards", [True, False])
+async def test_probes_are_open_and_metrics_as_configured(keys: Path, guards: bool) -> None:
+    port = Port(AuthenticationSettings(tokens_keys_file=str(keys), metrics=guards))
+    for path in ("/livez", "/readyz", "/startupz"):
+        assert (await port.get(path)).status_code == 200
+    for path in ("/metrics", "/metrics/"):
+        assert (await port.get(path)).status_code == (401 if guards else 200)
+    assert (await port.get("/livez/x")).status_code == 401
+
+
+async def test_the_header_of_proxies_is_only_for_proxies(keys: Path) -> None:
+    port = Port(AuthenticationSettings(tokens_keys_file=str(keys), proxy_roles="broker, edge"))
+    assert (await port.get(role="alice", bindery_role="admin")).status_code == 403
+    assert (await port.get(role="broker")).status_code == 403
+    assert (await port.get(bindery_role="alice")).status_code == 401
+    assert (await port.get(role="broker", bindery_role="J%C3%BCrgen%20A")).status_code == 200
+    assert (await port.get(role="broker", bindery_role="broker")).status_code == 200
+    assert (await port.get(role="broker", bindery_role="edge")).status_code == 403
+    assert (await port.get(role="broker", bindery_role="a%0Ab")).status_code == 401
+    assert [one and (one.role, one.original_role) for one in port.seen] == [
+        ("broker", "J\u00fcrgen A"),
+        ("broker", None),
+    ]
+
+
+async def test_keys_are_replaced_while_the_port_is_in_use(keys: Path) -> None:
+    port = Port(AuthenticationSettings(tokens_keys_file=str(keys)))
+    assert (await port.get(role="alice")).status_code == 200
+    (file,) = port.files
+    keys.write_bytes(b"another key of more than 32 bytes")
+    assert file.poll()
+    assert (await port.get(role="alice")).status_code == 401, "a verified token is forgotten with its key"
+    keys.write_bytes(b"too short")
+    assert not file.poll()
+    token = sign(b"another key of more than 32 bytes", subject="bob").decode()
+    assert (await port.get(authorization=f"Bearer {token}")).status_code == 200, "a bad file keeps the last good keys"
+
+
+async def test_passwords_and_anonymous_clients(tmp_path: Path) -> None:
+    file = tmp_path / "passwords"
+    file.write_text("bob:$apr1$abcdefgh$ZAdX7G.l3eDbgTYbm5ePE0\n")
+    port = Port(AuthenticationSettings(passwords_file=str(file), anonymous_role="nobody"))
+    assert (await port.get(authorization="Basic Ym9iOnNlY3JldCBwYXNz")).status_code == 200
+    assert (await port.get(authorization="Basic Ym9iOndyb25n")).status_code == 401
+    assert (await port.get()).status_code == 200
+    assert [one and one.role for one in port.seen] == ["bob", "nobody"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--anonymous-role=x"],
+        ["--proxy-roles=x"],
+        ["--metrics"],
+        ["--tokens-keys-file=/k", "--broker-token-file=/t"],
+        ["--tokens-keys-file=/k", "--anonymous-role=\u202e"],
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(arguments: list[str]) -> None:
+    with pytest.raises((WrongSettings, SystemExit)):
+        load(AuthenticationSettings, arguments, prog="x")
+
+
+def test_everybody_is_admitted_without_methods_or_with_an_anonymous_role() -> None:
+    assert AuthenticationSettings().admits_everybody
+    assert AuthenticationSettings().authenticator(now_s=lambda: NOW, follow=lambda _: None) is None
+    assert AuthenticationSettings(tokens_keys_file="/k", anonymous_role="x").admits_everybody
+    assert not AuthenticationSettings(tokens_keys_file="/k").admits_everybody
+
+
+def test_the_token_of_a_broker_must_be_that_of_a_proxy(tmp_path: Path, keys: Path) -> None:
+    file = tmp_path / "token"
+    file.write_bytes(sign(KEY, subject="broker") + b"\n")
+
+    def settings(roles: str) -> AuthenticationSettings:
+        return AuthenticationSettings(tokens_keys_file=str(keys), broker_token_file=str(file), proxy_roles=roles)
+
+    token = settings("edge,broker").own_token(follow=lambda _: None)
+    assert token is not None
+    client = Principal(role="J\u00fcrgen", method="token")  # type: ignore[arg-type]
+    assert token.headers(client)[1] == (b"bindery-role", b"J%C3%BCrgen")
+    assert token.headers(None) == [
+        (b"authorization", b"Bearer " + sign(KEY, subject="broker")),
+        (b"bindery-role", b"broker"),
+    ]
+    with pytest.raises(BadRequest, match=r"must be one of auth\.proxy_roles"):
+        settings("edge").own_token(follow=lambda _: None)
+    for content in (b"", b"secret", sign(KEY, subject="x").rpartition(b".")[0]):
+        file.write_bytes(content)
+        with pytest.raises(BadRequest, match="must contain a signed token") as refused:
+            OwnToken(str(file))
+        assert not content or content.decode() not in str(refused.value)
