@@ -10,8 +10,8 @@ import httpx
 import pytest
 from auditor_cluster import LAYOUT, NAMES, AuditorUnderTest, Cluster, clock_ms, running, until
 from bindery_auditor.app import ROUTES, AuditorApp, AuditorContext
-from bindery_core.auth_token import SharedSecrets
 from bindery_core.ids import BookieId, LedgerId
+from bindery_identity.tokens import SharedSecrets
 from bindery_kit.admin.access import Access
 from bindery_metadata.bookies.cookies import CookieStore
 from bindery_metadata.bookies.membership import Intent, MembershipStore

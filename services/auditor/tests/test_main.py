@@ -12,8 +12,8 @@ from auditor_cluster import Cluster, running, until
 from bindery_auditor import main
 from bindery_auditor.settings import AdminSettings, AuditorSettings
 from bindery_client.memory.memory import MemoryLedgerClient
-from bindery_core.auth_token import sign
 from bindery_core.errors import BadRequest, MetadataUnavailable, Unauthorized
+from bindery_identity.tokens import sign
 from bindery_kit.http.http_stats import HttpStats
 from bindery_kit.http.listening import BindRefused
 from bindery_kit.process.runtime import Shutdown
@@ -165,6 +165,7 @@ async def test_settings_reach_the_server_zookeeper_and_the_ledger_client(around:
         zookeeper_session_timeout_s=20,
         zookeeper_connect_timeout_s=300,
         client={"token_file": str(tmp_path / "token")},
+        zookeeper_access={"ca_file": "zookeeper.pem"},
         http={"connections_max": 7},
     )
     await until(around.is_ready)
@@ -172,8 +173,11 @@ async def test_settings_reach_the_server_zookeeper_and_the_ledger_client(around:
     options = around.server.options
     assert options.pop("settings").connections_max == 7
     assert isinstance(options.pop("stats"), HttpStats)
-    assert options == {"host": "127.0.0.1", "port": 8091, "insecure": False, "pages": ("/",)}
-    assert around.connector_options == ("zk-0:2181", {"session_timeout_s": 20, "connect_timeout_s": 300})
+    rest = {"host": "127.0.0.1", "port": 8091, "insecure": False, "pages": ("/",), "tls": None, "outermost": None}
+    assert options == rest
+    zookeeper, connecting = around.connector_options
+    assert connecting.pop("access").ca_file == "zookeeper.pem"
+    assert (zookeeper, connecting) == ("zk-0:2181", {"session_timeout_s": 20, "connect_timeout_s": 300})
     assert around.client_options["security"].token == b"secret"
     assert around.client_options["layout"].root == "/ledgers"
     await serving.stop()

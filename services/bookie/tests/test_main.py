@@ -107,10 +107,10 @@ def test_the_wall_clock_is_in_milliseconds() -> None:
 async def test_the_process_is_run_with_a_session_of_its_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[tuple[str, dict[str, float]]] = []
+    asked: list[tuple[str, dict[str, Any]]] = []
     lives: list[tuple[Any, Shutdown, str]] = []
 
-    def connector(zookeeper: str, **options: float) -> str:
+    def connector(zookeeper: str, **options: Any) -> str:
         asked.append((zookeeper, options))
         return "connect"
 
@@ -130,7 +130,8 @@ async def test_the_process_is_run_with_a_session_of_its_settings(
     )
     shutdown = Shutdown()
     assert await main.serve(settings, shutdown) == 5
-    assert asked == [("zk:2181", {"session_timeout_s": 7.0, "connect_timeout_s": 8.0})]
+    options = {"session_timeout_s": 7.0, "connect_timeout_s": 8.0, "access": settings.zookeeper_access}
+    assert asked == [("zk:2181", options)]
     ((made, used, event),) = lives
     assert (used, event) == (shutdown, "bookie_failed")
     parts = {"connect": "connect", "clock": time.monotonic, "wall_clock_ms": main.wall_clock_ms}

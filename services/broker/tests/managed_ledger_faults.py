@@ -131,7 +131,7 @@ class FaultyClient:
 
 
 class FaultyStore:
-    """A store with only the operations that a managed ledger uses.
+    """A store with the operations that topics use.
 
     Reads with a watch do not fail and are not counted: only policies are watched, and tasks of their own read them.
     """
@@ -161,6 +161,14 @@ class FaultyStore:
     async def create(self, path: str, data: bytes = b"", **options: Any) -> Any:
         errors = [lambda: MetadataUnavailable("made up"), lambda: MetadataOutcomeUnknown("made up")]
         return await self._plan.run(lambda: self._inner.create(path, data, **options), errors)
+
+    async def set(self, path: str, data: bytes, *, version: int | None) -> Any:
+        errors = [lambda: MetadataUnavailable("made up"), lambda: MetadataOutcomeUnknown("made up")]
+        return await self._plan.run(lambda: self._inner.set(path, data, version=version), errors)
+
+    async def delete(self, path: str, *, version: int | None) -> None:
+        errors = [lambda: MetadataUnavailable("made up"), lambda: MetadataOutcomeUnknown("made up")]
+        await self._plan.run(lambda: self._inner.delete(path, version=version), errors)
 
     async def multi(self, ops: Sequence[Any]) -> Any:
         errors = [lambda: MetadataUnavailable("made up"), lambda: MetadataOutcomeUnknown("made up")]

@@ -12,6 +12,7 @@ ERRORS: list[tuple[type[BinderyError], str, int, type[BinderyError]]] = [
     (errors.DelayTooLong, "delay_too_long", 400, BadRequest),
     (errors.TopicInUse, "topic_in_use", 409, Conflict),
     (errors.TopicIsPartitioned, "topic_is_partitioned", 409, Conflict),
+    (errors.TopicTerminated, "topic_terminated", 409, Conflict),
     (errors.NotOwner, "not_owner", 503, TryAgain),
     (errors.OwnedByPulsar, "owned_by_pulsar", 409, Conflict),
     (errors.RetryTopicAway, "try_again", 503, TryAgain),
@@ -37,7 +38,9 @@ ERRORS: list[tuple[type[BinderyError], str, int, type[BinderyError]]] = [
     (errors.BacklogQuotaExceeded, "backlog_quota_exceeded", 429, TooManyRequests),
     (errors.BacklogQuotaRefused, "backlog_quota_refused", 507, TooManyRequests),
     (errors.PublishRateExceeded, "publish_rate_exceeded", 429, TooManyRequests),
+    (errors.TooManyProducers, "too_many_producers", 429, TooManyRequests),
     (errors.SubscribeRateExceeded, "subscribe_rate_exceeded", 429, TooManyRequests),
+    (errors.LimitExceeded, "limit_exceeded", 429, TooManyRequests),
 ]
 
 

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from bindery_broker.metrics import BrokerMetrics
+from bindery_broker.settings import BrokerSettings
 from bindery_kit.observability.metrics import Metrics
 
 
@@ -11,7 +12,7 @@ def made() -> tuple[BrokerMetrics, Metrics]:
     metrics = Metrics("broker", with_process=False)
     topics: Any = SimpleNamespace(responses=SimpleNamespace(used=16), read_ahead=SimpleNamespace(used=18))
     policies: Any = SimpleNamespace(unreadable={"/admin/policies/t/n"})
-    return BrokerMetrics(metrics, topics, policies), metrics
+    return BrokerMetrics(metrics, topics, policies, BrokerSettings().limits.accounts()), metrics
 
 
 def lines(metrics: Metrics, *prefixes: str) -> dict[str, float]:

@@ -11,7 +11,10 @@ from bindery_kit.configuration.settings import WrongSettings
 
 def test_the_defaults() -> None:
     settings = dict(BrokerSettings())
-    del settings["ledger"], settings["client"], settings["http"]
+    assert not settings.pop("auth").is_set
+    assert not settings.pop("authorization").enabled
+    for name in ("ledger", "client", "http", "limits", "audit_log", "peers", "zookeeper_access"):
+        del settings[name]
     assert settings == {
         "host": "127.0.0.1",
         "port": 8080,

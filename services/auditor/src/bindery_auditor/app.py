@@ -317,11 +317,18 @@ ROUTES: Final[tuple[Route[AuditorContext], ...]] = (
 class AuditorApp(app.AdminApp[AuditorContext]):
     """The ASGI application of the API."""
 
-    def __init__(self, context: AuditorContext, *, access: Access | None) -> None:
+    def __init__(
+        self,
+        context: AuditorContext,
+        *,
+        access: Access | None,
+        rules: Mapping[tuple[str, str], app.RoleRule] | None = None,
+    ) -> None:
         super().__init__(
             context,
             ROUTES,
             access=AdminAccess(own=access, cluster=access),
             is_open=lambda: context.is_open,
             service="auditor",
+            rules=rules,
         )

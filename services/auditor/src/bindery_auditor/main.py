@@ -18,14 +18,17 @@ from typing import Final
 
 from bindery_client.client import LedgerClient
 from bindery_core.errors import BadRequest
-from bindery_kit.admin.access import Access
+from bindery_kit.access.audit_trail import trail
+from bindery_kit.admin.access import Access, Follow, once
 from bindery_kit.http.http_server import HttpServer
 from bindery_kit.http.http_stats import HttpStats
 from bindery_kit.http.listening import BindRefused, check_bind, is_loopback
 from bindery_kit.observability.health import Health, OpsApp
 from bindery_kit.observability.logs import get_logger
 from bindery_kit.observability.process_page import ProcessPage
+from bindery_kit.observability.tls_metrics import TlsMetrics
 from bindery_kit.process.cluster_wait import ClusterWait, retry_while_unavailable
+from bindery_kit.process.followed_files import FileFollower
 from bindery_kit.process.program import run_program
 from bindery_kit.process.runtime import Shutdown
 from bindery_kit.process.service_life import ServiceLife, join_cluster, run_life, watch_session, zookeeper_connector
@@ -36,8 +39,9 @@ from bindery_recovery.admin.recovery_admin import RecoveryAdmin
 from bindery_recovery.admin.recovery_metrics import RecoveryMetrics
 from bindery_recovery.service import RecoveryService
 
-from bindery_auditor.app import AuditorApp, AuditorContext
+from bindery_auditor.app import ROUTES, AuditorApp, AuditorContext
 from bindery_auditor.metrics import AuditorMetrics
+from bindery_auditor.roles import role_rules
 from bindery_auditor.settings import AuditorSettings
 
 PROGRAM = "bindery-auditor"
@@ -57,6 +61,10 @@ def wall_clock_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+def _now_s() -> float:
+    return wall_clock_ms() / 1000
+
+
 class AuditorProcess:
     """One auditor. The constructor binds the port; it raises BindRefused, and BadRequest for files of tokens and
     certificates that cannot be used."""
@@ -70,25 +78,40 @@ class AuditorProcess:
         self._security = settings.client.load()
         may_be_reached = settings.insecure or settings.admin.is_set
         check_bind(settings.host, insecure=may_be_reached, remedy=AUTHENTICATE)
+        rules = role_rules(settings.admin, ROUTES)
+        self._audit_log = settings.audit_log.open(service="auditor", clock=time.monotonic, wall_clock_ms=wall_clock_ms)
         stats = HttpStats()
+        self._files = FileFollower()
+        tls = settings.http.tls.load(now_s=_now_s)
+        self._tls = TlsMetrics()
+        self._tls.add("http", tls)
         self._server = HttpServer(
             OpsApp(
                 self._health,
                 ProcessPage("auditor", self._metrics.render),
-                app=AuditorApp(self._context, access=admin_access(settings)),
-                parts=[stats.render],
+                app=AuditorApp(self._context, access=admin_access(settings, follow=self._files.follow), rules=rules),
+                parts=[
+                    stats.render,
+                    self._files.render,
+                    self._tls.render,
+                    *([] if self._audit_log is None else [self._audit_log.render]),
+                ],
             ),
             host=settings.host,
             port=settings.port,
             insecure=may_be_reached,
             settings=settings.http,
             stats=stats,
+            tls=tls,
             pages=PAGES,
+            outermost=trail(self._audit_log),
         )
 
     async def start(self) -> None:
         """Return once the auditor serves and takes part in the election."""
         settings, life, health = self._settings, self.life, self._health
+        if self._audit_log is not None:
+            life.on_stop(self._audit_log.close, event="audit_log_not_closed")
         life.on_stop(self._server.stop)
         await self._server.start()
         name = settings.resolved_name(port=self._server.port)
@@ -105,6 +128,7 @@ class AuditorProcess:
             settings.zookeeper,
             session_timeout_s=settings.zookeeper_session_timeout_s,
             connect_timeout_s=settings.zookeeper_connect_timeout_s,
+            access=settings.zookeeper_access,
         )
         store = await join_cluster(life, connect, wait=wait)
         watch_session(store, health)
@@ -145,6 +169,9 @@ class AuditorProcess:
         life.on_stop(life.cancel_parts)
         life.on_stop(service.stop, event="recovery_not_stopped", timeout_s=settings.stop_timeout_s)
         life.start_part("http", self._server.wait())
+        for files in self._tls.files:
+            self._files.follow(files)
+        life.start_part("followed_files", self._files.run())
         life.start_part("recovery", service.run())
         life.start_part("last_audits", last_audits.run())
 
@@ -165,21 +192,17 @@ async def serve(settings: AuditorSettings, shutdown: Shutdown) -> int:
     )
 
 
-def admin_access(settings: AuditorSettings) -> Access | None:
+def admin_access(settings: AuditorSettings, *, follow: Follow = once) -> Access | None:
     """Return the check of requests that change something; None: no token is needed, because only this machine can
     connect.
 
     On an address that other machines can reach, requests that change something need a token. If none is configured,
     all of them are refused. Raises BadRequest for settings that contradict each other and for unusable files.
     """
-
-    def now_s() -> float:
-        return wall_clock_ms() / 1000
-
-    access = settings.admin.access(now_s=now_s)
+    access = settings.admin.access(now_s=_now_s, follow=follow)
     if access is not None or is_loopback(settings.host):
         return access
-    return Access(None, now_s=now_s, hint=NO_TOKENS_HINT)
+    return Access(None, now_s=_now_s, hint=NO_TOKENS_HINT)
 
 
 def _always(client: LedgerClient) -> Callable[[], Awaitable[LedgerClient]]:

@@ -3,10 +3,13 @@
 import socket
 from typing import Annotated
 
+from bindery_kit.access.audit_settings import AuditLogSettings
 from bindery_kit.admin.token_settings import AdminTokenSettings
 from bindery_kit.configuration.bounds import Ge, Gt, Le
 from bindery_kit.configuration.http_settings import AdminHttpSettings
 from bindery_kit.configuration.settings import SettingsConfigDict, group
+from bindery_kit.configuration.tls_settings import HttpTlsSettings
+from bindery_kit.configuration.zookeeper_access import ZooKeeperAccessSettings
 from bindery_recovery.bookie_access import BookieAccess
 from bindery_recovery.settings import RecoverySettings
 
@@ -23,11 +26,40 @@ class AdminSettings(AdminTokenSettings):
 
     model_config = SettingsConfigDict(env_prefix="AUDITOR_ADMIN_")
 
+    reader_roles: str = "*"
+    """Names of the clients that may read the state of recovery, separated by commas: subjects of signed tokens. `*`:
+    everybody, also without a token. Probes and metrics are always open."""
+
+    operator_roles: str = "*"
+    """Names of the clients that may change recovery. `*`: every client whose token is accepted."""
+
+
+class AuditSettings(AuditLogSettings):
+    """The audit log: one JSON line before each change of recovery, one before its answer, and one for each refused
+    request (401, 403)."""
+
+    model_config = SettingsConfigDict(env_prefix="AUDITOR_AUDIT_LOG_")
+
+
+class PortTlsSettings(HttpTlsSettings):
+    """TLS on the HTTP port. The files are followed: new connections use the newest ones."""
+
+    model_config = SettingsConfigDict(env_prefix="AUDITOR_HTTP_TLS_")
+
 
 class PortSettings(AdminHttpSettings):
     """Checks and limits of the HTTP port. They apply to all clients, authenticated or not."""
 
     model_config = SettingsConfigDict(env_prefix="AUDITOR_HTTP_")
+
+    tls: PortTlsSettings = group(PortTlsSettings)
+    """TLS on the HTTP port."""
+
+
+class ZooKeeperAccess(ZooKeeperAccessSettings):
+    """TLS and credentials for ZooKeeper. Files are read again before each connection if they have changed."""
+
+    model_config = SettingsConfigDict(env_prefix="AUDITOR_ZOOKEEPER_ACCESS_")
 
 
 class AuditorSettings(RecoverySettings):
@@ -67,6 +99,11 @@ class AuditorSettings(RecoverySettings):
 
     client: ClientSettings = group(ClientSettings)
     """Credentials that the auditor presents to bookies."""
+
+    zookeeper_access: ZooKeeperAccess = group(ZooKeeperAccess)
+    """TLS, credentials and access lists of the connection to ZooKeeper."""
+    audit_log: AuditSettings = group(AuditSettings)
+    """Record of changes and refused requests."""
 
     http: PortSettings = group(PortSettings)
     """Checks and limits of the HTTP port."""

@@ -39,6 +39,7 @@ async def serve(settings: BookieSettings, shutdown: Shutdown) -> int:
         settings.zookeeper,
         session_timeout_s=settings.zookeeper_session_timeout_s,
         connect_timeout_s=settings.zookeeper_connect_timeout_s,
+        access=settings.zookeeper_access,
     )
     return await run_life(
         lambda: BookieProcess(settings, shutdown, connect=connect, clock=time.monotonic, wall_clock_ms=wall_clock_ms),

@@ -89,6 +89,7 @@ async def _set_maintenance(settings: BookieSettings) -> str:
         session_timeout_s=SESSION_TIMEOUT_S,
         operation_timeout_s=OPERATION_TIMEOUT_S,
         connect_timeout_s=CONNECT_TIMEOUT_S,
+        access=settings.zookeeper_access.load(),
     )
     try:
         return await begin_maintenance(

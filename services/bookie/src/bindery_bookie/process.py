@@ -17,12 +17,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from bindery_core.errors import BadRequest
 from bindery_core.formats import bookie_service_info
 from bindery_core.ids import BookieId, LedgerId
 from bindery_kit.http.listening import bind_tcp
 from bindery_kit.observability.health import Health
 from bindery_kit.observability.logs import get_logger
+from bindery_kit.observability.tls_metrics import TlsMetrics
 from bindery_kit.process.cluster_wait import ClusterWait, retry_while_unavailable
+from bindery_kit.process.followed_files import FileFollower
 from bindery_kit.process.late_imports import in_thread
 from bindery_kit.process.runtime import EXIT_ERROR, Shutdown
 from bindery_kit.process.service_life import ServiceLife, join_cluster
@@ -131,13 +134,30 @@ class BookieProcess:
         self._store = self.shards[0] if len(self.shards) == 1 else ShardedStorage(self.shards)
         self._notes = ReadinessNotes(self.health, self.state, self.shards)
         self._metrics = BookieMetrics(clock=clock, storage=[shard.stats for shard in self.shards])
-        self._admin_access = admin_access(settings.auth, settings.admin, host=settings.host, now_s=self._now_s)
+        self._files = FileFollower()
+        self._admin_access = admin_access(
+            settings.auth, settings.admin, host=settings.host, now_s=self._now_s, follow=self._files.follow
+        )
+        security = load_security(settings.auth, settings.tls, now_s=self._now_s, follow=self._files.follow)
+        self._roles = security.roles
+        if not (self._roles.admin.is_everybody or settings.http_port_authenticates):
+            raise BadRequest(
+                "auth.admin_roles names clients, but the HTTP port authenticates no client: set admin.keys_file or "
+                "auth.provider, or auth.admin_roles=*"
+            )
+        self._http_tls = settings.http.tls.load(now_s=self._now_s)
+        self._tls = TlsMetrics()
+        self._tls.add("http", self._http_tls)
+        self._tls.add("ledger", security.tls_files)
+        for files in self._tls.files:
+            self._files.follow(files)
+        self._audit_log = settings.audit_log.open(service="bookie", clock=clock, wall_clock_ms=wall_clock_ms)
         self._server = BookieServer(
             self._store,
             state=self.state,
             metrics=self._metrics,
             settings=settings.server,
-            security=load_security(settings.auth, settings.tls, now_s=self._now_s),
+            security=security,
             clock=clock,
         )
         self.watch = StorageWatch(
@@ -180,6 +200,8 @@ class BookieProcess:
     async def start(self) -> None:
         """Return once the bookie serves, is registered, and its HTTP server runs. Raises BinderyError, or OSError."""
         settings = self._settings
+        if self._audit_log is not None:
+            self.life.on_stop(self._audit_log.close, event="audit_log_not_closed")
         sock = bind_tcp(
             settings.host,
             settings.port,
@@ -246,6 +268,7 @@ class BookieProcess:
         life.on_stop(self._close_recovery)
         await self.watch.check()
         life.on_stop(life.cancel_parts)
+        life.start_part("followed-files", self._files.run())
         life.start_part("storage-watch", self.watch.run())
         if any(shard.limbo is not None for shard in self.shards):
             await self._list_limbo(metadata, bookie_id)
@@ -340,7 +363,10 @@ class BookieProcess:
     async def _register(self, metadata: MetadataStore, bookie_id: BookieId, guard: RollbackGuard) -> None:
         self.health.progress("registering")
         info = bookie_service_info.of_bookie(
-            host=self._settings.resolved_host(), port=self._port, http_port=self._http_port
+            host=self._settings.resolved_host(),
+            port=self._port,
+            http_port=self._http_port,
+            http_is_secure=self._http_tls is not None,
         )
         registration = BookieRegistration(
             metadata,
@@ -442,6 +468,10 @@ class BookieProcess:
             self._settings,
             sock=sock,
             access=self._admin_access,
+            tls=self._http_tls,
+            tls_metrics=self._tls,
+            roles=self._roles,
+            audit_log=self._audit_log,
             bookie_id=self._settings.resolved_bookie_id(port=self._port),
             health=self.health,
             state=self.state,
@@ -456,6 +486,7 @@ class BookieProcess:
             repair=lambda: None if self.repairer is None else self.repairer.state,
             guard=lambda: self.guard,
             recovery_page=lambda: b"" if self.recovery is None else self.recovery.render(),
+            files_page=self._files.render,
             connect_client=self._connect_client,
             randomness=self._randomness,
             wall_clock_ms=self._wall_clock_ms,

@@ -7,10 +7,13 @@ from typing import Annotated, Final, TypeVar
 from bindery_core.errors import BadRequest
 from bindery_core.ids import BOOKIE_ID_SIZE_MAX, BookieId, validate_bookie_id
 from bindery_core.wire.framing import FRAME_SIZE_MAX
+from bindery_kit.access.audit_settings import AuditLogSettings
 from bindery_kit.admin.token_settings import AdminTokenSettings
 from bindery_kit.configuration.bounds import Ge, Gt, Le
 from bindery_kit.configuration.http_settings import AdminHttpSettings
 from bindery_kit.configuration.settings import Settings, SettingsConfigDict, check, group
+from bindery_kit.configuration.tls_settings import HttpTlsSettings
+from bindery_kit.configuration.zookeeper_access import ZooKeeperAccessSettings
 
 from bindery_bookie import memory
 from bindery_bookie.access.security import AuthProvider, AuthSettings, TlsSettings
@@ -134,10 +137,26 @@ class AdminSettings(AdminTokenSettings):
     model_config = SettingsConfigDict(env_prefix="BOOKIE_ADMIN_")
 
 
+class PortTlsSettings(HttpTlsSettings):
+    """TLS on the HTTP port. The files are followed: new connections use the newest ones."""
+
+    model_config = SettingsConfigDict(env_prefix="BOOKIE_HTTP_TLS_")
+
+
 class PortSettings(AdminHttpSettings):
     """Checks and limits of the HTTP port. They apply to all clients, authenticated or not."""
 
     model_config = SettingsConfigDict(env_prefix="BOOKIE_HTTP_")
+
+    tls: PortTlsSettings = group(PortTlsSettings)
+    """TLS on the HTTP port."""
+
+
+class AuditSettings(AuditLogSettings):
+    """The audit log of the HTTP port: one JSON line before each change, one before its answer, and one for each refused
+    request (401, 403)."""
+
+    model_config = SettingsConfigDict(env_prefix="BOOKIE_AUDIT_LOG_")
 
 
 class RepairSettings(Settings):
@@ -161,6 +180,12 @@ class RepairSettings(Settings):
 
     check_hostname: bool = True
     """Whether the certificate of a bookie must contain the host name that is used to connect to it."""
+
+
+class ZooKeeperAccess(ZooKeeperAccessSettings):
+    """TLS and credentials for ZooKeeper. Files are read again before each connection if they have changed."""
+
+    model_config = SettingsConfigDict(env_prefix="BOOKIE_ZOOKEEPER_ACCESS_")
 
 
 class BookieSettings(Settings):
@@ -248,7 +273,9 @@ class BookieSettings(Settings):
 
     auth: AuthSettings = group(AuthSettings)
     admin: AdminSettings = group(AdminSettings)
+    audit_log: AuditSettings = group(AuditSettings)
     tls: TlsSettings = group(TlsSettings)
+    zookeeper_access: ZooKeeperAccess = group(ZooKeeperAccess)
     http: PortSettings = group(PortSettings)
     repair: RepairSettings = group(RepairSettings)
     server: ServerSettings = group(ServerSettings)

@@ -5,10 +5,10 @@ import asyncio
 import pytest
 from bindery_bookie.access.authentication import TokenAuthenticator
 from bindery_bookie.access.security import Security
-from bindery_core.auth_token import SharedSecrets
 from bindery_core.digest import master_key
 from bindery_core.wire import messages as m
 from bindery_core.wire.messages import Status
+from bindery_identity.tokens import SharedSecrets
 
 KEY = master_key(b"")
 SECRET = b"correct horse battery staple"

@@ -10,10 +10,10 @@ from bindery_bookie.access.authentication import (
     Verdict,
     certificate_names,
 )
-from bindery_core.auth_token import SharedSecrets, SignedTokens, sign
 from bindery_core.errors import Unauthorized
 from bindery_core.wire import messages as m
 from bindery_core.wire.messages import Operation, Request, Status
+from bindery_identity.tokens import SharedSecrets, SignedTokens, sign
 
 SECRET = b"correct horse battery staple"
 PLUGIN = "bindery"

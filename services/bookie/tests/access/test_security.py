@@ -2,12 +2,18 @@
 
 import ssl
 from pathlib import Path
+from typing import Any
 
 import pytest
-from bindery_bookie.access.security import AuthProvider, AuthSettings, TlsSettings, load_security
-from bindery_core.auth_token import sign
+from bindery_bookie.access.security import AuthProvider, AuthSettings, TlsSettings, admin_access, load_security
 from bindery_core.errors import BadRequest, Unauthorized
+from bindery_identity.followed import FollowedFiles
+from bindery_identity.keys import private_key
+from bindery_identity.tokens import sign
+from bindery_kit.admin.token_settings import AdminTokenSettings
 from bindery_simulation.certificates import CA, certificate, key
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 SECRET = "a shared secret that is long enough"
 CERTIFICATE = {"certificate_file": str(certificate("bookie")), "key_file": str(key("bookie"))}
@@ -112,3 +118,41 @@ def test_an_unknown_provider_is_refused() -> None:
     with pytest.raises(ValueError, match="provider"):
         AuthSettings(provider="kerberos")  # type: ignore[arg-type]
     assert AuthSettings().provider is AuthProvider.NONE
+
+
+def test_changed_files_are_in_force_on_both_ports_without_a_restart(tmp_path: Path) -> None:
+    """A bookie gives all its files to `follow`; what they contain later is what counts."""
+    clients, operators = tmp_path / "clients", tmp_path / "operators"
+    pair = ec.generate_private_key(ec.SECP256R1())
+    clients.write_text(SECRET * 2)
+    operators.write_text("the first secret of operators")
+    auth = AuthSettings(provider=AuthProvider.TOKEN, keys_file=str(clients))
+    files: list[FollowedFiles[Any]] = []
+    security = load_security(auth, TlsSettings(), now_s=lambda: 0.0, follow=files.append)
+    access = admin_access(
+        auth,
+        AdminTokenSettings(token_file=str(operators)),
+        host="127.0.0.1",
+        now_s=lambda: 0.0,
+        follow=files.append,
+    ).own
+    assert security.authenticator is not None
+    assert access is not None
+    old = [(b"authorization", b"Bearer the first secret of operators")]
+    new = [(b"authorization", b"Bearer " + b"n" * 20)]
+    old_token = sign((SECRET * 2).encode(), subject="x")
+    assert security.authenticator.by_token(old_token) == "x"
+    access.check(old)
+
+    public = pair.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    clients.write_bytes(public)
+    operators.write_bytes(b"n" * 20)
+    assert [file.poll() for file in files] == [True, True]
+
+    private = pair.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption())
+    assert security.authenticator.by_token(sign(private_key(private), subject="y")) == "y"
+    access.check(new)
+    with pytest.raises(Unauthorized):
+        security.authenticator.by_token(old_token)
+    with pytest.raises(Unauthorized):
+        access.check(old)

@@ -6,13 +6,13 @@ import ssl
 import pytest
 from bindery_bookie.access.authentication import CertificateAuthenticator, TokenAuthenticator
 from bindery_bookie.access.security import AuthSettings, Security, TlsSettings, load_security
-from bindery_core.auth_token import SharedSecrets
 from bindery_core.digest import Digester, master_key
 from bindery_core.entry import pack
 from bindery_core.formats.ledger_metadata import DigestType
 from bindery_core.wire import messages as m
 from bindery_core.wire import v2, v3
 from bindery_core.wire.messages import Status
+from bindery_identity.tokens import SharedSecrets
 from bindery_simulation.certificates import CA, OTHER_CA, certificate, key
 
 KEY = master_key(b"")

@@ -8,7 +8,7 @@ import pytest
 from bindery_bookie.access.security import AuthProvider, AuthSettings, admin_access
 from bindery_bookie.admin.app import HEAVY_MAX, ROUTES, AdminApp
 from bindery_bookie.settings import AdminSettings
-from bindery_core.auth_token import sign
+from bindery_identity.tokens import sign
 from bindery_kit.admin.access import AdminAccess
 from bindery_kit.admin.http import Answer, Request, Route, json_answer
 

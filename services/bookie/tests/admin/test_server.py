@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from bindery_bookie.access.roles import NO_ROLES
 from bindery_bookie.access.security import AuthProvider, AuthSettings, admin_access
 from bindery_bookie.admin import server as server_module
 from bindery_bookie.admin.server import AdminServer
@@ -18,9 +19,10 @@ from bindery_bookie.settings import BookieSettings
 from bindery_bookie.state import BookieState
 from bindery_bookie.storage.corruption.damage import Damage, DamageRegister
 from bindery_bookie.storage.io.fault_injection import DrillControl
-from bindery_core.auth_token import sign
 from bindery_core.ids import BookieId
+from bindery_identity.tokens import sign
 from bindery_kit.observability.health import Health
+from bindery_kit.observability.tls_metrics import TlsMetrics
 from bindery_metadata.cluster import initialize_cluster
 from bindery_metadata.layout.layout import LedgersLayout
 from bindery_metadata.stores.memory import MemoryStore, MemoryTree
@@ -80,6 +82,10 @@ class World:
             settings,
             sock=SOCKET,
             access=admin_access(settings.auth, settings.admin, host=settings.host, now_s=lambda: 5_000.0),
+            tls=None,
+            tls_metrics=TlsMetrics(),
+            roles=NO_ROLES,
+            audit_log=None,
             bookie_id=BookieId("b0"),
             health=self.health,
             state=self.state,

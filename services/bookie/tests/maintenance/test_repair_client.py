@@ -11,9 +11,10 @@ from bindery_bookie.maintenance.repair_client import connector, import_client
 from bindery_bookie.settings import BookieSettings, RepairSettings
 from bindery_client.client import LedgerClient
 from bindery_client.connection.security import ClientSecurity
-from bindery_core.auth_token import SignedTokens
 from bindery_core.errors import BadRequest
 from bindery_core.ids import BookieId
+from bindery_identity.tls import FollowedContext
+from bindery_identity.tokens import SignedTokens
 from bindery_metadata.layout.layout import LedgersLayout
 from bindery_metadata.stores.memory import MemoryTree
 from bindery_simulation.certificates import CA, OTHER_CA, certificate, key
@@ -73,7 +74,7 @@ async def test_a_token_is_signed_with_the_first_of_the_own_keys(
     security = await security_of(monkeypatch, auth=AuthSettings(provider=AuthProvider.TOKEN, keys_file=keys))
     assert security.token is not None
     first = SignedTokens([b"a-key-of-at-least-thirty-two-bytes-1"])
-    assert first.verify(security.token, now_s=0) == "b-1"
+    assert first.verify(security.token, now_s=0).subject == "b-1"
 
 
 @pytest.mark.parametrize("audience", ["", "bookies"])
@@ -85,7 +86,7 @@ async def test_the_own_token_is_for_the_bookies_audience_and_signed_with_a_key_i
     auth = AuthSettings(provider=AuthProvider.TOKEN, keys_file=f"file://{tmp_path}/key", audience=audience)
     security = await security_of(monkeypatch, auth=auth)
     assert security.token is not None
-    assert SignedTokens([key_bytes], audience=audience or None).verify(security.token, now_s=0) == "b-1"
+    assert SignedTokens([key_bytes], audience=audience or None).verify(security.token, now_s=0).subject == "b-1"
 
 
 async def test_the_token_of_the_repair_settings_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,26 +127,37 @@ class Loaded:
     """The certificates that were loaded."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.chains: list[tuple[str, str | None]] = []
-        monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", self.load)
+        self.count = 0
+        load = ssl.SSLContext.load_cert_chain
 
-    def load(self, certificate_file: str, key_file: str | None = None, password: Any = None) -> None:
-        self.chains.append((certificate_file, key_file))
+        def count(*args: Any, **kwargs: Any) -> None:
+            self.count += 1
+            load(*args, **kwargs)
+
+        monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", count)
+
+
+def files_of(security: ClientSecurity) -> tuple[str, ...]:
+    assert isinstance(security.tls, FollowedContext)
+    assert security.tls.files is not None
+    return security.tls.files.paths
 
 
 async def test_the_own_certificate_is_presented_only_if_bookies_require_one(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = Loaded(monkeypatch)
     tls = TlsSettings(certificate_file=str(certificate("bookie")), key_file=str(key("bookie")), ca_file=str(CA))
-    await security_of(monkeypatch, tls=tls)
-    assert loaded.chains == []
-    await security_of(monkeypatch, tls=tls, auth=AuthSettings(provider=AuthProvider.CERTIFICATE))
-    assert loaded.chains == [(str(certificate("bookie")), str(key("bookie")))]
+    assert files_of(await security_of(monkeypatch, tls=tls)) == (str(CA),)
+    assert loaded.count == 0
+    required = await security_of(monkeypatch, tls=tls, auth=AuthSettings(provider=AuthProvider.CERTIFICATE))
+    assert files_of(required) == (str(CA), str(certificate("bookie")), str(key("bookie")))
+    assert loaded.count == 1
 
 
 async def test_the_certificate_of_the_repair_settings_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = Loaded(monkeypatch)
     tls = TlsSettings(certificate_file=str(certificate("bookie")), key_file=str(key("bookie")), ca_file=str(CA))
-    repair = RepairSettings(certificate_file="/r/certificate.pem", key_file="/r/key.pem")
+    repair = RepairSettings(certificate_file=str(certificate("client")), key_file=str(key("client")))
     for auth in (AuthSettings(), AuthSettings(provider=AuthProvider.CERTIFICATE)):
-        await security_of(monkeypatch, tls=tls, repair=repair, auth=auth)
-    assert loaded.chains == [("/r/certificate.pem", "/r/key.pem")] * 2
+        security = await security_of(monkeypatch, tls=tls, repair=repair, auth=auth)
+        assert files_of(security) == (str(CA), str(certificate("client")), str(key("client")))
+    assert loaded.count == 2

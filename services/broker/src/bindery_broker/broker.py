@@ -1,26 +1,32 @@
 """Compose the parts of a broker that serve requests."""
 
 import asyncio
+import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from bindery_client.ledger.api import LedgerClient
-from bindery_core.errors import NoSuchTopic
+from bindery_core.errors import BinderyError, Conflict, NoSuchTopic
 from bindery_core.sources import MonotonicClock
+from bindery_kit.observability.logs import error_fields, get_logger
 from bindery_kit.observability.metrics import Metrics
 from bindery_metadata.coordination.leases import Leases
 from bindery_metadata.stores.store import MetadataStore
 from bindery_pulsar.topic_name import TopicName
 
-from bindery_broker.errors import NamespaceDeleted, NoSuchNamespace
+from bindery_broker.access.access import Access
+from bindery_broker.access.decision import Rules
+from bindery_broker.errors import NamespaceDeleted, NoSuchNamespace, NotOwner
+from bindery_broker.limits.accounts import Accounts
 from bindery_broker.managed_ledger import WallClock
 from bindery_broker.metrics import BrokerMetrics
 from bindery_broker.namespaces.directory import Directory
 from bindery_broker.namespaces.names import Names
 from bindery_broker.namespaces.policies import SchemaCompatibility
 from bindery_broker.namespaces.policy_store import PolicyStore
-from bindery_broker.namespaces.records import is_deleted
-from bindery_broker.ownership.bundles import Bundle
+from bindery_broker.namespaces.records import Json, bundles_with, is_deleted
+from bindery_broker.ownership.bundles import Boundaries, Bundle
 from bindery_broker.ownership.divisions import Divisions
 from bindery_broker.ownership.ownership import Ownership, RemoteOwner
 from bindery_broker.ownership.records import OwnerRecord
@@ -34,6 +40,7 @@ from bindery_broker.topics.retry_topics import RetryTopics
 from bindery_broker.topics.topic import Topic
 from bindery_broker.topics.topics import Topics
 
+log = get_logger(__name__)
 ENFORCE_S: Final = 5.0
 """Seconds between rounds of the policies, which may have short times; the interval of maintenance if that is less."""
 
@@ -53,8 +60,11 @@ class Components:
 class Broker:
     """One broker: its topics, its ownership of bundles, and its metrics."""
 
-    def __init__(self, settings: BrokerSettings, components: Components, *, url: str) -> None:
-        """`url`: address at which other brokers reach this one."""
+    def __init__(
+        self, settings: BrokerSettings, components: Components, *, url: str, accounts: Accounts | None = None
+    ) -> None:
+        """`url`: address at which other brokers reach this one. `accounts`: limits of clients; None: those of the
+        settings, without a file of overrides."""
         self.settings = settings
         self.url = url
         self.clock = components.clock
@@ -65,6 +75,15 @@ class Broker:
         )
         self.names = Names(components.store)
         self.directory = Directory(components.store, self.policies, self.names)
+        self.access: Access | None = None
+        """Checks what roles may do; None: every client may do everything."""
+        if settings.authorization.enabled:
+            self.access = Access(
+                components.store,
+                Rules(settings.authorization.super_users, allow_wildcards=settings.authorization.allow_wildcards),
+                now=components.now,
+            )
+            self.policies.on_stored = self.directory.on_stored = self.access.records.stored
         self.topics = Topics(
             client=components.client,
             store=components.store,
@@ -85,6 +104,8 @@ class Broker:
         self.schemas = SchemaRegistry(
             SchemaStore(components.store, components.client, settings=settings.ledger, clock=components.clock)
         )
+        self.schemas.check_new = self._check_new_schema
+        self.policies.check_topic = self._check_exists
         self.topics.on_deletion = self.schemas.remove
         self.partitioned = PartitionedTopics(
             components.store, now=components.now, partitions_max=settings.partitions_per_topic_max
@@ -107,7 +128,8 @@ class Broker:
             forget=self._forget_owner,
             is_draining=lambda: self.draining,
         )
-        self.metrics = BrokerMetrics(components.metrics, self.topics, self.policies)
+        self.accounts = settings.limits.accounts() if accounts is None else accounts
+        self.metrics = BrokerMetrics(components.metrics, self.topics, self.policies, self.accounts)
         self._closing = False
         self.draining = False
         """Whether the process is stopping. Waiting calls are then answered at once."""
@@ -136,12 +158,41 @@ class Broker:
     def _forget_owner(self, name: TopicName) -> None:
         self.ownership.forget_remote(self.ownership.divisions.known(name))
 
-    async def unload(self, bundle: Bundle, *, hold_s: float) -> bool:
+    async def unload(self, bundle: Bundle, *, hold_s: float, destination: str = "") -> bool:
         """Close the topics of a bundle and release it. Returns False if this broker does not own it.
 
         See `Ownership.unload`.
         """
-        return await self.ownership.unload(bundle, close=lambda: self.topics.unload(bundle), hold_s=hold_s)
+        return await self.ownership.unload(
+            bundle, close=lambda: self.topics.unload(bundle), hold_s=hold_s, destination=destination
+        )
+
+    async def split(self, bundle: Bundle, points: Sequence[int]) -> bool:
+        """Divide a bundle at `points`. Returns False if this broker does not own it. See `Ownership.split`.
+
+        The boundaries in the policies of the namespace, which only tools read, are changed as well.
+        """
+        if not await self.ownership.split(bundle, points):
+            return False
+        space = (bundle.tenant, bundle.namespace)
+        try:
+            stored = None
+            while stored != (now := await self.ownership.divisions.stored(*space)):  # another split may have followed
+                stored = now
+                await self.policies.update_namespace(*space, functools.partial(_with_boundaries, now))
+        except BinderyError as error:
+            log.warning("bundles_in_policies_outdated", namespace="/".join(space), **error_fields(error))
+        return True
+
+    async def owner_url(self, bundle: Bundle) -> str | None:
+        """Return the address of the broker that serves a bundle, of either kind; None: no broker does."""
+        if self.ownership.is_mine(bundle):
+            return self.url
+        try:
+            owner = await self.ownership.owner(bundle)
+        except NotOwner:  # it is being unloaded
+            return None
+        return None if owner is None else owner.http_url
 
     async def topic(self, name: TopicName, *, create: bool = False, is_explicit: bool = False) -> Topic:
         """Return a topic that this broker owns. `is_explicit`: a request of its own creates the topic."""
@@ -159,6 +210,22 @@ class Broker:
             raise NamespaceDeleted("the namespace is being deleted", topic=name.short)
         strategy: SchemaCompatibility = (await self.policies.resolve(name))["schema_compatibility"].value
         return strategy
+
+    async def _check_exists(self, name: TopicName) -> None:
+        """Raise NoSuchTopic, or Conflict if the topic is being deleted: what is stored about it would outlive it."""
+        stored = await self.partitioned.read(name)
+        if stored is not None and stored.value.is_deleted:
+            raise Conflict("the topic is being deleted", topic=name.short)
+        if stored is None and not await self.topics.exists(name):
+            raise NoSuchTopic("no such topic", topic=name.short)
+
+    async def _check_new_schema(self, name: TopicName) -> None:
+        """Raise Conflict if the topic is being deleted, or if it was deleted by force a short time ago. A topic that
+        was never created can have a schema."""
+        try:
+            await self._check_exists(name.partitioned_topic)
+        except NoSuchTopic:
+            await self.topics.forced_deletions.check(name)
 
     async def maintain_forever(self) -> None:
         """Run the maintenance of the topics periodically, until cancelled, and their policies more often."""
@@ -184,4 +251,10 @@ class Broker:
         self._closing = True
         await self.topics.close()
         await self.ownership.close()
+        if self.access is not None:
+            await self.access.close()
         await self.policies.close()
+
+
+def _with_boundaries(boundaries: Boundaries, policies: Json) -> Json:
+    return {**policies, "bundles": bundles_with(boundaries)}

@@ -9,6 +9,7 @@
 | DelayTooLong             | delay_too_long             |    400 | a message is delayed longer than a setting allows |
 | TopicInUse               | topic_in_use               |    409 | a topic is deleted while consumers are connected  |
 | TopicIsPartitioned       | topic_is_partitioned       |    409 | an operation that only a single partition has     |
+| TopicTerminated          | topic_terminated           |    409 | the topic accepts no more messages, for good      |
 | NotOwner                 | not_owner                  |    503 | the topic's owner is changing; retry              |
 | OwnedByPulsar            | owned_by_pulsar            |    409 | a Pulsar broker serves the topic's bundle         |
 | RetryTopicAway           | try_again                  |    503 | the owner of a retry topic does not answer; retry |
@@ -18,6 +19,7 @@
 | IncompatibleSchema       | incompatible_schema        |    409 | a schema breaks the strategy of its namespace     |
 | ProducerBusy             | producer_busy              |    409 | another producer has this name, or the topic      |
 | ProducerFenced           | producer_fenced            |    409 | another producer has, or had, the topic           |
+| TooManyProducers         | too_many_producers         |    429 | a topic has the producers that a policy allows    |
 | IdempotencyKeyReused     | idempotency_key_reused     |    422 | the key belongs to a request with other content   |
 | IdempotencyKeyInUse      | idempotency_key_in_use     |    409 | the first request with this key is in progress    |
 | NoSuchNamespace          | no_such_namespace          |    404 | the namespace of a topic does not exist           |
@@ -35,6 +37,7 @@
 | BacklogQuotaRefused      | backlog_quota_refused      |    507 | a backlog exceeds its quota; do not retry at once |
 | PublishRateExceeded      | publish_rate_exceeded      |    429 | messages come faster than a policy allows; retry  |
 | SubscribeRateExceeded    | subscribe_rate_exceeded    |    429 | a consumer connects too often; retry              |
+| LimitExceeded            | limit_exceeded             |    429 | a client, tenant or namespace is above its limit  |
 """
 
 import math
@@ -80,6 +83,16 @@ class TopicIsPartitioned(Conflict):
     code = "topic_is_partitioned"
 
 
+class TopicTerminated(Conflict):
+    """The topic was terminated: what is stored can be read, and nothing can be added. Nothing was stored."""
+
+    code = "topic_terminated"
+
+    @classmethod
+    def of(cls, topic: str) -> Self:
+        return cls("the topic is terminated: it accepts no more messages; use another topic", topic=topic)
+
+
 class NotOwner(TryAgain):
     code = "not_owner"
 
@@ -92,9 +105,10 @@ class OwnedByPulsar(Conflict):
     @classmethod
     def of(cls, bundle: object, *, http_url: str, native_url: str) -> Self:
         """`http_url`: its web service; `native_url`: the address for Pulsar's clients."""
+        namespace, _, name = str(bundle).rpartition("/")
         return cls(
-            "a Pulsar broker serves the topic's bundle; use a Pulsar client there, or move the bundle here: "
-            "`bindery namespaces unload`",
+            "a Pulsar broker serves the topic's bundle. Use a client of Pulsar there, or stop its clients and move the "
+            f"bundle to Bindery: bindery namespaces unload {namespace} --bundle {name}",
             bundle=str(bundle),
             owner=http_url,
             native_url=native_url,
@@ -211,6 +225,25 @@ class ProducerFenced(Conflict):
     code = "producer_fenced"
 
 
+class TooManyProducers(_RetryLater, TooManyRequests):
+    """The topic has as many producers as the policy `producers_max` allows. Nothing was stored. The fact
+    `retry_after_s` has the seconds until a producer counts as idle at the earliest."""
+
+    code = "too_many_producers"
+
+    @classmethod
+    def of(cls, producer: str, *, producers: int, limit: int, retry_after_s: float | None = None) -> Self:
+        """`producers`: the number of those that are connected."""
+        return cls(
+            "the topic has the maximum number of producers by the policy producers_max; retry after one of them has "
+            "ended, use one of their names, or raise it: `bindery topics set-policy TOPIC producers_max=N`",
+            producer=producer,
+            producers=producers,
+            limit=limit,
+            **({} if retry_after_s is None else {"retry_after_s": round(retry_after_s, 3)}),
+        )
+
+
 class IdempotencyKeyReused(BadRequest):
     """The idempotency key was used for a request with other content. Nothing was stored."""
 
@@ -257,3 +290,10 @@ class SubscribeRateExceeded(_RetryLater, TooManyRequests):
     """A consumer connects more often than a policy allows. The fact `retry_after_s` has the seconds to wait."""
 
     code = "subscribe_rate_exceeded"
+
+
+class LimitExceeded(_RetryLater, TooManyRequests):
+    """A client, a tenant or a namespace is above its limit. Nothing was done. The facts: `limit`, whose (`kind`,
+    `name`), its `rate`, and `retry_after_s`, the seconds until the request would be served."""
+
+    code = "limit_exceeded"

@@ -23,13 +23,17 @@ from urllib.parse import urlsplit
 
 from bindery_client.client import LedgerClient
 from bindery_core.errors import BadRequest
+from bindery_kit.access.audit_trail import trail
+from bindery_kit.access.authenticate import Authenticate
 from bindery_kit.http.http_server import HttpServer
-from bindery_kit.http.listening import BindRefused
+from bindery_kit.http.listening import BindRefused, check_bind
 from bindery_kit.limits.large_blocks import return_large_blocks
-from bindery_kit.observability.health import Health, OpsApp
+from bindery_kit.observability.health import AsgiApp, Health, OpsApp
 from bindery_kit.observability.logs import get_logger
 from bindery_kit.observability.metrics import Metrics
+from bindery_kit.observability.tls_metrics import TlsMetrics
 from bindery_kit.process.cluster_wait import ClusterWait, retry_while_unavailable
+from bindery_kit.process.followed_files import FileFollower
 from bindery_kit.process.program import run_program
 from bindery_kit.process.runtime import Shutdown
 from bindery_kit.process.service_life import ServiceLife, join_cluster, run_life, watch_session, zookeeper_connector
@@ -39,8 +43,10 @@ from bindery_metadata.layout.layout import LedgersLayout
 from bindery_metadata.stores.store import MetadataStore
 from bindery_recovery.writer_reports import WriterReports
 
+from bindery_broker.access.audited import PROXIED_HEADER
 from bindery_broker.broker import Broker, Components
-from bindery_broker.http.late_app import LateApp
+from bindery_broker.http.charging.passed_on import PassedOn, fetch_key
+from bindery_broker.http.late_app import LateApp, refuse_unknown
 from bindery_broker.http.protocol import ProblemHttpProtocol
 from bindery_broker.http.stats import BrokerHttpStats
 from bindery_broker.ownership.registration import keep_registered
@@ -49,6 +55,8 @@ from bindery_broker.topic_metrics import TopicMetrics
 
 PROGRAM = "bindery-broker"
 DESCRIPTION = "The broker: topics over HTTP, stored in replicated ledgers."
+AUTHENTICATE = "configure authentication (--auth-tokens-keys-file)"
+"""How a broker can listen where other machines can connect, for errors."""
 PAGES = ("/docs",)
 """Pages for people, to which other sites may link."""
 GC_THRESHOLD = 50_000
@@ -63,10 +71,15 @@ def wall_clock_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+def _now_s() -> float:
+    return wall_clock_ms() / 1000
+
+
 class BrokerProcess:
     """One broker. The constructor binds the port.
 
-    The constructor raises BindRefused, and BadRequest for certificate files that cannot be used.
+    The constructor raises BindRefused, and BadRequest for files of certificates, keys, passwords and tokens that cannot
+    be used.
     """
 
     def __init__(self, settings: BrokerSettings, shutdown: Shutdown) -> None:
@@ -75,30 +88,71 @@ class BrokerProcess:
         self._late = LateApp()
         self.life = ServiceLife("broker", shutdown, self._health)
         self._security = settings.client.load()
+        self._audit_log = settings.audit_log.open(service="broker", clock=time.monotonic, wall_clock_ms=wall_clock_ms)
         self._stats = BrokerHttpStats()
+        tls, self._peers_tls = settings.http.tls.load(now_s=_now_s), settings.peers.load()
+        self._tls = TlsMetrics()
+        self._tls.add("http", tls)
+        if settings.peers.ca_file:
+            self._tls.add("peers", self._peers_tls)
         self._topic_metrics = TopicMetrics(topics_max=settings.metrics_topics_max)
+        self._files = FileFollower()
+        self._overrides = settings.limits.overrides()
+        if self._overrides is not None:
+            self._files.follow(self._overrides)
+        self._authenticator = settings.auth.authenticator(now_s=_now_s, follow=self._files.follow)
+        self._own_token = settings.auth.own_token(follow=self._files.follow)
+        may_be_reached = settings.insecure or not settings.auth.admits_everybody
+        check_bind(settings.host, insecure=may_be_reached, remedy=AUTHENTICATE)
         self._server = HttpServer(
-            OpsApp(
-                self._health,
-                self._metrics,
-                app=self._late,
-                parts=[self._stats.render, self._topic_metrics.render],
-                prepare=[self._topic_metrics.collect],
-            ),
+            self._app(),
             host=settings.host,
             port=settings.port,
-            insecure=settings.insecure,
+            insecure=may_be_reached,
             stop_timeout_s=settings.stop_timeout_s / 2,
             http=ProblemHttpProtocol,
             settings=settings.http,
             stats=self._stats,
+            tls=tls,
             own_names=[urlsplit(settings.advertised_url).hostname or ""],
             pages=PAGES,
+            outermost=trail(self._audit_log, proxied_header=PROXIED_HEADER),
         )
+
+    def _app(self) -> AsgiApp:
+        """Return the application of the port."""
+        parts = [self._stats.render, self._topic_metrics.render, self._files.render, self._tls.render]
+        if self._audit_log is not None:
+            parts.append(self._audit_log.render)
+        prepare = [self._topic_metrics.collect]
+        if self._authenticator is None:
+            return OpsApp(self._health, self._metrics, app=self._late, parts=parts, prepare=prepare)
+        if self._own_token is None:
+            log.warning(
+                "broker_without_token",
+                hint="other brokers refuse the requests of this one; set auth.broker_token_file if there are any",
+            )
+        ops = OpsApp(
+            self._health,
+            self._metrics,
+            app=self._late,
+            parts=[*parts, lambda: guard.render()],
+            prepare=prepare,
+        )
+        guard = Authenticate(
+            ops,
+            self._authenticator,
+            refuse=refuse_unknown,
+            clock=time.monotonic,
+            guards_metrics=self._settings.auth.metrics,
+        )
+        return guard
 
     async def start(self) -> None:
         """Return once the broker serves."""
         settings, life, health = self._settings, self.life, self._health
+        if self._audit_log is not None:
+            life.on_stop(self._audit_log.close, event="audit_log_not_closed")
         life.on_stop(self._server.stop)
         await self._server.start()
         url = settings.advertised_url or _own_url(self._server)
@@ -106,6 +160,7 @@ class BrokerProcess:
         # Importing FastAPI takes long, so it happens after the port is bound and before a session exists that could
         # expire.
         from bindery_broker.http.app import BrokerApp
+        from bindery_broker.http.proxy import Proxy
 
         layout = LedgersLayout(settings.ledgers_root)
         wait = ClusterWait(
@@ -120,6 +175,7 @@ class BrokerProcess:
             settings.zookeeper,
             session_timeout_s=settings.zookeeper_session_ms / 1000,
             connect_timeout_s=settings.zookeeper_connect_timeout_s,
+            access=settings.zookeeper_access,
         )
         store = await join_cluster(life, connect, wait=wait)
         watch_session(store, health)
@@ -134,10 +190,17 @@ class BrokerProcess:
         components = Components(
             client=client, store=store, leases=leases, clock=wall_clock_ms, now=loop.time, metrics=self._metrics
         )
-        broker = Broker(settings, components, url=url)
+        accounts = settings.limits.accounts(self._overrides)
+        broker = Broker(settings, components, url=url, accounts=accounts)
         self._stats.watch_read_ahead(broker.topics.read_ahead)
         self._topic_metrics.watch(broker)
-        app = BrokerApp(broker, arriving=self._server.bodies)
+        proxy = Proxy(own_token=self._own_token, tls=self._peers_tls.context)
+        app = BrokerApp(broker, proxy=proxy, arriving=self._server.bodies)
+        if self._overrides is not None or not accounts.is_off:
+            key = await retry_while_unavailable(
+                lambda: fetch_key(store, randomness=random.SystemRandom()), event="passed_on_key_not_read"
+            )
+            app.limiter.passed_on = PassedOn(key)
         life.on_stop(app.close)
         self._late.put(app)
         gc.collect()
@@ -149,6 +212,9 @@ class BrokerProcess:
         life.on_stop(life.cancel_parts)
         life.on_stop(partial(self._drain, broker))
         life.start_part("http", self._server.wait())
+        for files in self._tls.files:
+            self._files.follow(files)
+        life.start_part("followed_files", self._files.run())
         life.start_part("maintenance", broker.maintain_forever())
         life.start_part("registration", keep_registered(leases, url=url))
 
@@ -203,7 +269,7 @@ def _own_url(server: HttpServer) -> str:
         host=name,
         hint="set --advertised-url to the URL at which other brokers reach this one",
     )
-    return f"http://{name}:{server.port}"
+    return f"{urlsplit(server.url).scheme}://{name}:{server.port}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

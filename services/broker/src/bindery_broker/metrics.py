@@ -9,12 +9,13 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, M
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from bindery_broker.limits.accounts import Accounts
 from bindery_broker.namespaces.policy_store import PolicyStore
 from bindery_broker.topics.topics import Topics
 
 
 class BrokerMetrics:
-    def __init__(self, metrics: Metrics, topics: Topics, policies: PolicyStore) -> None:
+    def __init__(self, metrics: Metrics, topics: Topics, policies: PolicyStore, accounts: Accounts) -> None:
         self._requests = _RequestCollector()
         self.produce_bytes = metrics.histogram(
             "produce_request_bytes", "Bytes of produce requests.", buckets=SIZE_BUCKETS
@@ -33,11 +34,37 @@ class BrokerMetrics:
             "policies_unreadable", "Nodes with policies of namespaces and topics in use that cannot be decoded."
         )
         self.policies_unreadable.set_function(lambda: len(policies.unreadable))
+        self.accounts = metrics.gauge("limit_accounts", "Clients, tenants and namespaces with limits, in memory.")
+        self.accounts.set_function(lambda: len(accounts))
         metrics.registry.register(self._requests)
+        metrics.registry.register(_LimitCollector(accounts))
 
     def answered(self, operation: str, status: int, seconds: float) -> None:
         """Count a finished request. `status`: HTTP status of the answer; `seconds`: duration."""
         self._requests.add(operation, status, seconds)
+
+
+class _LimitCollector(Collector):
+    """The requests that waited or were refused because of a limit of a client, a tenant or a namespace."""
+
+    def __init__(self, accounts: Accounts) -> None:
+        self._accounts = accounts
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        refused = CounterMetricFamily(
+            "bindery_broker_limit_refused",
+            "Requests refused with 429, by the kind of the owner of the limit and by the limit.",
+            labels=["kind", "limit"],
+        )
+        for (owner, limit), count in self._accounts.refused.items():
+            refused.add_metric([owner, limit], count)
+        yield refused
+        yield CounterMetricFamily(
+            "bindery_broker_limit_delayed", "Requests that waited for their turn.", value=self._accounts.delayed
+        )
 
 
 class _Durations:

@@ -2,12 +2,19 @@
 
 from typing import Annotated
 
+from bindery_identity.followed import FollowedFile
+from bindery_kit.access.audit_settings import AuditLogSettings
+from bindery_kit.access.authentication_settings import AuthenticationSettings
 from bindery_kit.configuration.bounds import Ge, Gt, Le
 from bindery_kit.configuration.http_settings import HttpSettings
 from bindery_kit.configuration.settings import Settings, SettingsConfigDict, check, group
+from bindery_kit.configuration.tls_settings import HttpTlsSettings, PeerTlsSettings
+from bindery_kit.configuration.zookeeper_access import ZooKeeperAccessSettings
 from bindery_recovery.bookie_access import BookieAccess
 
+from bindery_broker.access.settings import AuthorizationSettings
 from bindery_broker.dispatch.item import DispatchLimits
+from bindery_broker.limits.accounts import NO_OVERRIDES, Accounts, Overrides, Owner, OwnerLimits, decode_overrides
 from bindery_broker.managed_ledger import ManagedLedgerSettings
 from bindery_broker.namespaces.policies import EffectivePolicies
 from bindery_broker.producers.deduplication import DeduplicationLimits
@@ -22,10 +29,142 @@ class ClientSettings(BookieAccess):
     model_config = SettingsConfigDict(env_prefix="BROKER_CLIENT_")
 
 
+class PortTlsSettings(HttpTlsSettings):
+    """TLS on the HTTP port. The files are followed: new connections use the newest ones."""
+
+    model_config = SettingsConfigDict(env_prefix="BROKER_HTTP_TLS_")
+
+
 class PortSettings(HttpSettings):
     """Checks and limits of the HTTP port. They apply to all clients, authenticated or not."""
 
     model_config = SettingsConfigDict(env_prefix="BROKER_HTTP_")
+
+    tls: PortTlsSettings = group(PortTlsSettings)
+    """TLS on the HTTP port."""
+
+
+class PeersSettings(PeerTlsSettings):
+    """How this broker calls other brokers: calls for topics that they own are forwarded to them."""
+
+    model_config = SettingsConfigDict(env_prefix="BROKER_PEERS_")
+
+
+class AuthSettings(AuthenticationSettings):
+    """Authentication of clients. It is required as soon as a file of keys or passwords, or a role of certificates, is
+    configured."""
+
+    model_config = SettingsConfigDict(env_prefix="BROKER_AUTH_")
+
+
+class ZooKeeperAccess(ZooKeeperAccessSettings):
+    """TLS and credentials for ZooKeeper. Files are read again before each connection if they have changed."""
+
+    model_config = SettingsConfigDict(env_prefix="BROKER_ZOOKEEPER_ACCESS_")
+
+
+class AuditSettings(AuditLogSettings):
+    """The audit log: one JSON line before each administrative change, one before its answer, and one for each refused
+    request (401, 403)."""
+
+    model_config = SettingsConfigDict(env_prefix="BROKER_AUDIT_LOG_")
+
+
+class LimitSettings(Settings):
+    """Rates and numbers that a client, a tenant or a namespace may use on this broker; 0: no limit.
+
+    A client is the role that it has proved, or its address if it has proved none.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="BROKER_LIMITS_")
+
+    principal_requests_rate: Annotated[float, Ge(0), Le(1e15)] = 0.0
+    """Maximum requests per second of one client."""
+
+    principal_bytes_in_rate: Annotated[float, Ge(0), Le(1e15)] = 0.0
+    """Maximum bytes per second of the request bodies of one client."""
+
+    principal_bytes_out_rate: Annotated[float, Ge(0), Le(1e15)] = 0.0
+    """Maximum bytes per second of the response bodies of one client."""
+
+    principal_connections_max: Annotated[int, Ge(0), Le(100_000)] = 0
+    """Maximum number of connections of one client that have a request in progress. Idle ones are limited by
+    `http.connections_per_address_max`."""
+
+    principal_topics_rate: Annotated[float, Ge(0), Le(1e15)] = 0.0
+    """Maximum number of topics that one client creates per minute; each partition counts."""
+
+    tenant_requests_rate: Annotated[float, Ge(0), Le(1e15)] = 0.0
+    """Maximum requests per second to one tenant and everything in it."""
+
+    tenant_bytes_in_rate: Annotated[float, Ge(0), Le(1e15)] = 0.0
+    """Maximum bytes per second of the bodies of requests to one tenant."""
+
+    tenant_bytes_out_rate: Annotated[float, Ge(0), Le(1e15)] = 0.0
+    """Maximum bytes per second of the bodies of responses to such requests."""
+
+    tenant_connections_max: Annotated[int, Ge(0), Le(100_000)] = 0
+    """Maximum number of connections with a request to one tenant in progress."""
+
+    tenant_topics_rate: Annotated[float, Ge(0), Le(1e15)] = 0.0
+    """Maximum number of topics created per minute in one tenant; each partition counts."""
+
+    namespace_requests_rate: Annotated[float, Ge(0), Le(1e15)] = 0.0
+    """Maximum requests per second to one namespace and its topics."""
+
+    namespace_bytes_in_rate: Annotated[float, Ge(0), Le(1e15)] = 0.0
+    """Maximum bytes per second of the bodies of requests to one namespace."""
+
+    namespace_bytes_out_rate: Annotated[float, Ge(0), Le(1e15)] = 0.0
+    """Maximum bytes per second of the bodies of responses to such requests."""
+
+    namespace_connections_max: Annotated[int, Ge(0), Le(100_000)] = 0
+    """Maximum number of connections with a request to one namespace in progress."""
+
+    namespace_topics_rate: Annotated[float, Ge(0), Le(1e15)] = 0.0
+    """Maximum number of topics created per minute in one namespace; each partition counts."""
+
+    burst_s: Annotated[float, Ge(0.01), Le(3600)] = 1.0
+    """Seconds of a rate that may be used at once after a pause. A minute of the rates of topics."""
+
+    wait_ms_max: Annotated[int, Ge(0), Le(30_000)] = 2_000
+    """Maximum milliseconds that a request above a rate waits for its turn. One that would wait longer gets 429 at once.
+    Requests that wait keep their connections, and up to 64 KiB of their bodies."""
+
+    by_address: bool = True
+    """Limit clients that have proved no role by their address; an IPv6 network of 64 bits counts as one address. False:
+    only by tenant and namespace, for example if all clients come through one proxy."""
+
+    overrides_file: str = ""
+    """JSON file with other limits of single roles, addresses, tenants and namespaces, read again when it changes.
+    Empty: none."""
+
+    tracked_max: Annotated[int, Ge(100), Le(10_000_000)] = 10_000
+    """Maximum number of clients, tenants and namespaces whose use is in memory, about 1 KiB each. Above it, the one
+    that was not used for the longest time is forgotten, if possible one that has nothing to wait for."""
+
+    def overrides(self) -> FollowedFile[Overrides] | None:
+        """Return the file of overrides; None: there is none. Raises BadRequest."""
+        return FollowedFile(self.overrides_file, decode_overrides) if self.overrides_file else None
+
+    def accounts(self, overrides: FollowedFile[Overrides] | None = None) -> Accounts:
+        """Return the accounts with these limits, and with what `overrides` has at each time."""
+        client = self._limits("principal")
+        return Accounts(
+            {
+                Owner.ROLE: client,
+                Owner.ADDRESS: client,
+                Owner.TENANT: self._limits("tenant"),
+                Owner.NAMESPACE: self._limits("namespace"),
+            },
+            burst_s=self.burst_s,
+            wait_s_max=self.wait_ms_max / 1000,
+            tracked_max=self.tracked_max,
+            overrides=(lambda: NO_OVERRIDES) if overrides is None else (lambda: overrides.value),
+        )
+
+    def _limits(self, kind: str) -> OwnerLimits:
+        return OwnerLimits(**{name: getattr(self, f"{kind}_{name}") for name in OwnerLimits.__struct_fields__})
 
 
 class BrokerSettings(Settings):
@@ -34,7 +173,7 @@ class BrokerSettings(Settings):
     model_config = SettingsConfigDict(env_prefix="BROKER_")
 
     host: str = "127.0.0.1"
-    """Address to listen on. Any but loopback requires --insecure, because the broker has no authentication yet."""
+    """Address to listen on. Any but loopback requires authentication (`auth.*`) or --insecure."""
 
     port: Annotated[int, Ge(0), Le(65_535)] = 8080
     """HTTP port; 0: any free port."""
@@ -43,7 +182,8 @@ class BrokerSettings(Settings):
     """Listen where other machines can connect, without authentication: for trusted networks only."""
 
     advertised_url: str = ""
-    """Address at which other brokers reach this one, as `http://host:port`. Empty: the address it listens on."""
+    """Address at which other brokers reach this one, as `http://host:port`, or `https://` with
+    `http.tls`. Empty: the address it listens on."""
 
     zookeeper: str = "127.0.0.1:2181"
     """ZooKeeper servers, `host:port` separated by commas."""
@@ -68,8 +208,26 @@ class BrokerSettings(Settings):
     client: ClientSettings = group(ClientSettings)
     """Credentials presented to bookies."""
 
+    zookeeper_access: ZooKeeperAccess = group(ZooKeeperAccess)
+    """TLS, credentials and access lists of the connection to ZooKeeper."""
+
     http: PortSettings = group(PortSettings)
     """Checks and limits of the HTTP port."""
+
+    auth: AuthSettings = group(AuthSettings)
+    """Authentication of clients and of other brokers."""
+
+    authorization: AuthorizationSettings = group(AuthorizationSettings)
+    """Which roles may do what."""
+
+    peers: PeersSettings = group(PeersSettings)
+    """Certificates for calls to other brokers."""
+
+    audit_log: AuditSettings = group(AuditSettings)
+    """Record of administrative changes and refused requests."""
+
+    limits: LimitSettings = group(LimitSettings)
+    """Rates and numbers that a client, a tenant or a namespace may use."""
 
     log_level: str = "info"
     """debug, info, warning or error."""
@@ -162,6 +320,11 @@ class BrokerSettings(Settings):
 
     @check
     def _consistent(self) -> None:
+        if self.authorization.enabled and not self.auth.is_set:
+            raise ValueError(
+                "authorization.enabled needs authentication, because roles come from it: set auth.tokens_keys_file, "
+                "auth.passwords_file or auth.certificate_role"
+            )
         if self.request_bytes_max > self.in_flight_bytes_max:
             raise ValueError("request_bytes_max must not exceed in_flight_bytes_max")
         if self.unacked_per_consumer_max > self.unacked_max:

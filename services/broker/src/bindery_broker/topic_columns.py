@@ -27,7 +27,7 @@ class Column(NamedTuple):
 
 TOPIC: Final = (
     Column("pulsar_subscriptions_count", "gauge", "Subscriptions."),
-    Column("pulsar_producers_count", "gauge", "Connected producers; HTTP requests connect none."),
+    Column("pulsar_producers_count", "gauge", "Connected producers; over HTTP, those named in the last 30 s."),
     Column("pulsar_consumers_count", "gauge", "Connected consumers; over HTTP, consumer sessions."),
     Column("pulsar_rate_in", "gauge", "Messages stored per second, over the last 10 seconds."),
     Column("pulsar_rate_out", "gauge", "Messages delivered per second, over the last 10 seconds."),
@@ -190,7 +190,7 @@ def topic_values(topic: Topic, broker: Broker, *, rows_max: int) -> tuple[Values
     fetched = entries_of.read.rates(now).messages
     values = (
         len(subscriptions),
-        statistics.producers,
+        topic.producers_count,
         consumers,
         came.messages,
         rate_out,

@@ -7,7 +7,7 @@ import pytest
 from bindery_client.memory.memory import MemoryLedgerClient, MemoryLedgers
 from bindery_core.errors import BookieUnavailable
 from bindery_metadata.stores.memory import MemoryTree
-from broker_harness import TOPIC, Clock, Harness, problem
+from broker_harness import TOPIC, Clock, Harness, problem, settle
 from compaction_parts import KeyModel, compact, pairs, publish, read, read_all, table_of
 
 SETTINGS = {"ledger": {"entries_max": 3, "age_s_min": 0}}
@@ -84,6 +84,35 @@ async def test_the_compacted_ledger_is_that_of_pulsar_and_replaces_the_former(br
     (cursor,) = (topic.ledger.system_cursor("__compaction") for topic in broker.broker.topics)
     assert cursor.position_properties == {"CompactedTopicLedger": found["ledger_id"]}
     assert str(cursor.mark_delete) == found["horizon"]
+
+
+async def test_a_page_is_not_empty_although_the_first_messages_of_a_batch_were_removed(broker):
+    await publish(broker, *((f"k{n}", "1") for n in range(20)), ("last", "1"))
+    await publish(broker, *((f"k{n}", "2") for n in range(20)))
+    await compact(broker)
+    for page in (1, 2, 3):
+        messages, following = await read(broker, max=page)
+        assert pairs(messages)[0] == ("last", "1")
+        more, _ = await read(broker, start=following, max=1)
+        assert pairs(more) == [(f"k{page - 1}", "2")]
+
+
+async def test_a_read_goes_on_behind_a_ledger_that_is_trimmed_meanwhile(broker, monkeypatch):
+    for n in range(8):
+        await publish(broker, (f"k{n}", "1"), batch=False)
+    (topic,) = broker.broker.topics
+    read_entries = topic.ledger.read
+
+    async def trim_first(*args, **options):
+        monkeypatch.undo()
+        await trim(broker)
+        return await read_entries(*args, **options)
+
+    monkeypatch.setattr(topic.ledger, "read", trim_first)
+    answer = await broker.client.get(f"{TOPIC}/messages?start=earliest")
+    assert answer.status_code == 200, answer.text
+    assert topic.ledger.first_position.ledger_id > 0
+    assert len(answer.json()["messages"]) == topic.ledger.entries_count
 
 
 async def trim(broker: Harness) -> None:
@@ -256,6 +285,29 @@ async def test_closing_a_topic_ends_its_compaction_and_deletes_what_it_wrote(bro
     custom = [ledger.metadata.custom.get("component") for ledger in ledgers.ledgers.values()]
     assert b"compacted-ledger" not in custom
     assert pairs(await read_all(broker)) == [("a", "1")]
+
+
+async def test_deleting_a_topic_while_its_compacted_ledger_is_created_leaves_no_ledger(broker, ledgers, monkeypatch):
+    await publish(broker, ("a", "1"))
+    await compact(broker)
+    client = broker.broker.topics.client
+    create, created, answered = client.create, asyncio.Event(), asyncio.Event()
+
+    async def create_slowly(**options):
+        handle = await create(**options)
+        created.set()
+        await answered.wait()
+        return handle
+
+    await publish(broker, ("a", "2"))
+    monkeypatch.setattr(client, "create", create_slowly)
+    await broker.client.put(f"{TOPIC}/compaction")
+    await created.wait()
+    deletion = asyncio.create_task(broker.client.delete(TOPIC))
+    await settle()
+    answered.set()
+    assert (await deletion).status_code == 200
+    assert ledgers.ledgers == {}
 
 
 async def test_a_time_is_no_start_of_a_compacted_read(broker):

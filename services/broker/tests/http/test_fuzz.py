@@ -29,7 +29,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
-EXAMPLES = 12
+EXAMPLES = 6
 ENDLESS = {"stream"}
 """Operations whose successful answer never ends."""
 

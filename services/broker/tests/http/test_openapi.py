@@ -23,23 +23,25 @@ async def test_operations_keep_their_ids_and_document_their_errors(broker):
     assert sorted(operations) == [
         "ack", "beginMove", "cancelMessage", "clearBacklog", "compact", "compactionStatus", "compareSchema",
         "createNamespace", "createTopic", "deleteNamespace", "deleteNamespacePolicy", "deletePartitions",
-        "deleteSchema", "deleteTenant", "deleteTopic", "deleteTopicPolicy", "expire", "explainSubscription",
-        "findUnknown", "getNamespace", "getNamespacePolicies", "getProducer", "getSchema", "getSchemaVersion",
-        "getTenant", "getTopicPolicies", "handBack", "leave", "listDeadLetters", "listNamespaces",
-        "listNamespacesOfTenant", "listSchemaVersions", "listSubscriptions", "listTenants", "listTopics", "nack",
-        "produce", "purgeDeadLetters", "putNamespacePolicies", "putTenant", "putTopicPolicies", "readMessage",
-        "readMessages", "receive", "redriveDeadLetters", "releaseTopic", "resetSubscription", "retry", "seek",
-        "setPartitions", "skip", "stillHolds", "storeCopies", "stream", "subscribe", "takeTopic",
-        "topicInternalStats", "topicPartitions",
-        "topicRetention", "topicStats", "unloadNamespace", "unloadTopic", "unsubscribe", "uploadSchema",
+        "deleteSchema", "deleteTenant", "deleteTopic", "deleteTopicPolicy", "expire", "explainPermission",
+        "explainSubscription", "findUnknown", "getNamespace", "getNamespacePolicies", "getProducer", "getSchema",
+        "getSchemaVersion", "getTenant", "getTopicPolicies", "grantNamespacePermission", "grantTopicPermission",
+        "handBack", "leave", "listBundles", "listDeadLetters", "listNamespacePermissions", "listNamespaces",
+        "listNamespacesOfTenant", "listSchemaVersions", "listSubscriptions", "listTenants", "listTopicPermissions",
+        "listTopics", "nack", "produce", "purgeDeadLetters", "putNamespacePolicies", "putTenant",
+        "putTopicPolicies", "readMessage", "readMessages", "receive", "redriveDeadLetters", "releaseTopic",
+        "resetSubscription", "retry", "revokeNamespacePermission", "revokeTopicPermission", "seek", "setPartitions",
+        "showLimits", "skip", "splitBundle", "stillHolds", "storeCopies", "stream", "subscribe", "takeTopic",
+        "topicInternalStats", "topicPartitions", "topicRetention", "topicStats", "unloadNamespace", "unloadTopic",
+        "unsubscribe", "uploadSchema",
     ]  # fmt: skip
     for operation in operations.values():
         for status, answer in operation["responses"].items():
             if int(status) >= 400:
                 assert list(answer["content"]) == ["application/problem+json"]
     assert set(operations["produce"]["responses"]) == {
-        "200", "207", "307", "400", "404", "408", "409", "413", "415", "422", "429", "500", "503", "504",
-        "507",
+        "200", "207", "307", "400", "401", "403", "404", "408", "409", "413", "415", "422", "429", "431", "500", "503",
+        "504", "507",
     }  # fmt: skip
     assert "422" not in operations["topicStats"]["responses"]
     assert "HTTPValidationError" not in document["components"]["schemas"]

@@ -43,6 +43,7 @@ def fill(template: str) -> str:
         version="7",
         local="x%20y",
         policy="message_ttl_s",
+        role="clerk",
     )
 
 
@@ -148,9 +149,11 @@ def test_the_list_of_json_routes_is_complete():
         ("PUT", ANY_TOPIC + "/compaction"),
         ("POST", ANY_TOPIC + "/unload"),  # their content types: test_unloading
         ("POST", models.NAMESPACE + "/unload"),
+        ("POST", models.NAMESPACE + "/split"),  # its content type: test_bundles
         *((method, path) for path in (models.TENANT, models.NAMESPACE) for method in ("PUT", "DELETE")),
         *(("PUT", path) for path in (models.POLICIES, models.TOPIC_POLICIES)),  # test_namespaces, test_policies
         *(("DELETE", path) for path in (models.POLICY, models.TOPIC_POLICY)),
+        *((m, path) for path in (models.NAMESPACE_PERMISSION, models.TOPIC_PERMISSION) for m in ("PUT", "DELETE")),
     } == found
 
 
@@ -217,6 +220,8 @@ async def test_safe_methods_create_no_topic_and_take_no_bundle(broker, route, me
         "listSchemaVersions": 200,
         "listTenants": 200,
         "listNamespaces": 200,
+        "showLimits": 200,
+        "explainPermission": 400,
         "stream": 405 if method == "HEAD" else 404,
     }
     assert answer.status_code == expected.get(route.operation_id, 404)

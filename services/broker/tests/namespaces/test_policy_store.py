@@ -11,7 +11,7 @@ from bindery_broker.namespaces.policies import EffectivePolicies, Rate
 from bindery_broker.namespaces.policy_codec import change_namespace, change_topic
 from bindery_broker.namespaces.policy_store import NAMESPACES_IDLE_MAX, PolicyStore
 from bindery_broker.namespaces.resolution import Source
-from bindery_core.errors import Corrupt, MetadataUnavailable
+from bindery_core.errors import Corrupt, MetadataUnavailable, NoSuchTopic
 from bindery_metadata.stores.memory import MemoryStore, MemoryTree
 from bindery_metadata.stores.store import Set
 from bindery_pulsar.topic_name import TopicName
@@ -255,6 +255,20 @@ async def test_the_policies_of_a_topic_are_one_znode_while_there_are_any(
     assert policies.effective(NAME).producers_max == 0
     assert await store.exists(TOPIC_PATH) is None
     assert await policies.update_topic(NAME, lambda record: record) == {}
+
+
+async def test_policies_that_are_stored_while_their_topic_is_deleted_are_removed(
+    store: MemoryStore, policies: PolicyStore
+) -> None:
+    async def check(name: TopicName) -> None:
+        assert name == NAME
+        assert await store.exists(TOPIC_PATH) is not None
+        raise NoSuchTopic("no such topic")
+
+    policies.check_topic = check
+    with pytest.raises(NoSuchTopic):
+        await policies.update_topic(PARTITION, lambda _record: {"maxProducerPerTopic": 4})
+    assert await store.exists(TOPIC_PATH) is None
 
 
 async def test_the_policies_of_a_topic_are_deleted_with_it_but_not_with_a_partition(

@@ -13,7 +13,8 @@ from bindery_metadata.coordination.leases import Leases
 from bindery_metadata.stores.memory import MemoryStore, MemoryTree
 from bindery_pulsar.topic_name import TopicName
 
-BUNDLE = Bundle.of(TopicName.parse("persistent://public/default/orders"))
+NAME = TopicName.parse("persistent://public/default/orders")
+BUNDLE = Bundle.of(NAME)
 HERE = OwnerRecord(http_url="http://127.0.0.1:8080")
 THERE = OwnerRecord(http_url="http://127.0.0.1:8081")
 
@@ -50,9 +51,9 @@ async def test_a_proof_of_ownership_covers_the_time_since_its_creation() -> None
     """A broker may lose a bundle and take it again. The proof for the first lease must not hold for the second one."""
     tree = MemoryTree()
     mine, store = ownership(tree, HERE)
-    assert mine.proof(BUNDLE) is None
+    assert mine.proof(NAME) is None
     assert await mine.locate(BUNDLE) is None
-    proof = mine.proof(BUNDLE)
+    proof = mine.proof(NAME)
     assert proof is not None
     assert await proof()
     store.fail_next(MetadataUnavailable("made up"))
@@ -61,7 +62,7 @@ async def test_a_proof_of_ownership_covers_the_time_since_its_creation() -> None
     await tree.connect().delete(BUNDLE.owner_path, version=None)
     assert not await proof()
     assert await mine.locate(BUNDLE) is None
-    again = mine.proof(BUNDLE)
+    again = mine.proof(NAME)
     assert again is not None
     assert await again()
     assert not await proof()

@@ -38,6 +38,71 @@ async def test_consumers_of_a_topic_and_of_a_subscription_are_limited(broker: Ha
     await broker.receive("c4", sub="b")
 
 
+async def send_as(broker: Harness, producer: str, **params: Any) -> int:
+    return int((await post(broker, "x", producer=producer, **params)).status_code)
+
+
+@pytest.mark.parametrize("level", ["namespaces/public/default", "topics/public/default/t"])
+async def test_named_producers_are_limited_by_either_level_at_each_broker(
+    pair: tuple[Harness, Harness], level: str
+) -> None:
+    one, two = pair
+    await post(one, "first")  # names no producer, so it counts for none
+    policies = f"/v1/{level}/policies"
+    assert (await two.client.put(policies, json={"producers_max": 2})).status_code == 200
+    assert [await send_as(broker, name) for broker, name in ((one, "a"), (two, "b"), (one, "a"))] == [200] * 3
+    for broker in pair:
+        refused = await post(broker, "x", producer="c", sequence_id=1)
+        problem(refused, status=429, code="too_many_producers")
+        assert refused.headers["retry-after"] == "30"
+        facts = refused.json()["facts"]
+        assert (facts["producers"], facts["limit"], facts["producer"]) == (2, 2, "c")
+        assert "set-policy" in refused.json()["detail"]
+        stats = (await broker.client.get(TOPIC)).json()
+        assert stats["producers"] == 2
+        rule = next(one for one in stats["policies"] if one["policy"] == "producers_max")
+        assert (rule["acts"], rule["value"], rule["effect"]) == (True, 2, "refuses")
+        assert rule["detail"].startswith("at most 2 producers; 2 are connected")
+    assert (await post(one, "unnamed")).status_code == 200
+    # A lower maximum ends none of them.
+    assert (await one.client.put(policies, json={"producers_max": 1})).status_code == 200
+    assert [await send_as(two, "a"), await send_as(two, "b"), await send_as(two, "c")] == [200, 200, 429]
+    one.clock.advance(30)
+    assert [await send_as(one, "c"), await send_as(one, "a")] == [200, 429]
+    assert (await one.client.put(policies, json={"producers_max": 0})).status_code == 200
+    assert await send_as(two, "a") == 200
+
+
+async def test_a_repeat_that_is_stored_is_answered_above_the_maximum(broker: Harness) -> None:
+    first = await post(broker, "x", producer="a", sequence_id=1)
+    broker.clock.advance(30)
+    assert await send_as(broker, "b") == 200
+    set_to = await broker.client.put("/v1/topics/public/default/t/policies", json={"producers_max": 1})
+    assert set_to.status_code == 200
+    again = await post(broker, "x", producer="a", sequence_id=1)
+    assert (again.status_code, again.json()) == (200, first.json())
+    assert await send_as(broker, "a", sequence_id=2) == 429
+
+
+async def test_an_exclusive_producer_is_the_only_one(broker: Harness) -> None:
+    set_policies(broker, producers_max=1)
+    assert await send_as(broker, "a") == 200
+    body = {"access_mode": "exclusive"}
+    epoch = (await broker.client.put(f"{TOPIC}/producers/b/access", json=body)).json()["producer_epoch"]
+    assert await send_as(broker, "b", producer_epoch=epoch) == 200
+    problem(await post(broker, "x", producer="a"), status=409, code="producer_busy")
+    assert (await broker.client.get(TOPIC)).json()["producers"] == 1
+
+
+async def test_producers_of_topics_of_the_system_are_not_limited(broker: Harness) -> None:
+    set_policies(broker, producers_max=1)
+    path = "/v1/topics/public/default/__change_events/messages"
+    codes = [
+        (await broker.client.post(path, content=b"x", params={"producer": name})).status_code for name in ("a", "b")
+    ]
+    assert codes == [200, 200]
+
+
 async def test_subscriptions_are_limited(broker: Harness) -> None:
     set_policies(broker, subscriptions_max=1)
     await broker.receive(sub="a")

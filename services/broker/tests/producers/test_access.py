@@ -25,7 +25,7 @@ def said(action: Action) -> str:
             return f"{'fence' if is_fenced else 'replace'} {number}"
 
 
-def transcript(text: str) -> None:
+def transcript(text: str, *, producers_max: int = 0) -> None:
     """A call is `MODE ID [NAME [EPOCH [TOPIC EPOCH]]]`, `leave ID` or `request`, then `->` and what happens."""
     access = ProducerAccess(topic_epoch=4)
     for line in filter(None, map(str.strip, text.splitlines())):
@@ -46,7 +46,8 @@ def transcript(text: str) -> None:
                         MODES[verb],
                         int(epoch or 0),
                         int(topic_epoch) if topic_epoch else None,
-                    )
+                    ),
+                    producers_max=producers_max,
                 )
             result = ", ".join(map(said, found))
         except BinderyError as error:
@@ -160,6 +161,27 @@ def test_a_name_is_connected_once() -> None:
         wait 6 b 1   -> replace 4, queue 6
         leave 3      -> admit 6 epoch 5+
     """)
+
+
+def test_the_maximum_refuses_new_producers_and_ends_none() -> None:
+    transcript(
+        """
+        shared 1 a 0 -> admit 1 epoch 4
+        shared 2     -> admit 2 epoch 4
+        shared 3     -> too_many_producers
+        shared 4 a 1 -> replace 1, admit 4 epoch 4
+        wait 5       -> queue 5
+        shared 6     -> producer_busy
+        fence 7      -> fence 2, fence 4, fence 5, admit 7 epoch 5+
+        leave 7      ->
+        shared 8     -> admit 8 epoch 5
+        shared 9     -> admit 9 epoch 5
+        shared 10    -> too_many_producers
+        leave 8      ->
+        shared 10    -> admit 10 epoch 5
+        """,
+        producers_max=2,
+    )
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -15,7 +15,7 @@ import pytest
 from bindery_pulsar.message_id import MessageId
 from broker_harness import TOPIC, Harness
 
-SEEDS = 30
+SEEDS = 15
 ROUNDS = 40
 RETRY = f"{TOPIC}-s-RETRY"
 DLQ = f"{TOPIC}-s-DLQ"

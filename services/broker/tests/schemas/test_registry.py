@@ -211,6 +211,37 @@ async def test_a_lost_schema_ledger_fails_checks_and_a_deletion_repairs(one, two
     assert await two.add(schema(3)) == 3
 
 
+async def test_a_schema_that_is_removed_while_it_is_read_is_not_damaged(one, two, monkeypatch):
+    await one.add(schema(1))
+    opened = two.client.open
+
+    async def open_late(*args, **options):
+        await one.registry.remove(TOPIC)
+        return await opened(*args, **options)
+
+    monkeypatch.setattr(two.client, "open", open_late)
+    with pytest.raises(NoSuchSchema):
+        await two.registry.newest(TOPIC)
+    await one.add(schema(1))
+    assert await two.add(schema(2)) == 0  # compared with nothing, because the first one is gone
+
+
+async def test_a_schema_of_a_topic_that_is_deleted_meanwhile_is_removed(one, ledgers):
+    checks = []
+
+    async def check(topic):
+        checks.append(topic)
+        if len(checks) == 2:
+            raise Conflict("the topic was deleted")
+
+    one.registry.check_new = check
+    with pytest.raises(Conflict, match="deleted"):
+        await one.add(schema(1))
+    assert checks == [TOPIC, TOPIC]
+    assert await one.registry.versions(TOPIC) == []
+    assert ledgers.ledgers == {}
+
+
 async def test_an_unreachable_ledger_is_no_lost_one(one, two, ledgers):
     await one.add(schema(1))
     ledgers.fail_next("open", BookieUnavailable("away"))

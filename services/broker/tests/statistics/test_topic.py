@@ -7,7 +7,7 @@ from bindery_broker.statistics.volume import Volume
 
 def test_the_mean_size_of_batches_is_known_once_something_was_published() -> None:
     statistics = TopicStatistics()
-    assert (statistics.messages_per_entry, statistics.last_published_at, statistics.producers) == (None, None, 0)
+    assert (statistics.messages_per_entry, statistics.last_published_at) == (None, None)
     statistics.publish(10, 1, 500, now=1.0)
     statistics.publish(2, 2, 100, now=3.0)
     assert statistics.messages_per_entry == 4

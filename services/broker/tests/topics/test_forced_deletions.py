@@ -1,9 +1,12 @@
 """Topics that were deleted by force are not created again by clients that still use them."""
 
+import asyncio
 import json
 
 import pytest
 from bindery_broker.topics.forced_deletions import HOLD_S, ROOT, ForcedDeletions
+from bindery_core.errors import AlreadyExists, NoSuchNode
+from bindery_pulsar.topic_name import TopicName
 from broker_harness import TOPIC, Harness, payloads, problem
 
 RECORD = f"{ROOT}/public%2Fdefault%2Ft"
@@ -84,6 +87,37 @@ async def test_the_hold_is_that_of_every_broker_and_survives_its_deleter(pair: t
     two.clock.advance(HOLD_S)
     await left.clean()
     assert RECORD not in two.znodes()
+
+
+async def test_deletions_at_the_same_moment_leave_one_record(pair: tuple[Harness, Harness]) -> None:
+    name = TopicName.parse("public/default/t")
+    await asyncio.gather(
+        *(ForcedDeletions(harness.broker.store, clock=harness.clock.now_ms).record(name) for harness in (*pair, *pair))
+    )
+    assert [path for path in pair[0].znodes() if path.startswith(f"{ROOT}/")] == [RECORD]
+    problem(await pair[0].client.post(f"{TOPIC}/messages", content="x"), status=409, code="topic_deleted")
+
+
+async def test_a_record_that_is_removed_meanwhile_is_written_again(broker: Harness) -> None:
+    """The record exists when it is created, and is removed before it is set."""
+
+    class Store:
+        def __init__(self) -> None:
+            self.calls: list[str] = []
+
+        async def set(self, path: str, data: bytes, *, version: None) -> None:
+            self.calls.append("set")
+            if len(self.calls) < 5:
+                raise NoSuchNode("made up")
+
+        async def create(self, path: str, data: bytes, *, make_parents: bool) -> None:
+            self.calls.append("create")
+            raise AlreadyExists("made up")
+
+    store = Store()
+    deletions = ForcedDeletions(store, clock=broker.clock.now_ms)  # type: ignore[arg-type]
+    await deletions.record(TopicName.parse("public/default/t"))
+    assert store.calls == ["set", "create", "set", "create", "set"]
 
 
 async def test_a_record_that_cannot_be_decoded_holds_nothing_and_is_removed(broker: Harness) -> None:

@@ -20,23 +20,14 @@ is secured. Source: BookKeeper AuthHandler.ServerSideHandler; it has no rows abo
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
-from bindery_core.auth_token import TokenVerifier, is_subject
 from bindery_core.errors import BinderyError, Unauthorized
 from bindery_core.wire import messages as m
 from bindery_core.wire.messages import Operation, Request, Response, Status
+from bindery_identity.tokens import TokenVerifier, is_subject
 
-_OPERATIONS: Final[dict[type, int]] = {
-    m.AddRequest: Operation.ADD_ENTRY,
-    m.ReadRequest: Operation.READ_ENTRY,
-    m.WriteLacRequest: Operation.WRITE_LAC,
-    m.ReadLacRequest: Operation.READ_LAC,
-    m.BookieInfoRequest: Operation.GET_BOOKIE_INFO,
-    m.ForceLedgerRequest: Operation.FORCE_LEDGER,
-    m.ListEntriesRequest: Operation.GET_LIST_OF_ENTRIES_OF_LEDGER,
-    m.AuthRequest: Operation.AUTH,
-}
+from bindery_bookie.access.roles import OPERATION_OF
 
 
 class Authenticator(Protocol):
@@ -67,7 +58,7 @@ class TokenAuthenticator:
         self._now_s = now_s
 
     def by_token(self, token: bytes) -> str:
-        return self._verifier.verify(token, now_s=self._now_s())
+        return self._verifier.verify(token, now_s=self._now_s()).subject
 
     def by_certificate(self, names: Collection[str] | None) -> str | None:
         return None
@@ -183,7 +174,7 @@ class Gate:
 
 
 def _refusal_v3(request: Request) -> Response:
-    operation = request.operation if isinstance(request, m.OtherRequest) else _OPERATIONS[type(request)]
+    operation = request.operation if isinstance(request, m.OtherRequest) else OPERATION_OF[type(request)]
     return m.ErrorResponse(request.txn_id, operation, Status.UNAUTHORIZED)
 
 

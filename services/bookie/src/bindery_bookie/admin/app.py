@@ -9,9 +9,11 @@ from typing import Final
 
 from bindery_kit.admin import app
 from bindery_kit.admin.app import HEAVY_MAX as HEAVY_MAX
+from bindery_kit.admin.app import RoleRule
 from bindery_kit.admin.http import Route
 from bindery_recovery.admin import autorecovery_http
 
+from bindery_bookie.access.roles import ROUTES as ROUTE_ROLES
 from bindery_bookie.admin import (
     bookie_routes,
     cluster_routes,
@@ -46,4 +48,10 @@ class AdminApp(app.AdminApp[AdminContext]):
             access=context.access,
             is_open=context.is_open,
             service="bookie",
+            rules={
+                route: RoleRule(role=role.value, setting=f"auth.{role.value}_roles", allowed=context.roles.of(role))
+                for route, role in ROUTE_ROLES.items()
+                if role is not None
+            },
+            confidential=context.roles.recovery,
         )

@@ -89,5 +89,5 @@ ROUTES: Final = (
     Route("GET", "/api/v1/bookie/state/readonly", _read_only, during_start=True),
     Route("PUT", "/api/v1/bookie/state/readonly", _set_read_only, during_start=True),
     Route("GET", "/api/v1/bookie/is_ready", _is_ready, during_start=True),
-    Route("GET", "/api/v1/bookie/sanity", _sanity, is_guarded=True, is_heavy=True),
+    Route("GET", "/api/v1/bookie/sanity", _sanity, is_guarded=True, is_heavy=True, get_changes=True),
 )

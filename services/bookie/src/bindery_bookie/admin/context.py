@@ -15,6 +15,7 @@ from bindery_metadata.layout.layout import LedgersLayout
 from bindery_metadata.ledgers.ledger_manager import LedgerManager
 from bindery_metadata.stores.store import MetadataStore
 
+from bindery_bookie.access.roles import NO_ROLES, Roles
 from bindery_bookie.state import BookieState
 from bindery_bookie.storage.collection.collection_interface import GarbageCollection
 from bindery_bookie.storage.corruption.damage import DamageRegister
@@ -114,6 +115,7 @@ class AdminContext:
     ledger_client: Callable[[], Awaitable["LedgerClient"]] | None = None
     """The ledger client of the process, which is connected by the first call."""
     access: AdminAccess = OPEN
+    roles: Roles = NO_ROLES
     shards: Callable[[], Sequence[Shard]] = tuple
     directories: Callable[[], Sequence[Any]] = tuple
     """State of each configured directory: `storage_watch.DirectoryState`."""

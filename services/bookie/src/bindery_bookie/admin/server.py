@@ -10,14 +10,19 @@ from typing import TYPE_CHECKING
 
 from bindery_core.ids import BookieId
 from bindery_core.sources import RandomBits
+from bindery_identity.tls import TlsFiles
+from bindery_kit.access.audit_log import AuditLog
+from bindery_kit.access.audit_trail import trail
 from bindery_kit.admin.access import AdminAccess
 from bindery_kit.http.http_server import HttpServer
 from bindery_kit.http.http_stats import HttpStats
 from bindery_kit.observability.health import Health, OpsApp
 from bindery_kit.observability.process_page import ProcessPage
+from bindery_kit.observability.tls_metrics import TlsMetrics
 from bindery_metadata.layout.layout import LedgersLayout
 from bindery_metadata.stores.store import MetadataStore
 
+from bindery_bookie.access.roles import Roles
 from bindery_bookie.admin.app import AdminApp
 from bindery_bookie.admin.context import AdminContext
 from bindery_bookie.admin.shard import EngineShard
@@ -48,6 +53,10 @@ class AdminServer:
         *,
         sock: socket.socket,
         access: AdminAccess,
+        tls: TlsFiles | None,
+        tls_metrics: TlsMetrics,
+        roles: Roles,
+        audit_log: AuditLog | None,
         bookie_id: BookieId,
         health: Health,
         state: BookieState,
@@ -62,13 +71,15 @@ class AdminServer:
         repair: Callable[[], RepairState | None],
         guard: Callable[[], RollbackGuard | None],
         recovery_page: Callable[[], bytes],
+        files_page: Callable[[], bytes] = bytes,
         connect_client: "Callable[[], Awaitable[LedgerClient] | None]",
         randomness: RandomBits,
         wall_clock_ms: Callable[[], int],
     ) -> None:
-        """`sock`: bound, not listening yet; `start` listens on it, and `stop` closes it. `metadata`, `connect_client`,
-        `repair` and `guard` return None until the start has created these parts. `recovery_page`: metrics of recovery
-        inside this bookie, as text."""
+        """`sock`: bound, not listening yet; `start` listens on it, and `stop` closes it. `tls`: of this port; None: no
+        TLS. `tls_metrics`: of all ports. `audit_log`: its owner closes it. `metadata`, `connect_client`, `repair` and
+        `guard` return None until the start has created these parts. `recovery_page`: metrics of recovery inside this
+        bookie, as text, and `files_page` those of followed files."""
         layout = LedgersLayout(settings.ledgers_root)
         self._client = SharedClient(connect_client)
         self._recovery = SharedRecovery(
@@ -100,21 +111,25 @@ class AdminServer:
             guard=guard,
             ledger_client=self._client.get,
             access=access,
+            roles=roles,
             shards=lambda: views,
             directories=directories,
             drills=drills,
             recovery=self._recovery.get,
         )
         stats = HttpStats()
-        page = ProcessPage("bookie", metrics.render, recovery_page)
-        app = OpsApp(health, page, app=AdminApp(context), parts=[stats.render])
+        page = ProcessPage("bookie", metrics.render, recovery_page, files_page)
+        parts = [stats.render, tls_metrics.render, *([] if audit_log is None else [audit_log.render])]
+        app = OpsApp(health, page, app=AdminApp(context), parts=parts)
         self._http = HttpServer(
             app,
             host=settings.host,
             sock=sock,
             settings=settings.http,
             stats=stats,
+            tls=tls,
             own_names=[settings.advertised_host],
+            outermost=trail(audit_log),
         )
 
     async def start(self) -> None:

@@ -9,10 +9,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from bindery_core.auth_token import sign
 from bindery_core.errors import BadRequest
 from bindery_core.ids import BookieId
 from bindery_core.sources import RandomSource
+from bindery_identity.tokens import sign
 from bindery_kit.admin.access import read_keys, read_secrets
 from bindery_kit.process.late_imports import in_thread
 from bindery_metadata.layout.layout import LedgersLayout
@@ -81,4 +81,10 @@ def _own_token(settings: BookieSettings, bookie_id: BookieId) -> bytes:
     auth = settings.auth
     if auth.secrets_file:
         return read_secrets(auth.secrets_file)[0]
-    return sign(read_keys(auth.keys_file)[0], subject=str(bookie_id), audience=auth.audience or None)
+    key = next((key for key in read_keys(auth.keys_file) if key.is_secret), None)
+    if key is None:
+        raise BadRequest(
+            "cannot repair from other bookies: auth.keys_file has only public keys, which cannot sign a token for this "
+            "bookie. Set repair.token_file"
+        )
+    return sign(key, subject=str(bookie_id), audience=auth.audience or None)

@@ -19,6 +19,7 @@
 | bindery_bookie_connections, _long_polls, ..._size        | gauge   | current values                                  |
 | bindery_bookie_bad_frames                                | counter | connections closed because of malformed frames  |
 | bindery_bookie_auth_failures                             | counter | connections that failed to authenticate         |
+| bindery_bookie_forbidden_requests                        | counter | requests that the roles of clients forbid       |
 | bindery_bookie_connections_ended_total                   | counter | connections that a limit ended, by reason       |
 | bindery_bookie_held_bytes, _held_bytes_max               | gauge   | bytes that slow clients hold, by kind; limits   |
 
@@ -97,6 +98,8 @@ class BookieMetrics:
         self.read_bytes = 0
         self.bad_frames = 0
         self.auth_failures = 0
+        self.forbidden = 0
+        """Requests of the ledger port that the client's roles do not allow."""
         self.directories: Callable[[], Sequence[DirectoryUsage]] = tuple
         self.reads_blocked: Callable[[], int] = lambda: 0
         if storage is None or isinstance(storage, StorageStats):
@@ -151,6 +154,7 @@ class BookieMetrics:
             ("bookie_WRITE_BYTES", "Bytes of entries stored.", self.write_bytes),
             ("bookie_READ_BYTES", "Bytes of entries read.", self.read_bytes),
             ("bindery_bookie_auth_failures", "Connections that failed to authenticate.", self.auth_failures),
+            ("bindery_bookie_forbidden_requests", "Requests that the roles of clients forbid.", self.forbidden),
             ("bindery_bookie_bad_frames", "Connections closed because of malformed frames.", self.bad_frames),
         ):
             page.add(name, "counter", help, [("", value)])

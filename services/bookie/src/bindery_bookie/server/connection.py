@@ -133,6 +133,7 @@ class BookieConnection(asyncio.Protocol):
         "_entry_size",
         "_first_data",
         "_first_timer",
+        "_forbidden",
         "_frame_began_s",
         "_frame_seen_s",
         "_frame_seen_size",
@@ -195,6 +196,8 @@ class BookieConnection(asyncio.Protocol):
         frame_size_max = owner.settings.frame_size_max
         if self._gate is not None:  # the client is unknown
             frame_size_max = min(frame_size_max, CLEAR_FRAME_SIZE_MAX)
+        self._forbidden: frozenset[type[Request]] | None = None
+        """Requests that the client's roles do not allow; None: it may send all. Set when the gate opens."""
         self._decoder = FrameDecoder(frame_size_max=frame_size_max)
         self._requests = RequestDecoder()
         self._first_timer: asyncio.TimerHandle | None = None
@@ -351,6 +354,8 @@ class BookieConnection(asyncio.Protocol):
                 return
             requests = verdict.passed
             self._check_gate()
+        if self._forbidden is not None:
+            requests = self._operations.allowed(self, requests, self._forbidden, codec, peer_name=self.peer_name)
         if requests and self._transport is not None and not self._transport.is_closing():
             self._operations.handle(self, requests, codec)
         if not self._is_known and self._gate is None and not self._tls.is_begun:
@@ -617,6 +622,7 @@ class BookieConnection(asyncio.Protocol):
 
     def _check_gate(self) -> None:
         if self._gate is not None and self._gate.is_open:
+            self._forbidden = self._owner.security.roles.forbidden_to(self._gate.who)
             self._gate = None
             self._decoder.allow(self._settings.frame_size_max)
             if self._first_timer is not None:

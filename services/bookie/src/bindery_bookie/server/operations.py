@@ -15,7 +15,7 @@ An add is answered with OK after the store has reported it, which means that its
 (DEFERRED_SYNC: written). Source: BookKeeper's request processors, observed on 4.17.2.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final, cast
 
 from bindery_core.errors import BinderyError
@@ -36,6 +36,7 @@ from bindery_core.wire.status import of_error
 from bindery_kit.observability.logs import error_fields
 from bindery_kit.observability.quiet_log import QuietLog
 
+from bindery_bookie.access.roles import OPERATION_OF
 from bindery_bookie.metrics import BookieMetrics
 from bindery_bookie.server.back_pressure import BackPressureBudget
 from bindery_bookie.server.peer import Peer
@@ -115,6 +116,32 @@ class Operations:
                     self._start(peer, request, codec)
             finally:
                 self._single.send_refused(peer, codec)
+
+    def allowed(
+        self,
+        peer: Peer,
+        requests: Sequence[Request],
+        forbidden: Collection[type[Request]],
+        codec: Codec,
+        *,
+        peer_name: str,
+    ) -> Sequence[Request]:
+        """Answer requests of the types `forbidden` with UNAUTHORIZED, and return the others. `peer_name`: for the log.
+
+        Source: BookKeeper's EUA, which its clients report as UnauthorizedAccess.
+        """
+        refused = [request for request in requests if type(request) in forbidden]
+        if not refused:
+            return requests
+        peer.send(codec.encode_responses([failed(request, Status.UNAUTHORIZED) for request in refused]))
+        self._metrics.forbidden += len(refused)
+        self._log.warning(
+            "operation_forbidden",
+            peer=peer_name,
+            operation=OPERATION_OF[type(refused[0])].name,
+            hint="the client lacks the role: auth.client_roles or auth.recovery_roles",
+        )
+        return [request for request in requests if type(request) not in forbidden]
 
     def _start(self, peer: Peer, request: Request, codec: Codec) -> None:
         match request:

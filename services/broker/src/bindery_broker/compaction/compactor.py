@@ -19,6 +19,7 @@ left over.
 """
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -150,8 +151,7 @@ class Compactor:
             )
         except BaseException:
             if not switching:
-                await handle.abandon()
-                await delete_ledger(tools, handle.ledger_id, topic=self._topic)
+                await self._discard(handle)
             raise
         if former is not None:
             await delete_ledger(tools, former, topic=self._topic)
@@ -210,6 +210,21 @@ class Compactor:
         self._progress.entries_written += len(payloads)
 
     async def _create(self, last: Position) -> WriteHandle:
+        """Create the compacted ledger. If the compaction is cancelled meanwhile, the ledger is deleted again, because
+        nothing names it yet."""
+        creating = asyncio.get_running_loop().create_task(self._create_ledger(last))
+        try:
+            return await asyncio.shield(creating)
+        except asyncio.CancelledError:
+            with contextlib.suppress(BinderyError):
+                await self._discard(await creating)
+            raise
+
+    async def _discard(self, handle: WriteHandle) -> None:
+        await handle.abandon()
+        await delete_ledger(self._tools, handle.ledger_id, topic=self._topic)
+
+    async def _create_ledger(self, last: Position) -> WriteHandle:
         settings = self._tools.settings
         async with limited(settings.operation_timeout_s, "create a compacted ledger"):
             return await self._tools.client.create(

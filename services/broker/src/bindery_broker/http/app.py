@@ -16,6 +16,7 @@ from bindery_broker.broker import Broker
 from bindery_broker.http import admin, openapi, page, v1
 from bindery_broker.http.at_owner import AtOwner
 from bindery_broker.http.budget import ByteBudget
+from bindery_broker.http.charging.allowance import Limiter
 from bindery_broker.http.exchange import has_reasons, reason_reply
 from bindery_broker.http.gate import Carry, Gate, HotRoutes
 from bindery_broker.http.peers.moves import Peers
@@ -45,6 +46,9 @@ class BrokerApp(FastAPI):
         )
         self._broker = broker
         self._proxy = proxy or Proxy()
+        self.limiter = Limiter(broker.accounts, by_address=broker.settings.limits.by_address, now=broker.now)
+        self._proxy.passing_headers = self.limiter.passing_headers
+        broker.topics.admit_new = broker.partitioned.admit_new = self.limiter.create_topics
         broker.topics.targets.peers = Peers(self._proxy)
         self._retries = RemoteRetries(self._proxy, prefix=f"via-{broker.store.session_id:x}", now=broker.now)
         broker.retry_topics.peers = self._retries
@@ -75,6 +79,7 @@ class BrokerApp(FastAPI):
             at_owner=at_owner,
             budget=self._budget,
             routes=HotRoutes(routes),
+            limiter=self.limiter,
         )
         at_owner.app = self._gate
         broker.deletions.delete_topic = at_owner.delete_topic

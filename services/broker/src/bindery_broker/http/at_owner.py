@@ -6,8 +6,8 @@ Operations raise those errors only if nothing was written, or if what was writte
 Requests to a partitioned topic have no owner: any broker runs them, by requests to the partitions.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from typing import Final, Protocol
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from typing import Any, Final, Protocol
 from urllib.parse import quote
 
 from bindery_core.errors import Conflict, NoSuchSubscription, NoSuchTopic, NotThere, TopicFenced, TryAgain
@@ -19,12 +19,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bindery_broker.broker import Broker
 from bindery_broker.errors import NotOwner, OwnedByPulsar, TopicIsPartitioned
+from bindery_broker.http.authorization import run_allowed
 from bindery_broker.http.exchange import PARTITION_HEADER, PROXIED_HEADER, ROUTED_BY_HEADER, Answered, Exchange, Reply
 from bindery_broker.http.paths import path_of
+from bindery_broker.http.peers.splits import Splits
 from bindery_broker.http.peers.unloads import Unloads
 from bindery_broker.http.proxy import Proxy, redirect
 from bindery_broker.ownership.bundles import Bundle
 from bindery_broker.ownership.ownership import Unloaded
+from bindery_broker.ownership.splits import Split
 from bindery_broker.partitioned.record import PartitionedRecord
 
 PULSARS: Final = (b"/admin/v2/", b"/lookup/v2/")
@@ -64,11 +67,32 @@ class AtOwner:
         self.app: ASGIApp = _no_app
         """See `OperationRunner`."""
         self._unloads = Unloads(broker, proxy)
+        self._splits = Splits(broker, proxy, self._unloads)
         self._proxy = proxy
         self._creating = frozenset(creating)
 
-    async def run(self, exchange: Exchange, operation: Callable[[Exchange], Awaitable[Response]]) -> Response:
-        """Return the answer of the operation or of the owner. Raises what the operation raises, or NotOwner (retry)."""
+    def run(
+        self,
+        exchange: Exchange,
+        operation: Callable[[Exchange], Awaitable[Response]],
+        *,
+        begin: Callable[[], Awaitable[None]] | None = None,
+    ) -> Coroutine[Any, Any, Response]:
+        """Return the answer of the operation or of the owner. `begin`: runs before it, if the request may have it.
+
+        Raises Forbidden before anything that exists is looked at, what the operation raises, or NotOwner (retry).
+        """
+        if self.broker.access is None and begin is None:
+            return self._run(exchange, operation)
+
+        async def run() -> Response:
+            if begin is not None:
+                await begin()
+            return await self._run(exchange, operation)
+
+        return run_allowed(exchange, run)
+
+    async def _run(self, exchange: Exchange, operation: Callable[[Exchange], Awaitable[Response]]) -> Response:
         name = exchange.topic_name
         if name is None:
             return await operation(exchange)
@@ -154,7 +178,9 @@ class AtOwner:
         body = None if exchange.method == "GET" else await exchange.body()
         headers = [(ROUTED_BY_HEADER, quote(routed_by.full, safe="").encode())]
         try:
-            status, answer = await self._proxy.call(exchange.method, url, path, body, headers=headers)
+            status, answer = await self._proxy.call(
+                exchange.method, url, path, body, headers=headers, client=exchange.principal
+            )
         except NotOwner:
             self.broker.ownership.forget_remote(self.broker.ownership.divisions.known(routed_by))
             raise TryAgain(
@@ -183,10 +209,14 @@ class AtOwner:
             raise TryAgain("the owner of a topic did not delete it; retry", topic=name.short, answer=reason)
 
     async def unload(
-        self, bundles: Sequence[Bundle], *, hold_s: float | None, only_here: bool = False
+        self, bundles: Sequence[Bundle], *, hold_s: float | None, only_here: bool = False, destination: str = ""
     ) -> list[Unloaded]:
         """Unload bundles at their owners. See `Unloads.unload`."""
-        return await self._unloads.unload(bundles, hold_s=hold_s, only_here=only_here)
+        return await self._unloads.unload(bundles, hold_s=hold_s, only_here=only_here, destination=destination)
+
+    async def split(self, bundle: Bundle, how: Split, *, unload: bool, only_here: bool = False) -> list[Bundle]:
+        """Split a bundle at its owner. See `Splits.split`."""
+        return await self._splits.split(bundle, how, unload=unload, only_here=only_here)
 
     async def _elsewhere(self, exchange: Exchange) -> Response | None:
         """Proxy the request to the topic's owner. Returns None, with nothing sent, if this broker is the owner."""

@@ -15,6 +15,9 @@ from urllib.parse import parse_qsl, unquote
 import msgspec
 import msgspec.structs
 from bindery_core.errors import BadRequest, TooLarge
+from bindery_identity.principal import Principal
+from bindery_kit.access.audit_trail import DENIED
+from bindery_kit.access.authenticate import PRINCIPAL
 from bindery_kit.admin.content_types import (
     JSON_TYPE,
     check_codings,
@@ -28,15 +31,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from bindery_broker.access.audited import PROXIED_HEADER as PROXIED_HEADER
 from bindery_broker.broker import Broker
 from bindery_broker.http.budget import ByteBudget
+from bindery_broker.http.charging.allowance import Allowance, Limiter, announced_size
+from bindery_broker.http.charging.passed_on import PASSED_ON_HEADER
 from bindery_broker.http.json_errors import JSON_ERRORS, describe
 from bindery_broker.ownership.bundles import Bundle
 from bindery_broker.ownership.ownership import Unloaded
+from bindery_broker.ownership.splits import Split
 from bindery_broker.subscriptions.response_budget import Charge
 
-PROXIED_HEADER: Final = b"bindery-proxied"
-"""Set in requests that a broker forwards to the owner of the topic."""
 ROUTED_BY_HEADER: Final = b"bindery-routed-by"
 """Name of a topic, percent-encoded: the owner of the topic in the path has sent the request to the owner of this."""
 PARTITION_HEADER: Final = b"bindery-partition"
@@ -48,6 +53,8 @@ SCOPE_KEY: Final = "bindery.exchange"
 PIECES_PER_TURN: Final = 16
 """Number of pieces of an answer after which other tasks run, even if the client reads at once."""
 _PULSAR_PATHS: Final = (b"/admin/", b"/lookup/")
+EXPIRY_WAIT_S_MAX: Final = 7 * 86_400.0
+"""Maximum seconds that a request waits whose client has credentials that expire."""
 QUERY_SIZE_MAX: Final = 256 * 1024
 """Maximum bytes of a query string."""
 
@@ -111,15 +118,23 @@ class OperationRunner(Protocol):
         """Serves requests of this broker to itself."""
         ...
 
-    async def run(self, exchange: "Exchange", operation: Callable[["Exchange"], Awaitable[Response]]) -> Response: ...
+    async def run(
+        self,
+        exchange: "Exchange",
+        operation: Callable[["Exchange"], Awaitable[Response]],
+        *,
+        begin: Callable[[], Awaitable[None]] | None = None,
+    ) -> Response: ...
 
     async def pass_on(self, exchange: "Exchange", url: str, *, routed_by: TopicName) -> Response: ...
 
     async def delete_topic(self, name: TopicName) -> None: ...
 
     async def unload(
-        self, bundles: Sequence[Bundle], *, hold_s: float | None, only_here: bool = False
+        self, bundles: Sequence[Bundle], *, hold_s: float | None, only_here: bool = False, destination: str = ""
     ) -> list[Unloaded]: ...
+
+    async def split(self, bundle: Bundle, how: Split, *, unload: bool, only_here: bool = False) -> list[Bundle]: ...
 
 
 class Exchange(Request):
@@ -134,12 +149,18 @@ class Exchange(Request):
     """The error that ended an ordinary operation without an answer."""
     gone: bool = False
     """Whether the client closed the connection."""
+    is_expired: bool = False
+    """Whether the client's credentials expired while the request waited."""
     _read: bytes | None = None
     _passed_on: bool = False
     """Whether the complete body was streamed to another consumer (the proxy)."""
     _charged: int = 0
     """Bytes of the complete body that are charged to the budget."""
     _charge: Charge | None = None
+    allowance: Allowance | None = None
+    """What the request may use by the limits of its client, tenant and namespace; None: nothing is limited."""
+    _is_counted: bool = False
+    """Whether the body was counted by its announced size."""
     _named: dict[bytes, bytes] | None = None
 
     def __init__(
@@ -190,6 +211,12 @@ class Exchange(Request):
         if not self.header(PROXIED_HEADER) or not (text := self.header(ROUTED_BY_HEADER)):
             return None
         return TopicName.parse(unquote(text.decode("ascii", errors="replace")))
+
+    @property
+    def principal(self) -> Principal | None:
+        """The client; None without authentication."""
+        principal = self.scope.get("state", {}).get(PRINCIPAL)
+        return principal if isinstance(principal, Principal) else None
 
     def header(self, name: bytes) -> bytes:
         """Return the first header `name` (lower case), or b"" if there is none."""
@@ -261,6 +288,13 @@ class Exchange(Request):
         """Return the body of an ordinary operation."""
         return await self.read_body(size_max=self.broker.settings.control_bytes_max)
 
+    async def admit(self, limiter: Limiter) -> None:
+        """Return when it is the request's turn by its limits. Raises LimitExceeded."""
+        announced = announced_size(self.header(b"content-length"), size_max=self.broker.settings.request_bytes_max)
+        self._is_counted = announced > 0
+        self.allowance = limiter.allowance(self.scope, self.raw_path, self.header(PASSED_ON_HEADER))
+        await self.allowance.begin(body_size=announced)
+
     async def read_body(self, *, size_max: int) -> bytes:
         """Return the complete body. Raises TooLarge beyond `size_max`, TooManyRequests beyond the budget, ClientGone,
         and UnsupportedMediaType for an encoded body.
@@ -286,6 +320,8 @@ class Exchange(Request):
             body = await self._read_rest(body, size_max=size_max)
         elif len(body) > size_max:
             raise TooLarge("the body is too large", size=len(body), size_max=size_max)
+        if self.allowance is not None and not self._is_counted:
+            await self.allowance.received(len(body))
         self.budget.take(len(body))
         self._charged = len(body)
         self._read = body
@@ -309,15 +345,18 @@ class Exchange(Request):
         value: StructT = _decoded(body, cls)
         return value
 
-    async def load_json(self) -> None:
-        """Read and parse the body for FastAPI.
+    async def load_json(self, *, may_be_empty: bool = False) -> None:
+        """Read and parse the body for FastAPI. `may_be_empty`: no body and no content type stand for `{}`.
 
         FastAPI itself would answer every error with 400, and does not read every form of the content type.
         """
         if hasattr(self, "_json"):
             return
-        check_json_type(self.scope["headers"])
-        self._json = _decoded(await self.body(), object)
+        if may_be_empty and not self.has_header(b"content-type") and not await self.body():
+            self._read, self._json = b"{}", {}
+        else:
+            check_json_type(self.scope["headers"])
+            self._json = _decoded(await self.body(), object)
         headers = [(k, v) for k, v in self.scope["headers"] if k != b"content-type"]
         self._headers = Headers(raw=[*headers, (b"content-type", JSON_TYPE)])
 
@@ -334,6 +373,8 @@ class Exchange(Request):
             if size > size_max:
                 raise TooLarge("the body is too large", size=size, size_max=size_max)
             if chunk:
+                if self.allowance is not None and not self._is_counted:
+                    await self.allowance.received(len(chunk))
                 yield chunk
             if not message.get("more_body"):
                 self._passed_on = True
@@ -354,8 +395,8 @@ class Exchange(Request):
 
     @contextlib.contextmanager
     def watched(self, on_gone: Callable[[], None]) -> Iterator[None]:
-        """Set `gone` and call `on_gone` if the client closes the connection within the block. The body must have been
-        read."""
+        """Set `gone` and call `on_gone` if the client closes the connection within the block. Set `is_expired` and call
+        `on_gone` if its credentials expire: the answer still reaches it. The body must have been read."""
         assert self._read is not None or self._passed_on
 
         def lost() -> None:
@@ -369,12 +410,32 @@ class Exchange(Request):
         else:
             watcher = asyncio.create_task(self.watch_connection(on_gone))
         try:
-            yield
+            with self.until_expiry(on_gone):
+                yield
         finally:
             if watcher is not None:
                 watcher.cancel()
             if request is not None:
                 request.watch(None)
+
+    @contextlib.contextmanager
+    def until_expiry(self, on_expired: Callable[[], None]) -> Iterator[None]:
+        """Set `is_expired` and call `on_expired` if the credentials of the client expire within the block."""
+        expires_at_s = None if self.principal is None else self.principal.expires_at_s
+
+        def expire() -> None:
+            self.is_expired = True
+            on_expired()
+
+        timer = None
+        if expires_at_s is not None:
+            wait_s = min(expires_at_s - self.broker.clock() / 1000, EXPIRY_WAIT_S_MAX)
+            timer = asyncio.get_running_loop().call_later(max(0.0, wait_s), expire)
+        try:
+            yield
+        finally:
+            if timer is not None:
+                timer.cancel()
 
     # -- answer ---------------------------------------------------------------------------------------------------
 
@@ -386,11 +447,16 @@ class Exchange(Request):
             message["headers"] = [*message["headers"], (b"x-request-id", self.request_id.encode("latin-1"))]
         elif self.asked_method == "HEAD":
             message["body"] = b""
+        elif self.allowance is not None:
+            self.allowance.sent(len(message.get("body", b"")))
         return self._send(message)
 
     def respond(self, response: Response) -> bool:
-        """Send the answer at once. Return False, with nothing done, if it must be called as an ASGI application."""
-        if type(response) is not Reply:
+        """Send the answer at once. Return False, with nothing done, if it must be called as an ASGI application.
+
+        Refusals are not sent at once, because the audit log records them on their way.
+        """
+        if type(response) is not Reply or response.status_code in DENIED:
             return False
         request = request_of(self._send)
         if request is None:
@@ -400,6 +466,8 @@ class Exchange(Request):
         if not request.respond(response.status_code, headers, cast(bytes, response.body)):
             return False
         self.status = response.status_code
+        if self.allowance is not None:
+            self.allowance.sent(len(response.body))
         return True
 
     async def start_stream(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
@@ -456,6 +524,8 @@ class Exchange(Request):
         """
         self.failure = None
         self._read = None
+        if self.allowance is not None:
+            self.allowance.close()
         if self._charge is not None:
             self._charge.release()
         if self._charged:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 from bindery_core.errors import BinderyError
+from bindery_kit.access.audit_trail import entry_of
 from bindery_kit.http.problem import problem_of, problem_response
 from bindery_kit.observability.logs import error_fields, get_logger
 from bindery_pulsar.topic_name import TopicName
@@ -21,6 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from bindery_broker.http import paths
 from bindery_broker.http.at_owner import AtOwner
 from bindery_broker.http.budget import ByteBudget
+from bindery_broker.http.charging.allowance import Limiter
 from bindery_broker.http.exchange import SCOPE_KEY, ClientGone, Exchange, has_reasons, reason_reply
 from bindery_broker.http.route import HotRoute
 
@@ -30,6 +32,8 @@ REMEMBERED_PATH_SIZE_MAX: Final = 512
 """Maximum bytes of a path whose route is cached."""
 CLIENT_GONE: Final = 499
 """Status in logs and metrics of a request whose client disconnected before the answer. Source: nginx."""
+RECEIVE: Final = "receive"
+"""Id of the hot operation whose answer waits for the limits of bytes; a stream waits by itself."""
 _REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 _PAGES: Final = ("/docs", "/openapi.json")
 
@@ -84,7 +88,11 @@ class Carry:
 
 
 class Gate:
-    def __init__(self, app: ASGIApp, *, at_owner: AtOwner, budget: ByteBudget, routes: HotRoutes) -> None:
+    def __init__(
+        self, app: ASGIApp, *, at_owner: AtOwner, budget: ByteBudget, routes: HotRoutes, limiter: Limiter | None = None
+    ) -> None:
+        """`limiter`: limits of clients, tenants and namespaces; None: there are none."""
+        self._limiter = limiter
         self._app = app
         self._at_owner = at_owner
         self._broker = at_owner.broker
@@ -122,12 +130,16 @@ class Gate:
     async def _serve(self, exchange: Exchange) -> None:
         try:
             scope, raw_path = exchange.scope, exchange.raw_path
+            if self._limiter is not None and not self._limiter.is_off:
+                await exchange.admit(self._limiter)
             found = self._routes.find(exchange.asked_method, raw_path)
             if found is None:
                 await self._ordinary(exchange)
                 return
             route, scope["path_params"], exchange.topic_name = found
             exchange.operation = route.unique_id
+            if exchange.allowance is not None and route.unique_id == RECEIVE:
+                await exchange.allowance.wait_to_send(wait_s_max=self._broker.settings.receive_wait_ms_max / 1000)
             response: Response = await self._at_owner.run(exchange, route.endpoint)
             if not exchange.respond(response):
                 await response(scope, exchange.receive, exchange.answer)
@@ -153,6 +165,8 @@ class Gate:
         scope = exchange.scope
         if exchange.path in _PAGES:
             exchange.operation = "docs"
+        if exchange.allowance is not None and exchange.asked_method == "GET":
+            await exchange.allowance.wait_to_send()
         if scope["method"] == "HEAD":  # a copy, because the server itself reads the method in its scope
             scope = exchange.scope = {**scope, "method": "GET"}
         scope["path"] = paths.route_path(exchange.raw_path)
@@ -166,9 +180,16 @@ class Gate:
             self._log_failure(exchange, error)
         if exchange.is_answered:
             raise error
+        entry = entry_of(exchange.scope)
+        if entry is not None:
+            if entry.operation is None and exchange.operation != "none":
+                entry.describe(exchange.operation, exchange.scope.get("path_params", {}))
+            entry.request_id, entry.code = exchange.request_id, error.code
         response: Response = problem_of(error)
         if has_reasons(exchange.raw_path):
             response = reason_reply(error.status, str(error))
+            if "retry-after" in (headers := problem_of(error).headers):
+                response.raw_headers.append((b"retry-after", headers["retry-after"].encode()))
         await response(exchange.scope, exchange.receive, exchange.answer)
 
     def _log_failure(self, exchange: Exchange, error: Exception) -> None:

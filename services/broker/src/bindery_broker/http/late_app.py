@@ -1,12 +1,20 @@
-"""Answer 503 on the HTTP port while the broker starts. Requests for health paths do not reach this application.
+"""Answer requests on the HTTP port without the broker: 503 while it starts, and refusals of clients that are unknown.
 
+Requests for health paths do not reach these. Errors have the form of the path: problems, or that of Pulsar's admin API.
 This module uses no web framework, because FastAPI is imported while the port already answers.
 """
 
+import json
 from collections.abc import Awaitable
+from typing import Final
 
-from bindery_kit.http.problem import problem_response
+from bindery_core.errors import BinderyError
+from bindery_kit.http.problem import problem_of, problem_response
 from bindery_kit.observability.health import AsgiApp, Receive, Scope, Send
+from starlette.responses import Response
+
+PULSAR_PATHS: Final = ("/admin/", "/lookup/")
+"""Beginnings of the paths whose errors have the form of Pulsar's admin API."""
 
 
 class LateApp:
@@ -19,6 +27,18 @@ class LateApp:
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         return (self._app or _starting)(scope, receive, send)
+
+
+async def refuse_unknown(
+    scope: Scope, receive: Receive, send: Send, error: BinderyError, challenges: list[str]
+) -> None:
+    """Answer a request whose client is not authenticated. `challenges`: values of `WWW-Authenticate`."""
+    response = problem_of(error)
+    if scope["path"].startswith(PULSAR_PATHS):
+        response = Response(json.dumps({"reason": str(error)}), error.status, media_type="application/json")
+    for challenge in challenges:
+        response.headers.append("www-authenticate", challenge)
+    await response(scope, receive, send)
 
 
 async def _starting(scope: Scope, receive: Receive, send: Send) -> None:

@@ -14,7 +14,7 @@ from bindery_kit.http.problem_fastapi import Problem
 
 Json = dict[str, Any]
 
-_EVERYWHERE: Final = (400, 500, 503)
+_EVERYWHERE: Final = (400, 401, 403, 431, 500, 503)
 """Error statuses of every operation."""
 BODY_ERRORS: Final = (408, 413, 415, 429)
 """Further error statuses of operations with a body."""
@@ -26,6 +26,8 @@ TITLES: Final = {
     207: "Some messages were stored and others were not: one result for each message, in order.",
     307: "Only with `redirect=true`: `Location` is the same path on the broker that owns the topic.",
     400: "The request is invalid; `detail` says where.",
+    401: "The broker requires credentials, and the request has none that it accepts.",
+    403: "The host, the origin or the role of the request is not allowed; `code` says which.",
     404: "The topic, subscription or message does not exist.",
     408: "The body did not arrive in time.",
     409: "The resource is in a state that does not allow this; `code` says which.",
@@ -34,6 +36,7 @@ TITLES: Final = {
     422: "The metadata of a stored message is too large (`facts.message_id` is its id), or the idempotency key belongs "
     "to a request with other content; `code` says which.",
     429: "A limit on memory or on the number of consumers is reached; retry after `Retry-After` seconds.",
+    431: "The request line and the headers are too large.",
     500: "The service failed, or stored data is damaged.",
     503: "Nothing was changed; retry after `Retry-After` seconds.",
     504: "The outcome is unknown: no answer came from the bookies or from another broker.",

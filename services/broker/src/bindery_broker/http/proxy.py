@@ -8,15 +8,19 @@ client that no longer exists, because sending to a closed connection does not fa
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import ssl
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
 import httpx
-from bindery_core.errors import BadRequest, OutcomeUnknown, TooManyRequests
+from bindery_core.errors import BadRequest, OutcomeUnknown, TooManyRequests, Unauthorized
+from bindery_identity.principal import Principal
+from bindery_kit.access.own_token import CREDENTIALS, OwnToken
 from bindery_kit.admin.content_types import JSON_TYPE, check_codings
 
 from bindery_broker.errors import NotOwner
+from bindery_broker.http.charging.passed_on import PASSED_ON_HEADER
 from bindery_broker.http.exchange import PROXIED_HEADER, ROUTED_BY_HEADER, ClientGone, Exchange, Reply
 
 CONNECT_TIMEOUT_S: Final = 5.0
@@ -31,16 +35,30 @@ _HOP_HEADERS: Final = frozenset(
         b"transfer-encoding", b"upgrade", b"host", b"expect",
     )
 )  # fmt: skip
+_OF_BROKERS: Final = frozenset((ROUTED_BY_HEADER, PASSED_ON_HEADER))
+"""Headers that only brokers send: those of a client are not passed on."""
 _BODYLESS: Final = ("GET", "HEAD", "DELETE")
 """Methods whose body has no meaning: it is read and not forwarded."""
 
 
 class Proxy:
-    def __init__(self, *, transport: httpx.AsyncBaseTransport | None = None) -> None:
-        """`transport`: the transport to other brokers; None: TCP."""
+    def __init__(
+        self,
+        *,
+        transport: httpx.AsyncBaseTransport | None = None,
+        own_token: OwnToken | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """`transport`: the transport to other brokers; None: TCP. `own_token`: credentials of this broker; None: those
+        of the client are passed on, and requests of this broker have none. `tls`: of connections to brokers whose
+        address begins with https; None: those that httpx makes."""
+        self._own_token = own_token
+        self.passing_headers: Callable[[], list[tuple[bytes, bytes]]] = list
+        """Returns the headers that prove to other brokers that this one has passed a request on."""
         self._client, self._waiting = (
             httpx.AsyncClient(
                 transport=transport,
+                verify=True if tls is None else tls,
                 timeout=httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
                 limits=httpx.Limits(max_connections=CONNECTIONS_MAX, max_keepalive_connections=CONNECTIONS_MAX),
                 follow_redirects=False,
@@ -63,8 +81,9 @@ class Proxy:
             target += "?" + scope["query_string"].decode("ascii")
         has_body = exchange.method not in _BODYLESS
         stays = _HOP_HEADERS if has_body else _HOP_HEADERS | {b"content-length"}
-        headers = [(k, v) for k, v in scope["headers"] if k not in stays and k != ROUTED_BY_HEADER]
-        headers.append((PROXIED_HEADER, b"1"))
+        left_out = _OF_BROKERS | CREDENTIALS if self._own_token is not None else _OF_BROKERS
+        headers = [(k, v) for k, v in scope["headers"] if k not in stays and k not in left_out]
+        headers += [(PROXIED_HEADER, b"1"), *self.passing_headers(), *self._credentials(exchange.principal)]
         if not has_body:
             await exchange.read_body(size_max=exchange.broker.settings.control_bytes_max)
         body_sent = asyncio.Event()
@@ -82,6 +101,8 @@ class Proxy:
         except ClientGone:
             if exchange.is_answered:  # the client has its answer
                 return
+            if exchange.is_expired:
+                raise Unauthorized("the credentials of the client have expired") from None
             raise
         await exchange.send_chunk(b"", more=False)
 
@@ -97,36 +118,49 @@ class Proxy:
         headers: Sequence[tuple[bytes, bytes]] = (),
         timeout_s: float = ANSWER_TIMEOUT_S,
         is_waiting: bool = False,
+        client: Principal | None = None,
     ) -> tuple[int, bytes]:
         """Return the status and the body of the answer of the broker at `url`.
 
-        `is_waiting`: the answer may take long. Such calls have connections of their own, so that others need not wait
-        for them. Raises NotOwner if that broker cannot be reached (nothing was done), OutcomeUnknown if it does not
-        answer, TooManyRequests if there is no connection for the call in time.
+        `client`: on whose behalf the call is made; None: that of this broker. `is_waiting`: the answer may take long.
+        Such calls have connections of their own, so that others need not wait for them.
+
+        Raises NotOwner if that broker cannot be reached (nothing was done), OutcomeUnknown if it does not answer,
+        TooManyRequests if there is no connection for the call in time.
         """
-        sent = [(PROXIED_HEADER, b"1"), (b"accept", accept), *headers]
+        sent = [(PROXIED_HEADER, b"1"), (b"accept", accept), *headers, *self._credentials(client)]
+        sent += self.passing_headers()
         if body is not None:
             sent.append((b"content-type", content_type))
         timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S, pool=CONNECT_TIMEOUT_S)
-        client = self._waiting if is_waiting else self._client
+        connections = self._waiting if is_waiting else self._client
         try:
-            response = await client.request(method, url.rstrip("/") + path, content=body, headers=sent, timeout=timeout)
+            response = await connections.request(
+                method, url.rstrip("/") + path, content=body, headers=sent, timeout=timeout
+            )
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            raise NotOwner("the topic's owner cannot be reached; retry", owner=url) from error
+            raise _unreachable(error, url) from error
         except httpx.PoolTimeout as error:
             raise TooManyRequests("too many requests to other brokers are in progress; retry") from error
         except httpx.HTTPError as error:
             raise OutcomeUnknown("the connection to the topic's owner broke", owner=url) from error
+        except ssl.SSLError as error:
+            raise _refused(error, url) from error
         return response.status_code, response.content
+
+    def _credentials(self, client: Principal | None) -> list[tuple[bytes, bytes]]:
+        return [] if self._own_token is None else self._own_token.headers(client)
 
     async def _pass_on(self, exchange: Exchange, request: httpx.Request, url: str) -> None:
         """Send the request and forward the answer, except for its end."""
         try:
             response = await self._client.send(request, stream=True)
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
-            raise NotOwner("the topic's owner cannot be reached; retry", owner=url) from error
+            raise _unreachable(error, url) from error
         except httpx.HTTPError as error:
             raise OutcomeUnknown("the connection to the topic's owner broke", owner=url) from error
+        except ssl.SSLError as error:
+            raise _refused(error, url) from error
         try:
             await self._answer(exchange, response)
         except httpx.HTTPError as error:
@@ -148,11 +182,32 @@ class Proxy:
         if first:
             await exchange.send_chunk(first, more=True)
         async for chunk in chunks:
+            if exchange.allowance is not None and (debt_s := exchange.allowance.sending_debt_s()):
+                await asyncio.sleep(debt_s)
             await exchange.send_chunk(chunk, more=True)
 
     async def close(self) -> None:
         await self._client.aclose()
         await self._waiting.aclose()
+
+
+def _unreachable(error: httpx.TransportError, url: str) -> NotOwner:
+    """Return the error for a broker to which there is no connection: nothing was done."""
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        return NotOwner(
+            "the certificate of the topic's owner is not trusted, or names another host; check peers.ca_file of this "
+            "broker, and the advertised URL and the certificate of the owner",
+            owner=url,
+        )
+    return NotOwner("the topic's owner cannot be reached; retry", owner=url)
+
+
+def _refused(error: ssl.SSLError, url: str) -> OutcomeUnknown:
+    """Return the error for an alert of the owner. In TLS 1.3 it may be the answer to the certificate of this broker,
+    and arrives after the request was sent; httpx does not convert it."""
+    return OutcomeUnknown(
+        "the topic's owner ended TLS; check peers.certificate_file of this broker", owner=url, reason=str(error.reason)
+    )
 
 
 def redirect(exchange: Exchange, url: str) -> Reply:
@@ -172,7 +227,7 @@ async def _body(exchange: Exchange, sent: asyncio.Event, *, size_max: int) -> As
 
 @asynccontextmanager
 async def _until_gone(exchange: Exchange, body_sent: asyncio.Event) -> AsyncIterator[None]:
-    """End the block with ClientGone if the client disconnects after its request.
+    """End the block with ClientGone if the client disconnects after its request, or its credentials expire.
 
     Until the body is sent, reading the body detects a disconnect. The block must not send the end of the answer,
     because after it every connection counts as closed.
@@ -189,9 +244,10 @@ async def _until_gone(exchange: Exchange, body_sent: asyncio.Event) -> AsyncIter
 
     watcher = asyncio.create_task(watch())
     try:
-        yield
+        with exchange.until_expiry(stop):
+            yield
     except asyncio.CancelledError:
-        if exchange.gone and task.uncancel() == 0:
+        if (exchange.gone or exchange.is_expired) and task.uncancel() == 0:
             raise ClientGone from None
         raise
     finally:

@@ -4,9 +4,12 @@ Both are FastAPI routes of one application and one OpenAPI document; both run on
 """
 
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import msgspec
+from bindery_core.errors import BinderyError
+from bindery_kit.access.audit_trail import entry_of
 from fastapi import APIRouter
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
@@ -14,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from bindery_broker.access import audited
 from bindery_broker.http import openapi, paths
 from bindery_broker.http.exchange import SCOPE_KEY, Exchange
 
@@ -28,6 +32,8 @@ UNOWNED_OPERATIONS: Final = frozenset(
     )
 )  # fmt: skip
 """Operations that any broker runs, although their path names a topic, which need not exist."""
+DEFAULT_BODIES: Final = frozenset(("subscribe",))
+"""Operations whose body may be left out. Only PUT: a browser sends a POST without a content type for any other site."""
 _methods: Final[dict[str, set[str]]] = {}
 """Methods by path, for the `Allow` header of a 405: a route object holds only its own methods."""
 
@@ -54,7 +60,7 @@ class OwnedRoute(APIRoute):
 
         async def operation(exchange: Exchange) -> Response:
             if has_body:
-                await exchange.load_json()
+                await exchange.load_json(may_be_empty=self.unique_id in DEFAULT_BODIES)
             return await handle(exchange)
 
         return self._at_owner(operation)
@@ -66,6 +72,8 @@ class OwnedRoute(APIRoute):
         await super().handle(scope, receive, send)
 
     def _at_owner(self, operation: HotOperation) -> Handler:
+        is_change = audited.is_change(self.unique_id, self.methods)
+
         async def handler(request: Request) -> Response:
             exchange: Exchange = request.scope[SCOPE_KEY]
             exchange.operation = self.unique_id
@@ -74,7 +82,16 @@ class OwnedRoute(APIRoute):
                 in_path = paths.topic_of(params["tenant"], params["namespace"], params["topic"])
                 routed_by = exchange.routed_by if self.unique_id in ROUTED_OPERATIONS else None
                 exchange.topic_name = routed_by or in_path
-            return await exchange.at_owner.run(exchange, operation)
+            entry = entry_of(exchange.scope)
+            if entry is None:
+                return await exchange.at_owner.run(exchange, operation)
+            entry.describe(self.unique_id, params, request_id=exchange.request_id)
+            try:
+                begin = partial(entry.begin, self.unique_id, params) if is_change else None
+                return await exchange.at_owner.run(exchange, operation, begin=begin)
+            except BinderyError as error:
+                entry.code = error.code
+                raise
 
         return handler
 

@@ -122,7 +122,8 @@ def _effects(name: str, value: Any, facts: Facts) -> Iterator[tuple[Effect, str,
             if value != SUBSCRIPTION_TYPES:
                 yield "refuses", f"only subscriptions of these types: {', '.join(sorted(value))}", None, None
         case "producers_max":
-            yield "refuses", f"at most {value} producers", facts.producers >= value, None
+            text = f"at most {value} producers; {facts.producers} are connected"
+            yield "refuses", text, facts.producers >= value, None
         case "consumers_max":
             yield "refuses", f"at most {value} consumers", facts.consumers >= value, None
         case "consumers_per_subscription_max":

@@ -5,6 +5,7 @@
 | 1 read the topic's znode, remember its version          |                                                          |
 | 2 open the last ledger with recovery                    | the former owner confirms no more entries in it          |
 | 3 create a ledger, write the znode at that version      | the former owner writes no znode of this topic again     |
+|   (a terminated topic gets no ledger)                   |                                                          |
 | 4 read the cursors, their ledgers with recovery         | the former owner stores no acknowledgement after this    |
 
 Invariants
@@ -22,7 +23,6 @@ import structlog
 from bindery_client.ledger.api import LedgerClient
 from bindery_core.errors import (
     BinderyError,
-    Conflict,
     Corrupt,
     MetadataOutcomeUnknown,
     NoSuchTopic,
@@ -35,6 +35,7 @@ from bindery_pulsar.entry_size import ENTRY_SIZE_MAX
 from bindery_pulsar.managed_ledger_codec import TopicInfo, decode_topic, encode_topic
 from bindery_pulsar.message_id import Position
 
+from bindery_broker.errors import TopicTerminated
 from bindery_broker.managed_ledger.caching.entry_cache import EntryCache
 from bindery_broker.managed_ledger.cursors.cursor import ManagedCursor
 from bindery_broker.managed_ledger.cursors.cursor_table import CursorTable
@@ -140,6 +141,7 @@ class ManagedLedger:
             check_open=self._raise_if_ended,
             on_fenced=self._fence,
         )
+        self._terminating = asyncio.Lock()
         self._end: BinderyError | None = None
         self._fenced_listeners = Listeners()
         self._new_entries = NewEntries()
@@ -191,13 +193,17 @@ class ManagedLedger:
         records, recovered, empty = await recover_ledgers(
             name, info, client=environment.client, timeout_s=settings.operation_timeout_s, clock=environment.clock
         )
-        # The writer adds its own ledger to the list; until then the list must not be empty.
-        placeholder = records or [LedgerRecord(ledger_id=0)]
+        # The writer adds its own ledger to the list; until then the list must not be empty. A terminated topic without
+        # entries names the ledger that it had: if it is stored, an open finds that it is missing.
+        last_id = info.terminated.ledger_id if info.terminated is not None else 0
+        placeholder = records or [LedgerRecord(ledger_id=last_id)]
         self = cls(name, environment, metadata=metadata, info=info, records=placeholder)
         try:
             if info.terminated is None:
                 self._writer = self._make_writer()
                 await self._writer.start(records)
+            else:
+                await self._write_ledgers(records)
             if recovered is not None:
                 await self._handles.put(recovered)
             await self._cursors.load()
@@ -256,6 +262,11 @@ class ManagedLedger:
         return self._terminated is not None
 
     @property
+    def terminated(self) -> Position | None:
+        """What `terminate` returned; None: the topic accepts entries."""
+        return self._terminated
+
+    @property
     def properties(self) -> Mapping[str, str]:
         return self._properties
 
@@ -263,12 +274,10 @@ class ManagedLedger:
         """Change properties of the topic, durably; None removes one.
 
         Raises MetadataUnavailable (nothing has changed), MetadataOutcomeUnknown (the properties have changed here, and
-        are stored with the next write), TopicFenced, or Conflict if the topic is terminated.
+        are stored with the next write), or TopicFenced.
         """
         async with self._ledgers_lock:
             self._raise_if_ended()
-            if self._writer is None:
-                raise Conflict("the topic is terminated", topic=self.name)
             before = self._properties
             kept = {**before, **changes}
             self._properties = {key: value for key, value in kept.items() if value is not None}
@@ -323,8 +332,8 @@ class ManagedLedger:
 
         Calls overlap, are pipelined and complete in the order they were made. `payloads` must not change afterwards.
         Errors: TopicFenced (entries in flight may be stored), TooManyRequests and other TryAgain (nothing was stored),
-        AddTimeout (unknown), TooLarge (nothing was stored), Conflict (the topic is terminated). A cancelled call may
-        still store the entries that were already sent.
+        AddTimeout (unknown), TooLarge (nothing was stored), TopicTerminated (likewise). A cancelled call may still
+        store the entries that were already sent.
         """
         if not payloads:
             self._raise_if_ended()
@@ -339,12 +348,54 @@ class ManagedLedger:
         """
         self._raise_if_ended()
         if self._writer is None:
-            raise Conflict("the topic is terminated", topic=self.name)
+            raise TopicTerminated.of(self.name)
         if len(payloads) > ADD_ENTRIES_MAX:
             raise TooLarge("too many entries at once", count=len(payloads), count_max=ADD_ENTRIES_MAX)
         if len(largest := max(payloads, key=len)) > ENTRY_SIZE_MAX:
             raise TooLarge("entry is too large", size=len(largest), size_max=ENTRY_SIZE_MAX)
         return self._writer.submit_many(payloads)
+
+    async def terminate(self) -> Position:
+        """Accept no more entries, for good and durably. Returns the last entry of the last ledger; -1: it is empty.
+
+        Idempotent. Adds in progress are completed first. Adds that come meanwhile fail with TryAgain, later ones with
+        TopicTerminated. Errors: TopicFenced, NoSuchTopic, TryAgain, OutcomeUnknown. After an error, or if the call is
+        cancelled, this object is fenced, because its last ledger is closed: open the topic again, which then is
+        terminated or continues in a new ledger.
+        Source: Pulsar's ManagedLedgerImpl.asyncTerminate.
+        """
+        async with self._terminating:
+            self._raise_if_ended()
+            if self._terminated is not None:
+                return self._terminated
+            assert self._writer is not None
+            try:
+                await self._writer.close()
+                async with self._ledgers_lock:
+                    self._raise_if_ended()
+                    return await self._store_end()
+            except BaseException:
+                self._fence(TopicFenced("the topic could not be terminated and is opened again", topic=self.name))
+                raise
+
+    async def _store_end(self) -> Position:
+        """Store that the topic ends with the last entry of its current ledger, to which nothing is written any more."""
+        # The close of the writer does not tell how many entries the ledger has if it failed, or if an add was pending.
+        info = TopicInfo(ledgers=tuple(self._ledgers), terminated=self._ledgers.last_confirmed)
+        records, handle, _ = await recover_ledgers(
+            self.name, info, client=self._client, timeout_s=self._settings.operation_timeout_s, clock=self._clock
+        )
+        if handle is None:
+            raise TopicFenced("the topic's ledger was deleted", topic=self.name)
+        last = records[-1]
+        assert last.entries >= self._ledgers.current.entries, "acknowledged entries never vanish"
+        await self._handles.put(handle)
+        self._terminated = Position(last.ledger_id, last.entries - 1)
+        await self._write_ledgers(records)
+        self._ledgers.assign(records)
+        self._writer = None
+        self._new_entries.announce()
+        return self._terminated
 
     # --- positions
 
@@ -450,16 +501,17 @@ class ManagedLedger:
         return self._new_entries.listeners.add(listener)
 
     async def wait_for_entry(self, position: Position, *, timeout_s: float) -> bool:
-        """Return True once `last_confirmed` >= `position`, False at the timeout.
+        """Return True once `last_confirmed` >= `position`, False at the timeout or if the topic ends before it.
 
         Raises TopicFenced if the topic is lost.
         """
 
-        def is_there() -> bool:
+        def is_decided() -> bool:
             self._raise_if_ended()
-            return self.last_confirmed >= position
+            return self.is_terminated or self.last_confirmed >= position
 
-        return await self._new_entries.wait_until(is_there, timeout_s=timeout_s)
+        await self._new_entries.wait_until(is_decided, timeout_s=timeout_s)
+        return self.last_confirmed >= position
 
     # --- cursors
 

@@ -4,7 +4,7 @@
 |--------------------|-----------------------------------------------------------------------------------------|
 | create a tenant    | create /admin/policies/T                                                                |
 | delete a tenant    | delete /admin/policies/T, which ZooKeeper refuses while there are namespaces below it   |
-| create a namespace | create /admin/policies/T/N with four bundles; its tenant must exist                     |
+| create a namespace | create /admin/policies/T/N with its bundles; its tenant must exist                      |
 | delete a namespace | set `deleted` in its policies, delete its topics, then the nodes that depend on it,     |
 |                    | then /admin/policies/T/N. While `deleted` is set, no topic is created in the namespace, |
 |                    | and the same request continues after a crash.                                           |
@@ -54,6 +54,8 @@ log = get_logger(__name__)
 
 class Directory:
     def __init__(self, store: MetadataStore, policies: PolicyStore, names: Names) -> None:
+        self.on_stored: Callable[[str, Json], None] = _ignore
+        """Called with the path and the record of a tenant after it was changed through this directory."""
         self._store = store
         self._names = names
         self._policies = policies
@@ -90,6 +92,7 @@ class Directory:
             try:
                 if changed != before:
                     await self._store.set(path, records.encode(changed), version=node.stat.version)
+                self.on_stored(path, changed)
                 return changed
             except (VersionConflict, NoSuchNode):
                 continue
@@ -122,13 +125,13 @@ class Directory:
     async def create_namespace(self, tenant: str, namespace: str, policies: Json | None = None) -> bool:
         """Return whether this call created the namespace; an existing one is not changed.
 
-        `policies`: Policies JSON; None: a namespace that sets none. Raises NoSuchTenant; BadRequest for a name or for
-        other bundles; NamespaceDeleted while the namespace is being deleted.
+        `policies`: Policies JSON; None: a namespace that sets none. Raises NoSuchTenant; BadRequest for a name, or for
+        bundles that do not divide all topics; NamespaceDeleted while the namespace is being deleted.
         """
         check_name("tenant", tenant)
         check_name("namespace", namespace)
         record = {**records.new_namespace(cluster=self._policies.cluster), **(policies or {})}
-        records.check_bundles(record)
+        record["bundles"] = records.bundles_data(record["bundles"])
         if await self._store.exists(znode_layout.tenant_policies(tenant)) is None:
             raise NoSuchTenant.of(tenant)
         path = znode_layout.namespace_policies(tenant=tenant, namespace=namespace)
@@ -226,6 +229,10 @@ class Directory:
             except MetadataOutcomeUnknown:
                 await self._store.sync(path)
         raise MetadataUnavailable("the responses to a creation were lost", path=path, attempts=ATTEMPTS_MAX)
+
+
+def _ignore(_path: str, _record: Json) -> None:
+    pass
 
 
 def check_name(kind: str, name: str) -> None:

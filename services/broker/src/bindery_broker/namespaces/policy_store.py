@@ -23,16 +23,18 @@ before any topic of the namespace can open; the JSON is the same (TopicPolicies)
 import asyncio
 import contextlib
 import copy
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
 
 from bindery_core.errors import (
     AlreadyExists,
+    Conflict,
     Corrupt,
     MetadataOutcomeUnknown,
     MetadataUnavailable,
     NoSuchNode,
+    NoSuchTopic,
     VersionConflict,
 )
 from bindery_metadata.layout.layout import BINDERY_ROOT
@@ -44,6 +46,7 @@ from bindery_pulsar.topic_name import TopicName
 
 from bindery_broker.errors import NoSuchNamespace
 from bindery_broker.namespaces import records
+from bindery_broker.namespaces.permissions import without_topic
 from bindery_broker.namespaces.policies import DEFAULTS, EffectivePolicies
 from bindery_broker.namespaces.policy_codec import PolicySet, set_in_namespace, set_in_topic
 from bindery_broker.namespaces.records import Json
@@ -99,6 +102,10 @@ class PolicyStore:
         self.defaults = defaults
         self.unreadable: set[str] = set()
         """Paths of watched znodes that cannot be decoded at present."""
+        self.check_topic: Callable[[TopicName], Awaitable[None]] = _nothing
+        """Called after policies of a topic were stored. They are removed again if it raises NoSuchTopic or Conflict."""
+        self.on_stored: Callable[[str, Json], None] = _ignore
+        """Called with the path and the Policies of a namespace after they were changed through this store."""
         self._store = store
         self._followers = Followers()
         self._namespaces: dict[tuple[str, str], _Namespace] = {}
@@ -217,6 +224,7 @@ class PolicyStore:
             space = self._namespaces.get((tenant, namespace))
             if space is not None:
                 self._apply(space, changed)
+            self.on_stored(path, changed)
             return changed
         raise MetadataUnavailable("the policies of the namespace keep changing", path=path, attempts=ATTEMPTS_MAX)
 
@@ -230,7 +238,8 @@ class PolicyStore:
 
     async def update_topic(self, name: TopicName, mutate: Mutate) -> Json:
         """Change the TopicPolicies of a topic, or of the topic that it is a partition of, by compare-and-set. Return
-        them as stored. An empty record is not stored. Raises the errors of `update_namespace`, but NoSuchNamespace."""
+        them as stored. An empty record is not stored. Raises the errors of `update_namespace`, but NoSuchNamespace, and
+        those of `check_topic`."""
         path = topic_policies_path(name)
         for _ in range(ATTEMPTS_MAX):
             node = None
@@ -246,21 +255,45 @@ class PolicyStore:
             except MetadataOutcomeUnknown:
                 await self._store.sync(path)
                 continue
+            if changed:
+                await self._check_kept(name.partitioned_topic)
             space = self._namespaces.get((name.tenant, name.namespace))
             if space is not None:
                 self._apply_topic(space, name.partitioned_topic.encoded_local, policies)
             return changed
         raise MetadataUnavailable("the policies of the topic keep changing", path=path, attempts=ATTEMPTS_MAX)
 
+    async def _check_kept(self, name: TopicName) -> None:
+        """Remove policies that were stored while their topic was deleted, and raise the error of `check_topic`."""
+        try:
+            await self.check_topic(name)
+        except (NoSuchTopic, Conflict):
+            await self.remove_topic(name)
+            raise
+
     async def remove_topic(self, name: TopicName) -> None:
         """Remove the policies of a topic that is deleted. A partition has none of its own."""
         if name.partition >= 0:
             return
+        await self._remove_permissions(name)
         try:
             await self._store.delete(topic_policies_path(name), version=None)
         except NoSuchNode:
             return
         await prune_empty_parents(self._store, topic_policies_path(name), up_to=TOPIC_POLICIES_ROOT)
+
+    async def _remove_permissions(self, name: TopicName) -> None:
+        """Remove the permissions of a topic and its partitions, so that a new topic of this name does not have them."""
+        space = self._namespaces.get((name.tenant, name.namespace))
+        try:
+            if space is not None and space.record is not None and space.was_read.is_set():
+                stored = space.record
+            else:
+                stored = await self.read_namespace(name.tenant, name.namespace)
+            if without_topic(stored, name.full) is not stored:
+                await self.update_namespace(name.tenant, name.namespace, lambda found: without_topic(found, name.full))
+        except (NoSuchNamespace, Corrupt):  # there is nothing that could grant anything
+            return
 
     async def close(self) -> None:
         """End all watching. What is in memory stays."""
@@ -391,6 +424,14 @@ def _topic_level(space: _Namespace, name: TopicName) -> PolicySet:
         return {}
     level = space.topics.get(name.partitioned_topic.encoded_local)
     return {} if level is None else level.policies
+
+
+def _ignore(_path: str, _policies: Json) -> None:
+    pass
+
+
+async def _nothing(_topic: TopicName) -> None:
+    pass
 
 
 async def _read_once(was_read: asyncio.Event, space: _Namespace) -> None:

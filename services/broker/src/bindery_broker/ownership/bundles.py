@@ -1,7 +1,8 @@
 """Map topics to namespace bundles. A bundle is a hash range of a namespace; one broker owns all topics in it.
 
 The hash of a topic is the CRC32 of its full name, one of 2^32 values. Boundaries divide them into bundles: each begins
-at one boundary and ends before the next one, except that the last bundle includes 0xffffffff. A new namespace has four:
+at one boundary and ends before the next one, except that the last bundle includes 0xffffffff. A namespace that sets
+none has four:
 
 | bundle                   | hashes                          |
 |--------------------------|---------------------------------|
@@ -10,12 +11,12 @@ at one boundary and ends before the next one, except that the last bundle includ
 | `0x80000000_0xc0000000`  | 0x80000000 to 0xbfffffff        |
 | `0xc0000000_0xffffffff`  | 0xc0000000 to 0xffffffff        |
 
-`divisions` reads the boundaries of a namespace, which Pulsar brokers change when they split a bundle.
+`divisions` reads the boundaries of a namespace, which brokers change when they split a bundle.
 Source: Pulsar NamespaceBundles, NamespaceBundleFactory, BundlesData; defaultNumberOfNamespaceBundles.
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
@@ -24,8 +25,8 @@ from bindery_metadata.cluster import BUNDLE_BOUNDARIES
 from bindery_pulsar import znode_layout
 from bindery_pulsar.topic_name import TopicName
 
-HASH_MAX: Final = 2**32 - 1
-"""Largest hash, and last boundary."""
+from bindery_broker.namespaces.records import HASH_MAX
+
 Boundaries = tuple[int, ...]
 """Ascending; the first is 0, the last HASH_MAX."""
 BOUNDARIES_DEFAULT: Final[Boundaries] = tuple(int(text, 16) for text in BUNDLE_BOUNDARIES)
@@ -50,6 +51,10 @@ class Bundle(NamedTuple):
             return False
         return self.lower <= topic.bundle_position < self.upper + (self.upper == HASH_MAX)
 
+    def parts(self, points: Sequence[int]) -> "list[Bundle]":
+        """Return the bundles into which this one is split at `points`, which ascend and lie between its ends."""
+        return [self._replace(lower=lower, upper=upper) for lower, upper in pairwise((self.lower, *points, self.upper))]
+
     @property
     def name(self) -> str:
         return znode_layout.bundle_name(lower=self.lower, upper=self.upper)
@@ -65,6 +70,11 @@ class Bundle(NamedTuple):
 def bundles_of(tenant: str, namespace: str, boundaries: Boundaries = BOUNDARIES_DEFAULT) -> list[Bundle]:
     """Return the bundles of a namespace, ascending."""
     return [Bundle(tenant, namespace, lower, upper) for lower, upper in pairwise(boundaries)]
+
+
+def bundle_named(bundles: Iterable[Bundle], name: str) -> Bundle | None:
+    """Return the bundle of this name, such as `0x40000000_0x80000000`; None: there is none."""
+    return next((bundle for bundle in bundles if bundle.name == name), None)
 
 
 def parse_boundaries(bundles: Any, *, path: str) -> Boundaries | None:

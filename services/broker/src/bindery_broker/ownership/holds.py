@@ -5,15 +5,20 @@ client of a Pulsar broker asks. Therefore the broker that unloads a bundle creat
 `/bindery/holds/T/N/<bundle>`, ephemeral. While it exists no broker of Bindery takes the bundle: requests wait for the
 next owner. It ends when its time is over, or with the session of its broker. Pulsar brokers do not know of holds. A
 hold is a courtesy, not a lock: safety does not depend on it.
+
+The record is `{"for": "host:port"}`, or `{}`. The broker of this name, the destination of an unload, may take the
+bundle during the hold.
 """
 
 import asyncio
 from typing import Final
 
+import msgspec
 from bindery_core.errors import BinderyError
 from bindery_kit.observability.logs import error_fields, get_logger
 from bindery_metadata.coordination.leases import Lease, Leases
 from bindery_metadata.layout.layout import BINDERY_ROOT
+from bindery_metadata.stores import json_node
 
 from bindery_broker.ownership.bundles import Bundle
 
@@ -48,17 +53,24 @@ async def release_surely(lease: Lease) -> None:
 class Holds:
     """The holds of one broker, and what it sees of others."""
 
-    def __init__(self, leases: Leases) -> None:
+    def __init__(self, leases: Leases, *, broker: str) -> None:
+        """`broker`: the name of this one, `host:port`."""
         self._leases = leases
+        self._broker = broker
         self._ending: set[asyncio.Task[None]] = set()
 
-    async def begin(self, bundle: Bundle, seconds: float) -> None:
-        """Create a hold that ends after `seconds`. Errors are logged: the bundle is then free at once."""
+    async def begin(self, bundle: Bundle, seconds: float, *, destination: str = "") -> None:
+        """Create a hold that ends after `seconds`. Errors are logged: the bundle is then free at once.
+
+        `destination`: name of the broker that may take it meanwhile; empty: none.
+        """
         assert seconds <= HOLD_S_MAX
         if seconds <= 0:
             return
         try:
-            lease = await self._leases.acquire(_path(bundle), b"{}")
+            lease = await self._leases.acquire(
+                _path(bundle), json_node.encode({"for": destination} if destination else {})
+            )
         except BinderyError as error:
             log.warning("bundle_not_held", bundle=str(bundle), **error_fields(error))
             return
@@ -68,9 +80,11 @@ class Holds:
             task.add_done_callback(self._ending.discard)
 
     async def wait(self, bundle: Bundle, owner_changed: asyncio.Event) -> bool:
-        """Wait until the hold of a bundle ends, or its owner changes. Returns False at once if there is none."""
+        """Wait until the hold of a bundle ends, or its owner changes. Returns False at once if there is none for this
+        broker to respect."""
         ended = asyncio.Event()
-        if await self._leases.owner(_path(bundle), on_change=ended.set) is None:
+        hold = await self._leases.owner(_path(bundle), on_change=ended.set)
+        if hold is None or _destination(hold.value) == self._broker:
             return False
         waits = [asyncio.ensure_future(event.wait()) for event in (ended, owner_changed)]
         try:
@@ -96,6 +110,13 @@ class Holds:
             await release_surely(lease)
         except BinderyError as error:
             log.warning("hold_not_released", path=lease.path, **error_fields(error))
+
+
+def _destination(value: bytes) -> str:
+    try:
+        return msgspec.json.decode(value, type=dict[str, str]).get("for", "")
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return ""
 
 
 def _path(bundle: Bundle) -> str:

@@ -15,6 +15,14 @@ the requests of this one.
 | a hold is created (see `holds`)          | the owner changes    | both nodes end with the session                  |
 | the node is deleted                      | no owner, but a hold | the hold ends with the session                   |
 
+| step of a split                          | what others see      | if this broker dies                              |
+|------------------------------------------|----------------------|--------------------------------------------------|
+| nodes of the parts are created           | the bundle, ours     | all nodes end with the session; the bundle stays |
+| the new boundaries are stored            | the parts, ours      | all nodes end; the parts have no owner           |
+| the node of the bundle is deleted        | the parts, ours      | the same                                         |
+
+The topics stay open during a split: this broker owns them at each moment, first by the bundle, then by a part.
+
 A step that fails after the first one is logged and the next one follows, so that no bundle stays half unloaded. A topic
 that cannot be closed is abandoned: the next owner fences it.
 
@@ -24,20 +32,22 @@ Source: Pulsar NamespaceEphemeralData, OwnershipCache.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 import msgspec
 from bindery_core.errors import BinderyError, Corrupt, MetadataOutcomeUnknown
 from bindery_kit.observability.logs import error_fields, get_logger
 from bindery_metadata.coordination.leases import Lease, Leases
+from bindery_pulsar.topic_name import TopicName
 
 from bindery_broker.errors import NotOwner, OwnedByPulsar
 from bindery_broker.keyed_locks import KeyedLocks
 from bindery_broker.ownership.bundles import Bundle
 from bindery_broker.ownership.divisions import Divisions
 from bindery_broker.ownership.holds import Holds, release_surely
-from bindery_broker.ownership.records import OwnerRecord
+from bindery_broker.ownership.records import OwnerRecord, broker_id
 
 ATTEMPTS_MAX = 3
 """Maximum number of attempts in one call to take a bundle that has no owner when it is read."""
@@ -85,7 +95,9 @@ class Ownership:
         self._locks: KeyedLocks[Bundle] = KeyedLocks()
         self._leaving: set[Bundle] = set()
         """Held bundles that are being unloaded."""
-        self._holds = Holds(leases)
+        self._heirs: WeakKeyDictionary[Lease, dict[Bundle, Lease]] = WeakKeyDictionary()
+        """By the lease of a bundle that was split: the leases of its parts."""
+        self._holds = Holds(leases, broker=broker_id(record.http_url))
         self._closing = False
 
     @property
@@ -97,14 +109,27 @@ class Ownership:
         lease = self._held.get(bundle)
         return lease is not None and lease.is_held and bundle not in self._leaving
 
-    def proof(self, bundle: Bundle) -> Callable[[], Awaitable[bool]] | None:
-        """Return a function that checks whether this broker has owned the bundle without interruption since this call.
+    def proof(self, topic: TopicName) -> Callable[[], Awaitable[bool]] | None:
+        """Return a function that checks whether this broker has owned the topic without interruption since this call:
+        its bundle, and after a split the part that the topic is in.
 
         Returns None if this broker does not own the bundle. The function reads the metadata store and raises
         MetadataUnavailable if the store does not answer.
         """
-        lease = self._held.get(bundle)
-        return lease.verify if lease is not None and self.is_mine(bundle) else None
+        bundle = self.divisions.known(topic)
+        first = self._held.get(bundle)
+        if first is None or not self.is_mine(bundle):
+            return None
+
+        async def is_owned(lease: Lease = first) -> bool:
+            while not await lease.verify():
+                parts = self._heirs.get(lease)
+                if parts is None:
+                    return False
+                lease = next(heir for part, heir in parts.items() if part.contains(topic))
+            return True
+
+        return is_owned
 
     async def locate(self, bundle: Bundle) -> RemoteOwner | None:
         """Return the other broker that owns `bundle`; None: this broker owns it. An unowned bundle is taken.
@@ -134,11 +159,14 @@ class Ownership:
         owner = await self._leases.owner(bundle.owner_path)
         return None if owner is None or owner.mine else _decode_owner(bundle, owner.value)
 
-    async def unload(self, bundle: Bundle, *, close: Callable[[], Awaitable[None]], hold_s: float) -> bool:
+    async def unload(
+        self, bundle: Bundle, *, close: Callable[[], Awaitable[None]], hold_s: float, destination: str = ""
+    ) -> bool:
         """Give up a bundle; `close` closes its topics, and raises nothing. Other calls for it wait until the end.
 
-        No broker of Bindery takes the bundle for `hold_s` seconds then. Returns False if this broker does not own the
-        bundle. Raises MetadataUnavailable, with nothing changed, if the store does not answer at the begin.
+        No broker of Bindery takes the bundle for `hold_s` seconds then, except `destination` (`host:port`). Returns
+        False if this broker does not own the bundle. Raises MetadataUnavailable, with nothing changed, if the store
+        does not answer at the begin.
         """
         async with self._locks.hold(bundle):
             lease = self._held.get(bundle)
@@ -151,13 +179,53 @@ class Ownership:
                 except MetadataOutcomeUnknown as error:  # `disabled` only makes others wait
                     log.warning("bundle_perhaps_not_disabled", bundle=str(bundle), **error_fields(error))
                 await close()
-                await self._holds.begin(bundle, hold_s)
+                await self._holds.begin(bundle, hold_s, destination=destination)
                 if self._held.pop(bundle, None) is not None:
                     await release_surely(lease)
                     log.info("bundle_unloaded", bundle=str(bundle), hold_s=hold_s)
                 return True
             finally:
                 self._leaving.discard(bundle)
+
+    async def split(self, bundle: Bundle, points: Sequence[int]) -> bool:
+        """Divide a bundle at `points` (see `Bundle.parts`). This broker then owns the parts, whose topics stay open.
+
+        Returns False if this broker does not own the bundle. Raises NotOwner if a part still belongs to a broker that
+        died during a split (retry), and the errors of `Divisions.split`; nothing was changed then. Do not cancel it.
+        """
+        async with self._locks.hold(bundle):
+            lease = self._held.get(bundle)
+            if lease is None or not lease.is_held or self._closing:
+                return False
+            parts: dict[Bundle, Lease] = {}
+            try:
+                for part in bundle.parts(points):
+                    own = await self._leases.acquire(part.owner_path, self._record)
+                    if own is None:
+                        raise NotOwner("a part of the bundle has another owner; retry", bundle=str(part))
+                    parts[part] = own
+                await self.divisions.split(bundle, points)
+            except BinderyError:
+                for own in parts.values():
+                    await release_surely(own)
+                raise
+            self._heirs[lease] = parts
+            for part, own in parts.items():
+                self._take_part(part, own)
+            log.info("bundle_split", bundle=str(bundle), parts=[part.name for part in parts])
+            if self._held.pop(bundle, None) is not None:
+                try:
+                    await release_surely(lease)
+                except BinderyError as error:  # the end of the session releases it
+                    log.warning("bundle_not_released", bundle=str(bundle), **error_fields(error))
+            return True
+
+    def _take_part(self, part: Bundle, lease: Lease) -> None:
+        if not lease.is_held:
+            self._on_lost(part)
+        elif part not in self._held:  # else a request took it as soon as the boundaries were stored
+            self._held[part] = lease
+            lease.on_lost(lambda: self._lost(part))
 
     def forget_remote(self, bundle: Bundle) -> None:
         """Discard the cached owner, which did not answer or no longer owns the bundle.

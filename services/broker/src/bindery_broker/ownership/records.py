@@ -64,14 +64,26 @@ def encode_broker(url: str) -> bytes:
 
 def is_pulsar_broker(value: bytes) -> bool:
     """Return whether the record is that of a Pulsar broker, which has an address for Pulsar's clients."""
-    try:
-        found = msgspec.json.decode(value, type=_Addresses)
-    except msgspec.MsgspecError:
-        return False
+    found = _addresses(value)
     return bool(found.pulsarServiceUrl or found.pulsarServiceUrlTls) and not found.bindery
 
 
+def web_url(value: bytes) -> str:
+    """Return the address of the web service in the record of a broker of either kind; empty if it has none."""
+    found = _addresses(value)
+    return found.webServiceUrl or found.webServiceUrlTls or ""
+
+
+def _addresses(value: bytes) -> "_Addresses":
+    try:
+        return msgspec.json.decode(value, type=_Addresses)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return _Addresses()
+
+
 class _Addresses(msgspec.Struct):
+    webServiceUrl: str | None = None
+    webServiceUrlTls: str | None = None
     pulsarServiceUrl: str | None = None
     pulsarServiceUrlTls: str | None = None
     bindery: bool = False

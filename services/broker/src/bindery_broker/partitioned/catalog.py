@@ -63,6 +63,9 @@ class PartitionedTopics:
         self.partitions_max = partitions_max
         self.on_removal: Callable[[TopicName], Awaitable[None]] = _nothing
         """Called before the record of a deleted topic is removed. It removes what others store about the topic."""
+        self.admit_new: Callable[[TopicName, int], Awaitable[None]] | None = None
+        """Called with a partitioned topic and a number of partitions before they are created. It raises an error if a
+        limit forbids them."""
         self._store = store
         self._deletions = CachedChildren(store, lists_max=1)
         self._now = now
@@ -173,6 +176,8 @@ class PartitionedTopics:
             raise BadRequest("a partition cannot be partitioned", topic=name.short)
         self.check_count(partitions)
         await self._check_not_ordinary(name)
+        if self.admit_new is not None and await self.read(name) is None:
+            await self.admit_new(name, partitions)
         path = _path(name)
         data = PartitionedRecord(partitions, members={"properties": dict(properties)} if properties else {}).encode()
         try:
@@ -207,6 +212,20 @@ class PartitionedTopics:
         record = await self._change(name, change)
         log.info("partitioned_topic_enlarged", topic=name.short, partitions=partitions)
         return record
+
+    async def change_properties(
+        self, name: TopicName, change: Callable[[Mapping[str, str]], Mapping[str, str]]
+    ) -> None:
+        """Store other properties of the topic. `change`: returns them from the present ones; called again after a
+        conflict. Raises NoSuchTopic, Conflict if the topic is being deleted, and what `change` raises."""
+
+        def changed(record: PartitionedRecord) -> PartitionedRecord:
+            if record.is_deleted:
+                raise Conflict("the topic is being deleted", topic=name.short)
+            properties = dict(change(record.members.get("properties") or {}))
+            return PartitionedRecord(record.partitions, members={**record.members, "properties": properties})
+
+        await self._change(name, changed)
 
     async def mark_deleted(self, name: TopicName) -> PartitionedRecord:
         """Store the intent to delete the topic. It is not usable any more. Raises NoSuchTopic."""

@@ -7,6 +7,7 @@ Numbers are added, except for these:
 | `oldest_unacked_at`                                 | the smallest                                       |
 | ages, `last_*_at`, `session_ends_in_ms`             | the largest                                        |
 | `consumers` of a subscription (their number)        | the largest: a consumer uses all partitions        |
+| `producers` (their number)                          | the largest: the policy limits them by partition   |
 | `connected_since`                                   | the smallest                                       |
 | `blocked_on_unacked`                                | whether it is so in one of them                    |
 | `backlog_messages_exact`                            | whether it is so in all of them                    |
@@ -27,7 +28,7 @@ Stats = dict[str, Any]
 _LARGEST: Final = frozenset(
     (
         "oldest_unacked_age_ms", "oldest_lease_age_ms", "session_ends_in_ms", "last_published_at", "last_request_at",
-        "last_delivered_at", "last_acked_at", "consumers",
+        "last_delivered_at", "last_acked_at", "consumers", "producers",
     )
 )  # fmt: skip
 _SMALLEST: Final = frozenset(("oldest_unacked_at", "connected_since", "next_timeout_in_ms"))

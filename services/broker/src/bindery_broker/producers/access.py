@@ -13,12 +13,15 @@ reconnects names the epoch in which it had the topic: with the present one it is
 another producer has the topic now; with an older one it is fenced. When the last connected producer leaves, the first
 of those that wait gets the topic.
 
+A shared producer is refused if as many others are connected as the policy `producers_max` allows. One that it
+replaces does not count. An exclusive producer is the only one, and one that waits is not connected.
+
 A name can be connected once. The same name replaces its former connection if its epoch is higher (the client has
 reconnected before the broker noticed); otherwise it is busy.
 
 The HTTP API has no connections: each of its requests is a shared producer while it is in progress (`check_request`), so
 it is refused while an exclusive producer has the topic or waits for it. `holding` has the exclusive producers of HTTP.
-Source: Pulsar's AbstractTopic.addProducer and ProducerAccessMode, CommandProducer.
+Source: Pulsar's AbstractTopic.addProducer, isProducersExceeded and ProducerAccessMode, CommandProducer.
 """
 
 from collections import deque
@@ -26,7 +29,7 @@ from collections.abc import Iterator
 from enum import IntEnum
 from typing import NamedTuple
 
-from bindery_broker.errors import ProducerBusy, ProducerFenced
+from bindery_broker.errors import ProducerBusy, ProducerFenced, TooManyProducers
 
 
 class AccessMode(IntEnum):
@@ -106,8 +109,9 @@ class ProducerAccess:
         if self.is_exclusive:
             raise ProducerBusy("an exclusive producer has the topic, or waits for it")
 
-    def join(self, producer: Joining) -> list[Action]:
-        """Return what happens, in order. Raises ProducerBusy or ProducerFenced, and changes nothing then."""
+    def join(self, producer: Joining, *, producers_max: int = 0) -> list[Action]:
+        """Return what happens, in order. Raises ProducerBusy, ProducerFenced or TooManyProducers, and changes nothing
+        then. `producers_max`: the policy; 0: no limit. Those that are connected stay, also above it."""
         former = self._named(producer.name)
         if former is not None and former.epoch >= producer.epoch:
             raise ProducerBusy("a producer with this name is connected", producer=producer.name)
@@ -125,6 +129,8 @@ class ProducerAccess:
             case AccessMode.SHARED:
                 if has_holder or waits:
                     raise ProducerBusy("an exclusive producer has the topic, or waits for it", producer=producer.name)
+                if former is None and producers_max and len(others) >= producers_max:
+                    raise TooManyProducers.of(producer.name, producers=len(others), limit=producers_max)
             case AccessMode.EXCLUSIVE:
                 if others or waits:
                     raise ProducerFenced("the topic has other producers", producer=producer.name)

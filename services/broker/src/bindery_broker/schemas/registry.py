@@ -10,6 +10,7 @@ compatible, by the strategy of that moment, with the versions that existed.
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple
 
 from bindery_core.errors import Conflict, TooLarge, TryAgain
@@ -47,6 +48,9 @@ class Comparison(NamedTuple):
 class SchemaRegistry:
     def __init__(self, store: SchemaStore) -> None:
         self._store = store
+        self.check_new: Callable[[TopicName], Awaitable[None]] = _nothing
+        """Called before and after a version is added. It raises an error if the topic must have no schema; a version
+        that was added meanwhile is removed."""
 
     async def newest(self, topic: TopicName) -> StoredSchema:
         """Return the newest version. Raises NoSuchSchema, Corrupt, TryAgain."""
@@ -77,14 +81,18 @@ class SchemaRegistry:
 
         `may_add=False`: refuse a new version if the topic has a schema, as for a producer of a namespace that does not
         update schemas automatically. Raises InvalidSchema, IncompatibleSchema, TooLarge, NotSupported, Conflict at the
-        maximum number of versions, Corrupt if an existing version cannot be read, TryAgain, OutcomeUnknown.
+        maximum number of versions, Corrupt if an existing version cannot be read, TryAgain, OutcomeUnknown, and what
+        `check_new` raises.
         """
         await self._check(schema)
         name = schema_id(topic)
         for _ in range(ATTEMPTS_MAX):
             locator, znode_version = await self._store.locator(name)
             live = () if locator is None else locator.live
-            found = await self._compare(name, live, schema, strategy)
+            try:
+                found = await self._compare(name, live, schema, strategy)
+            except NoSuchSchema:  # removed since the locator was read
+                continue
             if found.version is not None:
                 return Registered(found.version, created=False)
             if live and not may_add:
@@ -99,11 +107,21 @@ class SchemaRegistry:
                     topic=topic.short,
                     max=VERSIONS_MAX,
                 )
+            await self.check_new(topic)
             version = 0 if locator is None else locator.newest.version + 1
             stored = StoredSchema(version, schema, self._store.clock())
             if await self._store.append(name, stored, locator, znode_version):
+                await self._check_added(topic)
                 return Registered(version, created=True)
         raise _too_busy(topic)
+
+    async def _check_added(self, topic: TopicName) -> None:
+        """Check the topic again, because it may have been deleted meanwhile. Then its schema is removed."""
+        try:
+            await self.check_new(topic)
+        except Conflict:
+            await self.remove(topic.partitioned_topic)
+            raise
 
     async def compare(self, topic: TopicName, schema: Schema, *, strategy: SchemaCompatibility) -> Comparison:
         """Return what `register` would decide. Raises InvalidSchema, TooLarge, NotSupported, Corrupt, TryAgain."""
@@ -172,6 +190,10 @@ class SchemaRegistry:
                 if problem is not None:
                     return Comparison(None, f"version {entry.version}: {problem}")
         return Comparison(None, None)
+
+
+async def _nothing(_topic: TopicName) -> None:
+    pass
 
 
 def _too_busy(topic: TopicName) -> TryAgain:

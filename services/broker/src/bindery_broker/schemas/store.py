@@ -31,6 +31,7 @@ from bindery_kit.observability.logs import error_fields, get_logger
 from bindery_metadata.stores.store import MetadataStore
 from bindery_pulsar.topic_name import TopicName
 
+from bindery_broker.errors import NoSuchSchema
 from bindery_broker.managed_ledger import ManagedLedgerSettings
 from bindery_broker.managed_ledger.topic_metadata import limited
 from bindery_broker.schemas.codec import (
@@ -84,7 +85,8 @@ class SchemaStore:
         return decode_locator(node.data), node.stat.version
 
     async def read(self, name: str, entry: IndexEntry) -> StoredSchema:
-        """Return a version. Raises Corrupt if its record is lost or damaged, TryAgain if it cannot be read now."""
+        """Return a version. Raises NoSuchSchema if it was removed meanwhile, Corrupt if its record is lost or damaged,
+        TryAgain if it cannot be read now."""
         cached = self._cache.get(entry.position)
         if cached is not None:
             self._cache.move_to_end(entry.position)
@@ -102,6 +104,8 @@ class SchemaStore:
                     await reader.release()
             stored = decode_record(found[0].payload, version=entry.version)
         except (NoSuchLedger, NoSuchEntry, Corrupt) as error:
+            if isinstance(error, NoSuchLedger) and not await self._is_named(f"{SCHEMAS_ROOT}/{name}", entry.position):
+                raise NoSuchSchema("the schema version was removed", schema=name, version=entry.version) from error
             log.error("schema_damaged", **facts, error=str(error))
             raise Corrupt(
                 "a schema of the topic is lost or damaged; delete the schema to begin again after this version",
@@ -193,15 +197,15 @@ class SchemaStore:
         return True
 
     async def _is_named(self, path: str, position: SchemaPosition) -> bool:
-        """Return whether a write of unknown outcome has added the version at `position`. Raises MetadataOutcomeUnknown
-        if that cannot be determined now."""
+        """Return whether the locator has the version at `position`. Raises MetadataOutcomeUnknown if that cannot be
+        determined now."""
         try:
             await self._store.sync(path)
             found = decode_locator((await self._store.get(path)).data)
         except NoSuchNode:
             return False
         except BinderyError as error:
-            raise MetadataOutcomeUnknown("whether the schema was stored is not known", path=path) from error
+            raise MetadataOutcomeUnknown("whether the schema is stored is not known", path=path) from error
         return any(entry.position == position for entry in found.index)
 
     def _keep(self, position: SchemaPosition, stored: StoredSchema) -> None:

@@ -14,7 +14,6 @@ class TopicStatistics:
         "evictions_by_age",
         "evictions_by_size",
         "last_published_at",
-        "producers",
         "publish_limited",
         "published",
     )
@@ -24,8 +23,6 @@ class TopicStatistics:
         """Messages, and the bytes of the entries that store them."""
         self.entries = 0
         """Number of these entries. An entry is a message or a batch."""
-        self.producers = 0
-        """Number of connected producers; set by the protocols that connect them. HTTP requests connect none."""
         self.last_published_at: float | None = None
         self.publish_limited = 0
         """Number of requests that waited for the publish rate, or were refused because of it."""

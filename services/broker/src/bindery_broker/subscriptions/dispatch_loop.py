@@ -36,7 +36,7 @@ from bindery_broker.dispatch.sessions import Session, Sessions
 from bindery_broker.dispatch.shared import SharedDispatcher
 from bindery_broker.dispatch.single_active import PickActive, SingleActiveDispatcher, first_of
 from bindery_broker.errors import RESPONSES_FULL, ResponsesFull
-from bindery_broker.limits.token_bucket import RateLimit
+from bindery_broker.limits.rate_limit import RateLimit
 from bindery_broker.managed_ledger import WallClock
 from bindery_broker.subscriptions.consumer import ReceiveCall, ReceiveRequest, SubscriptionType
 from bindery_broker.subscriptions.decoding import RoomNeeded

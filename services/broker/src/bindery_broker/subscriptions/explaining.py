@@ -30,7 +30,7 @@ from bindery_broker.dispatch.key_shared import KeySharedDispatcher
 from bindery_broker.dispatch.portions import Portion, State
 from bindery_broker.dispatch.single_active import SingleActiveDispatcher
 from bindery_broker.errors import NoSuchMessage
-from bindery_broker.limits.token_bucket import RateLimit
+from bindery_broker.limits.rate_limit import RateLimit
 from bindery_broker.managed_ledger import ManagedCursor, ManagedLedger
 from bindery_broker.subscriptions.dispatch_loop import DispatchLoop
 from bindery_broker.subscriptions.reading import MessageReader

@@ -23,7 +23,7 @@ from bindery_broker.dispatch.key_shared import AUTO_SPLIT, KeySharedMode
 from bindery_broker.dispatch.read_ahead import ReadAhead
 from bindery_broker.dispatch.sessions import Session, Sessions
 from bindery_broker.errors import ConsumerBusy, PolicyForbids, SubscriptionTypeConflict
-from bindery_broker.limits.token_bucket import RateLimit
+from bindery_broker.limits.rate_limit import RateLimit
 from bindery_broker.managed_ledger import (
     SYSTEM_CURSORS,
     BatchAck,

@@ -5,6 +5,7 @@
 | encryption_required        | PolicyForbids                                                                       |
 | message_size_max           | TooLarge                                                                            |
 | delay_s_max                | DelayTooLong                                                                        |
+| producers_max              | TooManyProducers, for a named producer that is not connected                        |
 | publish_rate               | waits for its turn; PublishRateExceeded if that takes longer than PUBLISH_WAIT_S_MAX |
 | backlog quota, hold        | waits for HOLD_S_MAX at most, then BacklogQuotaExceeded                             |
 | backlog quota, exception   | BacklogQuotaRefused                                                                 |
@@ -32,7 +33,7 @@ from bindery_broker.errors import (
     PublishRateExceeded,
 )
 from bindery_broker.limits.backlog_quota import Excess, SubscriptionBacklog, find_excess
-from bindery_broker.limits.token_bucket import RateLimit
+from bindery_broker.limits.rate_limit import RateLimit
 from bindery_broker.managed_ledger import WallClock
 from bindery_broker.namespaces.policies import EffectivePolicies, QuotaAction
 from bindery_broker.topics.topic import Topic
@@ -60,10 +61,14 @@ class Admission:
         self._checked_at = float("-inf")
         self._held = 0
 
-    async def admit(self, messages: Sequence[OutgoingMessage], *, may_wait: bool = True) -> None:
+    async def admit(
+        self, messages: Sequence[OutgoingMessage], *, producer: str | None = None, may_wait: bool = True
+    ) -> None:
         """Return once the messages may be stored. Raises the errors of the table; nothing was stored then."""
         policies = self._topic.policies
         self._check_messages(messages, policies)
+        if producer is not None:
+            self._topic.connect_producer(producer)
         if policies.backlog_quota_size is not None or policies.backlog_quota_age is not None:
             await self._check_quota(may_wait=may_wait)
         await self._pace(messages, policies, may_wait=may_wait)

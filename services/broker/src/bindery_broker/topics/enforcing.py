@@ -115,7 +115,7 @@ def topic_is_inactive(topic: Topic, *, now: float, is_in_use: bool) -> bool:
         local=topic.name.partitioned_topic.local,
         partition=topic.partition,
         idle_s=idle_s,
-        is_in_use=is_in_use or topic.is_consumed or topic.statistics.producers > 0,
+        is_in_use=is_in_use or topic.is_consumed or topic.producers_count > 0,
         is_moved_to=is_moved_to(topic),
         entries=topic.ledger.entries_count,
         has_retained=topic.ledger.retains_entries(idle_s=idle_s),

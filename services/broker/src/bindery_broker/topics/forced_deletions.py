@@ -23,7 +23,7 @@ from typing import Final
 from urllib.parse import quote
 
 import msgspec
-from bindery_core.errors import BinderyError, NoSuchNode
+from bindery_core.errors import AlreadyExists, BinderyError, NoSuchNode
 from bindery_kit.observability.logs import get_logger
 from bindery_metadata.layout.layout import BINDERY_ROOT
 from bindery_metadata.stores.store import MetadataStore
@@ -57,10 +57,17 @@ class ForcedDeletions:
         """Hold the name from now on, and those of its partitions. Raises MetadataUnavailable."""
         path, until_ms = _path(name), self._clock() + HOLD_S * 1000
         data = msgspec.json.encode(_Record(until_ms))
-        try:
-            await self._store.set(path, data, version=None)
-        except NoSuchNode:
-            await self._store.create(path, data, make_parents=True)
+        while True:  # another deletion may create the record, or another broker remove it, between the two calls
+            try:
+                await self._store.set(path, data, version=None)
+                break
+            except NoSuchNode:
+                pass
+            try:
+                await self._store.create(path, data, make_parents=True)
+                break
+            except AlreadyExists:
+                pass
         heapq.heappush(self._ends, (until_ms, path))
 
     async def check(self, name: TopicName) -> None:

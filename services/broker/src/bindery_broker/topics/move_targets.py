@@ -30,7 +30,7 @@ from bindery_pulsar.message_codec import METADATA_READ_SIZE_MAX, OutgoingMessage
 from bindery_pulsar.message_id import EARLIEST, MessageId, Position
 from bindery_pulsar.topic_name import TopicName
 
-from bindery_broker.errors import NotOwner
+from bindery_broker.errors import NotOwner, ProducerBusy
 from bindery_broker.ownership.ownership import Ownership
 from bindery_broker.retries.copies import Identity, identity_of
 from bindery_broker.retries.targets import Destination, Target
@@ -260,10 +260,24 @@ class TopicTarget:
         if not self._topic.is_open:
             raise TryAgain("the topic to which messages are moved was closed; retry", topic=self._topic.name.short)
         name = self._topic.name
-        write = asyncio.ensure_future(self._topic.publish(messages, producer=None, batch=False))
+        write = asyncio.ensure_future(
+            self._topic.publish(messages, producer=None, batch=False, check=self._check_producers)
+        )
         self._writes.setdefault(name, set()).add(write)
         write.add_done_callback(self._written)
         return await asyncio.shield(write)
+
+    def _check_producers(self) -> None:
+        """Raise ProducerBusy while a producer has the topic exclusively, as it is for a client that moves messages."""
+        try:
+            self._topic.hold.check(None, None)
+        except ProducerBusy as error:
+            raise ProducerBusy(
+                "a producer has the topic to which messages are moved exclusively, or waits for it; they can be moved "
+                "after it has released the topic",
+                topic=self._topic.name.short,
+                holder=self._topic.hold.holder,
+            ) from error
 
     def _written(self, write: "asyncio.Future[Results]") -> None:
         left = self._writes[self._topic.name]

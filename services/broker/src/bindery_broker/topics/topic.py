@@ -14,11 +14,14 @@ from bindery_core.errors import (
     BadRequest,
     BinderyError,
     Conflict,
+    NoSuchEntry,
+    NoSuchLedger,
     NoSuchSubscription,
     NoSuchTopic,
     OutcomeUnknown,
     TooManyRequests,
     TopicFenced,
+    TryAgain,
 )
 from bindery_core.sources import MonotonicClock
 from bindery_pulsar.entry_size import ENTRY_SIZE_MAX
@@ -40,9 +43,10 @@ from bindery_broker.errors import (
     SubscribeRateExceeded,
 )
 from bindery_broker.keyed_locks import KeyedLocks
-from bindery_broker.limits.token_bucket import RateLimit
+from bindery_broker.limits.rate_limit import RateLimit
 from bindery_broker.managed_ledger import COMPACTION_CURSOR, SYSTEM_CURSORS, ManagedCursor, ManagedLedger, WallClock
 from bindery_broker.namespaces.policies import EffectivePolicies, PolicySource
+from bindery_broker.producers.connected import ConnectedProducers
 from bindery_broker.producers.deduplication import Deduplication
 from bindery_broker.producers.holding import TopicHold
 from bindery_broker.producers.keys import RequestKey
@@ -161,6 +165,7 @@ class Topic:
         )
         self.hold = TopicHold(ledger, topic=name.short)
         """The producer that has the topic exclusively."""
+        self._producers = ConnectedProducers()
         self._remove_listener = ledger.on_fenced(self._fenced)
         for cursor in ledger.cursors.values():
             self._attach(cursor)
@@ -187,7 +192,23 @@ class Topic:
         """What went in and out since the topic was loaded."""
         return self.statistics.volume([subscription.statistics for subscription in self._subscriptions.values()])
 
+    @property
+    def producers_count(self) -> int:
+        """Number of connected producers: those that are known by name, or the one that has the topic exclusively."""
+        return 1 if self.hold.holder is not None else self._producers.count(self._now())
+
+    @property
+    def producers(self) -> list[str]:
+        """The connected producers, as far as they are known by name."""
+        return [self.hold.holder] if self.hold.holder is not None else self._producers.names(self._now())
+
     # -- producing -----------------------------------------------------------------------------------------------
+
+    def connect_producer(self, producer: str) -> None:
+        """Record a request of a named producer. Raises TooManyProducers if the policy `producers_max` refuses it."""
+        if self.hold.holder is None:  # else `hold.check` refuses all others
+            producers_max = 0 if self.name.local.startswith("__") else self.policies.producers_max
+            self._producers.join(producer, now=self._now(), producers_max=producers_max)
 
     async def publish(
         self,
@@ -307,6 +328,11 @@ class Topic:
             raise settled[0]
         return settled
 
+    @property
+    def is_terminated(self) -> bool:
+        """Whether the topic accepts no more messages, for good."""
+        return self.ledger.is_terminated
+
     # -- reading without a subscription --------------------------------------------------------------------------
 
     async def read(
@@ -331,7 +357,7 @@ class Topic:
         position = await _clamped(source, wanted)
         if position != wanted:
             first_index = -1
-        if wait_s > 0 and not source.contains(position):
+        if wait_s > 0 and not source.contains(position) and not self.is_terminated:
             await self._wait_for_entry(position, wait_s)
             position = await _clamped(source, position)
         room = decoded_max = max(bytes_max, ENTRY_SIZE_MAX)
@@ -343,6 +369,12 @@ class Topic:
                 found, following = await self._read(source, position, first_index, limits)
             except RoomNeeded as needed:
                 decoded_max = needed.size
+                continue
+            except (NoSuchLedger, NoSuchEntry):
+                first_left = await _clamped(source, position)
+                if first_left == position:
+                    raise
+                position, first_index = first_left, -1  # trimmed meanwhile
                 continue
             charge.keep(sum(one.message.size for one in found))
             return found, following
@@ -370,29 +402,36 @@ class Topic:
                     return found, MessageId.of(entry_position, partition=self._partition)
                 first = max(first_index, 0) if entry_position == start else 0
                 part = range(first, first + limits.count_max - len(found))
-                try:
-                    entry = self._open(entry_position, payload)
-                    messages = await self._decode(entry_position, entry, part, room=limits.decoded_max)
-                except RoomNeeded:
-                    if not found:
-                        raise
-                    return found, MessageId.of(entry_position, partition=self._partition)
-                for message in messages:
-                    if entry_position == start and message.batch_index < first_index and not entry.is_opaque:
-                        continue
-                    message_id = MessageId.of(
-                        entry_position, batch_index=message.batch_index, partition=self._partition
-                    )
-                    is_full = (
-                        found_bytes + len(message.payload) > limits.bytes_max or found_size + message.size > limits.room
-                    )
-                    if found and is_full:
-                        return found, message_id
-                    found.append(ReadMessage(message_id, message))
-                    found_bytes += len(message.payload)
-                    found_size += message.size
-                if part.stop < entry.count:
-                    return found, MessageId.of(entry_position, batch_index=part.stop, partition=self._partition)
+                while True:
+                    try:
+                        entry = self._open(entry_position, payload)
+                        messages = await self._decode(entry_position, entry, part, room=limits.decoded_max)
+                    except RoomNeeded:
+                        if not found:
+                            raise
+                        return found, MessageId.of(entry_position, partition=self._partition)
+                    for message in messages:
+                        if entry_position == start and message.batch_index < first_index and not entry.is_opaque:
+                            continue
+                        message_id = MessageId.of(
+                            entry_position, batch_index=message.batch_index, partition=self._partition
+                        )
+                        is_full = (
+                            len(found) >= limits.count_max
+                            or found_bytes + len(message.payload) > limits.bytes_max
+                            or found_size + message.size > limits.room
+                        )
+                        if found and is_full:
+                            return found, message_id
+                        found.append(ReadMessage(message_id, message))
+                        found_bytes += len(message.payload)
+                        found_size += message.size
+                    if part.stop >= entry.count:
+                        break
+                    if found:
+                        return found, MessageId.of(entry_position, batch_index=part.stop, partition=self._partition)
+                    # Compaction has removed this part of the batch. An answer without messages would mean the end.
+                    part = range(part.stop, part.stop + 2 * len(part))
                 position = source.next_position(entry_position)
         return found, MessageId.of(position, partition=self._partition)
 
@@ -631,6 +670,7 @@ class Topic:
     def drain(self) -> None:
         """End every wait, because the broker stops."""
         self._draining = True
+        self.hold.end_waiting(TryAgain("the broker is stopping; retry", topic=self.name.short))
         now = asyncio.get_running_loop().time()
         for waiting in self._waiting:
             if not waiting.expired():
@@ -676,6 +716,7 @@ class Topic:
         self.closed_because = reason.message
         self._remove_listener()
         self.deduplication.end()
+        self.hold.end_waiting(reason)
         self.compaction.cancel()
         for subscription in self._subscriptions.values():
             _end(subscription, reason)

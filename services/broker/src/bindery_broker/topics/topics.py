@@ -154,6 +154,8 @@ class Topics:
         """Tasks that close the handles of abandoned topics, or close idle topics."""
         self.check_new: Callable[[TopicName], Awaitable[None]] | None = None
         """Called before and after a topic is created. It raises an error if there must be none of this name."""
+        self.admit_new: Callable[[TopicName, int], Awaitable[None]] | None = None
+        """Called with a topic, and the number 1, before it is created. It raises an error if a limit forbids it."""
         self.on_deletion: Callable[[TopicName], Awaitable[None]] | None = None
         """Called before a topic is deleted. It removes what others store about the topic."""
         self.on_subscription: Callable[[TopicName, str], None] = lambda _topic, _subscription: None
@@ -270,16 +272,22 @@ class Topics:
         return policies.auto_create_partitions
 
     async def delete(self, name: TopicName, *, force: bool) -> None:
-        """Delete a topic with its subscriptions and ledgers. Raises TopicInUse if it has consumers, unless `force`."""
-        topic = await self.get(name)
-        if topic.has_consumers and not force:
-            raise TopicInUse("the topic has consumers; pass force=true to delete it", topic=name.short)
-        if force and name.partition < 0:
-            namespace = await self._followed.namespace(name.tenant, name.namespace)
-            if namespace is None or not is_deleted(namespace):
-                await self.forced_deletions.record(name)
-        await self.forget_deleted(name)
-        await topic.delete()
+        """Delete a topic with its subscriptions and ledgers. Raises TopicInUse if it has consumers, unless `force`.
+
+        Requests that arrive meanwhile wait until the topic is gone. If they opened it instead, they would take it over
+        from the deletion.
+        """
+        async with self._locks.hold(name):
+            topic = self.loaded(name) or await self._open(name, create=False, is_explicit=False)
+            if topic.has_consumers and not force:
+                raise TopicInUse("the topic has consumers; pass force=true to delete it", topic=name.short)
+            if force and name.partition < 0:
+                namespace = await self._followed.namespace(name.tenant, name.namespace)
+                if namespace is None or not is_deleted(namespace):
+                    await self.forced_deletions.record(name)
+            await self.forget_deleted(name)  # first, because the deletion cannot be repeated once the topic is gone
+            await topic.delete()
+            await self.forget_deleted(name)  # what was stored meanwhile
 
     async def forget_deleted(self, name: TopicName) -> None:
         """Remove what is stored about a topic besides its messages. A partition has none."""
@@ -424,14 +432,16 @@ class Topics:
                 await self.check_new(name)
             if not is_explicit:
                 await self.forced_deletions.check(name)
-        is_owner = self._ownership.proof(self._ownership.divisions.known(name)) if self._ownership is not None else None
+            if self.admit_new is not None:
+                await self.admit_new(name, 1)
+        is_owner = self._ownership.proof(name) if self._ownership is not None else None
         if self._ownership is not None and is_owner is None:
             raise NotOwner("the topic's owner is changing; retry", topic=name.short)
         await self._make_room()
         self._opening += 1
         try:
             await self._followed.follow(name)
-            topic = await self._load(name, create=create, is_owner=is_owner)
+            topic = await self._load_checked(name, create=create, is_new=is_new, is_owner=is_owner)
             if is_new and self.check_new is not None:
                 await self._check_created(topic, self.check_new)
             return topic
@@ -439,6 +449,17 @@ class Topics:
             self._opening -= 1
             if name not in self._loaded:
                 self._followed.forget(name)
+
+    async def _load_checked(
+        self, name: TopicName, *, create: bool, is_new: bool, is_owner: Callable[[], Awaitable[bool]] | None
+    ) -> Topic:
+        """Load the topic; create it only if it was missing when the name was checked."""
+        try:
+            return await self._load(name, create=is_new, is_owner=is_owner)
+        except NoSuchTopic as error:
+            if not create:
+                raise
+            raise NotOwner("the topic was deleted by another broker; retry", topic=name.short) from error
 
     async def _check_created(self, topic: Topic, check: Callable[[TopicName], Awaitable[None]]) -> None:
         """Check the name again, because it may have been taken meanwhile. Then the topic is deleted."""

@@ -329,14 +329,14 @@ def test_stale_heap_entries_are_bounded():
 
 @pytest.mark.parametrize("order", ["random", "fifo"])
 def test_memory_for_each_message(order: str):
-    """24 bytes for each of 200,000 messages leave less than 24 MiB for a million, and less than 64 MiB at the limit."""
-    chance, count = random.Random(1), 200_000
+    """24 bytes for each of 50,000 messages leave less than 24 MiB for a million, and less than 64 MiB at the limit."""
+    chance, count = random.Random(1), 50_000
     tracemalloc.start()
     try:
         delays = DelayIndex()
         for n in range(count):
             delay = chance.randrange(864_000_000) if order == "random" else n
-            delays.add(Position(n // 50_000, n % 50_000), 1_700_000_000_000 + delay)
+            delays.add(Position(n // 12_500, n % 12_500), 1_700_000_000_000 + delay)
         used, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -29,7 +29,7 @@ async def test_any_broker_answers_for_the_owner(two):
     assert answer.status_code == 404
     assert answer.json() == {"reason": "Subscription none not found for topic persistent://public/default/t"}
     found = await other.client.get("/lookup/v2/topic/persistent/public/default/t")
-    assert found.json()["httpUrl"] == "http://one"
+    assert "http://one" in found.json()["reason"]
     moved = await other.client.get(f"{P}/stats?redirect=true")
     assert (moved.status_code, moved.headers["location"]) == (307, f"http://one{P}/stats?redirect=true")
 
@@ -71,3 +71,51 @@ async def test_clusters_are_shown(broker):
     found = (await broker.client.get("/admin/v2/clusters/bindery")).json()
     assert found == {"serviceUrl": "http://one", "brokerServiceUrl": ""}
     assert (await broker.client.get("/admin/v2/clusters/x")).json() == {"reason": "Cluster does not exist"}
+
+
+async def test_no_setting_can_be_changed_while_a_broker_runs(broker):
+    base = "/admin/v2/brokers/configuration"
+    assert (await broker.client.get(base)).json() == []
+    assert (await broker.client.get(f"{base}/values")).json() == {}
+    answer = await broker.client.post(f"{base}/clusterName/other", headers=JSON)
+    assert (answer.status_code, answer.json()) == (412, {"reason": "Can't update non-dynamic configuration"})
+    answer = await broker.client.delete(f"{base}/clusterName")
+    assert (answer.status_code, answer.json()) == (412, {"reason": "Can't delete non-dynamic configuration"})
+
+
+async def test_where_the_metadata_is_stored(broker):
+    found = (await broker.client.get("/admin/v2/brokers/internal-configuration")).json()
+    assert found["metadataStoreUrl"] == f"zk:{broker.settings.zookeeper}"
+    assert found["ledgersRootPath"] == "/ledgers"
+
+
+@pytest.mark.parametrize("stored", [None, b"", b"{", b"[]", b'{"serviceUrl": 1}', b"\xff"])
+async def test_brokers_of_bindery_have_no_leader(broker, stored):
+    if stored is not None:
+        await broker.store.create("/loadbalance/leader", stored, make_parents=True)
+    answer = await broker.client.get("/admin/v2/brokers/leaderBroker")
+    assert answer.status_code == 404
+    assert answer.json()["reason"].startswith("Couldn't find leader broker")
+
+
+async def test_the_leader_of_pulsars_brokers_is_named(broker):
+    stored = b'{"brokerId": "p:8080", "serviceUrl": "http://p:8080", "more": 1}'
+    await broker.store.create("/loadbalance/leader", stored, make_parents=True)
+    found = (await broker.client.get("/admin/v2/brokers/leaderBroker")).json()
+    assert found == {"brokerId": "p:8080", "serviceUrl": "http://p:8080"}
+
+
+async def test_a_broker_reports_its_bundles(broker):
+    await broker.client.put(P, headers=JSON)
+    found = (await broker.client.get("/admin/v2/broker-stats/load-report")).json()
+    assert found["bundles"] == ["public/default/0x80000000_0xc0000000"]
+    assert (found["webServiceUrl"], found["loadReportType"]) == ("http://one", "LocalBrokerData")
+    assert (await broker.client.get("/admin/v2/brokers/backlog-quota-check")).status_code == 204
+
+
+async def test_bookies_are_listed(broker):
+    assert (await broker.client.get("/admin/v2/bookies/all")).json() == {"bookies": []}
+    for path in ("b2", "b1", "readonly", "readonly/b3"):
+        await broker.store.create(f"/ledgers/available/{path}", make_parents=True)
+    found = (await broker.client.get("/admin/v2/bookies/all")).json()
+    assert [one["bookieId"] for one in found["bookies"]] == ["b1", "b2", "b3"]

@@ -66,16 +66,23 @@ async def test_a_tenant_is_deleted_with_its_topics_by_force(broker):
 
 async def test_a_namespace_is_created_with_policies(broker):
     put, path = broker.client.put, "/admin/v2/namespaces/public/fresh"
-    body = '{"bundles": {"numBundles": 4}, "message_ttl_in_seconds": 7, "properties": {}, "of_pulsar_only": 1}'
+    body = '{"bundles": {"numBundles": 3}, "message_ttl_in_seconds": 7, "properties": {}, "of_pulsar_only": 1}'
     assert (await put(path, content=body, headers=JSON)).status_code == 204
     found = (await broker.client.get(path)).json()
     assert (found["message_ttl_in_seconds"], found["of_pulsar_only"], "properties" in found) == (7, 1, False)
-    assert found["bundles"]["boundaries"][1] == "0x40000000"
+    thirds = {"boundaries": ["0x00000000", "0x55555555", "0xaaaaaaaa", "0xffffffff"], "numBundles": 3}
+    assert found["bundles"] == thirds
+    assert (await broker.client.get(f"{path}/bundles")).json() == thirds
     assert (await put(path)).json() == {"reason": "Namespace already exists"}
     missing = await put("/admin/v2/namespaces/none/n")
     assert (missing.status_code, missing.json()) == (404, {"reason": "Tenant does not exist"})
-    for wrong in ('{"bundles": {"numBundles": 16}}', '{"message_ttl_in_seconds": "x"}'):
-        assert (await put("/admin/v2/namespaces/public/other", content=wrong, headers=JSON)).status_code == 412
+    other = "/admin/v2/namespaces/public/other"
+    assert (await put(other, content='{"message_ttl_in_seconds": "x"}', headers=JSON)).status_code == 412
+    halves = '{"bundles": {"numBundles": 1, "boundaries": ["0x00000000", "0x80000000"]}}'
+    refused = await put(other, content=halves, headers=JSON)
+    reason = "Input bundles do not cover the whole hash range. first:0x00000000, last:0x80000000"
+    assert (refused.status_code, refused.json()) == (400, {"reason": reason})
+    assert (await put(other, content='{"bundles": {"numBundles": 5000}}', headers=JSON)).status_code == 400
     assert (await broker.client.get("/admin/v2/namespaces/public/other")).status_code == 404
     gone = await broker.client.delete("/admin/v2/namespaces/public/other")
     assert (gone.status_code, gone.json()) == (404, {"reason": "Namespace public/other does not exist."})

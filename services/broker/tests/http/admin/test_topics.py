@@ -223,10 +223,11 @@ async def test_a_wrong_body_is_refused(broker, body):
     assert set(answer.json()) == {"reason"}
 
 
-async def test_lookup_names_the_owner(broker):
+async def test_a_lookup_for_the_binary_protocol_is_refused_with_the_owner(broker):
     await put(broker, P)
-    found = (await broker.client.get("/lookup/v2/topic/persistent/public/default/t")).json()
-    assert found == {"brokerUrl": "", "brokerUrlTls": "", "httpUrl": "http://one", "httpUrlTls": "", "nativeUrl": ""}
+    found = await broker.client.get("/lookup/v2/topic/persistent/public/default/t")
+    assert found.status_code == 501
+    assert "a broker of Bindery at http://one serves the topic over HTTP; it has no port" in found.json()["reason"]
     bundle = await broker.client.get("/lookup/v2/topic/persistent/public/default/t/bundle")
     assert bundle.text == "0x80000000_0xc0000000"
 
@@ -257,3 +258,18 @@ async def test_the_partitions_of_a_topic_are_compacted(broker):
     for index in range(2):
         found = (await broker.client.get(f"{P}-partition-{index}/compaction")).json()
         assert found["status"] in ("RUNNING", "SUCCESS")
+
+
+async def test_producers_that_are_known_by_name_are_shown(broker):
+    await broker.produce("a")
+    assert (await broker.client.get(f"{P}/stats")).json()["publishers"] == []
+    for name in ("p", "q"):
+        await broker.client.post(f"{V1}/messages?producer={name}", content=b"b")
+    found = (await broker.client.get(f"{P}/stats")).json()["publishers"]
+    assert found == [{"accessMode": "Shared", "producerName": name} for name in ("p", "q")]
+    await broker.client.put(f"{V1}/producers/q/access", json={"access_mode": "exclusive"})
+    found = (await broker.client.get(f"{P}/stats")).json()["publishers"]
+    assert found == [{"accessMode": "Exclusive", "producerName": "q"}]
+    await broker.client.delete(f"{V1}/producers/q/access")
+    broker.clock.advance(3_600)
+    assert (await broker.client.get(f"{P}/stats")).json()["publishers"] == []

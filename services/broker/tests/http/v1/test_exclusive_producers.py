@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from bindery_broker.errors import ProducerBusy
+from bindery_broker.producers import holding
 from bindery_broker.producers.holding import EPOCH_PROPERTY, HOLDER_PROPERTY
 from bindery_core.errors import MetadataOutcomeUnknown, MetadataUnavailable
 from broker_harness import TOPIC, Harness, payloads
@@ -196,6 +198,159 @@ async def test_a_request_that_is_overtaken_by_a_fencing_one_stores_nothing(broke
     go_on.set()
     assert await waiting == "producer_fenced"
     assert await stored(broker) == ["x"]
+
+
+async def wait_for(broker: Harness, producer: str, wait_ms: int = 30_000) -> tuple[int, Any]:
+    body = {"access_mode": "wait_for_exclusive", "wait_ms": wait_ms}
+    answer = await broker.client.put(f"{TOPIC}/producers/{producer}/access", json=body)
+    return answer.status_code, answer.json()
+
+
+async def queued(broker: Harness, *producers: str) -> list[asyncio.Task[tuple[int, Any]]]:
+    """Begin to wait, one after another."""
+    tasks = []
+    hold = next(one for one in broker.broker.topics if one.name.short == "public/default/t").hold
+    for producer in producers:
+        tasks.append(asyncio.create_task(wait_for(broker, producer)))
+        while not any(turn.producer == producer and turn.error is None for turn in hold._waiting):
+            await asyncio.sleep(0)
+    return tasks
+
+
+async def release(broker: Harness, producer: str) -> None:
+    answer = await broker.client.delete(f"{TOPIC}/producers/{producer}/access")
+    assert answer.json() == {"released": True}
+
+
+async def test_waiting_producers_get_the_topic_in_order_of_arrival(broker: Harness) -> None:
+    await broker.produce("x")
+    epoch = await taken(broker)
+    q, r = await queued(broker, "q", "r")
+    assert await send(broker, "a", producer="p", producer_epoch=epoch) is None
+    assert await send(broker, "shared") == "producer_busy"
+    await release(broker, "p")
+    status, answer = await q
+    assert (status, answer["producer_epoch"]) == (200, epoch + 1)
+    assert not r.done()
+    # Those that wait come before all others.
+    assert (await take(broker, "s", status=409))["code"] == "producer_fenced"
+    assert await send(broker, "old", producer="p", producer_epoch=epoch) == "producer_fenced"
+    await release(broker, "q")
+    assert await r == (200, {"producer": "r", "producer_epoch": epoch + 2})
+    await release(broker, "r")
+    assert await send(broker, "shared") is None
+
+
+async def test_a_free_topic_is_taken_without_waiting(broker: Harness) -> None:
+    await broker.produce("x")
+    assert await wait_for(broker, "p", 0) == (200, {"producer": "p", "producer_epoch": 1})
+    assert await wait_for(broker, "p", 0) == (200, {"producer": "p", "producer_epoch": 2})
+
+
+async def test_the_end_of_the_wait_is_reported_with_what_to_do(broker: Harness) -> None:
+    await broker.produce("x")
+    await taken(broker)
+    status, answer = await wait_for(broker, "q", 1)
+    assert (status, answer["code"]) == (409, "producer_busy")
+    assert "exclusive_with_fencing" in answer["detail"]
+    assert answer["facts"]["holder"] == "p"
+    await release(broker, "p")
+    assert await send(broker, "shared") is None  # nobody waits any more
+
+
+async def test_fencing_ends_the_waiting_of_others(broker: Harness) -> None:
+    await broker.produce("x")
+    await taken(broker)
+    q, r = await queued(broker, "q", "r")
+    assert await taken(broker, "s", "exclusive_with_fencing") == 2
+    for waiting in (q, r):
+        status, answer = await waiting
+        assert (status, answer["code"], answer["facts"]["holder"]) == (409, "producer_fenced", "s")
+
+
+async def test_a_repeated_wait_keeps_the_place(broker: Harness) -> None:
+    await broker.produce("x")
+    await taken(broker)
+    first, r = await queued(broker, "q", "r")
+    (again,) = await queued(broker, "q")
+    status, answer = await first
+    assert (status, answer["code"]) == (409, "producer_busy")
+    await release(broker, "p")
+    assert (await again)[1]["producer_epoch"] == 2
+    await release(broker, "q")
+    assert (await r)[1]["producer_epoch"] == 3
+
+
+async def test_a_client_that_disconnects_leaves_the_queue(broker: Harness) -> None:
+    await broker.produce("x")
+    await taken(broker)
+    (topic,) = broker.broker.topics
+    q, r = await queued(broker, "q", "r")
+    topic.hold.end_waiting(ProducerBusy("gone"), producer="q")
+    assert (await q)[0] == 409
+    await release(broker, "p")
+    assert (await r)[0] == 200
+
+
+async def test_the_holder_that_waits_goes_before_others(broker: Harness) -> None:
+    await broker.produce("x")
+    await taken(broker)
+    (q,) = await queued(broker, "q")
+    assert await wait_for(broker, "p", 0) == (200, {"producer": "p", "producer_epoch": 2})
+    assert not q.done()
+    await release(broker, "p")
+    assert (await q)[1]["producer_epoch"] == 3
+
+
+async def test_the_number_of_waiting_producers_is_bounded(broker: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holding, "WAITING_MAX", 1)
+    await broker.produce("x")
+    await taken(broker)
+    (q,) = await queued(broker, "q")
+    assert (await wait_for(broker, "r"))[0] == 429
+    await release(broker, "p")
+    assert (await q)[0] == 200
+
+
+async def test_a_broker_that_stops_answers_those_that_wait(broker: Harness) -> None:
+    await broker.produce("x")
+    await taken(broker)
+    (q,) = await queued(broker, "q")
+    broker.broker.drain()
+    assert (await q)[0] == 503
+
+
+async def test_a_wait_at_another_broker_is_answered_by_the_owner(pair: tuple[Harness, Harness]) -> None:
+    """Through the other broker, so that it passes the request on again."""
+    one, two = pair
+    await one.produce("x")
+    await taken(one)
+    hold = next(iter(one.broker.topics)).hold
+    waiting = asyncio.create_task(wait_for(two, "q"))
+    while not hold._waiting:
+        await asyncio.sleep(0)
+    await release(two, "p")
+    assert await waiting == (200, {"producer": "q", "producer_epoch": 2})
+    assert await send(one, "a", producer="q", producer_epoch=2) is None
+    assert await send(two, "b", producer="p", producer_epoch=1) == "producer_fenced"
+
+
+async def test_messages_are_not_moved_into_a_topic_that_a_producer_has(broker: Harness) -> None:
+    """As a client of Pulsar could not connect a producer to move them."""
+    dead = "/v1/topics/public/default/t-s-DLQ"
+    await broker.produce("x")
+    (got,) = await broker.receive()
+    assert (await broker.client.put(dead)).status_code == 201
+    body = {"access_mode": "exclusive"}
+    assert (await broker.client.put(f"{dead}/producers/p/access", json=body)).status_code == 200
+    move = {"message_ids": [got["message_id"]], "max_redeliver": 0}
+    answer = await broker.client.post(f"{TOPIC}/subscriptions/s/retry", json=move)
+    assert "exclusively" in answer.text, answer.text
+    assert (await broker.client.get(f"{dead}/messages")).json()["messages"] == []
+    assert (await broker.client.delete(f"{dead}/producers/p/access")).json() == {"released": True}
+    answer = await broker.client.post(f"{TOPIC}/subscriptions/s/retry", json=move)
+    assert answer.status_code == 200, answer.text
+    assert payloads((await broker.client.get(f"{dead}/messages")).json()["messages"]) == ["x"]
 
 
 async def test_the_holder_is_shown(broker: Harness) -> None:

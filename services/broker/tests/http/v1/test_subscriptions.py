@@ -116,3 +116,21 @@ async def test_a_cursor_ledger_without_its_last_record_damages_only_its_subscrip
     assert len(await successor.produce("b")) == 1
     assert b"bindery_broker_damaged_subscriptions 1\n" in await successor.topic_page()
     await successor.close()
+
+
+@pytest.mark.parametrize("partitions", [0, 2])
+async def test_a_subscription_is_created_without_a_body(pair: tuple[Harness, Harness], partitions: int) -> None:
+    if partitions:
+        answer = await pair[0].client.put(f"{TOPIC}/partitions", json={"partitions": partitions})
+        assert answer.status_code == 201
+    for broker, status in zip(pair, (201, 200), strict=True):
+        answer = await broker.client.put(f"{TOPIC}/subscriptions/bare")
+        assert answer.status_code == status, answer.text
+    await pair[0].produce("x")
+    assert payloads(await pair[1].receive(sub="bare")) == ["x"]
+
+
+async def test_only_a_body_that_is_left_out_needs_no_content_type(broker: Harness) -> None:
+    for options in ({"content": b"{}"}, {"headers": {"content-type": "text/plain"}}):
+        answer = await broker.client.put(f"{TOPIC}/subscriptions/bare", **options)
+        assert answer.status_code == 415, options

@@ -10,8 +10,8 @@
 | any other                    | that of the error | its text                                                |
 
 The body of an error is `{"reason": "..."}`. A call of another broker's topic goes to its owner, which answers; Pulsar
-redirects the client instead (here with `?redirect=true`). A POST needs the content type of JSON even without a body, as
-pulsar-admin sends it, because web pages of other sites cannot send it.
+redirects the client instead (here with `?redirect=true`). A POST that changes anything needs the content type of JSON
+even without a body, as pulsar-admin sends it, because web pages of other sites cannot send it.
 Source: Pulsar PersistentTopicsBase, RestException.
 """
 
@@ -45,6 +45,8 @@ ANY_TOPIC: Final = ROOT + "/persistent/{tenant:form}/{namespace:form}/{local:for
 SUBSCRIPTION: Final = TOPIC + "/subscription/{subscription:subscription}"
 CREATES_TOPIC: Final = frozenset(("adminCreateTopic", "adminCreateSubscription"))
 """Names of the calls that create a missing topic."""
+READING: Final = frozenset(("adminAnalyzeBacklog",))
+"""Names of the calls with POST that change nothing. pulsar-admin sends them without a content type."""
 TEXT_TYPE: Final = b"text/plain"
 _BOOLEANS: Final = {"true": True, "false": False, "": True}
 
@@ -86,7 +88,7 @@ class AdminRoute(HotRoute):
         async def handler(request: Request) -> Response:
             exchange: Exchange = request.scope[SCOPE_KEY]
             try:
-                if exchange.method == "POST":
+                if exchange.method == "POST" and self.unique_id not in READING:
                     check_json_type(exchange.scope["headers"])
                 return await handle(request)
             except (BinderyError, Refused) as error:

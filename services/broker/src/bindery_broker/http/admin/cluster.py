@@ -1,19 +1,30 @@
 """Calls on brokers and clusters: which brokers serve, whether this one is healthy, what it loads."""
 
+from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+import msgspec
 from bindery_core.errors import NoSuchNode
 from bindery_core.version import VERSION
+from bindery_metadata.layout.layout import READONLY, LedgersLayout
 from bindery_pulsar import znode_layout
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from bindery_broker.http.admin.calls import ROOT, Refused, answer, call, param, text
+from bindery_broker.http.admin.calls import ROOT, Refused, answer, call, done, param, text
 from bindery_broker.http.admin.topic_json import topic_stats
 from bindery_broker.http.exchange import Exchange
+from bindery_broker.ownership.records import encode_broker
 
 router: Final = APIRouter()
+
+
+class _Leader(msgspec.Struct):
+    """Pulsar's LeaderBroker."""
+
+    serviceUrl: str
+    brokerId: str = ""
 
 
 @call(router, "GET", ROOT + "/brokers", "adminListBrokers")
@@ -46,6 +57,83 @@ async def version(_exchange: Exchange) -> Response:
 async def runtime_configuration(exchange: Exchange) -> Response:
     """The name of the cluster, which pulsar-admin asks for. Pulsar answers all settings; Bindery's have other names."""
     return answer({"clusterName": exchange.broker.settings.cluster_name})
+
+
+@call(router, "GET", ROOT + "/brokers/configuration", "adminDynamicSettings")
+async def dynamic_settings(_exchange: Exchange) -> Response:
+    """The names of the settings that can be changed while a broker runs: there are none."""
+    return answer([])
+
+
+@call(router, "GET", ROOT + "/brokers/configuration/values", "adminDynamicValues")
+async def dynamic_values(_exchange: Exchange) -> Response:
+    """The settings that were changed while brokers run: there are none."""
+    return answer({})
+
+
+@call(router, "POST", ROOT + "/brokers/configuration/{setting:form}/{value:form}", "adminSetDynamicSetting")
+async def set_dynamic(_exchange: Exchange) -> Response:
+    raise Refused(412, "Can't update non-dynamic configuration")
+
+
+@call(router, "DELETE", ROOT + "/brokers/configuration/{setting:form}", "adminRemoveDynamicSetting")
+async def remove_dynamic(_exchange: Exchange) -> Response:
+    raise Refused(412, "Can't delete non-dynamic configuration")
+
+
+@call(router, "GET", ROOT + "/brokers/internal-configuration", "adminInternalConfiguration")
+async def internal_configuration(exchange: Exchange) -> Response:
+    """Where the metadata is stored."""
+    settings = exchange.broker.settings
+    store = f"zk:{settings.zookeeper}"
+    return answer(
+        {
+            "zookeeperServers": settings.zookeeper,
+            "configurationStoreServers": settings.zookeeper,
+            "metadataStoreUrl": store,
+            "configurationMetadataStoreUrl": store,
+            "ledgersRootPath": settings.ledgers_root,
+        }
+    )
+
+
+@call(router, "GET", ROOT + "/brokers/leaderBroker", "adminLeaderBroker")
+async def leader(exchange: Exchange) -> Response:
+    """The leader among the brokers of Pulsar that serve the same cluster. Those of Bindery need none, and elect none.
+
+    Raises Refused (404) if there is no leader.
+    """
+    try:
+        node = await exchange.broker.store.get(znode_layout.LEADER)
+        found = msgspec.json.decode(node.data, type=_Leader)
+    except (NoSuchNode, msgspec.MsgspecError, UnicodeDecodeError):
+        raise Refused(404, "Couldn't find leader broker: brokers of Bindery do not elect one") from None
+    return answer({"brokerId": found.brokerId or urlsplit(found.serviceUrl).netloc, "serviceUrl": found.serviceUrl})
+
+
+@call(router, "GET", ROOT + "/brokers/backlog-quota-check", "adminCheckQuotas")
+async def check_quotas(_exchange: Exchange) -> Response:
+    """Quotas are checked with each message and every few seconds anyway."""
+    return done()
+
+
+@call(router, "GET", ROOT + "/broker-stats/load-report", "adminLoadReport")
+async def load_report(exchange: Exchange) -> Response:
+    """What this broker has registered about itself, in the form of Pulsar's LocalBrokerData, and its bundles. The load
+    of its machine is not measured."""
+    registered = msgspec.json.decode(encode_broker(exchange.broker.url))
+    return answer({**registered, "bundles": sorted(map(str, exchange.broker.ownership.held))})
+
+
+@call(router, "GET", ROOT + "/bookies/all", "adminListBookies")
+async def list_bookies(exchange: Exchange) -> Response:
+    """The live bookies, also read-only ones."""
+    layout = LedgersLayout(exchange.broker.settings.ledgers_root)
+    names: set[str] = set()
+    for path in (layout.available, layout.available_readonly):
+        with suppress(NoSuchNode):
+            names |= set(await exchange.broker.store.children(path))
+    return answer({"bookies": [{"bookieId": name} for name in sorted(names - {READONLY})]})
 
 
 @call(router, "GET", ROOT + "/brokers/{cluster:form}", "adminListBrokersOf")

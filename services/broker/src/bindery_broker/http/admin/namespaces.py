@@ -136,11 +136,14 @@ async def delete_tenant(exchange: Exchange) -> Response:
 
 @call(router, "PUT", NAMESPACE, "adminCreateNamespace")
 async def create_namespace(exchange: Exchange) -> Response:
-    """The body has Policies, or is empty. Other numbers of bundles than four are refused."""
+    """The body has Policies, or is empty."""
     space = (_name(exchange, "tenant"), _name(exchange, "namespace"))
     policies: dict[str, Any] = await calls.body(exchange, dict[str, Any], missing={})
-    records.check_bundles(policies)
-    given = {member: value for member, value in policies.items() if value not in (None, {}, []) and member != "bundles"}
+    given = {member: value for member, value in policies.items() if value not in (None, {}, [])}
+    try:
+        given["bundles"] = records.bundles_data(given.get("bundles"))
+    except BadRequest as error:
+        raise Refused(400, error.message) from error
     try:
         set_in_namespace(given, cluster=exchange.broker.settings.cluster_name)
         if not await exchange.broker.directory.create_namespace(*space, given):
@@ -177,7 +180,8 @@ async def list_namespaces(exchange: Exchange) -> Response:
 
 @call(router, "GET", NAMESPACE, "adminPolicies")
 async def policies(exchange: Exchange) -> Response:
-    return answer(await _read(exchange))
+    found = await _read(exchange)
+    return answer({**found, "bundles": await _bundles(exchange)})
 
 
 @call(router, "GET", NAMESPACE + "/topics", "adminNamespaceTopics")
@@ -193,8 +197,8 @@ async def namespace_topics(exchange: Exchange) -> Response:
 
 @call(router, "GET", NAMESPACE + "/bundles", "adminBundles")
 async def bundles(exchange: Exchange) -> Response:
-    found = await _read(exchange)
-    return answer(found.get("bundles") or records.new_namespace(cluster="")["bundles"])
+    await _read(exchange)
+    return answer(await _bundles(exchange))
 
 
 @call(router, "GET", NAMESPACE + "/backlogQuotaMap", "adminGetBacklogQuotas")
@@ -337,17 +341,23 @@ async def _update(exchange: Exchange, name: str, mutate: Mutate) -> Response:
         return changed
 
     try:
-        await exchange.broker.policies.update_namespace(*_space(exchange), change)
+        await exchange.broker.policies.update_namespace(*namespace_of(exchange), change)
     except Corrupt as error:
         raise Refused(412, str(error)) from error
     return done()
+
+
+async def _bundles(exchange: Exchange) -> records.Json:
+    """Return how the namespace is divided now, also after splits."""
+    return records.bundles_with(await exchange.broker.ownership.divisions.boundaries(*namespace_of(exchange)))
 
 
 async def _read(exchange: Exchange) -> records.Json:
     return await exchange.broker.policies.read_namespace(_name(exchange, "tenant"), _name(exchange, "namespace"))
 
 
-def _space(exchange: Exchange) -> tuple[str, str]:
+def namespace_of(exchange: Exchange) -> tuple[str, str]:
+    """Return the tenant and the namespace in the path. Raises Refused (404) for names that nothing can have."""
     return _name(exchange, "tenant"), _name(exchange, "namespace")
 
 

@@ -24,6 +24,7 @@ from bindery_pulsar.topic_name import TopicName
 from starlette.responses import Response
 
 from bindery_broker.http.admin.calls import ROOT, Refused, answer, done
+from bindery_broker.http.admin.upkeep.properties import remove_of_partitioned, set_of_partitioned
 from bindery_broker.http.exchange import Exchange, Reply
 from bindery_broker.http.v1.partitioned.calls import Answer, first_failure, on_each, partitions_of
 from bindery_broker.http.v1.partitioned.calls import call as call_partition
@@ -51,6 +52,15 @@ def found_by_name(answers: Mapping[TopicName, Answer]) -> dict[str, Any]:
     """Return the JSON of the partitions that exist, by full name. Raises the error of another one that fails."""
     _raise_failure([one for one in answers.values() if one.status != NoSuchTopic.status])
     return {name.full: one.json() for name, one in answers.items() if one.is_success}
+
+
+async def at_each(
+    exchange: Exchange, record: PartitionedRecord, method: str, path: str, *, body: bytes | None = None
+) -> dict[TopicName, Answer]:
+    """Return the answer of each partition to a request, of which all succeed. Raises the error of one that fails."""
+    answers = await _each(exchange, record, method, path, query=b"", body=body)
+    _raise_failure(list(answers.values()))
+    return answers
 
 
 async def _each(
@@ -138,6 +148,14 @@ async def _properties(_exchange: Exchange, record: PartitionedRecord, _operation
     return answer(record.members.get("properties") or {})
 
 
+async def _set_properties(exchange: Exchange, _record: PartitionedRecord, _operation: Operation) -> Response:
+    return await set_of_partitioned(exchange)
+
+
+async def _remove_property(exchange: Exchange, _record: PartitionedRecord, _operation: Operation) -> Response:
+    return await remove_of_partitioned(exchange)
+
+
 async def _here(exchange: Exchange, _record: PartitionedRecord, operation: Operation) -> Response:
     return await operation(exchange)
 
@@ -173,6 +191,10 @@ ON_PARTITIONED: Final[Mapping[str, Handler]] = {
     "adminInternalStats": _missing,
     "adminInternalInfo": _info,
     "adminTopicProperties": _properties,
+    "adminSetTopicProperties": _set_properties,
+    "adminRemoveTopicProperty": _remove_property,
+    "adminTerminate": _refuse("Termination of a partitioned topic is not allowed"),
+    "adminAnalyzeBacklog": _refuse(f"Analyze backlog {_ONE_PARTITION}"),
     "adminLastMessageId": _missing,
     "adminMessageIdAt": _refuse(f"Get message ID by timestamp {_ONE_PARTITION}"),
     "adminGetEntry": _refuse("GetMessageById is not allowed on partitioned-topic"),

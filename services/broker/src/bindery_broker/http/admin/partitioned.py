@@ -17,6 +17,7 @@ from bindery_broker.http.admin import calls
 from bindery_broker.http.admin.calls import ANY_TOPIC, ROOT, Refused, answer, call, done, flag, named, param
 from bindery_broker.http.admin.on_partitions import ask_each, found_by_name, metadata_json
 from bindery_broker.http.admin.partition_sums import join
+from bindery_broker.http.admin.upkeep.properties import checked
 from bindery_broker.http.exchange import Exchange
 from bindery_broker.http.v1.partitioned import lifecycle
 from bindery_broker.partitioned.record import PartitionedRecord
@@ -43,6 +44,7 @@ async def create(exchange: Exchange) -> Response:
     name = named(exchange)
     wanted: int | _Metadata = await calls.body(exchange, int | _Metadata)
     found = _Metadata(wanted) if isinstance(wanted, int) else wanted
+    checked(found.properties or {})
     if name.partition >= 0:
         raise Refused(412, "Partitioned Topic Name should not contain '-partition-'")
     await calls.check_namespace(exchange, reason="Namespace not found")

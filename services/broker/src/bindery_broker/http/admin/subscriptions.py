@@ -11,6 +11,7 @@ from starlette.responses import Response
 from bindery_broker.http.admin import calls
 from bindery_broker.http.admin.calls import SUBSCRIPTION, TOPIC, Refused, answer, call, done, number, param, topic_of
 from bindery_broker.http.admin.topics import ID_MAX, position_of, reply_with
+from bindery_broker.http.authorization import visible_subscriptions
 from bindery_broker.http.exchange import Exchange
 from bindery_broker.subscriptions.subscription import Subscription
 
@@ -22,7 +23,8 @@ _PLACES: Final = {"earliest": EARLIEST, "latest": LATEST}
 
 @call(router, "GET", TOPIC + "/subscriptions", "adminListSubscriptions")
 async def list_subscriptions(exchange: Exchange) -> Response:
-    return answer(sorted((await topic_of(exchange)).subscriptions))
+    topic = await topic_of(exchange)
+    return answer(await visible_subscriptions(exchange, topic.name, sorted(topic.subscriptions)))
 
 
 @call(router, "PUT", SUBSCRIPTION, "adminCreateSubscription")

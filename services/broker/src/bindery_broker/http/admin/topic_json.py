@@ -55,7 +55,7 @@ def topic_stats(topic: Topic, broker: Broker, *, owner: str) -> dict[str, Any]:
         "backlogSize": max((one["backlogSize"] for one in subscriptions.values()), default=0),
         "oldestBacklogMessageAgeSeconds": max(0, times.wall_ms - min(oldest)[0]) // 1000 if oldest else -1,
         "oldestBacklogMessageSubscriptionName": min(oldest)[1] if oldest else None,
-        "publishers": [],
+        "publishers": _publishers(topic),
         "subscriptions": subscriptions,
         "replication": {},
         "nonContiguousDeletedMessagesRanges": sum(
@@ -64,6 +64,12 @@ def topic_stats(topic: Topic, broker: Broker, *, owner: str) -> dict[str, Any]:
         "ownerBroker": owner,
         "lastPublishTimeStamp": times.wall(topic.statistics.last_published_at) or 0,
     }
+
+
+def _publishers(topic: Topic) -> list[dict[str, Any]]:
+    """Return PublisherStats of the producers that are known by name. Rates and addresses of each are not measured."""
+    mode = "Shared" if topic.hold.holder is None else "Exclusive"
+    return [{"accessMode": mode, "producerName": name} for name in topic.producers]
 
 
 def _subscription(subscription: Subscription, times: Times) -> dict[str, Any]:
@@ -131,7 +137,7 @@ def internal_stats(topic: Topic) -> dict[str, Any]:
 
 def internal_info(topic: Topic) -> dict[str, Any]:
     """Return internal-info: what the metadata of the topic names."""
-    found = topic.ledger.internal_stats()
+    found, end = topic.ledger.internal_stats(), topic.ledger.terminated
     return {
         "ledgers": [
             {"ledgerId": one["ledgerId"], "isOffloaded": False}
@@ -144,6 +150,7 @@ def internal_info(topic: Topic) -> dict[str, Any]:
         ],
         "cursors": {name: _cursor_info(one) for name, one in topic.subscriptions.items() if one.is_durable},
         "properties": dict(topic.ledger.properties),
+        **({} if end is None else {"terminatedPosition": {"ledgerId": end.ledger_id, "entryId": end.entry_id}}),
     }
 
 

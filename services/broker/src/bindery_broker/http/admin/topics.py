@@ -14,6 +14,7 @@ from bindery_broker.http.admin import calls
 from bindery_broker.http.admin.calls import ROOT, TOPIC, Refused, answer, call, done, number, param, text, topic_of
 from bindery_broker.http.admin.stored_entry import entry_reply
 from bindery_broker.http.admin.topic_json import internal_info, internal_stats, topic_stats
+from bindery_broker.http.admin.upkeep.properties import given_properties
 from bindery_broker.http.exchange import Exchange
 from bindery_broker.http.v1.statistics_view import read_oldest
 from bindery_broker.topics.topic import Topic
@@ -47,12 +48,12 @@ async def list_non_persistent_partitioned(_exchange: Exchange) -> Response:
 @call(router, "PUT", TOPIC, "adminCreateTopic")
 async def create_topic(exchange: Exchange) -> Response:
     """The body, a map of properties, may be empty."""
-    properties = await calls.body(exchange, dict[str, str], missing={})
-    if properties:
-        raise Refused(400, "topics with properties cannot be created here")
+    properties = await given_properties(exchange)
     if await exchange.broker.topics.exists(exchange.topic):
         raise Refused(409, "This topic already exists")
-    await topic_of(exchange, create=True)
+    topic = await exchange.broker.topic(exchange.topic, create=True, is_explicit=True)
+    if properties:
+        await topic.ledger.set_properties(properties)
     return done()
 
 
@@ -81,11 +82,6 @@ async def stats_internal(exchange: Exchange) -> Response:
 @call(router, "GET", TOPIC + "/internal-info", "adminInternalInfo")
 async def info_internal(exchange: Exchange) -> Response:
     return answer(internal_info(await topic_of(exchange)))
-
-
-@call(router, "GET", TOPIC + "/properties", "adminTopicProperties")
-async def properties(exchange: Exchange) -> Response:
-    return answer(dict((await topic_of(exchange)).ledger.properties))
 
 
 @call(router, "GET", TOPIC + "/lastMessageId", "adminLastMessageId")
@@ -177,9 +173,14 @@ async def compaction_status(exchange: Exchange) -> Response:
 
 @call(router, "GET", LOOKUP, "lookupTopic")
 async def lookup(exchange: Exchange) -> Response:
-    """The addresses of the topic's owner, which answers. `brokerUrl` is empty: HTTP is the only protocol."""
-    url = exchange.broker.url
-    return answer({"brokerUrl": "", "brokerUrlTls": "", "httpUrl": url, "httpUrlTls": "", "nativeUrl": ""})
+    """Refuse to name a broker for the binary protocol, with the address of the topic's owner, which answers.
+
+    An answer with an empty address would be accepted by clients of Pulsar, and fail there with `port out of range:-1`.
+    """
+    served = f"a broker of Bindery at {exchange.broker.url} serves the topic over HTTP"
+    raise Refused(
+        501, f"{served}; it has no port for Pulsar's clients. They can use the topic after an unload to Pulsar"
+    )
 
 
 @call(router, "GET", LOOKUP + "/bundle", "lookupBundle")

@@ -1,9 +1,9 @@
 """The v1 API: JSON over HTTP for topics, messages and subscriptions.
 
 `messages`, `topics`, `consuming`, `subscriptions` and `dead_letters` are the operations, `moves` those that only
-brokers call. `upkeep` has the operations of schemas, compaction and unloads, `namespaces` those of tenants, namespaces
-and policies. `partitioned` has what these operations do on partitioned topics, and the operations of their own. Hot
-operations take msgspec structs (`schemas`), ordinary ones pydantic models (`models`).
+brokers call. `upkeep` has the operations of schemas, compaction, bundles and limits, `namespaces` those of tenants,
+namespaces and policies. `partitioned` has what these operations do on partitioned topics, and the operations of their
+own. Hot operations take msgspec structs (`schemas`), ordinary ones pydantic models (`models`).
 `produce_request` parses what producers send; `message_view` and `subscription_view` turn messages and subscriptions
 into JSON.
 """
@@ -13,7 +13,7 @@ from typing import Final
 from bindery_broker.http.v1 import consuming, dead_letters, messages, moves, subscriptions, topics
 from bindery_broker.http.v1.namespaces import ROUTERS as NAMESPACE_ROUTERS
 from bindery_broker.http.v1.partitioned import endpoints as partitions
-from bindery_broker.http.v1.upkeep import compaction, schema_registry, unloading
+from bindery_broker.http.v1.upkeep import bundles, client_limits, compaction, schema_registry, unloading
 
 ROUTERS: Final = (
     messages.router,
@@ -26,6 +26,8 @@ ROUTERS: Final = (
     partitions.router,
     compaction.router,
     unloading.router,
+    bundles.router,
+    client_limits.router,
     *NAMESPACE_ROUTERS,
 )
 STRUCTS: Final = (*messages.STRUCTS, *consuming.STRUCTS)

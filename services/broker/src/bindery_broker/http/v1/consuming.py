@@ -2,10 +2,11 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Protocol
 
-from bindery_core.errors import BadRequest, BinderyError
+from bindery_core.errors import BadRequest, BinderyError, Unauthorized
 from bindery_kit.http.problem import problem_of
 from bindery_pulsar.message_id import EARLIEST, LATEST, MessageId
 from bindery_pulsar.topic_name import TopicName, validate_subscription
@@ -14,10 +15,12 @@ from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from bindery_broker.access.decision import Need
 from bindery_broker.dispatch.key_ranges import KeyRange, checked_ranges
 from bindery_broker.dispatch.key_shared import KeySharedMode
 from bindery_broker.errors import ResponsesFull, RetryTopicAway
 from bindery_broker.http import openapi
+from bindery_broker.http.authorization import check_topic
 from bindery_broker.http.exchange import PARTITION_HEADER, Exchange, json_reply
 from bindery_broker.http.route import JsonLine, OwnedRoute, hot
 from bindery_broker.http.v1 import paths
@@ -43,7 +46,7 @@ from bindery_broker.http.v1.schemas import (
     RoutingQuery,
     StreamQuery,
 )
-from bindery_broker.retries.names import DEAD_LETTERS, chosen_dead_letter_topic, retry_topic
+from bindery_broker.retries.names import DEAD_LETTERS, chosen_dead_letter_topic, dead_letter_topic, retry_topic
 from bindery_broker.retries.targets import Destination
 from bindery_broker.subscriptions.consumer import ClientWatch, DeadLetters, ReceiveRequest, SubscriptionType
 from bindery_broker.subscriptions.explaining import Reason
@@ -61,6 +64,8 @@ STREAM_PING_S = 15.0
 """Seconds after which a stream without messages sends a comment."""
 RETRY_AWAY_S = 0.5
 """Seconds after which a stream goes on that could not receive from the retry topic."""
+LIMIT_WAIT_S = 0.25
+"""Seconds after which a stream that waits for a limit looks whether its client is still there."""
 STRUCTS = (ReceiveBody, Received, AckBody, Acknowledged, NackBody, Returned, RetryBody, Retried)
 router = APIRouter(route_class=OwnedRoute, default_response_class=JsonLine, tags=["subscriptions"])
 _LINES = NDJSON.encode()
@@ -82,7 +87,7 @@ class Consumable(Protocol):
 
 
 class EventStream(Response):
-    """Server-sent events until the client disconnects or the broker stops."""
+    """Server-sent events until the client disconnects, its credentials expire, or the broker stops."""
 
     media_type = "text/event-stream"
 
@@ -90,6 +95,8 @@ class EventStream(Response):
         super().__init__()
         self.raw_headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
         self._exchange, self._topic, self._subscription, self._query = exchange, topic, subscription, query
+        self._limited_s = 0.0
+        """About the seconds of waiting for a limit since the last comment."""
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         topics, name = self._exchange.broker.topics, self._topic
@@ -121,8 +128,10 @@ class EventStream(Response):
         with exchange.watched(client.set_gone):
             try:
                 await push(b": connected\n\n")
-                while not (exchange.gone or exchange.broker.draining):
+                while not (exchange.gone or exchange.is_expired or exchange.broker.draining):
                     try:
+                        if await self._may_not_send(push):
+                            continue
                         parts = await subscription.receive(
                             request, kind=query.type, charge=exchange.charge, client=client
                         )
@@ -132,10 +141,25 @@ class EventStream(Response):
                             await asyncio.sleep(RETRY_AWAY_S)
                     if not exchange.gone:
                         await self._push(push, sources_of(parts))
+                if exchange.is_expired:
+                    raise Unauthorized("the credentials of the client have expired")
             except BinderyError as error:
                 await push(b"event: error\ndata: " + bytes(problem_of(error).body).strip() + b"\n\n")
         if not exchange.gone:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _may_not_send(self, push: Callable[[bytes], Awaitable[None]]) -> bool:
+        """Wait for the limits of bytes, a moment at most. Return whether they do not allow messages yet."""
+        allowance = self._exchange.allowance
+        debt_s = 0.0 if allowance is None else allowance.sending_debt_s()
+        if not debt_s:
+            return False
+        await asyncio.sleep(min(debt_s, LIMIT_WAIT_S))
+        self._limited_s += LIMIT_WAIT_S
+        if self._limited_s >= STREAM_PING_S:
+            self._limited_s = 0.0
+            await push(b": waiting\n\n")
+        return True
 
     async def _push(self, push: Callable[[bytes], Awaitable[None]], sources: list[MessageSource]) -> None:
         """Send the messages, or a comment if there are none."""
@@ -166,7 +190,7 @@ async def receive(exchange: Exchange) -> Response:
     query = exchange.query(ReceiveQuery)
     body = await exchange.json_body(ReceiveBody)
     tags = split_tags(body.tags) if isinstance(body.tags, str) else []
-    request = receive_request(exchange, body)
+    request = await receive_request(exchange, body)
     topic = await broker.topic(exchange.topic, create=query.create)
     if query.create and topic.policies.auto_create_subscriptions:
         subscribed, _ = await topic.subscribe(
@@ -181,7 +205,8 @@ async def receive(exchange: Exchange) -> Response:
     subscription = _retried(exchange, topic, subscribed)
     if isinstance(body.ack, list):
         await subscription.ack(parse_ids(body.ack), consumer=body.consumer)
-    return await received(exchange, subscription, request, body.type)
+    is_end = partial(_is_end, topic, subscribed)
+    return await received(exchange, subscription, request, body.type, is_end=is_end)
 
 
 @hot(
@@ -283,7 +308,7 @@ async def retry(exchange: Exchange) -> Response:
     exchange.query(RoutingQuery)
     body = await exchange.json_body(RetryBody)
     ids = parse_ids(body.message_ids)
-    to = retry_to(exchange, body)
+    to = await retry_to(exchange, body)
     return await moved(exchange, await _subscription(exchange), ids, to, body)
 
 
@@ -297,17 +322,27 @@ async def moved(
     return json_reply(retried(result))
 
 
+def _is_end(topic: Topic, subscription: Subscription) -> bool:
+    return topic.is_terminated and not subscription.cursor.backlog[0]
+
+
 async def received(
-    exchange: Exchange, subscription: Consumable, request: ReceiveRequest, kind: SubscriptionType
+    exchange: Exchange,
+    subscription: Consumable,
+    request: ReceiveRequest,
+    kind: SubscriptionType,
+    *,
+    is_end: Callable[[], bool] = lambda: False,
 ) -> Response:
-    """Receive, and return the answer."""
+    """Receive, and return the answer. `is_end`: whether the subscription gets no more messages, ever."""
     if request.wait_s == 0:
         parts = await subscription.receive(request, kind=kind, charge=exchange.charge)
     else:
         parts = await _wait_for(subscription, request, kind, exchange)
     sources = sources_of(parts)
     blocked = UNSET if sources else _blocked(subscription, request.consumer)
-    return messages_reply(exchange, sources, lines=exchange.accepts(_LINES), blocked=blocked)
+    ended = not sources and is_end()
+    return messages_reply(exchange, sources, lines=exchange.accepts(_LINES), blocked=blocked, is_end=ended)
 
 
 def retried(result: MoveResult) -> Retried:
@@ -334,30 +369,35 @@ def retried(result: MoveResult) -> Retried:
     )
 
 
-def retry_to(exchange: Exchange, body: RetryBody) -> RetryTo:
-    """Return where messages are moved to. Raises DelayTooLong, BadRequest."""
+async def retry_to(exchange: Exchange, body: RetryBody) -> RetryTo:
+    """Return where messages are moved to. Raises DelayTooLong, BadRequest, Forbidden."""
     name, subscription_name = exchange.topic, exchange.path_params["subscription"]
     settings = exchange.broker.settings
     check_delay(body.delay_ms, now_ms=0, delay_s_max=settings.delayed_delivery_max_delay_s)
     topic_text = body.dead_letter_topic if isinstance(body.dead_letter_topic, str) else None
+    retry = Destination(retry_topic(name, subscription_name), subscription_name)
+    dead_letters = Destination(chosen_dead_letter_topic(topic_text, name, subscription_name), DEAD_LETTERS)
+    await _check_target(exchange, dead_letters)
     return RetryTo(
-        retry=Destination(retry_topic(name, subscription_name), subscription_name),
-        dead_letters=Destination(chosen_dead_letter_topic(topic_text, name, subscription_name), DEAD_LETTERS),
+        retry=retry,
+        dead_letters=dead_letters,
         max_redeliver=body.max_redeliver,
         delay_ms=body.delay_ms,
         properties=body.properties,
     )
 
 
-def receive_request(exchange: Exchange, body: ReceiveBody) -> ReceiveRequest:
-    """Return the call that a body describes. Raises BadRequest."""
+async def receive_request(exchange: Exchange, body: ReceiveBody) -> ReceiveRequest:
+    """Return the call that a body describes. Raises BadRequest, Forbidden."""
     broker = exchange.broker
     key_shared, key_ranges = _key_shared(body)
     dead_letters = _dead_letters(body, exchange)
+    if dead_letters is not None:
+        await _check_target(exchange, dead_letters.to)
     return ReceiveRequest(
         consumer=body.consumer,
         count_max=body.max,
-        bytes_max=body.max_bytes,
+        bytes_max=body.max_bytes if exchange.allowance is None else exchange.allowance.sending_room(body.max_bytes),
         wait_s=0.0 if broker.draining else min(body.wait_ms, broker.settings.receive_wait_ms_max) / 1000,
         ack_timeout_s=body.ack_timeout_ms / 1000,
         session_ttl_s=body.session_ttl_ms / 1000,
@@ -369,6 +409,20 @@ def receive_request(exchange: Exchange, body: ReceiveBody) -> ReceiveRequest:
         dead_letters=dead_letters,
         address=exchange.client_address,
     )
+
+
+async def _check_target(exchange: Exchange, to: Destination) -> None:
+    """Raise Forbidden unless the request may produce to the dead-letter topic that it names.
+
+    The topic with the default name belongs to the subscription, so that it needs no permission of its own. So does the
+    subscription with the default name; another one needs that for consuming from it.
+    """
+    if exchange.broker.access is None:
+        return
+    if to.topic != dead_letter_topic(exchange.topic, exchange.path_params["subscription"]):
+        await check_topic(exchange, Need.PRODUCE, to.topic)
+        if to.subscription != DEAD_LETTERS:
+            await check_topic(exchange, Need.CONSUME, to.topic, subscription=to.subscription)
 
 
 async def _subscription(exchange: Exchange) -> RetriedSubscription:

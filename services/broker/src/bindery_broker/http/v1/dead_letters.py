@@ -9,7 +9,9 @@ from bindery_pulsar.topic_name import TopicName
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
+from bindery_broker.access.decision import Need
 from bindery_broker.http import openapi
+from bindery_broker.http.authorization import check_topic
 from bindery_broker.http.exchange import Exchange
 from bindery_broker.http.route import JsonLine, OwnedRoute
 from bindery_broker.http.v1 import paths
@@ -172,6 +174,8 @@ async def _find(
     wanted = chosen_dead_letter_topic(topic, name, subscription)
     must_exist = wanted != default or keeper is not None
     keeper = keeper or DEAD_LETTERS
+    if must_exist:
+        await check_topic(exchange, Need.CONSUME, wanted, subscription=keeper)
     try:
         owner = await broker.locate(wanted, create=False)
         if owner is not None:

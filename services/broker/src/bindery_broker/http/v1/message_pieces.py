@@ -63,10 +63,12 @@ def messages_reply(
     following: str | None = None,
     lines: bool = False,
     blocked: Blocked | msgspec.UnsetType = msgspec.UNSET,
+    is_end: bool = False,
 ) -> Response:
     """Return the answer with `sources`, whose bytes are charged to the exchange; the answer takes over the list.
 
     `following`: the member `next`. `lines`: NDJSON instead of one JSON object. `blocked`: why there are no messages.
+    `is_end`: whether there will be none, because the topic is terminated.
     """
     content_type = NDJSON.encode() if lines else JSON_TYPE
     charge = exchange.charge
@@ -80,9 +82,9 @@ def messages_reply(
     if lines:
         body = _encoder.encode_lines(messages)
     elif following is None:
-        body = _encode(Received(messages=messages, blocked=blocked)) + b"\n"
+        body = _encode(Received(messages=messages, blocked=blocked, end_of_topic=is_end)) + b"\n"
     else:
-        body = _encode(ReadAnswer(messages=messages, next=following)) + b"\n"
+        body = _encode(ReadAnswer(messages=messages, next=following, end_of_topic=is_end)) + b"\n"
     if len(body) > charge.size:
         charge.keep(len(body))
     return Reply(200, body, content_type)

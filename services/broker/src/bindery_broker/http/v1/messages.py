@@ -12,6 +12,7 @@ from fastapi import APIRouter, Query
 from starlette.responses import Response
 
 from bindery_broker.broker import Broker
+from bindery_broker.errors import ProducerBusy
 from bindery_broker.http import openapi
 from bindery_broker.http.exchange import Exchange, json_reply
 from bindery_broker.http.route import JsonLine, OwnedRoute, hot
@@ -124,7 +125,7 @@ async def produce(exchange: Exchange) -> Response:
         raise BadRequest("producer_epoch needs producer")
     topic = await broker.topic(exchange.topic, create=True)
     check = partial(topic.hold.check, producer, epoch)
-    admit = partial(broker.topics.admission(topic).admit, may_wait=not broker.draining)
+    admit = partial(broker.topics.admission(topic).admit, producer=producer, may_wait=not broker.draining)
     has_key = exchange.has_header(IDEMPOTENCY_KEY)
     if has_key or (producer is not None and topic.counts_sequences(messages)):
         request = _request_key(exchange, query, body) if has_key else None
@@ -192,7 +193,8 @@ async def read_messages(exchange: Exchange, name: paths.Topic, query: Annotated[
         compacted=query.compacted,
     )
     sources = [MessageSource(row.message, str(row.id)) for row in found]
-    return messages_reply(exchange, sources, following=str(following))
+    is_end = topic.is_terminated and not found
+    return messages_reply(exchange, sources, following=str(following), is_end=is_end)
 
 
 @router.get(
@@ -266,14 +268,26 @@ async def take_topic(
     body: AccessBody,
     _query: Annotated[RoutingQuery, Query()],
 ) -> AccessAnswer:
-    """Only requests with `producer` and `producer_epoch` of the answer are stored from then on, until the producer
+    """With `wait_for_exclusive`, the answer comes once the topic is free, in the order of the requests.
+
+    Only requests with `producer` and `producer_epoch` of the answer are stored from then on, until the producer
     releases the topic or another one fences it. Earlier requests of the same producer are fenced. This outlives
     restarts and moves of the topic.
 
-    409: `producer_fenced`, if another producer has the topic and `access_mode` is `exclusive`.
+    409: `producer_fenced`, if another producer has the topic and `access_mode` is `exclusive`, or if one took it with
+    fencing during the wait; `producer_busy`, if it was not free within `wait_ms`.
     """
-    topic = await exchange.broker.topic(name)
-    epoch = await topic.hold.take(producer, _MODES[body.access_mode])
+    broker = exchange.broker
+    hold = (await broker.topic(name)).hold
+    if body.access_mode == "wait_for_exclusive":
+        wait_ms = 0 if broker.draining else min(body.wait_ms, broker.settings.receive_wait_ms_max)
+        gone = ProducerBusy("the client does not wait for the topic any more", producer=producer)
+        with exchange.watched(partial(hold.end_waiting, gone, producer=producer)):
+            epoch = await hold.take_in_turn(producer, wait_s=wait_ms / 1000)
+        if exchange.gone:  # nobody has got the epoch
+            await hold.release(producer, epoch=epoch)
+    else:
+        epoch = await hold.take(producer, _MODES[body.access_mode])
     return AccessAnswer(producer=producer, producer_epoch=epoch)
 
 

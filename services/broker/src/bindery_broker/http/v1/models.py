@@ -26,7 +26,7 @@ from bindery_broker.http.v1.schemas import (
 ENTRIES_SKIPPED_MAX: Final = 1_000_000_000
 REDRIVE_MAX: Final = 1_000
 """Maximum number of dead letters that one call moves, or names."""
-_NAMESPACE: Final = r"^[-=:.A-Za-z0-9_]{1,128}/[-=:.A-Za-z0-9_]{1,128}" + END
+NAMESPACE_PATTERN: Final = r"^[-=:.A-Za-z0-9_]{1,128}/[-=:.A-Za-z0-9_]{1,128}" + END
 Place = Annotated[str, Field(max_length=64, pattern=PLACE_PATTERN, examples=["earliest"])]
 Text = Annotated[str, Field(max_length=TEXT_MAX)]
 Tags = Annotated[
@@ -74,7 +74,7 @@ class ReadQuery(RoutingQuery):
 
 
 class TopicListQuery(Query):
-    namespace: Annotated[str, Field(max_length=257, pattern=_NAMESPACE)] | None = None
+    namespace: Annotated[str, Field(max_length=257, pattern=NAMESPACE_PATTERN)] | None = None
     after: Annotated[str, Field(max_length=1_024)] | None = None
     max: Annotated[int, Field(ge=1, le=10_000)] = 1_000
 
@@ -173,8 +173,11 @@ class ProducerAnswer(Answer):
 
 
 class AccessBody(Body):
-    access_mode: Literal["exclusive", "exclusive_with_fencing"]
-    """`exclusive`: refused while another producer has the topic. `exclusive_with_fencing`: takes it from that one."""
+    access_mode: Literal["exclusive", "exclusive_with_fencing", "wait_for_exclusive"]
+    """`exclusive`: refused while another producer has the topic. `exclusive_with_fencing`: takes it from that one.
+    `wait_for_exclusive`: waits until it is free."""
+    wait_ms: Annotated[int, Field(ge=0, le=WAIT_MS_MAX)] = 20_000
+    """With `wait_for_exclusive`: maximum time to wait for the topic, in milliseconds."""
 
 
 class AccessAnswer(Answer):
@@ -505,6 +508,8 @@ class TopicStats(Answer):
     first: str
     last: str
     """The last entry written; entry id `-1` if there is none."""
+    terminated: bool
+    """Whether the topic accepts no more messages, for good."""
     messages_in: int
     """Messages stored since the topic was loaded here."""
     bytes_in: int
@@ -521,6 +526,9 @@ class TopicStats(Answer):
     """Bytes in entries per message, over the messages since the topic was loaded here; null: there are none."""
     last_published_at: int | None
     """In ms since 1970; null: never since the topic was loaded here."""
+    producers: int
+    """Producers that gave their name in the last 30 seconds, or 1 if one has the topic exclusively. The policy
+    `producers_max` limits them."""
     policies: list[PolicyInForce]
     """Policies in force that stop, slow, refuse or drop something, with their values and levels."""
     backlog_bytes: int

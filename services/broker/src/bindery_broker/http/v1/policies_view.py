@@ -21,7 +21,7 @@ def policies_of(broker: Broker, topic: Topic, subscriptions: list[Subscription])
         consumers=sum(consumers),
         consumers_per_subscription=max((len(one.sessions) for one in subscriptions), default=0),
         subscriptions=len(consumers),
-        producers=topic.statistics.producers,
+        producers=topic.producers_count,
         is_blocked_on_unacked=any(one.is_blocked_on_unacked for one in subscriptions),
         is_consumer_blocked=any(one.has_full_consumer for one in subscriptions),
         throttled_by=next((by for one in subscriptions if (by := one.throttled_by) is not None), None),

@@ -231,12 +231,16 @@ class Received(Answer, kw_only=True):
     messages: list[MessageOut]
     blocked: Blocked | UnsetType = UNSET
     """Why there are no messages, if something stops this consumer. Left out otherwise."""
+    end_of_topic: bool = False
+    """True: the topic is terminated and the subscription has acknowledged all its messages. Left out otherwise."""
 
 
 class ReadAnswer(Answer, kw_only=True):
     messages: list[MessageOut]
     next: str
     """Value of `start` for the next call."""
+    end_of_topic: bool = False
+    """True: the topic is terminated and has no more messages. Left out otherwise."""
 
 
 class LedgerOfMessage(Answer, kw_only=True):

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Query
 from fastapi import Response as Status
 
 from bindery_broker.http import openapi
+from bindery_broker.http.authorization import visible_subscriptions
 from bindery_broker.http.exchange import Exchange
 from bindery_broker.http.route import JsonLine, OwnedRoute
 from bindery_broker.http.v1 import paths
@@ -64,7 +65,10 @@ async def list_subscriptions(
     answer = SubscriptionList(subscriptions=[])
     size = 0
     shown: list[Subscription] = []
+    names = set(await visible_subscriptions(exchange, name, list(topic.subscriptions)))
     for subscription_name, subscription in sorted(topic.subscriptions.items()):
+        if subscription_name not in names:
+            continue
         if query.after is not None and subscription_name <= query.after:
             continue
         if size >= LISTING_SIZE_MAX or len(shown) >= query.max:
@@ -76,7 +80,8 @@ async def list_subscriptions(
     times = _times(exchange)
     answer.subscriptions = [info(topic, one, _retried(exchange, topic, one), times) for one in shown]
     if damaged := topic.ledger.damaged_cursors:
-        answer.damaged = {name: str(error) for name, error in sorted(damaged.items())}
+        visible = await visible_subscriptions(exchange, name, sorted(damaged))
+        answer.damaged = {one: str(damaged[one]) for one in visible}
     return answer
 
 

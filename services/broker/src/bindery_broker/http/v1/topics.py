@@ -7,6 +7,7 @@ from bindery_pulsar.topic_name import TopicName
 from fastapi import APIRouter, Query, Response
 
 from bindery_broker.http import openapi
+from bindery_broker.http.authorization import visible_page, visible_topics
 from bindery_broker.http.exchange import Exchange
 from bindery_broker.http.route import JsonLine, OwnedRoute
 from bindery_broker.http.v1 import paths
@@ -25,6 +26,7 @@ from bindery_broker.http.v1.models import (
 )
 from bindery_broker.http.v1.policies_view import policies_of
 from bindery_broker.http.v1.statistics_view import Times, delivery_fields, read_oldest, rounded
+from bindery_broker.namespaces.names import Page
 from bindery_broker.topics.topic import Topic
 
 router = APIRouter(route_class=OwnedRoute, default_response_class=JsonLine, tags=["topics"])
@@ -46,7 +48,12 @@ async def list_topics(exchange: Exchange, query: Annotated[TopicListQuery, Query
         namespace = (tenant, space)
         if {tenant, space} & {".", ".."}:
             raise BadRequest("not a namespace", namespace=query.namespace)
-    page = await exchange.broker.names.topics(after=query.after, limit=query.max, namespace=namespace)
+    names = exchange.broker.names
+
+    async def fetch(after: str | None, limit: int) -> Page:
+        return await names.topics(after=after, limit=limit, namespace=namespace)
+
+    page = await visible_page(exchange, fetch, visible_topics, after=query.after, limit=query.max)
     answer = TopicList(topics=page.names)
     if page.next is not None:
         answer.next = page.next
@@ -108,6 +115,7 @@ def _stats_of(
         ledgers=len(ledgers) if isinstance(ledgers, list) else 0,
         first=str(ledger.first_position),
         last=str(ledger.last_confirmed),
+        terminated=topic.is_terminated,
         messages_in=volume.messages_in,
         bytes_in=volume.bytes_in,
         messages_out=volume.messages_out,
@@ -118,6 +126,7 @@ def _stats_of(
         bytes_out_per_s=round(sum(one.bytes_out_per_s for one in subscriptions.values()), 3),
         average_message_size=round(volume.bytes_in / volume.messages_in, 1) if volume.messages_in else None,
         last_published_at=times.wall(statistics.last_published_at),
+        producers=topic.producers_count,
         policies=policies,
         backlog_bytes=max((one.backlog_bytes for one in subscriptions.values()), default=0),
         oldest_unacked_age_ms=max(ages, default=None),

@@ -5,6 +5,7 @@ import json
 
 import pytest
 from bindery_broker.namespaces.policies import EffectivePolicies
+from bindery_broker.namespaces.records import BUNDLES_MAX
 from bindery_core.errors import MetadataUnavailable
 from broker_harness import TOPIC, Harness, make_namespaces, payloads, problem
 
@@ -100,11 +101,20 @@ async def test_names_that_no_path_can_hold_are_refused(broker, name):
     assert [path for path in broker.znodes() if path.startswith("/admin/policies/t/")] == ["/admin/policies/t/n"]
 
 
-async def test_other_numbers_of_bundles_are_refused(broker):
+async def test_a_namespace_has_the_number_of_bundles_that_it_was_created_with(broker):
     await broker.client.put("/v1/tenants/t", json={})
-    answer = await broker.client.put("/v1/namespaces/t/n", json={"bundles": 8})
-    assert "4 equal bundles" in problem(answer, status=400, code="bad_request")["detail"]
-    assert (await broker.client.put("/v1/namespaces/t/n", json={"bundles": 4})).status_code == 201
+    for wrong in (0, -1, BUNDLES_MAX + 1, "x"):
+        problem(await broker.client.put("/v1/namespaces/t/n", json={"bundles": wrong}), status=400, code="bad_request")
+    assert (await broker.client.put("/v1/namespaces/t/n", json={"bundles": 3})).status_code == 201
+    assert (await broker.client.get("/v1/namespaces/t/n")).json()["bundles"] == 3
+    stored = json.loads(broker.znodes()["/admin/policies/t/n"][0])["bundles"]
+    assert stored == {"boundaries": ["0x00000000", "0x55555555", "0xaaaaaaaa", "0xffffffff"], "numBundles": 3}
+    for local in "abcdefgh":
+        await broker.produce("m", topic=f"/v1/topics/t/n/{local}")
+    names = {"0x00000000_0x55555555", "0x55555555_0xaaaaaaaa", "0xaaaaaaaa_0xffffffff"}
+    assert {bundle.name for bundle in broker.broker.ownership.held} == names
+    assert (await broker.client.put("/v1/namespaces/t/n", json={"bundles": 9})).json()["created"] is False
+    assert (await broker.client.get("/v1/namespaces/t/n")).json()["bundles"] == 3
 
 
 @pytest.mark.parametrize("path", ["/v1/tenants/t", "/v1/namespaces/t/n", "/v1/namespaces/t/n/policies"])

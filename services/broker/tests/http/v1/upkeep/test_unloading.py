@@ -139,12 +139,6 @@ async def test_pulsars_calls_refuse_as_pulsar(broker, path, status, reason):
     assert (answer.status_code, answer.json()["reason"]) == (status, reason)
 
 
-async def test_a_bundle_cannot_be_sent_to_a_certain_broker(broker):
-    answer = await broker.client.put(f"{ADMIN}/{BUNDLE.name}/unload?destinationBroker=two")
-    assert answer.status_code == 412
-    assert "destinationBroker" in answer.json()["reason"]
-
-
 async def test_wrong_unloads_are_refused(broker):
     problem(await broker.post("/v1/namespaces/public/none/unload", {}), status=404, code="no_such_namespace")
     wrong = await broker.post(f"{SPACE}/unload", {}, params={"bundle": "0x0_0x1"})
@@ -354,7 +348,10 @@ async def test_requests_for_topics_of_a_pulsar_broker(pair, pulsar):
         await one.receive_raw(),
         await one.client.put(TOPIC),
     ):
-        assert problem(answer, status=409, code="owned_by_pulsar")["facts"]["owner"] == "http://three"
+        found = problem(answer, status=409, code="owned_by_pulsar")
+        assert found["facts"]["owner"] == "http://three"
+        assert found["facts"]["native_url"] == "pulsar://three:6650"
+        assert f"bindery namespaces unload public/default --bundle {BUNDLE.name}" in found["detail"]
     path = "/admin/v2/persistent/public/default/t"
     answer = await one.client.put(f"{path}?x=1")
     assert (answer.status_code, answer.headers["location"]) == (307, f"http://three{path}?x=1")

@@ -1,7 +1,10 @@
-"""Tenants, namespaces and policies. Any broker answers: these operations do not belong to the owner of a topic."""
+"""Tenants, namespaces, policies and permissions.
+
+Any broker answers: these operations do not belong to the owner of a topic.
+"""
 
 from typing import Final
 
-from bindery_broker.http.v1.namespaces import namespaces, policies, tenants
+from bindery_broker.http.v1.namespaces import namespaces, permissions, policies, tenants
 
-ROUTERS: Final = (tenants.router, namespaces.router, policies.router)
+ROUTERS: Final = (tenants.router, namespaces.router, policies.router, permissions.router)

@@ -1,4 +1,4 @@
-"""Paths, bodies and answers of the operations on tenants, namespaces and policies."""
+"""Paths, bodies and answers of the operations on tenants, namespaces, policies and permissions."""
 
 from typing import Annotated, Any, Final, Literal
 
@@ -6,6 +6,8 @@ from fastapi import Path
 from pydantic import Field
 
 from bindery_broker.http.v1 import models, paths
+from bindery_broker.namespaces.permissions import ACTIONS, ROLE_SIZE_MAX
+from bindery_broker.namespaces.records import BUNDLES_MAX
 
 TENANTS: Final = "/v1/tenants"
 TENANT: Final = TENANTS + "/{tenant:segment}"
@@ -17,12 +19,18 @@ POLICY: Final = POLICIES + "/{policy:segment}"
 TOPIC_POLICIES: Final = "/v1/topics/{tenant:segment}/{namespace:segment}/{local:segment}/policies"
 """`local`, not `topic`: the request is not passed on to the owner of the topic."""
 TOPIC_POLICY: Final = TOPIC_POLICIES + "/{policy:segment}"
+NAMESPACE_PERMISSIONS: Final = NAMESPACE + "/permissions"
+NAMESPACE_PERMISSION: Final = NAMESPACE_PERMISSIONS + "/{role:segment}"
+TOPIC_PERMISSIONS: Final = "/v1/topics/{tenant:segment}/{namespace:segment}/{local:segment}/permissions"
+"""`local`, as for the policies: permissions belong to no owner."""
+TOPIC_PERMISSION: Final = TOPIC_PERMISSIONS + "/{role:segment}"
 ERRORS: Final = (404, 409, 504)
 
 Tenant = paths.Tenant
 Namespace = paths.Namespace
 LocalName = Annotated[str, Path(description="The topic's local name, percent-encoded; without a partition suffix.")]
 PolicyName = Annotated[str, Path(description="Name of a policy, for example `message_ttl_s`.", max_length=64)]
+Role = Annotated[str, Path(description="Name of a role, percent-encoded.", min_length=1, max_length=ROLE_SIZE_MAX)]
 Name = Annotated[str, Field(min_length=1, max_length=128)]
 Policies = dict[str, Any]
 
@@ -62,8 +70,8 @@ class TenantBody(models.Body):
 class NamespaceBody(models.Body):
     policies: Policies | None = None
     """Policies of a new namespace. An existing one is not changed."""
-    bundles: int | None = None
-    """Number of bundles. Only 4, the default, is supported."""
+    bundles: Annotated[int, Field(ge=1, le=BUNDLES_MAX)] | None = None
+    """Number of bundles of a new namespace; 4 by default. Its topics can be divided among that many brokers."""
 
 
 class TenantList(models.Answer):
@@ -122,3 +130,63 @@ class EffectivePolicy(models.Answer):
 class EffectiveAnswer(models.Answer):
     topic: str
     effective: dict[str, EffectivePolicy]
+
+
+class ActionsBody(models.Body):
+    actions: Annotated[list[Name], Field(min_length=1, max_length=len(ACTIONS))]
+    """What the role may do: `produce`, `consume`; `functions`, `sources`, `sinks` and `packages` are stored for
+    Pulsar's brokers. They replace those that the role has at this level."""
+
+
+class Permission(models.Answer):
+    role: str
+    actions: list[str]
+    """What the role may do now at this level; empty: nothing."""
+
+
+class NamespacePermissions(models.Answer):
+    namespace: str
+    permissions: dict[str, list[str]]
+    """Actions by role."""
+    topics: dict[str, dict[str, list[str]]]
+    """Actions by topic and role, for topics with permissions of their own; each partition is a topic."""
+    subscriptions: dict[str, list[str]]
+    """Roles by subscription, for subscriptions that only these roles may use."""
+
+
+class TopicPermissions(models.Answer):
+    topic: str
+    permissions: dict[str, list[str]]
+    """Actions by role that the topic grants."""
+    namespace: dict[str, list[str]]
+    """Actions by role that the namespace grants, in this topic as well."""
+
+
+class ExplainQuery(models.Query):
+    topic: Annotated[str, Field(min_length=1, max_length=1_024)]
+    """The topic, as `tenant/namespace/name`."""
+    action: Literal["produce", "consume"]
+    role: Annotated[str, Field(min_length=1, max_length=ROLE_SIZE_MAX)] | None = None
+    """The role; left out: that of the request."""
+    subscription: Annotated[str, Field(min_length=1, max_length=1_024)] | None = None
+    """The subscription, if only some roles may use it."""
+
+
+class Explained(models.Answer):
+    role: str | None
+    """null: the request has no role, and authorization is off."""
+    action: str
+    topic: str
+    enabled: bool
+    """Whether the brokers check roles."""
+    allowed: bool
+    reason: str
+    rule: str | None = None
+    """Rule that decided: `super_user`, `tenant_admin`, `namespace`, `topic`, `partitioned_topic`, `subscription_roles`,
+    `subscription_prefix` or `no_permission`."""
+    policy: str | None = None
+    """Member of the stored record that decided."""
+    path: str | None = None
+    """Path of the record in ZooKeeper."""
+    fix: str | None = None
+    """Command that an administrator of the tenant can run to allow it."""

@@ -4,11 +4,14 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
+from bindery_broker.errors import NoSuchTenant
 from bindery_broker.http import openapi
+from bindery_broker.http.authorization import is_unlimited, may_administer, visible_namespaces, visible_page
 from bindery_broker.http.exchange import Exchange
 from bindery_broker.http.route import JsonLine, OwnedRoute
 from bindery_broker.http.v1.namespaces import models
 from bindery_broker.namespaces import policy_values, records
+from bindery_broker.namespaces.names import Page
 from bindery_broker.namespaces.policy_codec import NAMESPACE_POLICIES, change_namespace, set_in_namespace
 from bindery_broker.namespaces.records import Json
 
@@ -23,10 +26,15 @@ ListQuery = Annotated[models.ListQuery, Query()]
     summary="List the namespaces of all tenants, sorted by name",
     response_model_exclude_unset=True,
     response_description=openapi.TITLES[200],
-    responses=openapi.problems(),
+    responses=openapi.problems(413),
 )
 async def list_namespaces(exchange: Exchange, query: ListQuery) -> models.NamespaceList:
-    page = await exchange.broker.names.namespaces(after=query.after, limit=query.max)
+    names = exchange.broker.names
+
+    async def fetch(after: str | None, limit: int) -> Page:
+        return await names.namespaces(after=after, limit=limit)
+
+    page = await visible_page(exchange, fetch, visible_namespaces, after=query.after, limit=query.max)
     answer = models.NamespaceList(namespaces=page.names)
     if page.next is not None:
         answer.next = page.next
@@ -44,7 +52,14 @@ async def list_namespaces(exchange: Exchange, query: ListQuery) -> models.Namesp
 async def list_namespaces_of_tenant(
     exchange: Exchange, tenant: models.Tenant, query: ListQuery
 ) -> models.NamespaceList:
-    names = [f"{tenant}/{namespace}" for namespace in await exchange.broker.directory.namespaces(tenant)]
+    try:
+        names = [f"{tenant}/{namespace}" for namespace in await exchange.broker.directory.namespaces(tenant)]
+    except NoSuchTenant:
+        if not await may_administer(exchange, tenant):
+            return models.NamespaceList(namespaces=[])
+        raise
+    if not is_unlimited(exchange):
+        names = await visible_namespaces(exchange, names)
     return _page([name for name in names if query.after is None or name > query.after], query)
 
 
@@ -60,11 +75,10 @@ async def get_namespace(
 ) -> models.NamespaceAnswer:
     broker = exchange.broker
     record = await broker.policies.read_namespace(tenant, namespace)
-    bundles = record.get("bundles")
     return models.NamespaceAnswer(
         namespace=f"{tenant}/{namespace}",
         policies=policy_values.render_set(set_in_namespace(record, cluster=broker.settings.cluster_name)),
-        bundles=bundles.get("numBundles", records.BUNDLES) if isinstance(bundles, dict) else records.BUNDLES,
+        bundles=len(await broker.ownership.divisions.bundles(tenant, namespace)),
         topics=len(await broker.directory.topics(tenant, namespace)),
         deleted=records.is_deleted(record),
     )
@@ -90,12 +104,12 @@ async def create_namespace(
 ) -> models.NamespaceCreated:
     broker = exchange.broker
     record: Json = {}
-    if body.bundles is not None:
-        records.check_bundles({"bundles": {"numBundles": body.bundles}})
     if body.policies:
         changes = policy_values.parse(body.policies, allowed=NAMESPACE_POLICIES, level="namespace")
         record = change_namespace({}, changes, cluster=broker.settings.cluster_name)
         policy_values.check_level(set_in_namespace(record, cluster=broker.settings.cluster_name))
+    if body.bundles is not None:
+        record["bundles"] = {"numBundles": body.bundles}
     created = await broker.directory.create_namespace(tenant, namespace, record)
     response.status_code = 201 if created else 200
     return models.NamespaceCreated(namespace=f"{tenant}/{namespace}", created=created)

@@ -5,11 +5,13 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Response
 
 from bindery_broker.http import openapi
+from bindery_broker.http.authorization import visible_page, visible_tenants
 from bindery_broker.http.exchange import Exchange
 from bindery_broker.http.route import JsonLine, OwnedRoute
 from bindery_broker.http.v1.models import Deleted
 from bindery_broker.http.v1.namespaces import models
 from bindery_broker.namespaces import records
+from bindery_broker.namespaces.names import Page
 from bindery_broker.namespaces.records import Json
 
 router = APIRouter(route_class=OwnedRoute, default_response_class=JsonLine, tags=["tenants"])
@@ -22,13 +24,19 @@ NoQuery = Annotated[models.NoQuery, Query()]
     summary="List the tenants, sorted by name",
     response_model_exclude_unset=True,
     response_description=openapi.TITLES[200],
-    responses=openapi.problems(),
+    responses=openapi.problems(413),
 )
 async def list_tenants(exchange: Exchange, query: Annotated[models.ListQuery, Query()]) -> models.TenantList:
-    names = [name for name in await exchange.broker.directory.tenants() if query.after is None or name > query.after]
-    answer = models.TenantList(tenants=names[: query.max])
-    if len(names) > query.max:
-        answer.next = names[query.max - 1]
+    tenants = await exchange.broker.directory.tenants()
+
+    async def fetch(after: str | None, limit: int) -> Page:
+        names = [name for name in tenants if after is None or name > after]
+        return Page(names[:limit], names[limit - 1] if len(names) > limit else None)
+
+    page = await visible_page(exchange, fetch, visible_tenants, after=query.after, limit=query.max)
+    answer = models.TenantList(tenants=page.names)
+    if page.next is not None:
+        answer.next = page.next
     return answer
 
 

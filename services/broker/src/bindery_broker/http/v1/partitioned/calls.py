@@ -17,6 +17,8 @@ from bindery_pulsar.topic_name import TopicName
 from starlette.responses import Response
 from starlette.types import Message
 
+from bindery_broker.http.charging.allowance import PARENT_KEY
+from bindery_broker.http.charging.passed_on import PASSED_ON_HEADER
 from bindery_broker.http.exchange import PARTITION_HEADER, PROXIED_HEADER, ROUTED_BY_HEADER, Exchange, Reply
 from bindery_broker.http.paths import path_of
 from bindery_broker.http.peers.problems import remote_error
@@ -27,6 +29,7 @@ _NOT_PASSED_ON: Final = frozenset(
     (
         b"accept", b"connection", b"content-encoding", b"content-length", b"content-type", b"expect", b"keep-alive",
         b"te", b"trailer", b"transfer-encoding", b"upgrade", PROXIED_HEADER, ROUTED_BY_HEADER, PARTITION_HEADER,
+        PASSED_ON_HEADER,
     )
 )  # fmt: skip
 
@@ -82,6 +85,8 @@ async def call(
         "headers": headers,
         "client": exchange.scope.get("client"),
         "server": exchange.scope.get("server"),
+        "state": exchange.scope.get("state", {}),
+        PARENT_KEY: exchange.allowance,
     }
     status = 0
     chunks: list[bytes] = []

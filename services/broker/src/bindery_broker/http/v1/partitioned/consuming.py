@@ -44,7 +44,7 @@ async def receive(exchange: Exchange, whole: PartitionedRecord, _operation: Oper
             "a subscription that is not durable belongs to a single partition; name one", topic=exchange.topic.short
         )
     tags = split_tags(body.tags) if isinstance(body.tags, str) else []
-    request = receive_request(exchange, body)
+    request = await receive_request(exchange, body)
     subscription = _subscription(exchange, whole, tags=tags)
     if query.create:
         validate_subscription(exchange.path_params["subscription"])
@@ -94,7 +94,7 @@ async def retry(exchange: Exchange, whole: PartitionedRecord, _operation: Operat
     exchange.query(RoutingQuery)
     body = await exchange.json_body(RetryBody)
     ids = parse_ids(body.message_ids)
-    return await moved(exchange, _subscription(exchange, whole), ids, retry_to(exchange, body), body)
+    return await moved(exchange, _subscription(exchange, whole), ids, await retry_to(exchange, body), body)
 
 
 async def leave(exchange: Exchange) -> None:

@@ -50,6 +50,8 @@ async def set_partitions(exchange: Exchange, name: TopicName, partitions: int) -
         raise Conflict("the topic is being deleted; repeat the deletion to complete it", topic=name.short)
     catalog.check_grows(name, stored.value, partitions)
     before = stored.value.partitions
+    if partitions > before and catalog.admit_new is not None:
+        await catalog.admit_new(name, partitions - before)
     await _create(exchange, partitions_of(name, partitions))
     if partitions > before:
         await _subscribe_as_first(exchange, name, partitions_of(name, partitions, start=before))

@@ -15,13 +15,17 @@ from bindery_broker.ownership.holds import HOLD_S_MAX
 
 router = APIRouter(route_class=OwnedRoute, default_response_class=JsonLine)
 
+HOST_PORT = r"^[^/\x00-\x1f]+$"
+
 
 class UnloadQuery(models.Query):
     bundle: Annotated[str, Field(max_length=64)] | None = None
     """Only this bundle, for example `0x40000000_0x80000000`; by default all bundles of the namespace."""
     hold_s: Annotated[float, Field(ge=0, le=HOLD_S_MAX)] | None = None
     """Seconds for which no broker of Bindery takes the bundles again, so that a Pulsar broker can. Requests for their
-    topics wait. By default 5 if a Pulsar broker is registered, otherwise 0."""
+    topics wait. By default 5 if a Pulsar broker is registered or there is a destination, otherwise 0."""
+    destination: Annotated[str, Field(min_length=1, max_length=256, pattern=HOST_PORT)] | None = None
+    """Broker that gets the bundles, `host:port`, as `pulsar-admin brokers list` shows it; of Bindery or of Pulsar."""
 
 
 class UnloadBody(models.Body):
@@ -59,14 +63,18 @@ async def unload_namespace(
     _body: UnloadBody,
 ) -> UnloadedNamespace:
     """The owner of each bundle closes its topics and stores their state, so that another broker can take the bundle.
-    Bundles of Pulsar brokers are unloaded as well. 503: a bundle was not unloaded; repeat the request."""
+    Bundles of Pulsar brokers are unloaded as well. 503: a bundle was not unloaded, or the destination did not take it;
+    repeat the request."""
     await exchange.broker.policies.read_namespace(tenant, namespace)
     bundles = await exchange.broker.ownership.divisions.bundles(tenant, namespace)
     if query.bundle is not None:
         bundles = [bundle for bundle in bundles if bundle.name == query.bundle]
         if not bundles:
             raise BadRequest("the namespace has no such bundle", bundle=query.bundle)
-    done = await exchange.at_owner.unload(bundles, hold_s=query.hold_s, only_here=bool(exchange.header(PROXIED_HEADER)))
+    only_here = bool(exchange.header(PROXIED_HEADER))
+    done = await exchange.at_owner.unload(
+        bundles, hold_s=query.hold_s, only_here=only_here, destination=query.destination or ""
+    )
     return UnloadedNamespace(
         namespace=f"{tenant}/{namespace}",
         bundles=[UnloadedBundle(bundle=one.bundle.name, owner=one.owner) for one in done],

@@ -1,7 +1,7 @@
 """Rates of messages and bytes."""
 
 import pytest
-from bindery_broker.limits.token_bucket import RateLimit
+from bindery_broker.limits.rate_limit import RateLimit
 from bindery_broker.namespaces.policies import Rate
 from hypothesis import given
 from hypothesis import strategies as st

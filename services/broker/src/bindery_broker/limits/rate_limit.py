@@ -1,49 +1,12 @@
-"""Limit a rate of messages and bytes. Pure; times are monotonic seconds.
+"""Limit a rate of messages and bytes by a policy, with token buckets. Pure; times are monotonic seconds.
 
-A bucket holds the tokens of one period at most, and is refilled evenly. Whoever finds it above zero may take any number
-of tokens, so that a message larger than the rate passes too; the debt is then waited for by those that follow. Over any
-span the rate is exceeded by at most one period and one request.
-Source: Pulsar's AsyncTokenBucket.
+Whoever finds the buckets above zero may take any number of tokens, so that a message larger than the rate passes too.
+Over any span the rate is exceeded by at most one period and one request.
 """
 
-from typing import Final
+from bindery_kit.limits.token_bucket import TokenBucket
 
 from bindery_broker.namespaces.policies import Rate
-
-EARLY_S: Final = 1e-6
-"""Seconds by which a token may be taken too early, because sums of times are rounded."""
-
-
-class TokenBucket:
-    """Tokens of one kind. Invariant: at most `rate * period_s` tokens."""
-
-    def __init__(self, *, rate: float, period_s: float, now: float) -> None:
-        """`rate`: tokens per second, above 0."""
-        self._rate = rate
-        self._tokens_max = rate * period_s
-        self._tokens = self._tokens_max
-        self._filled_at = now
-
-    def change(self, *, rate: float, period_s: float, now: float) -> None:
-        """Change the limit. What was taken before still counts."""
-        self._tokens = min(self.tokens(now), rate * period_s)
-        self._rate = rate
-        self._tokens_max = rate * period_s
-
-    def tokens(self, now: float) -> float:
-        """Return the tokens at `now`; below 0: the debt."""
-        if now > self._filled_at:
-            self._tokens = min(self._tokens_max, self._tokens + (now - self._filled_at) * self._rate)
-            self._filled_at = now
-        return self._tokens
-
-    def wait_s(self, now: float) -> float:
-        """Return the seconds until tokens may be taken; 0: now."""
-        missing = -self.tokens(now) / self._rate
-        return missing + EARLY_S if missing > -EARLY_S else 0.0
-
-    def take(self, count: float, now: float) -> None:
-        self._tokens = self.tokens(now) - count
 
 
 class RateLimit:

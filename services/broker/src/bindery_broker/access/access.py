@@ -1,0 +1,206 @@
+"""Check what roles may do. The HTTP API calls `check` before an operation looks at anything that exists.
+
+A call that waits (a receive, a stream) is checked again when the permissions of its tenant change, and when there has
+been no connection to ZooKeeper for too long. If it is not allowed any more, it is ended (`Waiting`).
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from bindery_core.errors import Forbidden, MetadataUnavailable
+from bindery_core.sources import MonotonicClock
+from bindery_metadata.stores.store import MetadataStore
+from bindery_pulsar.topic_name import TopicName
+
+from bindery_broker.access.decision import (
+    Decision,
+    Need,
+    Rule,
+    Rules,
+    decide_by_permissions,
+    decide_by_settings,
+    decide_by_tenant,
+)
+from bindery_broker.access.records import AccessRecords
+from bindery_broker.access.requirements import requirement
+from bindery_broker.namespaces.permissions import Action
+
+RECHECK_S: Final = 2.0
+"""Seconds between checks of the waiting calls while there is no connection to ZooKeeper."""
+_NEEDS: Final = {Action.PRODUCE: Need.PRODUCE, Action.CONSUME: Need.CONSUME}
+_WHAT: Final = {
+    Need.LOOKUP: "use the topic",
+    Need.PRODUCE: "produce to the topic",
+    Need.CONSUME: "consume from the topic",
+    Need.NAMESPACE_USE: "use the namespace",
+    Need.NAMESPACE_CONSUME: "consume from the namespace",
+    Need.TENANT_ADMIN: "administer the tenant",
+    Need.SUPER_USER: "do this: it requires a super-user",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What an operation is about."""
+
+    tenant: str | None = None
+    namespace: str | None = None
+    topic: TopicName | None = None
+    subscription: str | None = None
+
+    def __str__(self) -> str:
+        if self.topic is not None:
+            return self.topic.short
+        return "/".join(filter(None, (self.tenant, self.namespace)))
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """A call in progress that ends when its roles lose their permission."""
+
+    roles: Sequence[str | None]
+    need: Need
+    target: Target
+    task: "asyncio.Task[object]"
+    error: Forbidden | MetadataUnavailable | None = field(default=None)
+    """Why the call was ended; None: it was not."""
+
+
+class Access:
+    """Belongs to one event loop."""
+
+    def __init__(self, store: MetadataStore, rules: Rules, *, now: MonotonicClock) -> None:
+        self.rules = rules
+        self.records = AccessRecords(store, now=now)
+        self.records.on_change = self._changed
+        self._waiting: dict[str, set[Waiting]] = {}
+        """By tenant."""
+        self._checks: set[asyncio.Task[None]] = set()
+        self._outage: asyncio.Task[None] | None = None
+
+    async def check(self, roles: Sequence[str | None], operation: str, target: Target) -> None:
+        """Raise Forbidden unless all `roles` may do the operation, MetadataUnavailable if that cannot be decided.
+
+        `roles`: that of the client, and that of the proxy if it passed the request on; None: the client has no role.
+        """
+        await self.check_need(roles, requirement(operation), target)
+
+    async def check_need(self, roles: Sequence[str | None], need: Need, target: Target) -> None:
+        """Raise as `check`."""
+        for role in roles:
+            decision = await self.decide(role, need, target)
+            if not decision.is_allowed:
+                raise refusal(role, need, target)
+
+    async def may(self, roles: Sequence[str | None], need: Need, target: Target, *, follow: bool = True) -> bool:
+        """Return whether all `roles` have what is needed. `follow`: see AccessRecords. Raises MetadataUnavailable."""
+        for role in roles:
+            if not (await self.decide(role, need, target, follow=follow)).is_allowed:
+                return False
+        return True
+
+    async def decide(self, role: str | None, need: Need, target: Target, *, follow: bool = True) -> Decision:
+        """Return the decision for one role. Raises MetadataUnavailable, BadRequest for a name that nothing can have."""
+        found = decide_by_settings(role, need, self.rules)
+        if found is not None:
+            return found
+        assert role is not None
+        assert target.tenant is not None, need
+        found = decide_by_tenant(role, need, await self.records.admins(target.tenant, follow=follow))
+        if found is not None:
+            return found
+        assert target.namespace is not None, need
+        permissions = await self.records.permissions(target.tenant, target.namespace, follow=follow)
+        topic = None if need in (Need.NAMESPACE_USE, Need.NAMESPACE_CONSUME) else target.topic
+        return decide_by_permissions(role, need, permissions, self.rules, topic=topic, subscription=target.subscription)
+
+    def is_super_user(self, roles: Sequence[str | None]) -> bool:
+        return all(role in self.rules.super_users for role in roles)
+
+    @contextlib.contextmanager
+    def waiting(self, roles: Sequence[str | None], operation: str, target: Target) -> Iterator[Waiting]:
+        """The block is a call that was allowed. Its task is cancelled when it is not allowed any more.
+
+        After the block was left by CancelledError, `Waiting.error` tells whether that is the reason.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        one = Waiting(roles, requirement(operation), target, task)
+        tenant = target.tenant or ""
+        same = self._waiting.setdefault(tenant, set())
+        same.add(one)
+        release = self.records.hold(target.tenant, target.namespace) if target.tenant else _nothing
+        if self._outage is None:
+            self._outage = asyncio.create_task(self._check_in_outages(), name="permissions-in-outages")
+        try:
+            yield one
+        finally:
+            release()
+            same.discard(one)
+            if not same:
+                self._waiting.pop(tenant, None)
+
+    async def close(self) -> None:
+        """End all checks of waiting calls, and all watching."""
+        tasks = [*self._checks, *([] if self._outage is None else [self._outage])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.records.close()
+
+    def _changed(self, tenant: str) -> None:
+        if tenant in self._waiting:
+            task = asyncio.create_task(self._check_waiting(tenant))
+            self._checks.add(task)
+            task.add_done_callback(self._checks.discard)
+
+    async def _check_waiting(self, tenant: str) -> None:
+        for one in list(self._waiting.get(tenant, ())):
+            if one.error is not None:
+                continue
+            try:
+                await self.check_need(one.roles, one.need, one.target)
+            except (Forbidden, MetadataUnavailable) as error:
+                if one in self._waiting.get(tenant, ()):
+                    one.error = error
+                    one.task.cancel()
+
+    async def _check_in_outages(self) -> None:
+        while True:
+            await asyncio.sleep(RECHECK_S)
+            if self.records.silent_s:
+                for tenant in list(self._waiting):
+                    await self._check_waiting(tenant)
+
+
+def refusal(role: str | None, need: Need, target: Target) -> Forbidden:
+    """Return the error for a role. It does not depend on what exists."""
+    what = _WHAT[need]
+    if role is None:
+        return Forbidden(f"the request has no role, so it may not {what}; send credentials", requires=need.value)
+    facts: Mapping[str, str] = {"role": role, "requires": need.value}
+    name = str(target)
+    if name:
+        facts = {**facts, "resource": name}
+    if need is Need.SUPER_USER:
+        advice = "ask an operator of the cluster"
+    elif need is Need.TENANT_ADMIN:
+        advice = "ask an administrator of the tenant"
+    else:
+        advice = "an administrator of the tenant can grant it: `bindery permissions grant`"
+    return Forbidden(f"the role may not {what}; {advice}", **facts)
+
+
+def _nothing() -> None:
+    pass
+
+
+def need_of(action: Action) -> Need:
+    """Return what an action on a topic requires."""
+    return _NEEDS[action]
+
+
+__all__ = ["Access", "Decision", "Rule", "Rules", "Target", "Waiting", "need_of", "refusal"]

@@ -1,0 +1,226 @@
+"""Check the role of a request before its operation runs, and what it may see in lists.
+
+The role is that of `scope["state"]["principal"]`, which the authentication in front of the broker sets. A request that
+another broker or a proxy passed on has two roles, which must both be allowed. Without `authorization.enabled` nothing
+is checked.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from itertools import groupby
+from typing import Final
+
+from bindery_core.errors import BadRequest, Forbidden, NoSuchTopic, TooLarge
+from bindery_identity.principal import Principal
+from bindery_pulsar.topic_name import TopicName
+from starlette.responses import Response
+
+from bindery_broker.access.access import Access, Target
+from bindery_broker.access.decision import Need, has_permission_of_a_topic
+from bindery_broker.errors import NoSuchTenant
+from bindery_broker.http.exchange import PARTITION_HEADER, Answered, Exchange, Reply
+from bindery_broker.http.paths import topic_of
+from bindery_broker.namespaces.names import Page
+
+WAITING: Final = frozenset(("receive", "stream"))
+"""Operations that may wait for long, which end when their role loses its permission."""
+PAGE_SIZE: Final = 1_000
+"""Number of names that a list for a role with few permissions reads at a time."""
+PAGES_MAX: Final = 20
+"""Maximum number of such reads for one request."""
+_CREATES_PART: Final = "createTopic"
+
+
+def roles_of(exchange: Exchange) -> tuple[str | None, ...]:
+    """Return the roles of the request: one, or that of the client and that of the proxy that passed it on."""
+    principal: Principal | None = exchange.scope.get("state", {}).get("principal")
+    if principal is None:
+        return (None,)
+    if principal.original_role is not None:
+        return (principal.original_role, principal.role)
+    return (principal.role,)
+
+
+def target_of(exchange: Exchange) -> Target:
+    """Return what the path names. Raises BadRequest, TooLarge for names that nothing can have."""
+    params = exchange.scope.get("path_params") or {}
+    tenant, namespace = params.get("tenant"), params.get("namespace")
+    local = params.get("topic", params.get("local"))
+    topic = None
+    if local is not None and tenant is not None and namespace is not None:
+        topic = topic_of(tenant, namespace, local)
+    subscription = params.get("subscription") or (params.get("name") if topic is None else None)
+    return Target(tenant, namespace, topic, subscription)
+
+
+async def run_allowed(exchange: Exchange, run: Callable[[], Awaitable[Response]]) -> Response:
+    """Return the answer of the operation if the request may have it. Raises Forbidden, MetadataUnavailable.
+
+    A waiting operation ends when the permission is lost: with 403, or with the end of a stream that has begun.
+    """
+    access = exchange.broker.access
+    if access is None:
+        return await run()
+    roles, target = roles_of(exchange), target_of(exchange)
+    await _check(exchange, access, roles, target)
+    if exchange.operation not in WAITING:
+        return await run()
+    try:
+        with access.waiting(roles, exchange.operation, target) as waiting:
+            response = await run()
+            if not isinstance(response, Reply):  # it may take as long as the client reads
+                await response(exchange.scope, exchange.receive, exchange.answer)
+                response = Answered()
+            if waiting.error is not None:
+                await asyncio.sleep(0)  # the task is cancelled here, and not where the answer is sent
+            return response
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if waiting.error is None or task is None or task.uncancel() > 0:
+            raise
+    if not exchange.is_answered:
+        raise waiting.error
+    await exchange.send_chunk(b"", more=False)
+    return Answered()
+
+
+async def check_topic(exchange: Exchange, need: Need, topic: TopicName, *, subscription: str | None = None) -> None:
+    """Raise Forbidden unless the request may also use another topic than that in its path."""
+    access = exchange.broker.access
+    if access is not None:
+        await access.check_need(roles_of(exchange), need, target_for(topic, subscription=subscription))
+
+
+async def visible_page(
+    exchange: Exchange,
+    fetch: Callable[[str | None, int], Awaitable[Page]],
+    visible: Callable[[Exchange, Sequence[str]], Awaitable[list[str]]],
+    *,
+    after: str | None,
+    limit: int,
+) -> Page:
+    """Return up to `limit` of the names after `after` that the request may see.
+
+    `fetch`: reads names after a name; `visible`: returns those of them that the request may see. `next` of the page is
+    a name in it, because one that the request may not see would reveal what exists. Raises TooLarge if the request may
+    see less than `limit` of very many names.
+    """
+    if is_unlimited(exchange):
+        return await fetch(after, limit)
+    found: list[str] = []
+    for _ in range(PAGES_MAX):
+        page = await fetch(after, PAGE_SIZE)
+        found += await visible(exchange, page.names)
+        if len(found) > limit:
+            return Page(found[:limit], found[limit - 1])
+        if page.next is None:
+            return Page(found, None)
+        after = page.next
+    raise TooLarge("the role may see too few of very many names; list those of one namespace or tenant instead")
+
+
+async def visible_topics(exchange: Exchange, names: Sequence[str]) -> list[str]:
+    """Return those of the topics, in their short form, that the request may use."""
+    found: list[str] = []
+    for space, some in groupby(names, key=_space_of):
+        if await may_see_namespace(exchange, space):
+            access = exchange.broker.access
+            for name in some:
+                target = target_for(TopicName.parse(name))
+                if access is None or await access.may(roles_of(exchange), Need.LOOKUP, target, follow=False):
+                    found.append(name)
+    return found
+
+
+async def visible_namespaces(exchange: Exchange, names: Sequence[str]) -> list[str]:
+    """Return those of the namespaces, as `tenant/namespace`, that the request may use."""
+    return [name for name in names if await may_see_namespace(exchange, name)]
+
+
+async def visible_tenants(exchange: Exchange, names: Sequence[str]) -> list[str]:
+    """Return those of the tenants that the request may administer, or that have a namespace that it may use."""
+    found = []
+    for name in names:
+        is_visible = await may_administer(exchange, name)
+        if not is_visible:
+            with contextlib.suppress(NoSuchTenant):
+                for namespace in await exchange.broker.directory.namespaces(name):
+                    if await may_see_namespace(exchange, f"{name}/{namespace}"):
+                        is_visible = True
+                        break
+        if is_visible:
+            found.append(name)
+    return found
+
+
+async def visible_subscriptions(exchange: Exchange, topic: TopicName, names: Iterable[str]) -> list[str]:
+    """Return those of the subscriptions of a topic that the request may use."""
+    access = exchange.broker.access
+    if access is None:
+        return list(names)
+    roles = roles_of(exchange)
+    return [name for name in names if await access.may(roles, Need.CONSUME, target_for(topic, subscription=name))]
+
+
+def is_unlimited(exchange: Exchange) -> bool:
+    """Return whether the request may see everything."""
+    access = exchange.broker.access
+    return access is None or access.is_super_user(roles_of(exchange))
+
+
+async def may_see_namespace(exchange: Exchange, name: str) -> bool:
+    """Return whether the request may use the namespace `tenant/namespace`, or one of its topics, or administer it."""
+    access = exchange.broker.access
+    if access is None:
+        return True
+    tenant, _, namespace = name.partition("/")
+    target = Target(tenant, namespace)
+    for role in roles_of(exchange):
+        if role is None:
+            return False
+        if (await access.decide(role, Need.NAMESPACE_USE, target, follow=False)).is_allowed:
+            continue
+        permissions = await access.records.permissions(tenant, namespace, follow=False)
+        if not has_permission_of_a_topic(role, permissions, access.rules):
+            return False
+    return True
+
+
+async def may_administer(exchange: Exchange, tenant: str) -> bool:
+    access = exchange.broker.access
+    return access is None or await access.may(roles_of(exchange), Need.TENANT_ADMIN, Target(tenant), follow=False)
+
+
+def target_for(topic: TopicName, *, subscription: str | None = None) -> Target:
+    return Target(topic.tenant, topic.namespace, topic, subscription)
+
+
+def _space_of(name: str) -> str:
+    return name.rpartition("/")[0]
+
+
+async def _check(exchange: Exchange, access: Access, roles: tuple[str | None, ...], target: Target) -> None:
+    try:
+        await access.check(roles, exchange.operation, target)
+    except Forbidden:
+        if not await _creates_part(exchange, access, roles, target):
+            raise
+
+
+async def _creates_part(exchange: Exchange, access: Access, roles: tuple[str | None, ...], target: Target) -> bool:
+    """Return whether the request creates a partition of an existing topic, for a role that may use it.
+
+    The broker makes such a request when it creates a topic for the first message. The role could as well send the
+    message to the partition, which would create it.
+    """
+    topic = target.topic
+    if exchange.operation != _CREATES_PART or not exchange.header(PARTITION_HEADER):
+        return False
+    if topic is None or topic.partition < 0 or not await access.may(roles, Need.LOOKUP, target):
+        return False
+    try:
+        await exchange.broker.partitioned.check_partition(topic)
+    except (NoSuchTopic, BadRequest):
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""Charge requests to clients, tenants and namespaces with limits, once in a cluster of several brokers."""
