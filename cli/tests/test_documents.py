@@ -35,7 +35,12 @@ def test_every_command_in_the_readme_exists() -> None:
     for line in lines:
         words = shlex.split(line.partition("#")[0])[1:]
         verb = [word for word in words[:3] if re.fullmatch(r"[a-z]+", word)]
-        depth = 2 if verb[0] in ("standalone", "cluster", "topics", "tenants", "namespaces", "ledger", "bookie") else 1
+        depth = (
+            2
+            if verb[0]
+            in ("standalone", "cluster", "topics", "tenants", "namespaces", "permissions", "ledger", "bookie")
+            else 1
+        )
         if verb[0] == "bookie" and verb[1:2] and verb[1] in BOOKIE_GROUPS:
             depth = 3
         result = CliRunner().invoke(app, [*verb[:depth], "--help"])

@@ -21,15 +21,19 @@ from bindery.cluster import commands as cluster
 from bindery.common import exit_codes
 from bindery.common.options import HELP_NAMES
 from bindery.common.output import report_error, wants_json
+from bindery.common.url_options import UrlGroup
 from bindery.ledger import commands as ledger
 from bindery.ledger import ledgers
 from bindery.namespaces import commands as namespaces
-from bindery.namespaces import tenants, topic_policies
+from bindery.namespaces import permissions, tenants, topic_policies
 from bindery.recovery import commands as recovery
 from bindery.standalone import commands as standalone
+from bindery.tokens import commands as tokens
 from bindery.topics import commands as topics
 from bindery.topics import dead_letters, schemas, subscriptions
 from bindery.topics.consume import consume
+from bindery.topics.exclusive import release
+from bindery.topics.limits import limits
 from bindery.topics.produce import produce
 from bindery.wire import commands as wire
 
@@ -44,6 +48,7 @@ _WRITE_ERRORS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno
 
 app = typer.Typer(
     name="bindery",
+    cls=UrlGroup,
     no_args_is_help=True,
     add_completion=True,
     rich_markup_mode=None,
@@ -57,15 +62,19 @@ app.command("consume")(consume)
 app.add_typer(topics.app, name="topics")
 topics.app.command("policies")(topic_policies.policies)
 topics.app.command("set-policy")(topic_policies.set_policy)
+topics.app.command("release")(release)
 app.add_typer(tenants.app, name="tenants")
 app.add_typer(namespaces.app, name="namespaces")
+app.add_typer(permissions.app, name="permissions")
 app.add_typer(subscriptions.app, name="subscriptions")
 app.add_typer(dead_letters.app, name="dead-letters")
 app.add_typer(schemas.app, name="schemas")
+app.command("limits")(limits)
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(ledgers.app, name="ledgers")
 app.add_typer(recovery.app, name="recovery")
 app.add_typer(bookie.app, name="bookie")
+app.add_typer(tokens.app, name="tokens")
 app.add_typer(wire.app, name="wire")
 app.command("audit", context_settings=audit.SETTINGS)(audit.audit)
 

@@ -16,7 +16,7 @@ def test_a_slow_connection_is_reported_after_a_while(
 ) -> None:
     class Silent:
         @staticmethod
-        async def connect(hosts: str) -> Any:
+        async def connect(hosts: str, **_: Any) -> Any:
             await asyncio.sleep(0.1)
             raise MetadataUnreachable("no zookeeper answers", hosts=hosts)
 

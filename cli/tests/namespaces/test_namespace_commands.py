@@ -67,12 +67,13 @@ def test_namespaces(serve: Serve) -> None:
     assert run("namespaces", "list", "--tenant", "t").stdout == "t/n\n"
     expected = "namespace: t/n (is being deleted)\ntopics: 2\nbundles: 4\nmessage_ttl_s=5\n"
     assert run("namespaces", "show", "t/n").stdout == expected
-    assert run("namespaces", "create", "t/n", "--policy", "message_ttl_s=5").stdout == "created t/n\n"
+    words = ("namespaces", "create", "t/n", "--policy", "message_ttl_s=5", "--bundles", "8")
+    assert run(*words).stdout == "created t/n\n"
     assert run("namespaces", "delete", "t/n", "--force", "--yes").stdout == "deleted t/n with 1 topic\n"
     assert admin.calls == [
         ("GET", "/v1/namespaces/t", {}),
         ("GET", "/v1/namespaces/t/n", {}),
-        ("PUT", "/v1/namespaces/t/n", {"policies": {"message_ttl_s": 5}}),
+        ("PUT", "/v1/namespaces/t/n", {"policies": {"message_ttl_s": 5}, "bundles": 8}),
         ("DELETE", "/v1/namespaces/t/n", {"force": "true"}),
     ]
 
@@ -143,11 +144,95 @@ def test_unload(serve: Serve) -> None:
     )
     expected = "0x00000000_0x40000000 unloaded by http://b:1\n"
     assert run("namespaces", "unload", "t/n", "--bundle", "0x0", "--hold", "7").stdout == expected
-    assert run("namespaces", "unload", "t/n").stdout == "no broker owned a bundle: nothing to unload\n"
+    found = run("namespaces", "unload", "t/n", "--destination-broker", "b:2").stdout
+    assert found == "no broker owned a bundle: nothing to unload\n"
     assert run("topics", "unload", "t/n/x").stdout == "t/n/x is unloaded\n"
     assert admin.calls == [
         ("POST", "/v1/namespaces/t/n/unload", {}),
         ("POST", "/v1/namespaces/t/n/unload", {}),
         ("POST", "/v1/topics/t/n/x/unload", {}),
     ]
-    assert admin.queries == [{"bundle": "0x0", "hold_s": "7.0"}, {}, {}]
+    assert admin.queries == [{"bundle": "0x0", "hold_s": "7.0"}, {"destination": "b:2"}, {}]
+
+
+def test_bundles_are_listed_and_split(serve: Serve) -> None:
+    name = "0x00000000_0x40000000"
+    parts = ["0x00000000_0x20000000", "0x20000000_0x40000000"]
+    serve(
+        admin := Admin(
+            {
+                "namespace": "t/n",
+                "bundles": [
+                    {"bundle": name, "owner": "http://b:1", "topics": 2},
+                    {"bundle": "0x4", "owner": None, "topics": 1},
+                ],
+            },
+            {"namespace": "t/n", "bundle": name, "parts": parts},
+            {"namespace": "t/n", "bundle": name, "parts": [name]},
+        )
+    )
+    assert run("namespaces", "bundles", "t/n").stdout == f"{name}  2 topics  http://b:1\n0x4  1 topic  no owner\n"
+    words = ("namespaces", "split-bundle", "t/n", "--bundle")
+    assert run(*words, "LARGEST", "--unload").stdout == f"{name} was split into {', '.join(parts)}\n"
+    more = ("--split-algorithm-name", "specified_positions_divide", "--split-boundaries", "0x10,32")
+    assert "was not split" in run(*words, name, *more).stdout
+    assert [call[2] for call in admin.calls[1:]] == [
+        {"bundle": "LARGEST", "algorithm": "range_equally_divide", "positions": [], "unload": True},
+        {"bundle": name, "algorithm": "specified_positions_divide", "positions": [16, 32], "unload": False},
+    ]
+    assert [call[1] for call in admin.calls] == ["/v1/namespaces/t/n/bundles", *["/v1/namespaces/t/n/split"] * 2]
+    assert isinstance(run(*words, name, "--split-boundaries", "x").exception, BadRequest)
+    assert len(admin.calls) == 3
+
+
+def test_permissions_are_granted_and_revoked(serve: Serve) -> None:
+    done = {"role": "clerk", "actions": ["produce", "consume"]}
+    serve(admin := Admin(done, done, {"role": "clerk", "actions": []}))
+    words = ("--role", "clerk", "--action", "consume", "--action", "produce")
+    assert run("permissions", "grant", "t/n", *words).stdout == "clerk may produce, consume in t/n\n"
+    assert json.loads(run("permissions", "grant", "t/n/x", *words, "--json").stdout) == done
+    assert "no permissions of t/n any more" in run("permissions", "revoke", "t/n", "--role", "clerk").stdout
+    assert admin.calls == [
+        ("PUT", "/v1/namespaces/t/n/permissions/clerk", {"actions": ["consume", "produce"]}),
+        ("PUT", "/v1/topics/t/n/x/permissions/clerk", {"actions": ["consume", "produce"]}),
+        ("DELETE", "/v1/namespaces/t/n/permissions/clerk", {}),
+    ]
+    assert isinstance(run("permissions", "revoke", "t/n/x/y", "--role", "clerk").exception, BadRequest)
+
+
+def test_permissions_are_listed(serve: Serve) -> None:
+    grants = {"clerk": ["produce"]}
+    space = {"permissions": grants, "topics": {"t/n/x": {"packer": ["consume"]}}, "subscriptions": {"s": ["packer"]}}
+    topic = {"topic": "t/n/x", "permissions": {"packer": ["consume"]}, "namespace": grants}
+    serve(Admin(space, topic, {"permissions": {}, "topics": {}, "subscriptions": {}}, topic))
+    rows = [line.split() for line in run("permissions", "list", "t/n").stdout.splitlines()[1:]]
+    assert rows == [
+        ["t/n", "clerk", "produce"],
+        ["t/n/x", "packer", "consume"],
+        ["subscription", "s", "packer", "use", "it"],
+    ]
+    rows = [line.split() for line in run("permissions", "list", "t/n/x").stdout.splitlines()[1:]]
+    assert rows == [["t/n/x", "packer", "consume"], ["t/n", "clerk", "produce"]]
+    assert "bindery permissions grant t/n" in run("permissions", "list", "t/n").stdout
+    assert json.loads(run("permissions", "list", "t/n/x", "--json").stdout) == topic
+
+
+def test_permissions_are_explained(serve: Serve) -> None:
+    answer = {
+        "role": "clerk",
+        "action": "consume",
+        "allowed": False,
+        "reason": "nothing grants it",
+        "policy": "auth_policies",
+        "path": "/admin/policies/t/n",
+        "fix": "bindery permissions grant t/n/x --role clerk --action consume",
+    }
+    serve(admin := Admin(answer))
+    words = ("t/n/x", "--action", "consume", "--role", "clerk", "--subscription", "s")
+    assert run("permissions", "explain", *words).stdout.splitlines() == [
+        "clerk may not consume: nothing grants it",
+        "policy: auth_policies of /admin/policies/t/n",
+        "to allow it: bindery permissions grant t/n/x --role clerk --action consume",
+    ]
+    query = {"topic": "t/n/x", "action": "consume", "role": "clerk", "subscription": "s"}
+    assert admin.calls == [("GET", "/v1/permissions/explain", query)]

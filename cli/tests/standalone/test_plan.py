@@ -7,7 +7,9 @@ from bindery.standalone.directory import StandaloneError
 from bindery.standalone.options import Options
 from bindery.standalone.plan import plan_cluster
 from bindery_core.errors import BadRequest
+from bindery_metadata.stores.access_lists import NewNodes
 from bindery_metadata.stores.embedded import ServerSpec
+from bindery_metadata.stores.zookeeper_access import AccessFiles
 
 
 def fake_zookeeper(server: ServerSpec, ensemble: object) -> list[str]:
@@ -74,3 +76,26 @@ def test_ports_out_of_range_are_refused(offset: int) -> None:
 def test_counts_out_of_range_are_refused(count: int) -> None:
     with pytest.raises(BadRequest, match="--bookies"):
         Options(bookies=count)
+
+
+def test_services_connect_to_zookeeper_as_the_command_does() -> None:
+    access = AccessFiles(ca_file="/ca.pem", credentials_file="/credentials", new_nodes=NewNodes.CREATOR)
+    options = Options(zookeeper="zk:2281")
+    plan = plan_cluster(options, root=Path("/d"), zookeeper_command=fake_zookeeper, access=access)
+    for process in (*plan.bookies, *plan.brokers, *plan.auditors):
+        flags = [word for word in process.command if word.startswith("--zookeeper-access")]
+        assert flags == [
+            "--zookeeper-access-ca-file",
+            "--zookeeper-access-credentials-file",
+            "--zookeeper-access-new-nodes",
+        ]
+        assert process.command[process.command.index(flags[2]) + 1] == "creator"
+    without = plan_cluster(options, root=Path("/d"), zookeeper_command=fake_zookeeper)
+    assert not any("--zookeeper-access" in word for process in without.processes for word in process.command)
+
+
+def test_tls_needs_a_zookeeper_that_has_it() -> None:
+    with pytest.raises(StandaloneError, match="BINDERY_ZOOKEEPER_CA_FILE"):
+        plan_cluster(
+            Options(), root=Path("/d"), zookeeper_command=fake_zookeeper, access=AccessFiles(ca_file="/ca.pem")
+        )

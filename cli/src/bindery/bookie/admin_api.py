@@ -7,7 +7,8 @@ import httpx
 from bindery_core.errors import BinderyError, NotThere, Unauthorized
 
 from bindery.common.credentials import read_token
-from bindery.common.json_http import JsonHttp, answerer_of, problem_of
+from bindery.common.json_http import JsonHttp, answerer_of, problem_of, tls_advice
+from bindery.common.url_options import TOKEN_FILE
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
 PREFIX: Final = "/api/v1/bookie"
@@ -58,6 +59,8 @@ class BookieAdmin(JsonHttp):
         try:
             answer = self._http.request(method, f"{PREFIX}/{path}", **options)
         except httpx.ConnectError as error:
+            if advice := tls_advice(error):
+                raise BookieUnreachable(f"cannot reach the bookie at {self.url}: {advice}") from error
             raise BookieUnreachable(
                 f"no bookie answers at {self.url}: is it running? --url or BINDERY_BOOKIE_URL names another; its port "
                 "is the bookie's --http-port"
@@ -92,4 +95,6 @@ def _refusal(answer: httpx.Response, url: str) -> BinderyError:
 def _token(token_file: str | None) -> str:
     """Return the token from the file or from the environment. Command lines are readable by every user."""
     name = token_file or os.environ.get("BINDERY_BOOKIE_TOKEN_FILE")
-    return read_token(name) if name else os.environ.get("BINDERY_BOOKIE_TOKEN", "").strip()
+    token = os.environ.get("BINDERY_BOOKIE_TOKEN", "").strip()
+    name = name or ("" if token else os.environ.get(TOKEN_FILE.variable))
+    return read_token(name) if name else token

@@ -13,6 +13,7 @@ from bindery_core.errors import BadRequest
 from bindery.common import exit_codes
 from bindery.common.options import AsJson, group
 from bindery.common.output import print_json, print_table
+from bindery.common.url_options import TOKEN_FILE
 
 if TYPE_CHECKING:
     from bindery.bookie.admin_api import BookieAdmin
@@ -32,7 +33,7 @@ TokenFile = Annotated[
     typer.Option(
         "--token-file",
         metavar="FILE",
-        envvar="BINDERY_BOOKIE_TOKEN_FILE",
+        envvar=["BINDERY_BOOKIE_TOKEN_FILE", TOKEN_FILE.variable],
         show_envvar=True,
         help="File with the bearer token for protected operations.",
     ),

@@ -1,4 +1,4 @@
-"""`bindery cluster`: initialize, back up, restore and accept the metadata of a cluster."""
+"""`bindery cluster`: initialize, back up, restore, accept and protect the metadata of a cluster."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
     from bindery.common.operator import Cluster
 
-app = group("Initialize, back up, restore and accept the metadata of a cluster.")
+app = group("Initialize, back up, restore, accept and protect the metadata of a cluster.")
+acls = group("Show and replace the access lists of the cluster's nodes in ZooKeeper.")
+app.add_typer(acls, name="acls")
 
 
 async def initialize(zookeeper: str) -> "ClusterInit":
@@ -153,3 +155,132 @@ async def accept_metadata(
     from bindery.cluster.accept_metadata import run_accept
 
     return await run_accept(cluster, dry_run=dry_run, yes=yes, as_json=as_json)
+
+
+NodesRate = Annotated[
+    float,
+    typer.Option(
+        "--rate", metavar="NODES", min=0, show_default=True, help="Maximum number of nodes per second; 0: no limit."
+    ),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print what would change; exit code 0.")]
+
+
+@acls.command("show")
+def acls_show(
+    rate: NodesRate = 5000,
+    zookeeper: ZooKeeper = DEFAULT_ZOOKEEPER,
+    ledgers_root: LedgersRoot = LEDGERS_ROOT,
+    as_json: AsJson = False,
+) -> None:
+    """Count the nodes of the cluster by access list.
+
+    open: all clients may change them. creator, shared: see `apply`. previous: as these, for another line of the
+    credentials file than the first. other: they name other identities. unreadable: not with these credentials.
+
+    Example: BINDERY_ZOOKEEPER_CREDENTIALS_FILE=zk-credentials bindery cluster acls show
+    """
+    import asyncio
+
+    from bindery.cluster.access_lists import run_show
+
+    raise typer.Exit(asyncio.run(run_show(zookeeper, ledgers_root, rate=rate, as_json=as_json)))
+
+
+@acls.command("apply")
+def acls_apply(
+    mode: Annotated[
+        str,
+        typer.Option(
+            "--mode",
+            metavar="creator|shared",
+            show_default=True,
+            help="New access list: creator lets only clients with the credentials read and change nodes, shared lets "
+            "all clients read.",
+        ),
+    ] = "creator",
+    allow_open_sessions: Annotated[
+        bool,
+        typer.Option(
+            "--allow-open-sessions",
+            help="Continue although connected processes create open nodes. They must present the credentials.",
+        ),
+    ] = False,
+    rate: NodesRate = 1000,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    zookeeper: ZooKeeper = DEFAULT_ZOOKEEPER,
+    ledgers_root: LedgersRoot = LEDGERS_ROOT,
+    as_json: AsJson = False,
+) -> None:
+    """Restrict all nodes of the cluster to the first credentials of BINDERY_ZOOKEEPER_CREDENTIALS_FILE.
+
+    The cluster may be running if all its processes present these credentials. The command can be interrupted and run
+    again. Nodes whose lists name other identities are reported and left as they are.
+
+    Example: bindery cluster acls apply --mode creator --dry-run
+
+    Exit codes: 0 all nodes have the list, or --dry-run, 1 nodes are left, refused, failed, or --yes is missing.
+    """
+    import asyncio
+
+    from bindery_core.errors import BadRequest
+    from bindery_metadata.stores.access_lists import NewNodes
+
+    from bindery.cluster.access_lists import run_apply
+
+    if mode not in (NewNodes.CREATOR.value, NewNodes.SHARED.value):
+        raise BadRequest("option --mode must be one of creator, shared", given=mode)
+    raise typer.Exit(
+        asyncio.run(
+            run_apply(
+                zookeeper,
+                ledgers_root,
+                NewNodes(mode),
+                rate=rate,
+                dry_run=dry_run,
+                yes=yes,
+                allow_open_sessions=allow_open_sessions,
+                as_json=as_json,
+            )
+        )
+    )
+
+
+@acls.command("open")
+def acls_open(
+    rate: NodesRate = 1000,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    zookeeper: ZooKeeper = DEFAULT_ZOOKEEPER,
+    ledgers_root: LedgersRoot = LEDGERS_ROOT,
+    as_json: AsJson = False,
+) -> None:
+    """Allow every client of ZooKeeper to read and change all nodes of the cluster: the way back from `apply`.
+
+    Set new_nodes of all processes to `open` first; keep their credentials until this command is done.
+
+    Example: bindery cluster acls open --dry-run
+
+    Exit codes: 0 all nodes are open, or --dry-run, 1 nodes are left, failed, or --yes is missing.
+    """
+    import asyncio
+
+    from bindery_metadata.stores.access_lists import NewNodes
+
+    from bindery.cluster.access_lists import run_apply
+
+    raise typer.Exit(
+        asyncio.run(
+            run_apply(
+                zookeeper,
+                ledgers_root,
+                NewNodes.OPEN,
+                rate=rate,
+                dry_run=dry_run,
+                yes=yes,
+                allow_open_sessions=True,
+                as_json=as_json,
+            )
+        )
+    )

@@ -8,6 +8,9 @@ from typing import Any, Final, Self
 
 import httpx
 from bindery_core.errors import BadRequest
+from bindery_identity.tls import TlsFiles, client_tls
+
+from bindery.common.url_options import CA_FILE
 
 _SERVED: Final = {
     "/v1/recovery/status": "an auditor",
@@ -26,8 +29,7 @@ class JsonHttp(ABC):
         """Raises BadRequest if `url` is not a URL, or if it has credentials."""
         if _CREDENTIALS.match(url):
             raise BadRequest(
-                "the URL has credentials before its @, which are not sent: use http://host:port, and for a bookie "
-                "--token-file"
+                "the URL has credentials before its @, which are not sent: use http://host:port and --token-file"
             )
         try:
             is_url = bool(_URL.fullmatch(url) and httpx.URL(url).host)
@@ -36,7 +38,10 @@ class JsonHttp(ABC):
         if not is_url:
             raise BadRequest(f"not a URL: {url}; the format is http://host:port")
         self.url = url.rstrip("/")
-        self._http = httpx.Client(base_url=self.url, timeout=timeout_s, trust_env=False, headers=headers)
+        verify: Any = True
+        if self.url.lower().startswith("https:"):
+            verify = _tls().context
+        self._http = httpx.Client(base_url=self.url, timeout=timeout_s, trust_env=False, headers=headers, verify=verify)
 
     def __enter__(self) -> Self:
         return self
@@ -53,6 +58,28 @@ class JsonHttp(ABC):
     @abstractmethod
     def request(self, method: str, path: str, **options: Any) -> Any:
         """Send a request and return the JSON of the response. Raises the errors of the service."""
+
+
+def _tls() -> TlsFiles:
+    """Return the TLS of https URLs. Raises BadRequest."""
+    file = CA_FILE.value()
+    try:
+        return client_tls(ca_file=file)
+    except BadRequest as error:
+        raise BadRequest(f"cannot use the CA file {file} (--ca-file or {CA_FILE.variable}): {error}") from error
+
+
+def tls_advice(error: httpx.TransportError) -> str:
+    """Return what to do about a connection that failed because of TLS; empty if it failed because of something else."""
+    text = str(error)
+    if "CERTIFICATE_VERIFY_FAILED" in text:
+        return (
+            f"the certificate is not trusted: {text}. Pass --ca-file, or set {CA_FILE.variable}; the host of the URL "
+            "must be one that the certificate contains"
+        )
+    if "SSL" in text:
+        return f"TLS failed: {text}. Is it an https port?"
+    return ""
 
 
 def problem_of(answer: httpx.Response) -> dict[str, Any]:

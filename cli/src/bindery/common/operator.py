@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from bindery_client.client import LedgerClient
     from bindery_metadata.layout.layout import LedgersLayout
     from bindery_metadata.stores.store import MetadataStore
+    from bindery_metadata.stores.zookeeper import ZooKeeperStore
 
 T = TypeVar("T")
 WAITING_AFTER_S: Final = 2.0
@@ -72,20 +73,26 @@ async def connected(zookeeper: str, ledgers_root: str = LEDGERS_ROOT) -> AsyncIt
 
 
 @asynccontextmanager
-async def connected_store(zookeeper: str) -> AsyncIterator["MetadataStore"]:
-    """Connect to ZooKeeper alone; a cluster need not exist in it. Configures the logs: stdout is for results."""
+async def connected_store(zookeeper: str) -> AsyncIterator["ZooKeeperStore"]:
+    """Connect to ZooKeeper alone; a cluster need not exist in it. Configures the logs: stdout is for results.
+
+    BINDERY_ZOOKEEPER_... variables name TLS files and credentials (`bindery_metadata.stores.zookeeper_access`). Raises
+    BadRequest if they are invalid.
+    """
     import asyncio
 
     from bindery_kit.observability import logs
     from bindery_metadata.stores.zookeeper import CONNECT_TIMEOUT_S, ZooKeeperStore
+    from bindery_metadata.stores.zookeeper_access import AccessFiles
 
+    access = AccessFiles.of(os.environ).load()
     logs.configure(service="cli", level="warning")
     waiting = f"waiting for ZooKeeper at {zookeeper} (timeout: {CONNECT_TIMEOUT_S:.0f} s)"
     notice = asyncio.get_running_loop().call_later(
         WAITING_AFTER_S, partial(print, waiting, file=sys.stderr, flush=True)
     )
     try:
-        store = await ZooKeeperStore.connect(zookeeper)
+        store = await ZooKeeperStore.connect(zookeeper, access=access)
     finally:
         notice.cancel()
     try:

@@ -4,6 +4,8 @@ from typing import Annotated, Final
 
 import typer
 
+from bindery.common.url_options import UrlGroup
+
 DEFAULT_ZOOKEEPER: Final = "127.0.0.1:2181"
 LEDGERS_ROOT: Final = "/ledgers"
 HELP_NAMES: Final = {"help_option_names": ["-h", "--help"]}
@@ -31,6 +33,7 @@ LedgerArgument = Annotated[int, typer.Argument(metavar="LEDGER", min=0, show_def
 def group(summary: str, *, no_args_is_help: bool = True) -> typer.Typer:
     """Return an empty command group. `summary`: one line, shown by the parent's help."""
     return typer.Typer(
+        cls=UrlGroup,
         no_args_is_help=no_args_is_help,
         rich_markup_mode=None,
         context_settings=HELP_NAMES,

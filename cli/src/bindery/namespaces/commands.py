@@ -1,9 +1,10 @@
-"""`bindery namespaces`: list, show, create, unload and delete namespaces, and set their policies."""
+"""`bindery namespaces`: list, show, create, split, unload and delete namespaces, and set their policies."""
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from bindery_core.errors import BadRequest
 
 from bindery.common.options import AsJson, group
 from bindery.common.output import confirm, counted, emit, print_json, print_lines
@@ -63,16 +64,24 @@ def create(
     policies: Annotated[
         list[str] | None, typer.Option("--policy", metavar="POLICY=VALUE", help="Policy to set; repeatable.")
     ] = None,
+    bundles: Annotated[
+        int | None,
+        typer.Option(
+            "--bundles", metavar="N", help="Number of bundles, the parts that brokers divide among them; 4 by default."
+        ),
+    ] = None,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
     """Create a namespace. Its tenant must exist; a namespace that exists is not changed.
 
-    Example: bindery namespaces create shop/orders --policy message_ttl_s=3600
+    Example: bindery namespaces create shop/orders --bundles 16 --policy message_ttl_s=3600
     """
     from bindery.topics.broker_api import Broker
 
-    body = {"policies": parse_policies(policies)} if policies else {}
+    body: dict[str, Any] = {"policies": parse_policies(policies)} if policies else {}
+    if bundles is not None:
+        body["bundles"] = bundles
     with Broker(url) as broker:
         done = broker.request("PUT", namespace_path(namespace), json=body)
     emit(done, [f"{'created' if done['created'] else 'existed'} {done['namespace']}"], as_json=as_json)
@@ -116,6 +125,10 @@ def unload(
             help="Keep them free for a Pulsar broker, 0 to 60; by default 5 if there is one, otherwise 0.",
         ),
     ] = None,
+    destination: Annotated[
+        str | None,
+        typer.Option("--destination-broker", metavar="HOST:PORT", help="Broker of either kind that gets them."),
+    ] = None,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
@@ -127,11 +140,83 @@ def unload(
     """
     from bindery.topics.broker_api import Broker
 
-    query = {name: str(value) for name, value in (("bundle", bundle), ("hold_s", hold)) if value is not None}
+    query = {
+        name: str(value)
+        for name, value in (("bundle", bundle), ("hold_s", hold), ("destination", destination))
+        if value is not None
+    }
     with Broker(url) as broker:
         done = broker.request("POST", f"{namespace_path(namespace)}/unload", params=query, json={})
     unloaded = [f"{one['bundle']} unloaded by {one['owner']}" for one in done["bundles"] if one["owner"]]
     emit(done, unloaded or ["no broker owned a bundle: nothing to unload"], as_json=as_json)
+
+
+@app.command("bundles")
+def bundles(namespace: Namespace, url: Url = None, as_json: AsJson = False) -> None:
+    """List the bundles of a namespace, the broker that serves each, and the number of its topics.
+
+    Example: bindery namespaces bundles shop/orders
+    """
+    from bindery.topics.broker_api import Broker
+
+    with Broker(url) as broker:
+        found = broker.get(f"{namespace_path(namespace)}/bundles")
+    lines = [
+        f"{one['bundle']}  {counted(one['topics'], 'topic')}  {one['owner'] or 'no owner'}" for one in found["bundles"]
+    ]
+    emit(found, lines, as_json=as_json)
+
+
+@app.command("split-bundle")
+def split_bundle(
+    namespace: Namespace,
+    bundle: Annotated[
+        str,
+        typer.Option(
+            "--bundle",
+            metavar="BUNDLE",
+            show_default=False,
+            help="For example 0x40000000_0x80000000, or LARGEST: the one with the most topics.",
+        ),
+    ],
+    algorithm: Annotated[
+        str,
+        typer.Option(
+            "--split-algorithm-name",
+            metavar="NAME",
+            help="One of range_equally_divide, topic_count_equally_divide and specified_positions_divide.",
+        ),
+    ] = "range_equally_divide",
+    boundaries: Annotated[
+        str | None,
+        typer.Option(
+            "--split-boundaries", metavar="H1,H2", help="Hashes at which specified_positions_divide splits the bundle."
+        ),
+    ] = None,
+    unload_parts: Annotated[
+        bool, typer.Option("--unload", help="Unload the parts then, so that other brokers can take them.")
+    ] = False,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Split a bundle of a namespace, so that several brokers can serve its topics. The topics stay open.
+
+    Example: bindery namespaces split-bundle shop/orders --bundle LARGEST --unload
+    """
+    from bindery.topics.broker_api import Broker
+
+    try:
+        positions = [int(text, 0) for text in boundaries.split(",")] if boundaries else []
+    except ValueError as error:
+        raise BadRequest("--split-boundaries takes numbers such as 0x40000000", given=boundaries) from error
+    body = {"bundle": bundle, "algorithm": algorithm, "positions": positions, "unload": unload_parts}
+    with Broker(url) as broker:
+        done = broker.request("POST", f"{namespace_path(namespace)}/split", json=body)
+    if done["parts"] == [done["bundle"]]:
+        lines = [f"{done['bundle']} has fewer than two topics, or no such boundary: it was not split"]
+    else:
+        lines = [f"{done['bundle']} was split into {', '.join(done['parts'])}"]
+    emit(done, lines, as_json=as_json)
 
 
 @app.command("policies")

@@ -235,6 +235,7 @@ def _print_status(answer: dict[str, Any]) -> None:
 
 def _plan(options: Options, directory: DataDirectory) -> "ClusterPlan":
     from bindery_metadata.stores import embedded
+    from bindery_metadata.stores.zookeeper_access import AccessFiles
 
     from bindery.standalone.plan import plan_cluster
 
@@ -243,7 +244,9 @@ def _plan(options: Options, directory: DataDirectory) -> "ClusterPlan":
         config = embedded.write_config(server, ensemble)
         return embedded.command(java=embedded.find_java(), jars=embedded.find_jars(), config=config)
 
-    return plan_cluster(options, root=directory.root, zookeeper_command=zookeeper_command)
+    access = AccessFiles.of(os.environ)
+    access.load()  # the files are checked before any process starts
+    return plan_cluster(options, root=directory.root, zookeeper_command=zookeeper_command, access=access)
 
 
 def _run(plan: "ClusterPlan", directory: DataDirectory) -> int:

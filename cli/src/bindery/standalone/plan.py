@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from bindery_metadata.stores.embedded import ServerSpec
+from bindery_metadata.stores.zookeeper_access import NO_ACCESS, VARIABLES, AccessFiles
 
 from bindery.standalone.directory import StandaloneError
 from bindery.standalone.options import Options
@@ -92,11 +93,19 @@ ZooKeeperCommand = Callable[[ServerSpec, Sequence[ServerSpec]], Sequence[str]]
 """(one server, all servers if there are several) -> the command that runs the server."""
 
 
-def plan_cluster(options: Options, *, root: Path, zookeeper_command: ZooKeeperCommand) -> ClusterPlan:
-    """Return the plan for `options`.
+def plan_cluster(
+    options: Options, *, root: Path, zookeeper_command: ZooKeeperCommand, access: AccessFiles = NO_ACCESS
+) -> ClusterPlan:
+    """Return the plan for `options`. `access`: how the services connect to ZooKeeper.
 
-    Raises StandaloneError if two processes would share a port, or if a port is out of range.
+    Raises StandaloneError if two processes would share a port, if a port is out of range, or if `access` requires TLS
+    from the cluster's own ZooKeeper, which has none.
     """
+    if access.ca_file and not options.zookeeper:
+        raise StandaloneError(
+            f"{VARIABLES['ca_file']} is set, but the ZooKeeper that this command starts has no TLS: unset it, or name "
+            "servers with TLS with --zookeeper"
+        )
     at = options.port_offset
     count = 0 if options.zookeeper else options.zookeepers
     members = [
@@ -118,15 +127,26 @@ def plan_cluster(options: Options, *, root: Path, zookeeper_command: ZooKeeperCo
             ports += [("peers", member.quorum_port), ("election", member.election_port)]
         command = tuple(zookeeper_command(member, members if count > 1 else ()))
         zookeepers.append(ProcessPlan(member.data_dir.name, Kind.ZOOKEEPER, tuple(ports), command))
-    bookies = [_bookie(i, at=at, servers=servers, root=root) for i in range(options.bookies)]
-    brokers = [_broker(i, at=at, servers=servers) for i in range(options.brokers)]
-    auditors = [_auditor(i, at=at, servers=servers) for i in range(options.auditors)]
+    connection = ("--zookeeper", servers, *_access_flags(access))
+    bookies = [_bookie(i, at=at, connection=connection, root=root) for i in range(options.bookies)]
+    brokers = [_broker(i, at=at, connection=connection) for i in range(options.brokers)]
+    auditors = [_auditor(i, at=at, connection=connection) for i in range(options.auditors)]
     plan = ClusterPlan(options, servers, tuple(zookeepers), tuple(bookies), tuple(brokers), tuple(auditors))
     _check_ports(plan)
     return plan
 
 
-def _bookie(i: int, *, at: int, servers: str, root: Path) -> ProcessPlan:
+def _access_flags(access: AccessFiles) -> tuple[str, ...]:
+    """Return the flags that services need for `access`: none for what is not configured."""
+    return tuple(
+        word
+        for option in VARIABLES
+        if (value := getattr(access, option)) != getattr(NO_ACCESS, option)
+        for word in (f"--zookeeper-access-{option.replace('_', '-')}", str(value))
+    )
+
+
+def _bookie(i: int, *, at: int, connection: tuple[str, ...], root: Path) -> ProcessPlan:
     name = f"{Kind.BOOKIE}-{i}"
     port, http_port = BOOKIE_PORT + at + i, BOOKIE_HTTP_PORT + at + i
     command = (
@@ -134,7 +154,7 @@ def _bookie(i: int, *, at: int, servers: str, root: Path) -> ProcessPlan:
         *("--bookie-id", name),
         *("--port", str(port)),
         *("--http-port", str(http_port)),
-        *("--zookeeper", servers),
+        *connection,
         *("--zookeeper-session-timeout-s", str(SESSION_TIMEOUT_S)),
         *("--journal-dir", str(root / name / "journal")),
         *("--ledger-dir", str(root / name / "ledgers")),
@@ -142,26 +162,26 @@ def _bookie(i: int, *, at: int, servers: str, root: Path) -> ProcessPlan:
     return ProcessPlan(name, Kind.BOOKIE, (("HTTP", http_port), ("BookKeeper protocol", port)), command)
 
 
-def _broker(i: int, *, at: int, servers: str) -> ProcessPlan:
+def _broker(i: int, *, at: int, connection: tuple[str, ...]) -> ProcessPlan:
     name = f"{Kind.BROKER}-{i}"
     port = BROKER_HTTP_PORT + at + i
     command = (
         *(sys.executable, "-m", "bindery_broker"),
         *("--port", str(port)),
-        *("--zookeeper", servers),
+        *connection,
         *("--zookeeper-session-ms", str(1000 * SESSION_TIMEOUT_S)),
     )
     return ProcessPlan(name, Kind.BROKER, (("HTTP", port),), command)
 
 
-def _auditor(i: int, *, at: int, servers: str) -> ProcessPlan:
+def _auditor(i: int, *, at: int, connection: tuple[str, ...]) -> ProcessPlan:
     name = f"{Kind.AUDITOR}-{i}"
     port = AUDITOR_HTTP_PORT + at + i
     command = (
         *(sys.executable, "-m", "bindery_auditor"),
         *("--name", name),
         *("--port", str(port)),
-        *("--zookeeper", servers),
+        *connection,
         *("--zookeeper-session-timeout-s", str(SESSION_TIMEOUT_S)),
         *("--lost-bookie-delay-s", str(LOST_BOOKIE_DELAY_S)),
     )

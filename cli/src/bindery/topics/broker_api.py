@@ -7,7 +7,9 @@ from urllib.parse import quote
 import httpx
 from bindery_core.errors import BadRequest, BinderyError
 
-from bindery.common.json_http import JsonHttp, answerer_of, problem_of
+from bindery.common.credentials import read_token
+from bindery.common.json_http import JsonHttp, answerer_of, problem_of, tls_advice
+from bindery.common.url_options import TOKEN_FILE
 
 DEFAULT_URL: Final = "http://127.0.0.1:8080"
 TIMEOUT_S: Final = 60.0
@@ -22,6 +24,10 @@ class BrokerUnreachable(BinderyError):
     """Whether nothing listens at the URL, so that nothing was sent."""
 
 
+AGAIN: Final = frozenset((408, 429, 503, 504))
+"""Statuses after which a request that stores nothing twice is repeated."""
+
+
 class BrokerRefused(BinderyError):
     """The broker returned an error: `http_status`, and `problem` as in RFC 9457."""
 
@@ -31,6 +37,11 @@ class BrokerRefused(BinderyError):
         super().__init__(message)
         self.http_status = http_status
         self.problem = problem
+
+    @property
+    def is_temporary(self) -> bool:
+        """Whether the same request may succeed later."""
+        return self.http_status in AGAIN
 
 
 def broker_url(url: str | None) -> str:
@@ -60,10 +71,13 @@ def consumer_path(name: str) -> str:
 
 
 class Broker(JsonHttp):
-    """`with Broker(url) as broker: broker.get(path)`: JSON in and out. Raises BrokerUnreachable, BrokerRefused."""
+    """`with Broker(url) as broker: broker.get(path)`: JSON in and out. Sends the token of the running command, if
+    it has one. Raises BrokerUnreachable, BrokerRefused."""
 
     def __init__(self, url: str | None) -> None:
-        super().__init__(broker_url(url), timeout_s=TIMEOUT_S)
+        file = TOKEN_FILE.value()
+        headers = {"Authorization": f"Bearer {read_token(file)}"} if file else None
+        super().__init__(broker_url(url), timeout_s=TIMEOUT_S, headers=headers)
 
     def post(self, path: str, body: Any) -> Any:
         return self.request("POST", path, json=body)
@@ -72,6 +86,8 @@ class Broker(JsonHttp):
         try:
             answer = self._http.request(method, path, **options)
         except httpx.ConnectError as error:
+            if advice := tls_advice(error):
+                raise BrokerUnreachable(f"cannot reach the broker at {self.url}: {advice}") from error
             absent = BrokerUnreachable(
                 f"no broker answers at {self.url}: is it running? `make run` (or `bindery standalone`) starts one; "
                 "--url or BINDERY_URL names another"
@@ -104,6 +120,8 @@ def _refusal(answer: httpx.Response, url: str) -> BrokerRefused:
         )
     detail = problem.get("detail") or answer.text[:500] or answer.reason_phrase
     code = problem.get("code", "")
+    if answer.status_code == httpx.codes.UNAUTHORIZED:
+        detail = f"{detail}; pass --token-file, or set {TOKEN_FILE.variable}"
     return BrokerRefused(
         f"{detail} ({answer.status_code}{', ' + code if code else ''})", http_status=answer.status_code, problem=problem
     )

@@ -17,6 +17,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, Final
 
@@ -28,6 +29,7 @@ from bindery.common import exit_codes
 from bindery.common.options import AsJson
 from bindery.common.output import counted, print_json, report_error
 from bindery.common.progress import Progress
+from bindery.topics.exclusive import AccessMode, exclusive_access
 from bindery.topics.options import Topic, Url, parse_properties
 
 if TYPE_CHECKING:
@@ -43,9 +45,8 @@ LINGER_S: Final = 0.1
 """Maximum time in seconds that a line waits for more lines of its request."""
 REPEAT_S: Final = 60.0
 """Maximum time in seconds for which a request is repeated. Less than the time for which a broker remembers a key."""
-AGAIN: Final = frozenset((408, 429, 503, 504))
-"""Statuses after which a request is repeated; so are 409 with the code IN_USE, 207, and no answer."""
 IN_USE: Final = "idempotency_key_in_use"
+"""Code of a 409 after which a request is repeated; so it is after a temporary error, 207, and no answer."""
 _READ_SIZE: Final = 256 * 1024
 _LINE_PROBLEM: Final = re.compile(r"line (\d+): (.*)", re.DOTALL)
 _HEADER_NAME: Final = re.compile(r"[a-z0-9_-]+")
@@ -101,6 +102,14 @@ def produce(
             help="Key of this input: if the command is repeated within five minutes, nothing is stored again.",
         ),
     ] = None,
+    access: Annotated[
+        AccessMode | None,
+        typer.Option(
+            "--access",
+            help="Have the topic exclusively, with --producer, until the command ends. If another producer has it: "
+            "fail, take it from that one, or wait.",
+        ),
+    ] = None,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
@@ -125,12 +134,16 @@ def produce(
 
       echo "call back" | bindery produce reminders --deliver-after 2h
 
+      journal | bindery produce ledger --producer till-7 --access wait_for_exclusive
+
     Exit codes: 0 all messages are stored, 1 some are not, 2 wrong usage.
     """
     from bindery.topics.broker_api import Broker, topic_path
 
     if sequence_id is not None and producer is None:
         raise BadRequest("--sequence-id needs --producer")
+    if access is not None and producer is None:
+        raise BadRequest("--access needs --producer")
     if sequence_id is not None and idempotency_key is not None:
         raise BadRequest("--sequence-id and --idempotency-key exclude each other")
     fields: dict[str, Any] = {"properties": parse_properties(properties or [])}
@@ -142,8 +155,15 @@ def produce(
     path = topic_path(topic) + "/messages"
     total = _Total(as_json=as_json)
     try:
-        with Broker(url) as connection:
-            broker = _Sender(connection, key=idempotency_key, producer=producer, sequence_id=sequence_id)
+        with ExitStack() as stack:
+            connection = stack.enter_context(Broker(url))
+            epoch = None
+            if access is not None:
+                assert producer is not None
+                epoch = stack.enter_context(exclusive_access(connection, topic, producer, access))
+            broker = _Sender(
+                connection, key=idempotency_key, producer=producer, sequence_id=sequence_id, producer_epoch=epoch
+            )
             if files and not ndjson:
                 for file in files:
                     total.add(_send_file(broker, path, file, fields), source=str(file))
@@ -165,12 +185,21 @@ def produce(
 class _Sender:
     """Sends requests, each until all of its messages are stored, with what lets the broker recognize it."""
 
-    def __init__(self, broker: "Broker", *, key: str | None, producer: str | None, sequence_id: int | None) -> None:
+    def __init__(
+        self,
+        broker: "Broker",
+        *,
+        key: str | None,
+        producer: str | None,
+        sequence_id: int | None,
+        producer_epoch: int | None = None,
+    ) -> None:
         self._broker = broker
         self.lingers = key is None
         """Whether requests may depend on the time at which lines were read."""
         self._key = uuid.uuid4().hex if key is None else key
         self._producer = producer
+        self._producer_epoch = producer_epoch
         self._sequence_id = sequence_id
         self._requests = 0
         self._has_answered = False
@@ -180,6 +209,8 @@ class _Sender:
         self._requests += 1
         if self._producer is not None:
             params = {**params, "producer": self._producer}
+        if self._producer_epoch is not None:
+            params = {**params, "producer_epoch": self._producer_epoch}
         if self._sequence_id is not None:
             params = {**params, "sequence_id": self._sequence_id}
             self._sequence_id += count
@@ -208,7 +239,7 @@ class _Sender:
 
         if isinstance(error, BrokerRefused):
             self._has_answered = True
-            return error.http_status in AGAIN or error.problem.get("code") == IN_USE
+            return error.is_temporary or error.problem.get("code") == IN_USE
         # If nothing listens at the address, it is probably wrong.
         return isinstance(error, BrokerUnreachable) and (self._has_answered or not error.is_absent)
 
