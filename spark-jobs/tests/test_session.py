@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 START = """
 from bindery_spark.session import session
@@ -57,7 +57,7 @@ def test_an_interrupt_while_java_starts_leaves_no_java_behind(delay_s: float) ->
 
 
 def test_a_start_prints_neither_log_levels_nor_warnings_of_the_jvm() -> None:
-    done = subprocess.run([sys.executable, "-c", START], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([sys.executable, "-c", START], capture_output=True, text=True, timeout=500, check=True)
     assert done.stdout == "3\n"
     assert "log level" not in done.stderr
     assert "WARNING" not in done.stderr

@@ -124,6 +124,9 @@ def run(
     check_hostname: Annotated[
         bool, typer.Option(help="Verify host names in bookies' certificates (BINDERY_CLIENT_CHECK_HOSTNAME).")
     ] = True,
+    http_ca_file: Annotated[
+        str, typer.Option(metavar="FILE", help="CA of the bookies' https ports (BINDERY_HTTP_CA_FILE).")
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
     """Audit a cluster. Changes no ledger; with --apply it marks repairable ledgers as under-replicated."""
@@ -151,6 +154,7 @@ def run(
             "key_file": key_file,
             "auth_plugin": auth_plugin,
             "check_hostname": "" if check_hostname else "false",
+            "http_ca_file": http_ca_file,
         }
         options = Options(
             zookeeper=zookeeper,

@@ -100,7 +100,7 @@ def test_proposals_are_applied_without_an_event_loop(monkeypatch: pytest.MonkeyP
         assert zookeeper == "h:1"
         return tree.connect()
 
-    monkeypatch.setattr(cluster_facts, "ZooKeeperStore", SimpleNamespace(connect=connect))
+    monkeypatch.setattr(cluster_facts, "zookeeper_connection", SimpleNamespace(connect=connect))
     applied = apply_to("h:1", "/ledgers", [proposal(77, "a")], run_id="r1", clock_ms=lambda: 7)
     assert applied.left == {77: "it was deleted"}
     assert applied.to_json() == {"marked": [], "already": [], "left": {77: "it was deleted"}}

@@ -95,7 +95,7 @@ def test_the_results_of_a_run_are_written_and_read_without_an_event_loop(monkeyp
         store.close = closing  # type: ignore[method-assign]
         return store
 
-    monkeypatch.setattr(cluster_facts, "ZooKeeperStore", SimpleNamespace(connect=connect))
+    monkeypatch.setattr(cluster_facts, "zookeeper_connection", SimpleNamespace(connect=connect))
 
     async def begin() -> None:
         await tree.connect().create(LAYOUT.instance_id, b"c-1", make_parents=True)
@@ -143,7 +143,7 @@ async def test_a_connection_is_closed_after_an_error(monkeypatch: pytest.MonkeyP
     async def connect(_: str) -> SimpleNamespace:
         return SimpleNamespace(close=close)
 
-    monkeypatch.setattr(cluster_facts, "ZooKeeperStore", SimpleNamespace(connect=connect))
+    monkeypatch.setattr(cluster_facts, "zookeeper_connection", SimpleNamespace(connect=connect))
     monkeypatch.setattr(cluster_facts, "logs", SimpleNamespace(configure=lambda **given: configured.append(given)))
     with pytest.raises(NoSuchNode):
         async with cluster_facts.connected("h:1"):

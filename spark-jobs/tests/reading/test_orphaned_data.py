@@ -127,8 +127,8 @@ class Lists:
         self.in_flight = self.in_flight_max = 0
         self.asked: list[int] = []
 
-        async def held(*_: object, timeout_s: float) -> list[range]:
-            assert timeout_s == 5
+        async def held(*_: object, timeout_s: float, ca_file: str) -> list[range]:
+            assert (timeout_s, ca_file) == (5, "")
             return ledgers
 
         monkeypatch.setattr(module, "held_ledgers", held)

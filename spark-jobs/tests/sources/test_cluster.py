@@ -29,7 +29,7 @@ class Opened:
         self.tree = MemoryTree()
         self.closed: list[str] = []
         self.zookeeper: list[str] = []
-        monkeypatch.setattr(module, "ZooKeeperStore", SimpleNamespace(connect=self._connect))
+        monkeypatch.setattr(module, "zookeeper_connection", SimpleNamespace(connect=self._connect))
         for kind in (BookiePool, BookieDirectory, LedgerManager):
             monkeypatch.setattr(module, kind.__name__, self._noting(kind))
 

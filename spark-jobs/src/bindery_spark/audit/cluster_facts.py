@@ -14,8 +14,9 @@ from bindery_metadata.recovery.last_audits import LastAudit, LastAudits
 from bindery_metadata.recovery.recovery_records import RecoveryRecords
 from bindery_metadata.recovery.underreplication import UnderreplicationManager
 from bindery_metadata.stores.store import MetadataStore
-from bindery_metadata.stores.zookeeper import ZooKeeperStore
 from bindery_recovery.cluster import bookie_watch
+
+from bindery_spark.reading import zookeeper as zookeeper_connection
 
 LOST_BOOKIE_DELAY_S: Final = 120
 """Lost-bookie delay in seconds if no auditor has written one."""
@@ -51,7 +52,7 @@ class Facts:
 async def connected(zookeeper: str) -> AsyncIterator[MetadataStore]:
     """Connect to ZooKeeper. Raises MetadataUnavailable if no server answers."""
     logs.configure(service="audit", level="warning")
-    store = await ZooKeeperStore.connect(zookeeper)
+    store = await zookeeper_connection.connect(zookeeper)
     try:
         yield store
     finally:

@@ -24,10 +24,11 @@ from bindery_client.connection.pool import BookiePool
 from bindery_client.ledger.bookie_requests import EntryList
 from bindery_client.ledger.requests import LedgerRequests
 from bindery_core.digest import Digester
-from bindery_core.errors import BinderyError, Corrupt, NoSuchLedger
-from bindery_core.formats.bookie_service_info import HTTP
+from bindery_core.errors import BadRequest, BinderyError, Corrupt, NoSuchLedger
+from bindery_core.formats.bookie_service_info import HTTP, HTTPS
 from bindery_core.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState
 from bindery_core.ids import ID_MAX, BookieId, LedgerId
+from bindery_identity.tls import client_tls
 
 from bindery_spark.reading.fragments import is_expected
 from bindery_spark.reading.reader import MetadataReader, Sink
@@ -48,24 +49,34 @@ class Unlisted(Exception):
     """A bookie did not list its ledgers."""
 
 
-async def held_ledgers(pool: BookiePool, bookie_id: BookieId, *, timeout_s: float) -> Iterable[range]:
-    """Return the ids of the bookie's ledgers as ascending ranges, from its admin HTTP API. Raises Unlisted."""
+async def held_ledgers(
+    pool: BookiePool, bookie_id: BookieId, *, timeout_s: float, ca_file: str = ""
+) -> Iterable[range]:
+    """Return the ids of the bookie's ledgers as ascending ranges, from its admin HTTP API. Raises Unlisted.
+
+    `ca_file`: CA certificates that sign those of https ports; empty: those that the system trusts.
+    """
     record = pool.directory.bookies.get(bookie_id)
     if record is None:
         raise Unlisted("unreachable: bookie is not registered")
-    address = next(((e.host, e.port) for e in record.info.endpoints if e.protocol == HTTP), None)
-    if address is None:
+    endpoint = next((e for e in record.info.endpoints if e.protocol in (HTTP, HTTPS)), None)
+    if endpoint is None:
         raise Unlisted("unlisted: the bookie has no admin HTTP API that lists its ledgers")
-    url = f"http://{address[0]}:{address[1]}{LEDGERS_PATH}"
+    url = f"{endpoint.protocol}://{endpoint.host}:{endpoint.port}{LEDGERS_PATH}"
     try:
-        runs = await asyncio.to_thread(_get, url, timeout_s)
+        runs = await asyncio.to_thread(_get, url, timeout_s, ca_file)
         return [range(int(first), int(last) + 1) for first, last in runs]
-    except (OSError, HTTPException, ValueError, KeyError, TypeError) as error:
+    except (OSError, HTTPException, ValueError, KeyError, TypeError, BadRequest) as error:
         raise Unlisted(f"unlisted: the bookie's admin HTTP API did not list its ledgers: {error!r}"[:300]) from error
 
 
-def _get(url: str, timeout_s: float) -> Any:
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # bookies are reached without a proxy
+def _get(url: str, timeout_s: float, ca_file: str) -> Any:
+    handlers: list[urllib.request.BaseHandler] = [
+        urllib.request.ProxyHandler({})
+    ]  # bookies are reached without a proxy
+    if url.startswith("https:"):
+        handlers.append(urllib.request.HTTPSHandler(context=client_tls(ca_file=ca_file).context))
+    direct = urllib.request.build_opener(*handlers)
     with direct.open(url, timeout=timeout_s) as response:
         return json.load(response)["ledgers"]
 
@@ -93,10 +104,14 @@ async def read_unexpected(
     *,
     timeout_s: float,
     rows: Sink,
+    ca_file: str = "",
 ) -> AsyncIterator[pa.RecordBatch]:
-    """Yield rows of the ledgers first..last (inclusive). No request is in flight when a batch is yielded."""
+    """Yield rows of the ledgers first..last (inclusive). No request is in flight when a batch is yielded.
+
+    `ca_file`: as of `held_ledgers`.
+    """
     try:
-        runs = await held_ledgers(pool, bookie_id, timeout_s=timeout_s)
+        runs = await held_ledgers(pool, bookie_id, timeout_s=timeout_s, ca_file=ca_file)
     except Unlisted as error:
         rows.add_unlisted(NO_LEDGER, NO_SEGMENT, str(error))
         yield rows.take()

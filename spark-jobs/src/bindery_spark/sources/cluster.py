@@ -21,6 +21,8 @@ from bindery_metadata.layout.layout import LedgersLayout
 from bindery_metadata.ledgers.ledger_manager import LedgerManager
 from bindery_metadata.stores.zookeeper import ZooKeeperStore
 
+from bindery_spark.reading import zookeeper as zookeeper_connection
+
 T = TypeVar("T")
 TIMER_TICK_S: Final = 0.05
 """Granularity in seconds of request timeouts."""
@@ -61,7 +63,7 @@ async def connected(
         timer_tick_s=min(TIMER_TICK_S, timeout_s / 4),
     )
     randomness = RANDOMNESS
-    store = await ZooKeeperStore.connect(zookeeper)
+    store = await zookeeper_connection.connect(zookeeper)
     try:
         directory = BookieDirectory(store, layout)
         await directory.start()

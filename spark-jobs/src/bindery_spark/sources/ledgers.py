@@ -160,7 +160,13 @@ async def read_task(
     try:
         if task.unexpected_in is not None:
             async for batch in read_unexpected(
-                here.pool, here, task.bookie_id, task.unexpected_in, timeout_s=options.timeout_s, rows=rows
+                here.pool,
+                here,
+                task.bookie_id,
+                task.unexpected_in,
+                timeout_s=options.timeout_s,
+                rows=rows,
+                ca_file=options.security.http_ca_file or options.security.ca_file,
             ):
                 yield batch
             return

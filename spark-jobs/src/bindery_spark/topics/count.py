@@ -20,13 +20,13 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 from bindery_core.errors import BadRequest, NoSuchNode
 from bindery_metadata.layout.layout import LedgersLayout
-from bindery_metadata.stores.zookeeper import ZooKeeperStore
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
 
+from bindery_spark.reading import zookeeper as zookeeper_connection
 from bindery_spark.sources import cluster
 from bindery_spark.sources.topic.options import TOPIC_FORMAT, TopicOptions
 from bindery_spark.sources.topic.rows import OUT_OF_RANGE
@@ -88,7 +88,7 @@ def read_counts(checkpoint: Path) -> pa.Table:
 
 async def _cluster_id(options: TopicOptions) -> str | None:
     """Return the cluster id; None if the cluster has none, as after manual initialization."""
-    store = await ZooKeeperStore.connect(options.zookeeper)
+    store = await zookeeper_connection.connect(options.zookeeper)
     try:
         node = await store.get(LedgersLayout(options.ledgers_root).instance_id)
     except NoSuchNode:

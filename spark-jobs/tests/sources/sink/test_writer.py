@@ -71,7 +71,8 @@ def test_a_partitioned_topic_gets_each_row_once_in_the_partition_of_its_key(
     write(rows(spark, 200), broker, sink_id="job")
     for at in (5, 2):
         broker.posts = 0
-        broker.fail = lambda number, at=at: 400 if number == at else 200  # type: ignore[misc]
+        # All from `at` on: the other task of a write that failed goes on for a while, and one refusal might be its.
+        broker.fail = lambda number, at=at: 400 if number >= at else 200  # type: ignore[misc]
         with pytest.raises(Exception, match="was refused: made up"):
             write(rows(spark, 300), broker, sink_id="job2")
     broker.fail = lambda _number: 200

@@ -60,7 +60,7 @@ class Cluster:
         self.is_confirmed = True
         self.held = 0
         """Open handles, clients and stores."""
-        monkeypatch.setattr(module, "ZooKeeperStore", SimpleNamespace(connect=self._store))
+        monkeypatch.setattr(module, "zookeeper_connection", SimpleNamespace(connect=self._store))
         monkeypatch.setattr(module, "LedgerClient", SimpleNamespace(connect=self._client))
 
     async def _store(self, zookeeper: str) -> Any:

@@ -18,6 +18,7 @@ import httpx
 from bindery_core.backoff import Backoff
 from bindery_core.errors import BinderyError, TryAgain
 from bindery_core.sources import RandomFloats
+from bindery_identity.tls import client_tls
 from bindery_pulsar.topic_name import TopicName
 
 RETRY_S: Final = 0.1
@@ -53,14 +54,18 @@ class Brokers:
         sleep: Callable[[float], None],
         randomness: RandomFloats,
         transport: httpx.BaseTransport | None = None,
+        ca_file: str = "",
     ) -> None:
-        """`now`: monotonic seconds."""
+        """`now`: monotonic seconds. `ca_file`: CA certificates that sign those of https URLs; empty: those that the
+        system trusts. Raises BadRequest if it cannot be used."""
         self._urls = list(urls)
         self._retry_s = retry_s
         self._now = now
         self._sleep = sleep
         self._randomness = randomness
-        self._http = httpx.Client(timeout=timeout_s, transport=transport, trust_env=False)
+        is_secure = any(url.startswith("https:") for url in urls)
+        verify = client_tls(ca_file=ca_file).context if is_secure else True
+        self._http = httpx.Client(timeout=timeout_s, transport=transport, trust_env=False, verify=verify)
 
     def close(self) -> None:
         self._http.close()

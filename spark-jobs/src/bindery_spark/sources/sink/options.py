@@ -10,6 +10,8 @@
 | request_messages | 1000                | maximum messages of one request                                             |
 | request_bytes    | 1MiB                | size of a request, in bytes of JSON, from which it is sent                  |
 | timeout_s        | 30                  | maximum seconds of one request                                              |
+| ca_file          | BINDERY_HTTP_CA_FILE| CA certificates (PEM) that sign those of https URLs, on the executors; else |
+|                  |                     | those that their systems trust                                              |
 | retry_s          | 300                 | maximum seconds for which a request is repeated before the task fails       |
 """
 
@@ -24,6 +26,7 @@ from bindery_pulsar.topic_name import TopicName
 from bindery_spark.sources.options import NOTHING, GivenOptions
 
 URL_VARIABLE: Final = "BINDERY_URL"
+CA_FILE_VARIABLE: Final = "BINDERY_HTTP_CA_FILE"
 SINK_ID: Final = re.compile(r"[-A-Za-z0-9_.:]{1,100}")
 """What a sink id may be: it is a part of the names of producers."""
 REQUEST_MESSAGES_MAX: Final = 10_000
@@ -44,11 +47,12 @@ class SinkOptions:
     request_bytes: int = 2**20
     timeout_s: float = 30.0
     retry_s: float = 300.0
+    ca_file: str = ""
 
     @classmethod
     def parse(cls, options: Mapping[str, str], environment: Mapping[str, str] = NOTHING) -> "SinkOptions":
         """Parse `options`. Raises BadRequest with the option's name and its valid values."""
-        names = ("url", "topic", "sink_id", "request_messages", "request_bytes", "timeout_s", "retry_s")
+        names = ("url", "topic", "sink_id", "request_messages", "request_bytes", "timeout_s", "retry_s", "ca_file")
         # Spark passes the name of a query and the location of its checkpoint to its sink, too.
         given = GivenOptions(options, environment, (*names, "checkpointlocation", "queryname"))
         text = given.text("url", environment.get(URL_VARIABLE, ""))
@@ -73,4 +77,5 @@ class SinkOptions:
             request_bytes=size,
             timeout_s=given.seconds("timeout_s", 30.0),
             retry_s=given.seconds("retry_s", 300.0),
+            ca_file=given.text("ca_file", environment.get(CA_FILE_VARIABLE, "")),
         )

@@ -119,6 +119,7 @@ def write_rows(
         now=time.monotonic,
         sleep=time.sleep,
         randomness=random.SystemRandom(),
+        ca_file=options.ca_file,
     )
     producer = producer_name(sink_id, partition)
     rows = PartitionRows(batch)

@@ -46,6 +46,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from bindery_spark.reading import zookeeper as zookeeper_connection
 from bindery_spark.reading.throttle import Budget
 from bindery_spark.schemas import MESSAGES
 from bindery_spark.sources import cluster
@@ -277,7 +278,7 @@ async def _connected(options: TopicOptions) -> AsyncIterator[_Access]:
     settings = ClientSettings(
         wire_version=2, read_timeout_s=options.timeout_s, connect_timeout_s=min(5.0, options.timeout_s)
     )
-    store = await ZooKeeperStore.connect(options.zookeeper)
+    store = await zookeeper_connection.connect(options.zookeeper)
     try:
         client = await LedgerClient.connect(
             store,
