@@ -12,24 +12,25 @@ import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.TimeUnit;
 import org.apache.pulsar.client.api.Consumer;
+import org.apache.pulsar.client.api.HashingScheme;
 import org.apache.pulsar.client.api.Message;
+import org.apache.pulsar.client.api.MessageIdAdv;
 import org.apache.pulsar.client.api.Producer;
 import org.apache.pulsar.client.api.PulsarClient;
 import org.apache.pulsar.client.api.Schema;
 import org.apache.pulsar.client.api.SubscriptionInitialPosition;
 import org.apache.pulsar.client.api.SubscriptionType;
 import org.apache.pulsar.client.api.TypedMessageBuilder;
-import org.apache.pulsar.client.impl.MessageIdImpl;
 
 /**
  * Produces and consumes with Apache Pulsar's client. A request is a line of JSON on stdin, its answer a line on stdout.
  *
  * <p>{"url": "pulsar://host:port", "topic": "...", "messages": [{"key": "k", "value": "v", "properties": {}}]} produces
- * messages, each as an entry. The answer has their ids, "ledger:entry".
+ * messages, each as an entry. The answer has their ids, "ledger:entry". Keys choose partitions as Bindery does.
  *
  * <p>{"url": "...", "topic": "...", "subscription": "s", "ack": ["v1", "v2"]} receives with a shared subscription until
  * nothing comes for two seconds, acknowledges the messages that have these values, and answers all messages in the
- * order of their ids.
+ * order of their arrival.
  *
  * <p>An answer with "error" reports a request that failed.
  */
@@ -68,14 +69,14 @@ public final class Client {
 
     private static void produce(PulsarClient client, JsonNode request, ArrayNode ids) throws Exception {
         try (Producer<String> producer = client.newProducer(Schema.STRING).topic(request.get("topic").asText())
-                .enableBatching(false).sendTimeout(TIMEOUT_S, TimeUnit.SECONDS).create()) {
+                .enableBatching(false).hashingScheme(HashingScheme.Murmur3_32Hash).sendTimeout(TIMEOUT_S, TimeUnit.SECONDS).create()) {
             for (JsonNode one : request.get("messages")) {
                 TypedMessageBuilder<String> message = producer.newMessage().value(one.get("value").asText());
                 if (one.has("key")) {
                     message.key(one.get("key").asText());
                 }
                 one.get("properties").fields().forEachRemaining(p -> message.property(p.getKey(), p.getValue().asText()));
-                ids.add(text((MessageIdImpl) message.send()));
+                ids.add(text((MessageIdAdv) message.send()));
             }
         }
     }
@@ -91,7 +92,7 @@ public final class Client {
                     message = consumer.receive(2, TimeUnit.SECONDS)) {
                 String value = new String(message.getData(), StandardCharsets.UTF_8);
                 ObjectNode one = found.addObject();
-                one.put("id", text((MessageIdImpl) message.getMessageId()));
+                one.put("id", text((MessageIdAdv) message.getMessageId()));
                 one.put("value", value);
                 one.put("key", message.getKey());
                 ObjectNode properties = one.putObject("properties");
@@ -103,7 +104,7 @@ public final class Client {
         }
     }
 
-    private static String text(MessageIdImpl id) {
+    private static String text(MessageIdAdv id) {
         return id.getLedgerId() + ":" + id.getEntryId();
     }
 }

@@ -11,7 +11,8 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -127,11 +128,30 @@ class Bindery:
         """Receive all that subscription `s` delivers; acknowledge the messages with the values `ack`."""
         path = f"/topics/{topic}/subscriptions/s"
         got = self.ask("POST", f"{path}/receive", {"consumer": "c", "type": "shared", "max": 1000, "wait_ms": 2000})
-        ids = [one["message_id"] for one in got["messages"] if one["payload"] in ack]
+        return self._done(path, got["messages"], ack)
+
+    def consume_all(self, topic: str, *, ack: Sequence[str] = ()) -> list[Sent]:
+        """The same on a partitioned topic, whose partitions may answer one after another."""
+        path = f"/topics/{topic}/subscriptions/s"
+        found: list[dict[str, Any]] = []
+        while True:
+            got = self.ask("POST", f"{path}/receive", {"consumer": "c", "type": "shared", "max": 1000, "wait_ms": 1500})
+            if not got["messages"]:
+                return self._done(path, found, ack)
+            found += got["messages"]
+
+    def _done(self, path: str, messages: list[dict[str, Any]], ack: Sequence[str]) -> list[Sent]:
+        ids = [one["message_id"] for one in messages if one["payload"] in ack]
         if ids:
             self.ask("POST", f"{path}/ack", {"message_ids": ids})
         self.ask("DELETE", f"{path}/consumers/c")
-        return [sent(one["message_id"], {**one, "value": one["payload"]}) for one in got["messages"]]
+        return [sent(one["message_id"], {**one, "value": one["payload"]}) for one in messages]
+
+    def partitions(self, topic: str, wanted: int | None = None) -> int:
+        """Return the number of partitions; set it first if `wanted` is given."""
+        body = None if wanted is None else {"partitions": wanted}
+        found = self.ask("GET" if body is None else "PUT", f"/topics/{topic}/partitions", body)
+        return int(found["partitions"])
 
     def refusal(self, topic: str) -> dict[str, Any]:
         with pytest.raises(urllib.error.HTTPError) as caught:
@@ -147,7 +167,7 @@ class Bindery:
 
 def message(value: str) -> dict[str, Any]:
     """Return the message with this value: a key, and properties that depend on the value."""
-    return {"value": value, "key": f"k{len(value) % 3}", "properties": {"of": value, "ü": "ß"}}
+    return {"value": value, "key": f"k{zlib.crc32(value.encode()) % 7}", "properties": {"of": value, "ü": "ß"}}
 
 
 def sent(id: str, one: dict[str, Any]) -> Sent:
@@ -186,6 +206,31 @@ class Neighbours:
         """Create a namespace with Bindery, and return the name of a topic in it."""
         self.first.ask("PUT", f"/namespaces/public/{name}")
         return f"public/{name}/orders"
+
+    def fetch(self, namespace: str) -> None:
+        """Unload the bundles of the Pulsar broker until it has none.
+
+        It reads its topic `__change_events` as long as it owns a bundle of the namespace. So it takes the bundle of
+        this topic back if that one is unloaded before the others.
+        """
+        deadline = time.monotonic() + MOVE_TIMEOUT_S
+        while True:
+            bundles = self.first.ask("GET", f"/namespaces/{namespace}/bundles")["bundles"]
+            left = [one["bundle"] for one in bundles if one["owner"] == self.pulsar_url]
+            if not left:
+                return
+            assert time.monotonic() < deadline, left
+            for bundle in left:
+                self.pulsar_admin("namespaces", "unload", namespace, "-b", bundle)
+
+    def fetched(self, namespace: str, consume: Callable[[], list[Sent]]) -> list[Sent]:
+        """Consume from Bindery after a namespace was unloaded by Pulsar: see `fetch`."""
+        self.fetch(namespace)
+        return consume()
+
+    def bundle(self, topic: str) -> str:
+        """Return the bundle of a topic."""
+        return self.pulsar_admin("topics", "bundle-range", f"persistent://{topic}", url=self.first.url).strip()
 
 
 SAMPLE: Final = os.environ.get("E2E_SAMPLE")
@@ -285,7 +330,8 @@ def test_a_bundle_of_bindery_moves_to_pulsar_and_back(both: Neighbours) -> None:
     assert both.first.refusal(topic)["code"] == "owned_by_pulsar"
 
     both.pulsar_admin("namespaces", "unload", space)
-    assert until(lambda: both.second.consume(topic, ack=["b3"]), "Bindery's consumer") == left + more
+    fetched = until(lambda: both.fetched(space, lambda: both.second.consume(topic, ack=["b3"])), "Bindery's consumer")
+    assert fetched == left + more
     left += [one for one in more if one.value != "b3"]
     last = both.first.produce(topic, numbered("c", 3))
 
@@ -306,7 +352,11 @@ def test_a_namespace_of_pulsar_moves_to_bindery_and_back(both: Neighbours) -> No
     assert both.client.consume(topic, ack=["a0", "a3", "a4"]) == written
     left = [one for one in written if one.value not in ("a0", "a3", "a4")]
     both.pulsar_admin("namespaces", "unload", "public/made-there")
-    assert until(lambda: both.first.consume(topic, ack=["a1", "a8"]), "Bindery's consumer") == left
+    space = "public/made-there"
+    fetched = until(
+        lambda: both.fetched(space, lambda: both.first.consume(topic, ack=["a1", "a8"])), "Bindery's consumer"
+    )
+    assert fetched == left
     left = [one for one in left if one.value not in ("a1", "a8")]
     more = both.second.produce(topic, numbered("b"))
     assert "bindery" in both.pulsar_admin("clusters", "list")
@@ -341,6 +391,120 @@ def test_a_topic_that_is_unloaded_stays_where_it_is(both: Neighbours) -> None:
 def test_both_refuse_the_same_unloads_with_the_same_reason(both: Neighbours, words: list[str]) -> None:
     ours, theirs = (both.admin.run(url, ["namespaces", "unload", *words]) for url in (both.first.url, both.pulsar_url))
     assert ours == theirs
+
+
+def test_bundles_that_bindery_splits_are_served_by_both(both: Neighbours) -> None:
+    """Each splits its own bundle, whichever is asked; the other follows the new division."""
+    space = "public/split-here"
+    both.pulsar_admin("namespaces", "create", space, "--bundles", "3", url=both.first.url)
+    topic = f"{space}/orders"
+    both.first.subscribe(topic)
+    written = both.first.produce(topic, numbered("a"))
+
+    def divisions() -> list[str]:
+        return [both.pulsar_admin("namespaces", "bundles", space, url=url) for url in (both.first.url, both.pulsar_url)]
+
+    both.pulsar_admin("namespaces", "split-bundle", space, "-b", both.bundle(topic), url=both.second.url)
+    written += both.second.produce(topic, numbered("b"))
+    ours, theirs = divisions()
+    assert json.loads(ours)["numBundles"] == 4
+    assert theirs == ours
+    assert both.first.unload(space) == [both.first.url] * 2
+    assert until(lambda: both.client.consume(topic), "Pulsar's consumer") == written
+
+    bundle = both.bundle(topic)
+    parts = both.second.ask("POST", f"/namespaces/{space}/split", {"bundle": bundle})["parts"]
+    assert len(parts) == 2
+    written += both.client.produce(topic, numbered("c"))
+    ours, theirs = divisions()
+    assert json.loads(ours)["numBundles"] == 5
+    assert theirs == ours
+    assert both.bundle(topic) in parts
+    both.pulsar_admin("namespaces", "unload", space)
+    assert until(lambda: both.fetched(space, lambda: both.second.consume(topic)), "Bindery's consumer") == written
+
+
+def test_an_unload_names_the_broker_that_gets_the_bundle(both: Neighbours) -> None:
+    topic = both.namespace("destination")
+    space = topic.rpartition("/")[0]
+    both.first.subscribe(topic)
+    written = both.first.produce(topic, numbered("a"))
+    bundle = both.bundle(topic)
+    unload = ("namespaces", "unload", space, "-b", bundle, "-d")
+    both.pulsar_admin(*unload, both.pulsar_url, url=both.second.url)
+    assert both.first.refusal(topic)["facts"]["owner"] == both.pulsar_url
+    assert both.client.consume(topic) == written
+    both.pulsar_admin(*unload, both.second.url.removeprefix("http://"), url=both.first.url)
+    assert both.first.ask("GET", f"/topics/{topic}")["owner"] == both.second.url
+    assert both.first.consume(topic) == written
+    refused = both.admin.run(both.first.url, [*unload, "127.0.0.1:1"])
+    assert not refused.ok
+    assert "inactive destination broker" in refused.reason
+
+
+def by_key(messages: Sequence[Sent]) -> dict[str | None, list[Sent]]:
+    """Return the messages of each key, in their order."""
+    found: dict[str | None, list[Sent]] = {}
+    for one in messages:
+        found.setdefault(one.key, []).append(one)
+    return found
+
+
+def test_a_partitioned_topic_of_bindery_moves_to_pulsar_and_back(both: Neighbours) -> None:
+    topic = both.namespace("parts-here")
+    space = topic.rpartition("/")[0]
+    assert both.first.partitions(topic, 4) == 4
+    both.second.subscribe(topic)
+    written = both.first.produce(topic, numbered("a"))
+    assert by_key(both.second.consume_all(topic, ack=["a3", "a11"])) == by_key(written)
+    left = [one for one in written if one.value not in ("a3", "a11")]
+    assert set(both.second.unload(space)) <= {both.first.url, both.second.url}
+
+    def seen_by_pulsar() -> None:
+        assert by_key(both.client.consume(topic)) == by_key(left)
+
+    until(seen_by_pulsar, "Pulsar's consumer of all partitions")
+    both.client.consume(topic, ack=["a0"])
+    left = [one for one in left if one.value != "a0"]
+    left += both.client.produce(topic, numbered("b"))
+    assert both.first.partitions(topic) == 4
+
+    def seen_here() -> None:
+        both.fetch(space)
+        assert by_key(both.first.consume_all(topic)) == by_key(left)
+
+    until(seen_here, "Bindery's consumer of all partitions")
+    left += both.second.produce(topic, numbered("c"))
+    seen_here()
+
+
+def test_a_partitioned_topic_of_pulsar_is_used_and_enlarged_by_both(both: Neighbours) -> None:
+    topic = both.namespace("parts-there")
+    space, full = topic.rpartition("/")[0], f"persistent://{topic}"
+    both.pulsar_admin("topics", "create-partitioned-topic", full, "-p", "3")
+    both.pulsar_admin("topics", "create-subscription", full, "-s", "s", "-m", "earliest")
+    written = both.client.produce(topic, numbered("a"))
+    assert both.first.partitions(topic) == 3
+    both.pulsar_admin("topics", "update-partitioned-topic", full, "-p", "4")
+    assert until(lambda: both.second.partitions(topic), "partitions") == 4
+
+    def seen_here() -> None:
+        both.fetch(space)
+        assert by_key(both.second.consume_all(topic)) == by_key(written)
+
+    until(seen_here, "Bindery's consumer of all partitions")
+    both.second.consume_all(topic, ack=[one.value for one in written])
+    assert both.first.partitions(topic, 6) == 6
+    assert '"partitions" : 6' in both.pulsar_admin("topics", "get-partitioned-topic-metadata", full)
+    written = both.first.produce(topic, numbered("b", 40))
+    used = both.first.ask("GET", f"/topics/{topic}")["partitions"]
+    assert used["4"]["entries"] + used["5"]["entries"] > 0
+    both.first.unload(space)
+
+    def seen_by_pulsar() -> None:
+        assert by_key(both.client.consume(topic)) == by_key(written)
+
+    until(seen_by_pulsar, "Pulsar's consumer of all partitions")
 
 
 def test_brokers_of_both_kinds_are_listed(both: Neighbours) -> None:

@@ -128,7 +128,10 @@ def test_without_the_check_a_rebound_page_reads_and_changes_everything(
         deleting = [one for one in noticed if (one.attempt.service, one.attempt.method) == (service, "DELETE")]
         outcomes = [one.outcome for one in deleting]  # of three equal attempts only the first one finds something
         assert any(outcome.startswith(("basic 20", "xhr 20")) for outcome in outcomes), (service, outcomes)
-    assert changed["bookie-0 /api/v1/bookie/state/readonly"][1]["readOnly"] is True
+    readonly = changed.get("bookie-0 /api/v1/bookie/state/readonly")
+    asked = [one for one in noticed if "/state/readonly" in one.attempt.url]
+    assert readonly is not None, [(one.attempt.method, one.attempt.how, one.outcome, one.text[:300]) for one in asked]
+    assert readonly[1]["readOnly"] is True
     assert changed["bookie-0 /api/v1/bookie/gc/suspend_compaction"]
     assert changed["auditor lost_bookie_delay_s"][1] == 86_400
     assert changed["auditor bookies"]

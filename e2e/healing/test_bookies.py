@@ -99,8 +99,12 @@ async def healed_of(metadata: Metadata, victim: str, killed_at: float) -> float:
     return now
 
 
-def judge_estimates(watched: Watched, healed_at: float) -> None:
-    """Check that `recovery status` showed estimates, and that they were about right."""
+def judge_estimates(watched: Watched, healed_at: float, *, is_steady: bool = True) -> None:
+    """Check that `recovery status` showed estimates, and that they were about right.
+
+    `is_steady`: the same workers copied from beginning to end. An estimate supposes that the rate of the last minute
+    continues, so it can be far too long while the marks that killed workers held are taken over.
+    """
     marked = [facts["marked"] for _, facts in watched.lines if facts["marked"]["ledgers"]]
     assert marked, "recovery status never showed a marked ledger"
     assert len({facts["bytes_left"] for facts in marked}) > 1, "bytes_left never changed"
@@ -112,6 +116,8 @@ def judge_estimates(watched: Watched, healed_at: float) -> None:
         f"estimates: {len(found)}, error {min(errors):+.1f} .. {max(errors):+.1f} s, "
         f"median {statistics.median(errors):+.1f} s"
     )
+    if not is_steady:
+        return
     typical = statistics.median(took for _, took in found)
     assert abs(statistics.median(errors)) <= max(15.0, 2 * typical), (
         "estimates differ by more than twice the time that was left"
@@ -163,7 +169,7 @@ async def test_recovery_continues_after_the_leading_auditor_and_a_worker_are_kil
         healed_at = await healed_of(metadata, victim, killed_at)
         successor = await cluster.leader()
         assert successor not in (leader, worker)
-    judge_estimates(watched, healed_at)
+    judge_estimates(watched, healed_at, is_steady=False)
     await inspect(cluster, load.sent, never=victim)
     await finished(cluster, load.sent)
     for name in (victim, leader, worker):

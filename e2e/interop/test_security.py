@@ -21,6 +21,7 @@ from e2e.interop.actors import Actor, JavaActor, OurActor
 from e2e.interop.clusters import Cluster, Clusters, our_client, start_bookies
 from e2e.interop.clusters import Connect as OurConnect
 from e2e.interop.conftest import JAVA_SETTINGS, Side
+from e2e.interop.java import Refused
 
 pytestmark = [pytest.mark.interop, pytest.mark.asyncio(loop_scope="session"), pytest.mark.usefixtures("table_place")]
 
@@ -33,6 +34,9 @@ connect. If the bookie's answer and the end of the connection come first, the re
 NONE_LEFT: Final = "NotEnoughBookies"
 """Error of Bindery's client in this case."""
 TOKEN: Final = "correct-horse-battery-staple"
+RACING_ATTEMPTS: Final = 4
+"""Attempts of Apache's v2 client, with TLS and a token, at a cluster that has a bookie of Apache. On a busy machine, a
+connection can fail because of the race that TokenAuth.java describes."""
 SESSION_TIMEOUT_S: Final = 30
 """Session timeout of bookies that are never killed. A cluster of two, both of which every ledger needs, could otherwise
 create none while a busy machine delays one of them for a few seconds."""
@@ -87,9 +91,13 @@ def apache_tls() -> dict[str, str]:
     }
 
 
-def java_token(text: str) -> dict[str, str]:
-    """Settings of a Java client with this token."""
-    return {"clientAuthProviderFactoryClass": "TokenAuth$Client", "interopToken": text}
+def java_token(text: str, *, is_after_tls: bool) -> dict[str, str]:
+    """Settings of a Java client with this token. `is_after_tls`: see TokenAuth.java."""
+    return {
+        "clientAuthProviderFactoryClass": "TokenAuth$Client",
+        "interopToken": text,
+        "interopTokenAfterTls": str(is_after_tls).lower(),
+    }
 
 
 def java_tls(*, name: str, ca: Path) -> dict[str, str]:
@@ -127,13 +135,14 @@ def connect(side: Side, clusters: Clusters, ours: OurConnect) -> Connect:
             settings = ClientSettings(wire_version=2 if side.is_v2 else 3)
             client = await ours(cluster.zookeeper, root=cluster.root, settings=settings, security=security)
             return OurActor(client, name="secure")
+        is_after_tls = side.is_v2 and ca is not None and cluster.name == "token-bindery"
         actor = JavaActor(
             clusters.driver,
             name=f"secure {next(NUMBERS)}",
             uri=cluster.uri,
             settings={
                 **JAVA_SETTINGS["v2" if side.is_v2 else "v3"],
-                **(java_token(token) if token else {}),
+                **(java_token(token, is_after_tls=is_after_tls) if token else {}),
                 **(java_tls(name=name, ca=ca) if ca else {}),
             },
         )
@@ -192,7 +201,15 @@ async def test_token_unasked(side: Side, connect: Connect) -> None:
 async def test_tls(side: Side, token_clusters: dict[str, Cluster], connect: Connect) -> None:
     """TLS: the bookie's certificate and host name verified, then a token"""
     cluster = token_clusters[side.column.cluster]
-    await write_and_read(await connect(cluster, ca=certificates.CA, token=TOKEN), cluster)
+    is_racing = side.is_java and side.is_v2 and side.column.cluster != "bindery"
+    for left in reversed(range(RACING_ATTEMPTS if is_racing else 1)):
+        try:
+            await write_and_read(await connect(cluster, ca=certificates.CA, token=TOKEN), cluster)
+        except Refused as error:
+            if not left or str(error) != CLOSED:
+                raise
+        else:
+            return
 
 
 async def test_tls_other_authority(side: Side, token_clusters: dict[str, Cluster], connect: Connect) -> None:

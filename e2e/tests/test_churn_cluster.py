@@ -1,9 +1,10 @@
-"""Goal: the disk of real bookies stays small while ledgers come and go, and what is kept stays readable."""
+"""Goal: the disk of real bookies stays small while ledgers or topics come and go, and what is kept stays readable."""
 
 import asyncio
 import math
 import random
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -12,7 +13,7 @@ from bindery.standalone.throwaway import ThrowawayCluster
 from bindery_client.client import LedgerClient
 from bindery_e2e.judging.space import ChurnLimits
 from bindery_e2e.runs.churn import SHORT, run_churn
-from bindery_e2e.traffic.churn import MIB, ChurnSettings
+from bindery_e2e.traffic.churn import KIB, MIB, ChurnSettings
 from bindery_metadata.stores.zookeeper import ZooKeeperStore
 
 SETTINGS = ChurnSettings(
@@ -20,8 +21,8 @@ SETTINGS = ChurnSettings(
     seconds=40,
     rate=6 * MIB,
     writers=4,
-    ledger_size_min=MIB // 2,
-    ledger_size_max=2 * MIB,
+    size_min=MIB // 2,
+    size_max=2 * MIB,
     delete_s_min=0.5,
     delete_s_max=3.0,
     window_s=5.0,
@@ -39,6 +40,17 @@ def test_the_disk_of_bookies_follows_their_live_bytes(tmp_path: Path) -> None:
     for bookie, space in summary["judgement"]["bookies"].items():
         shards = summary["garbage"][bookie]["shards"]
         assert sum(shard["logBytes"] for shard in shards) < 0.8 * space["written"], "logs of deleted ledgers were freed"
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(600)
+def test_topics_come_and_go_and_the_kept_ones_stay_readable(tmp_path: Path) -> None:
+    settings = replace(SETTINGS, seconds=15, rate=2 * MIB, entry_size=64 * KIB, size_max=MIB, window_s=3.0)
+    limits = ChurnLimits(allowance=96 * MIB, latency_ratio_max=math.inf)
+    summary = run_churn(settings, limits, tmp_path, facts={"command": "a test"}, are_topics=True, environment=SHORT)
+    assert summary["verdict"] == "GOOD", summary["judgement"]["findings"]
+    assert summary["topics"]["deleted"] > summary["topics"]["kept"] > 0
+    assert summary["entries"]["verified"] > 0
 
 
 @pytest.mark.integration

@@ -3,8 +3,9 @@
 import pytest
 from bindery_auditor.app import ROUTES as AUDITOR_ROUTES
 from bindery_bookie.admin.app import ROUTES as BOOKIE_ROUTES
+from bindery_broker.http import admin
 from bindery_broker.http.v1 import ROUTERS
-from bindery_e2e.attacks.http_routes import http_routes
+from bindery_e2e.attacks.http_routes import http_routes, pulsar_admin_routes
 from bindery_simulation.http_fuzz import BODIES, KINDS, UNDAMAGED, UNDONE, needs_token, plan
 
 SERVICES = ("broker", "bookie", "auditor")
@@ -18,6 +19,12 @@ def test_every_route_of_every_service_is_known() -> None:
     assert len(found["auditor"]) == len(AUDITOR_ROUTES)
     assert ("POST", "/v1/recovery/pause") in found["auditor"]
     assert ("GET", "/api/v1/bookie/state") in found["bookie"]
+
+
+def test_every_call_of_pulsars_admin_api_is_known() -> None:
+    found = pulsar_admin_routes()
+    assert len(found) == sum(len(getattr(route, "methods", ())) for router in admin.ROUTERS for route in router.routes)
+    assert ("PUT", "/admin/v2/tenants/{tenant}") in found
 
 
 def test_routes_that_are_treated_specially_exist() -> None:

@@ -45,7 +45,8 @@ def test_a_correct_broker_keeps_the_order_of_the_type(kind: str, url: str, tmp_p
 def test_a_subscription_without_an_order_breaks_the_order_of_keys(url: str, tmp_path: Path) -> None:
     report = played(url, tmp_path, kind="shared", order="key")
     kinds = {finding.kind for finding in report.judgement.findings}
-    assert kinds == {"out-of-order", "held-twice"}, text_summary(report)
+    # Whether two consumers hold one key at a moment depends on the speed of the machine.
+    assert {"out-of-order"} <= kinds <= {"out-of-order", "held-twice"}, text_summary(report)
 
 
 @pytest.mark.integration

@@ -130,11 +130,12 @@ def parser() -> argparse.ArgumentParser:
         "--report", type=Path, metavar="DIR", help="report directory (e2e-reports/delayed-<seed>-<time>)"
     )
     churn = verbs.add_parser(
-        "churn", help="write ledgers, delete nine of ten soon, judge disk space and latency of bookies"
+        "churn", help="write ledgers or topics, delete nine of ten soon, judge disk space and latency of bookies"
     )
     churn.add_argument("--seconds", type=float, default=1200, metavar="N", help="duration (1200)")
     churn.add_argument("--seed", type=int, default=None, metavar="N", help="seed of the load (default: random)")
     churn.add_argument("--rate", type=float, default=8.0, metavar="N", help="MiB of payload written per second (8)")
+    churn.add_argument("--topics", action="store_true", help="write topics over HTTP instead of ledgers")
     churn.add_argument(
         "--allowance",
         type=float,
@@ -310,7 +311,7 @@ def _churn(args: argparse.Namespace) -> int:
     seed = random.randrange(10**6) if args.seed is None else args.seed
     command = f"python -m bindery_e2e churn --seconds {args.seconds:g} --seed {seed} --rate {args.rate:g}"
     command += f" --allowance {args.allowance:g} --latency-ratio {args.latency_ratio:g}"
-    command += "".join(f" --set {one}" for one in args.set)
+    command += " --topics" * args.topics + "".join(f" --set {one}" for one in args.set)
     folder = args.report or Path("e2e-reports") / f"churn-{seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     settings = ChurnSettings(seed=seed, seconds=args.seconds, rate=int(args.rate * MIB))
     limits = ChurnLimits(allowance=int(args.allowance * MIB), latency_ratio_max=args.latency_ratio)
@@ -321,7 +322,10 @@ def _churn(args: argparse.Namespace) -> int:
 
     tell(command)
     try:
-        summary = run_churn(settings, limits, folder, facts=facts_of(command), environment=environment, say=tell)
+        facts = facts_of(command)
+        summary = run_churn(
+            settings, limits, folder, facts=facts, are_topics=args.topics, environment=environment, say=tell
+        )
     except (TrafficError, StandaloneError) as error:
         print(f"bindery_e2e: {error}", file=sys.stderr)
         return EXIT_CODES["BAD"]

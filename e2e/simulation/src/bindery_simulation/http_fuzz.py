@@ -611,6 +611,7 @@ _SEGMENTS: Final = {
     "{id}": ("900000000", "-1", "x", "9" * 40),
     "{local}": _TOPIC_NAMES,
     "{policy}": ("message_ttl_s", "retention", "none", "%00"),
+    "{role}": ("clerk", "missing", "%0A", "b" * 300),
     "{producer}": ("p", "missing", "%0A", "b" * 300),
     "{version}": ("0", "-1", "x", "9" * 40),
 }

@@ -30,8 +30,10 @@ from bindery_simulation.topics.world import World, run_seed
 from bindery_simulation.trace import Trace
 
 pytestmark = pytest.mark.timeout(600)  # a busy machine takes minutes for seconds
-SEEDS = 12
+SEEDS = 8
 FIRST_SEED = int(os.environ.get("BINDERY_SEED", "0"))
+VARIED = (25, 20, 22, 30, 1, 8, 2, 28)
+"""Seeds that together reached every state when they were chosen: they are tried first."""
 
 
 def test_every_invariant_holds_for_the_first_seeds(capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,7 +116,7 @@ def test_runs_reach_the_states_that_the_judge_checks() -> None:
         *(f"received from {kind}" for kind in Kind),
     }
     seen: set[str] = set()
-    for seed in range(60):
+    for seed in dict.fromkeys((*VARIED, *range(60))):
         world = World(seed, trace=Trace(is_on=False))
         outcome = world.run()
         assert outcome.violation is None, outcome.violation

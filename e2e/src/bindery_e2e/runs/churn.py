@@ -18,9 +18,10 @@ from bindery_metadata.stores.zookeeper import ZooKeeperStore
 
 from bindery_e2e.judging.space import ChurnJudgement, ChurnLimits, judge_churn
 from bindery_e2e.traffic.churn import KIB, MIB, Churn, ChurnBookie, ChurnFigures, ChurnSettings
+from bindery_e2e.traffic.churned import ENSEMBLE, Ledgers, Topics
 from bindery_e2e.traffic.clients import TrafficError
 
-BOOKIES: Final = 3
+REQUEST_TIMEOUT_S: Final = 60.0
 
 SHORT: Final = {
     "BOOKIE_STORAGE_JOURNAL_FILE_SIZE_MAX": str(4 * MIB),
@@ -41,19 +42,23 @@ def run_churn(
     folder: Path,
     *,
     facts: dict[str, Any],
+    are_topics: bool = False,
     environment: Mapping[str, str] | None = None,
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Play and judge. Return the summary, which is also in `folder`/figures.json with all samples.
 
-    `environment`: settings of the bookies. Raises TrafficError, StandaloneError.
+    `are_topics`: write topics over HTTP instead of ledgers. `environment`: settings of the services. Raises
+    TrafficError, StandaloneError.
     """
     load_begin = os.getloadavg()
-    with ThrowawayCluster(bookies=BOOKIES, brokers=0, auditors=0, environment=environment) as cluster:
+    brokers = 1 if are_topics else 0
+    with ThrowawayCluster(bookies=ENSEMBLE, brokers=brokers, auditors=0, environment=environment) as cluster:
         try:
-            figures = asyncio.run(_play(cluster, settings, say))
+            figures = asyncio.run((_play_topics if are_topics else _play_ledgers)(cluster, settings, say))
         except (BinderyError, httpx.HTTPError) as error:
             raise TrafficError(f"the run could not be completed: {error!r}\n{cluster.output()}") from error
+    name = Topics.name if are_topics else Ledgers.name
     judgement = judge_churn(figures.samples, figures.windows, limits, errors=figures.errors)
     summary = {
         "facts": {**facts, "load_average": {"begin": load_begin, "end": os.getloadavg()}},
@@ -61,11 +66,7 @@ def run_churn(
         "environment": dict(environment or {}),
         "limits": asdict(limits),
         "judgement": asdict(judgement),
-        "ledgers": {
-            "written": figures.ledgers_written,
-            "deleted": figures.ledgers_deleted,
-            "kept": figures.ledgers_kept,
-        },
+        name: {"written": figures.written, "deleted": figures.deleted, "kept": figures.kept},
         "entries": {"written": figures.entries_written, "verified": figures.entries_verified},
         "compacting_s": figures.compacting_s,
         "garbage": figures.counters,
@@ -74,32 +75,42 @@ def run_churn(
     folder.mkdir(parents=True, exist_ok=True)
     samples = {bookie: [asdict(one) for one in found] for bookie, found in figures.samples.items()}
     (folder / "figures.json").write_text(json.dumps({**summary, "samples": samples}, indent=1) + "\n")
-    for line in _lines(judgement, figures, limits):
+    for line in _lines(judgement, figures, limits, name):
         say(line)
     return summary
 
 
-async def _play(cluster: ThrowawayCluster, settings: ChurnSettings, say: Callable[[str], None]) -> ChurnFigures:
+async def _play_ledgers(cluster: ThrowawayCluster, settings: ChurnSettings, say: Callable[[str], None]) -> ChurnFigures:
     store = await ZooKeeperStore.connect(cluster.zookeeper)
     try:
         client = await LedgerClient.connect(store, randomness=random.Random(settings.seed))
         try:
-            bookies = [
-                ChurnBookie(
-                    BookieId(f"bookie-{number}"),
-                    cluster.bookie_url(number),
-                    cluster.directory.of_process(f"bookie-{number}"),
-                )
-                for number in range(BOOKIES)
-            ]
-            return await Churn(client, bookies, settings, say=say).play()
+            return await Churn(Ledgers(client), _bookies(cluster), settings, say=say).play()
         finally:
             await client.close()
     finally:
         await store.close()
 
 
-def _lines(judgement: ChurnJudgement, figures: ChurnFigures, limits: ChurnLimits) -> list[str]:
+async def _play_topics(cluster: ThrowawayCluster, settings: ChurnSettings, say: Callable[[str], None]) -> ChurnFigures:
+    bookies = _bookies(cluster)
+    async with httpx.AsyncClient(timeout=REQUEST_TIMEOUT_S) as http:
+        topics = Topics(http, cluster.url, [one.bookie_id for one in bookies])
+        return await Churn(topics, bookies, settings, say=say).play()
+
+
+def _bookies(cluster: ThrowawayCluster) -> list[ChurnBookie]:
+    return [
+        ChurnBookie(
+            BookieId(f"bookie-{number}"),
+            cluster.bookie_url(number),
+            cluster.directory.of_process(f"bookie-{number}"),
+        )
+        for number in range(ENSEMBLE)
+    ]
+
+
+def _lines(judgement: ChurnJudgement, figures: ChurnFigures, limits: ChurnLimits, name: str) -> list[str]:
     lines = [
         f"{bookie}: {space.written / MIB:,.0f} MiB received, at most {space.disk_max / MIB:,.0f} MiB on disk "
         f"({space.disk_end / MIB:,.0f} at the end) for at most {space.live_max / MIB:,.0f} MiB of live entries; the "
@@ -116,8 +127,8 @@ def _lines(judgement: ChurnJudgement, figures: ChurnFigures, limits: ChurnLimits
         )
     lines += judgement.findings
     lines.append(
-        f"{figures.ledgers_written:,} ledgers, {figures.ledgers_deleted:,} deleted, {figures.ledgers_kept:,} kept; "
-        f"{figures.entries_written:,} entries written, {figures.entries_verified:,} of kept ledgers verified; "
+        f"{figures.written:,} {name}, {figures.deleted:,} deleted, {figures.kept:,} kept; "
+        f"{figures.entries_written:,} entries written, {figures.entries_verified:,} of kept {name} verified; "
         f"compaction ran in {figures.compacting_s:.0f} s; {judgement.verdict}"
     )
     return lines

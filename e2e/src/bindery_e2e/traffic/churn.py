@@ -1,11 +1,11 @@
-"""Write ledgers at a bounded rate to real bookies, delete most of them soon, and record disk space and latencies.
+"""Write ledgers or topics at a bounded rate, delete most of them soon, and record disk space and latencies.
 
-Writers create ledgers one after another, with three bookies, two of which store each entry. One ledger of `keep_each`
-is kept until the end; the others are deleted between `delete_s_min` and `delete_s_max` seconds after they were closed.
-The phases are those of `judging.space`: during quiet windows no ledger is deleted and compaction is suspended, so that
-the latencies of both can be compared under the same load. At the end all entries of the kept ledgers are read.
+Writers create them one after another (`churned`). One of `keep_each` is kept until the end; the others are deleted
+between `delete_s_min` and `delete_s_max` seconds after they were closed. The phases are those of `judging.space`:
+during quiet windows nothing is deleted and compaction is suspended, so that the latencies of both can be compared under
+the same load. At the end all entries of what was kept are read.
 
-The content of an entry is a function of seed, ledger and entry.
+The content of an entry is a function of the seed, of the number of its ledger or topic, and of its own.
 """
 
 import asyncio
@@ -19,22 +19,16 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx
-from bindery_client.client import LedgerClient
-from bindery_client.ledger.api import WriteHandle
 from bindery_core.errors import BinderyError
-from bindery_core.ids import BookieId, EntryId, LedgerId
+from bindery_core.ids import BookieId
 
 from bindery_e2e.judging.space import COLLECTING, QUIET, SETTLING, SpaceSample, Window
+from bindery_e2e.traffic.churned import Churned, Store
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
-ENSEMBLE: Final = 3
-QUORUM: Final = 2
-FRAME_SIZE: Final = 36
-"""Bytes of an entry's header and digest, which the bookies store in addition to the payload."""
 SAMPLE_S: Final = 1.0
 SAY_S: Final = 10.0
-READ_ENTRIES: Final = 64
 ERRORS_MAX: Final = 20
 """Number of errors after which the run ends."""
 
@@ -44,13 +38,14 @@ class ChurnSettings:
     seed: int
     seconds: float = 1200.0
     rate: int = 8 * MIB
-    """Bytes of payload per second over all writers. Each of three bookies receives two thirds of them."""
+    """Bytes of payload per second over all writers. Each bookie receives two thirds of them, or all of topics."""
     writers: int = 8
     entry_size: int = 16 * KIB
-    ledger_size_min: int = 2 * MIB
-    ledger_size_max: int = 24 * MIB
+    size_min: int = 2 * MIB
+    size_max: int = 24 * MIB
+    """Bytes of payload of a ledger or topic."""
     keep_each: int = 10
-    """One ledger of this number is kept."""
+    """One of this number is kept."""
     delete_s_min: float = 2.0
     delete_s_max: float = 60.0
     window_s: float = 15.0
@@ -69,9 +64,9 @@ class ChurnBookie:
 
 
 @dataclass(slots=True)
-class _Ledger:
+class _Written:
     number: int
-    ledger_id: LedgerId
+    stored: Churned
     entries: int = 0
     sizes: dict[BookieId, int] = field(default_factory=dict)
 
@@ -81,9 +76,10 @@ class ChurnFigures:
     samples: dict[str, list[SpaceSample]] = field(default_factory=dict)
     windows: list[Window] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
-    ledgers_written: int = 0
-    ledgers_deleted: int = 0
-    ledgers_kept: int = 0
+    written: int = 0
+    """Number of ledgers or topics."""
+    deleted: int = 0
+    kept: int = 0
     entries_written: int = 0
     entries_verified: int = 0
     compacting_s: float = 0.0
@@ -97,13 +93,13 @@ class Churn:
 
     def __init__(
         self,
-        client: LedgerClient,
+        store: Store,
         bookies: Sequence[ChurnBookie],
         settings: ChurnSettings,
         *,
         say: Callable[[str], None] = print,
     ) -> None:
-        self._client = client
+        self._store = store
         self._bookies = bookies
         self._settings = settings
         self._say = say
@@ -116,7 +112,7 @@ class Churn:
         self._collecting = asyncio.Event()
         """Set while deletions are executed."""
         self._numbers = 0
-        self._kept: list[_Ledger] = []
+        self._kept: list[_Written] = []
         self._live = {bookie.bookie_id: 0 for bookie in bookies}
         self._written = dict(self._live)
         self._deletions: set[asyncio.Task[None]] = set()
@@ -197,47 +193,43 @@ class Churn:
         due = time.monotonic() + step_s * writer / settings.writers
         while not self._over.is_set():
             number, self._numbers = self._numbers, self._numbers + 1
-            size = self._random.randint(settings.ledger_size_min, settings.ledger_size_max)
+            size = self._random.randint(settings.size_min, settings.size_max)
             delete_after_s = self._random.uniform(settings.delete_s_min, settings.delete_s_max)
             try:
-                handle = await self._client.create(ensemble_size=ENSEMBLE, write_quorum=QUORUM, ack_quorum=QUORUM)
-                ledger = _Ledger(number, handle.ledger_id)
-                for entry_id in range(size // settings.entry_size):
+                written = _Written(number, await self._store.create(number))
+                for _ in range(size // settings.entry_size):
                     now = time.monotonic()
                     if now < due:
                         await asyncio.sleep(due - now)
                     due = max(due + step_s, now - 1.0)  # a writer that was late catches up for a second at most
-                    await self._add(handle, ledger, entry_id)
+                    await self._add(written)
                     if self._over.is_set():
                         break
-                await handle.close()
-            except BinderyError as error:
-                self._failed(f"ledger {number} was not written: {error!r}")
+                await written.stored.close()
+            except (BinderyError, httpx.HTTPError) as error:
+                self._failed(f"number {number} of the {self._store.name} was not written: {error!r}")
                 await asyncio.sleep(1.0)
                 continue
-            self.figures.ledgers_written += 1
+            self.figures.written += 1
             if number % settings.keep_each == 0:
-                self._kept.append(ledger)
-                self.figures.ledgers_kept += 1
+                self._kept.append(written)
+                self.figures.kept += 1
             else:
-                task = asyncio.create_task(self._delete(ledger, delete_after_s))
+                task = asyncio.create_task(self._delete(written, delete_after_s))
                 self._deletions.add(task)
                 task.add_done_callback(self._deletions.discard)
 
-    async def _add(self, handle: WriteHandle, ledger: _Ledger, entry_id: int) -> None:
-        payload = self._payload(ledger.number, entry_id)
+    async def _add(self, written: _Written) -> None:
+        payload = self._payload(written.number, written.entries)
         window = self.figures.windows[-1]
         began = time.monotonic()
-        await handle.add(payload)
+        sizes = await written.stored.add(payload)
         if window is self.figures.windows[-1]:
             window.latencies_s.append(time.monotonic() - began)
-        ledger.entries = entry_id + 1
+        written.entries += 1
         self.figures.entries_written += 1
-        size = len(payload) + FRAME_SIZE
-        ensemble = handle.metadata.segments[-1].ensemble
-        for index in range(QUORUM):
-            bookie = ensemble[(entry_id + index) % ENSEMBLE]
-            ledger.sizes[bookie] = ledger.sizes.get(bookie, 0) + size
+        for bookie, size in sizes.items():
+            written.sizes[bookie] = written.sizes.get(bookie, 0) + size
             self._live[bookie] += size
             self._written[bookie] += size
 
@@ -246,16 +238,16 @@ class Churn:
         start = (number * 7919 + entry_id * 104_729) % (len(self._bytes) - size)
         return number.to_bytes(8, "big") + entry_id.to_bytes(8, "big") + self._bytes[start : start + size]
 
-    async def _delete(self, ledger: _Ledger, after_s: float) -> None:
+    async def _delete(self, written: _Written, after_s: float) -> None:
         await asyncio.sleep(after_s)
         await self._collecting.wait()
         try:
-            await self._client.delete(ledger.ledger_id)
-        except BinderyError as error:
-            self._failed(f"ledger {ledger.number} was not deleted: {error!r}")
+            await written.stored.delete()
+        except (BinderyError, httpx.HTTPError) as error:
+            self._failed(f"number {written.number} of the {self._store.name} was not deleted: {error!r}")
             return
-        self.figures.ledgers_deleted += 1
-        for bookie, size in ledger.sizes.items():
+        self.figures.deleted += 1
+        for bookie, size in written.sizes.items():
             self._live[bookie] -= size
 
     def _failed(self, text: str) -> None:
@@ -291,30 +283,26 @@ class Churn:
             spaces.append(f"{bookie} {last.disk / MIB:,.0f} of {last.live / MIB:,.0f}/{last.written / MIB:,.0f}")
         return (
             f"{at_s:5.0f} s  {self.figures.windows[-1].phase:10}  MiB on disk of live/written: {', '.join(spaces)}  "
-            f"ledgers {self.figures.ledgers_written}, deleted {self.figures.ledgers_deleted}, "
+            f"{self._store.name} {self.figures.written}, deleted {self.figures.deleted}, "
             f"errors {len(self.figures.errors)}"
         )
 
     async def _verify(self) -> None:
-        """Read all entries of the kept ledgers."""
-        for ledger in self._kept:
+        """Read all entries of what was kept."""
+        for written in self._kept:
+            what = f"number {written.number} of the {self._store.name}, which was kept"
+            entries = 0
             try:
-                reader = await self._client.open(ledger.ledger_id)
-            except BinderyError as error:
-                self._failed(f"kept ledger {ledger.number} cannot be opened: {error!r}")
+                async for payload in written.stored.payloads():
+                    if payload != self._payload(written.number, entries):
+                        self._failed(f"{what}: entry {entries} has another payload")
+                    entries += 1
+                    self.figures.entries_verified += 1
+            except (BinderyError, httpx.HTTPError) as error:
+                self._failed(f"{what}: cannot be read: {error!r}")
                 continue
-            try:
-                for first in range(0, ledger.entries, READ_ENTRIES):
-                    last = min(first + READ_ENTRIES, ledger.entries) - 1
-                    entries = await reader.read(EntryId(first), EntryId(last))
-                    for entry_id, entry in zip(range(first, last + 1), entries, strict=True):
-                        if entry.payload != self._payload(ledger.number, entry_id):
-                            self._failed(f"kept ledger {ledger.number}: entry {entry_id} has another payload")
-                        self.figures.entries_verified += 1
-            except BinderyError as error:
-                self._failed(f"kept ledger {ledger.number} cannot be read: {error!r}")
-            finally:
-                await reader.release()
+            if entries != written.entries:
+                self._failed(f"{what}: has {entries} entries instead of {written.entries}")
 
 
 def disk_of(directory: Path) -> int:

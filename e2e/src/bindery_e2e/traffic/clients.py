@@ -319,10 +319,15 @@ def _result(result: dict[str, Any]) -> str:
     return refusal_kind(int(result["error"]["status"]), result["error"]["code"])
 
 
+def payload_of(message: Mapping[str, Any]) -> bytes:
+    """Return the payload of a message in a response: as text, or in base64 if it is none."""
+    text = message.get("payload")
+    return base64.b64decode(message.get("payload_base64", "")) if text is None else str(text).encode()
+
+
 def row_of(message: dict[str, Any]) -> list[Any]:
     """[id, producer, sequence, digest]; producer "" and sequence -1 for a message that the traffic did not send."""
-    text = message.get("payload")
-    payload = base64.b64decode(message.get("payload_base64", "")) if text is None else text.encode()
+    payload = payload_of(message)
     properties = message.get("properties", {})
     sequence = properties.get("sequence", "")
     if not sequence.isdecimal() or "producer" not in properties:

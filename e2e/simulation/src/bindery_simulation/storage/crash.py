@@ -29,6 +29,8 @@ from bindery_simulation.storage.workload import Note, Workload
 
 SNAPSHOT_SHARE: Final = 0.3
 """Share of the operations of a seed before which a snapshot is taken by default."""
+DEAD_BYTES_SHARE: Final = 0.3
+"""Share of the seeds whose compactions begin because of dead bytes, and not by their kinds."""
 CRASHES_IN_REPLAY_MAX: Final = 3
 """Maximum number of further power cuts during the replay of one snapshot."""
 DELETED_SIZE_MAX: Final = 4096
@@ -82,7 +84,8 @@ class CrashWorld:
         self.seed = seed
         self.rng = random.Random(f"crash {seed}")
         self.history = History()
-        self.work = Workload(self.rng, self.history, note)
+        self.limits_dead_bytes = random.Random(f"dead bytes {seed}").random() < DEAD_BYTES_SHARE
+        self.work = Workload(self.rng, self.history, note, compacts_by_kind=not self.limits_dead_bytes)
         self.operation = 0
         self.kinds: Counter[str] = Counter()
         self.snapshots: list[Snapshot] = []
@@ -97,7 +100,9 @@ class CrashWorld:
 
     def engine(self) -> StorageEngine:
         rng = random.Random(self.rng.random())
-        return crashable_engine(self._wrap(self.disk), self.kv, rng, worker=self._worker)
+        return crashable_engine(
+            self._wrap(self.disk), self.kv, rng, worker=self._worker, limits_dead_bytes=self.limits_dead_bytes
+        )
 
     def lose_power(self) -> None:
         seed = self._cut_rng.randrange(2**31)
@@ -259,6 +264,7 @@ def play(
         outcome.problems.append(Broken(-1, "", _problem_of(error)))
     outcome.operations, outcome.kinds = world.operation, world.kinds
     outcome.reached["entry logs compacted"] += world.work.rewritten
+    outcome.reached["entry logs compacted because of dead bytes"] += world.work.rewritten_for_space
     outcome.reached["dead entry logs removed"] += world.work.removed
     for snapshot in world.snapshots:
         if len(outcome.problems) >= problems_max:

@@ -25,24 +25,36 @@ SMALL: Final[dict[str, Any]] = {
 }
 """Settings with which a workload of a few hundred entries reaches every function of an engine."""
 
+DEAD_BYTES: Final[dict[str, Any]] = {"dead_ratio_max": 0.1, "dead_size_min": 1 * KIB}
+"""Settings with which a few deleted ledgers begin a compaction before its interval is over."""
+
 _KINDS: Final = tuple(LedgerStorageKind)
 """Kinds of ledger storage. A bookie may use another kind at each start, so each engine uses a random one."""
 
 
-def small_settings(directory: str, kind: LedgerStorageKind = LedgerStorageKind.SORTED) -> StorageSettings:
+def small_settings(
+    directory: str, kind: LedgerStorageKind = LedgerStorageKind.SORTED, *, limits_dead_bytes: bool = False
+) -> StorageSettings:
     return StorageSettings(
         journal_directory=f"{directory}/journal",
         ledger_directory=f"{directory}/ledgers",
         ledger_storage=kind,
         **SMALL,
+        **(DEAD_BYTES if limits_dead_bytes else {}),
     )
 
 
 def crashable_engine(
-    disk: Any, kv: CrashableKV, rng: random.Random, *, worker: type[TurnWorker] = TurnWorker
+    disk: Any,
+    kv: CrashableKV,
+    rng: random.Random,
+    *,
+    worker: type[TurnWorker] = TurnWorker,
+    limits_dead_bytes: bool = False,
 ) -> StorageEngine:
-    """Return an engine on a disk that can lose power, with its index on the same disk."""
-    return _engine("", disk, lambda path: kv, lambda path: kv.clear(), rng, worker)
+    """Return an engine on a disk that can lose power, with its index on the same disk. `limits_dead_bytes`: compaction
+    begins by DEAD_BYTES."""
+    return _engine("", disk, lambda path: kv, lambda path: kv.clear(), rng, worker, limits_dead_bytes=limits_dead_bytes)
 
 
 def real_engine(directory: str, rng: random.Random, *, write_buffer_size: int = 8 * 1024 * KIB) -> StorageEngine:
@@ -61,9 +73,11 @@ def _engine(
     destroy_kv: Callable[[str], None],
     rng: random.Random,
     worker: type[TurnWorker],
+    *,
+    limits_dead_bytes: bool = False,
 ) -> StorageEngine:
     return StorageEngine(
-        small_settings(directory, rng.choice(_KINDS)),
+        small_settings(directory, rng.choice(_KINDS), limits_dead_bytes=limits_dead_bytes),
         disk=disk,
         open_kv=open_kv,
         destroy_kv=destroy_kv,

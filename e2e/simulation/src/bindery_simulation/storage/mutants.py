@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from bindery_bookie.storage import control_records
 from bindery_bookie.storage.collection import rewrite
+from bindery_bookie.storage.collection.compaction import Compactor
 from bindery_bookie.storage.collection.log_replacement import LogReplacement
 from bindery_bookie.storage.engine.engine import StorageEngine
 from bindery_bookie.storage.entry_log import entry_log_format
@@ -191,6 +192,53 @@ def _old_log_goes_first() -> list[Replacement]:
     return [(LogReplacement, "_switch", switch)]
 
 
+def _for_space(owner: Any, attribute: str, broken: Callable[..., Any]) -> list[Replacement]:
+    """Replace a method by `broken` while logs are rewritten because of dead bytes."""
+    real, real_compact = getattr(owner, attribute), Compactor._compact_for_space
+    is_on = False
+
+    async def compact_for_space(self: Any, outcome: Any) -> None:
+        nonlocal is_on
+        is_on = True
+        try:
+            await real_compact(self, outcome)
+        finally:
+            is_on = False
+
+    def method(*args: Any, **others: Any) -> Any:
+        return (broken if is_on else real)(*args, **others)
+
+    return [(Compactor, "_compact_for_space", compact_for_space), (owner, attribute, method)]
+
+
+def _old_log_goes_first_for_space() -> list[Replacement]:
+    real = LogReplacement._switch
+
+    async def switch(self: Any, rewrite: Any) -> None:
+        await self._remove_log(rewrite.source.log_id)
+        await real(self, rewrite)
+
+    return _for_space(LogReplacement, "_switch", switch)
+
+
+def _index_not_switched_for_space() -> list[Replacement]:
+    real = Index.switch
+
+    def switch(self: Any, log_id: int, ledgers: Any, moved: Any, *, switches: int) -> None:
+        real(self, log_id, (), moved, switches=switches)
+
+    return _for_space(Index, "switch", switch)
+
+
+def _live_ledger_dropped_for_space() -> list[Replacement]:
+    real = rewrite.Rewrite._ledger_ids
+
+    def ledger_ids(self: Any) -> Any:
+        return list(real(self))[:-1]
+
+    return _for_space(rewrite.Rewrite, "_ledger_ids", ledger_ids)
+
+
 def _control_state_not_carried() -> list[Replacement]:
     return [(rewrite, "_control_records", lambda ledger_id, row: ())]
 
@@ -283,6 +331,15 @@ MUTANTS: Final[MutantTable[SkippedSyncs | None]] = MutantTable(Kind.CRASH, _cras
     ("control-state-not-carried",
      "Compaction copies entries only, so that key, fence and explicit LAC are in the index alone.",
      (*_LOST, "fences-hold", "keys-hold", "lac-holds", "starts"), 2, None, _control_state_not_carried),
+    ("old-log-goes-first-for-space",
+     "Compaction because of dead bytes removes the old log before the index points to the new one.",
+     (*_LOST, "starts"), 6, None, _old_log_goes_first_for_space),
+    ("index-not-switched-for-space",
+     "Compaction because of dead bytes removes a log to which the index still points.",
+     (*_LOST, "starts"), 6, None, _index_not_switched_for_space),
+    ("live-ledger-dropped-for-space",
+     "Compaction because of dead bytes leaves out the last live ledger of a log.",
+     (*_LOST, "fences-hold", "keys-hold", "lac-holds", "starts"), 6, None, _live_ledger_dropped_for_space),
     ("unsealed-not-named",
      "The list of entry logs does not name those that a crash left open, so that they seem to be truncated.",
      ("entries-readable", "starts"), 1, None, _unsealed_not_named),

@@ -38,11 +38,15 @@ class Workload:
     note: Note
     ledgers: int = 5
     """Number of ledgers that are written at a time."""
+    compacts_by_kind: bool = True
+    """Whether compactions are minor and major ones. If not, dead bytes decide what is compacted."""
     ledger_ids: list[int] = field(default_factory=list)
     serial: int = 0
     """Number that makes the next body unique."""
     rewritten: int = 0
     """Number of entry logs that compaction replaced."""
+    rewritten_for_space: int = 0
+    """Number of those that it replaced because of dead bytes."""
     removed: int = 0
     """Number of entry logs without live entries that compaction removed."""
 
@@ -79,7 +83,7 @@ class Workload:
             name, work = "flush", self._flush(engine)
         elif kind < 0.85:
             name, work = "delete", self._delete(engine, ledger_id)
-        elif kind < 0.89:
+        elif kind < (0.89 if self.compacts_by_kind else 0.95):
             name, work = "compact", self._compact(engine)
         else:
             name, work = "read", self._read(engine, ledger_id)
@@ -160,8 +164,11 @@ class Workload:
 
     async def _compact(self, engine: StorageEngine) -> None:
         """Run a compaction. Only its effects on other operations are checked."""
-        result = await engine.compactor.run(minor=True, major=True, force=self.rng.random() < 0.5)
+        by_kind = self.compacts_by_kind
+        before = engine.stats.compactions_for_space
+        result = await engine.compactor.run(minor=by_kind, major=by_kind, force=self.rng.random() < 0.5)
         self.rewritten += len(result.rewritten)
+        self.rewritten_for_space += engine.stats.compactions_for_space - before
         self.removed += len(result.removed)
         self.note(f"compact: rewritten {result.rewritten} removed {result.removed} left {result.left}")
 
