@@ -108,8 +108,12 @@ delayed: $(COMPILED) ## store a million delayed messages, kill -9 the broker twi
 	@exec $(BIN)/python -m bindery_e2e delayed --messages $(MESSAGES) --rate $(RATE) --seed $(SEED) $(ARGS)
 
 .PHONY: churn
-churn: $(COMPILED) ## write ledgers and delete nine of ten soon; judge the disk space of bookies and the latency (SECONDS=1200 SEED=7, ARGS=--json)
+churn: $(COMPILED) ## write ledgers and delete nine of ten soon; judge the disk space of bookies and the latency (SECONDS=1200 SEED=7, ARGS=--topics)
 	@exec $(BIN)/python -m bindery_e2e churn --seconds $(SECONDS) --seed $(SEED) $(ARGS)
+
+.PHONY: spark-kills
+spark-kills: $(COMPILED) ## kill -9 the driver of a streaming job from topics to topics; each message must be stored once (ARGS="--kills 10 --partitions 3")
+	@exec $(BIN)/python bench/spark_kills.py $(ARGS)
 
 .PHONY: attacks
 attacks: $(COMPILED) ## attack the ports of real processes: hostile clients, without tokens and with limited memory

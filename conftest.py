@@ -36,6 +36,7 @@ ONE_SPARK: Final = (
     "spark-jobs/tests/audit/checks/test_marks.py",
     "spark-jobs/tests/audit/checks/test_matching.py",
     "spark-jobs/tests/audit/checks/test_topics.py",
+    "spark-jobs/tests/examples/test_enrich.py",
     "spark-jobs/tests/sources/test_ledgers.py",
     "spark-jobs/tests/sources/sink/test_messages.py",
     "spark-jobs/tests/sources/sink/test_writer.py",

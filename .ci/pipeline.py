@@ -38,7 +38,7 @@ END_TIMEOUT_S = 180.0
 """Maximum time in seconds that ended processes may take to clean up. Stopping the cluster takes most of it."""
 COUNTS = re.compile(
     r"^(?:=+ )?[0-9]+ (?:passed|failed).*|^[0-9,]+ (?:protocol histories|service seeds|topics seeds|crash points"
-    r"|damaged files|.*frames|requests in|messages of).*"
+    r"|damaged files|.*frames|requests in|messages of).*|^GOOD: .*"
 )
 FAILURES = re.compile(r"^(?:FAILED|ERROR) .*|^E  .*|^make: \*\*\*.*")
 FAILURE_LINES_MAX = 60
@@ -82,6 +82,7 @@ def beside_steps(seed: int) -> list[Step]:
         Step("fuzz-http", f"--seconds 12 --seed {seed}", nice=5),
         Step("sim-ci", nice=5, variables=("SIM_SECONDS=25",)),
         Step("attacks", is_pytest=True),
+        Step("spark-kills", f"--kills 1 --per-round 1200 --partitions 2 --without-totals --seed {seed}"),
         Step("ordering", variables=("SECONDS=20", f"SEED={seed}")),
     ]
 

@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import cast
 
 import uvloop
-from bindery_e2e.attacks.http_routes import http_routes
+from bindery_e2e.attacks.http_routes import http_routes, pulsar_admin_routes
 from bindery_simulation.http_fuzz import PROBES, TOKEN, End, Plan, Refusal, plan
 from fuzzed_process import RSS_MAX_MIB, Failed, FuzzedProcess, attack, empty_cluster, free_port
 
@@ -179,7 +179,9 @@ class Service:
         self.seed = seed
         self.process = process
         self.port = port
-        self.routes = [*http_routes()[name], *(("GET", path) for path in PROBES)]
+        own = [*http_routes()[name], *(("GET", path) for path in PROBES)]
+        admin = pulsar_admin_routes() if name == "broker" else []
+        self.routes = [*own * max(1, len(admin) // len(own)), *admin]  # its own API as often as Pulsar's
         self.requests = 0
         self.connections = 0
         self.answered_size = 0

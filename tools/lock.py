@@ -3,11 +3,13 @@
 | file                     | holds                                         | used by                             |
 |--------------------------|-----------------------------------------------|-------------------------------------|
 | requirements.lock        | all: products, standalone, development        | `make setup`                        |
-| docker/requirements.lock | dependencies of the products in the images    | the images' dependencies            |
-| docker/spark.lock        | the same, and Spark with a Java and Arrow     | the Spark image's dependencies      |
+| docker/service.lock      | dependencies of bookies and auditors          | all images                          |
+| docker/broker.lock       | the same, and those of brokers                | images of the broker and toolbox    |
+| docker/toolbox.lock      | the same, and those of the command            | the toolbox's image                 |
+| docker/spark.lock        | the same, and Spark with a Java and Arrow     | the Spark image                     |
 | docker/build.lock        | the backend that builds Bindery's wheels      | the images' builder, not the images |
 
-The latter three are subsets of the first one, with the same versions and hashes.
+The locks in docker are subsets of the first one, with the same versions and hashes.
 
 uv's own lock file names the index that it was resolved from, which ties it to one mirror; docs/adr/0001 explains why
 the repository has the exported form instead.
@@ -22,15 +24,21 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 UV = Path(sys.executable).parent / "uv"
 LOCK = ROOT / "requirements.lock"
-PRODUCTS = ("bindery-bookie", "bindery-broker", "bindery-auditor", "bindery-cli")
-"""Packages of the images, without the extra `standalone`."""
-SPARK_PRODUCTS = ("bindery-cli", "bindery-spark")
-"""Packages of the Spark image."""
+SERVICES = ("bindery-bookie", "bindery-auditor")
+"""Packages whose dependencies all images have."""
+
+
+def _of(*packages: str) -> list[str]:
+    """Options that export the dependencies of these packages, without their extras."""
+    return ["--no-default-groups", *(f"--package={name}" for name in packages)]
+
 
 EXPORTS = {
     LOCK: ["--all-groups"],
-    ROOT / "docker" / "requirements.lock": ["--no-default-groups", *(f"--package={name}" for name in PRODUCTS)],
-    ROOT / "docker" / "spark.lock": ["--no-default-groups", *(f"--package={name}" for name in SPARK_PRODUCTS)],
+    ROOT / "docker" / "service.lock": _of(*SERVICES),
+    ROOT / "docker" / "broker.lock": _of(*SERVICES, "bindery-broker"),
+    ROOT / "docker" / "toolbox.lock": _of(*SERVICES, "bindery-broker", "bindery-cli"),
+    ROOT / "docker" / "spark.lock": _of(*SERVICES, "bindery-broker", "bindery-cli", "bindery-spark"),
     ROOT / "docker" / "build.lock": ["--only-group=build"],
 }
 

@@ -59,7 +59,7 @@ def ignored(path: str) -> bool:
 def test_every_copied_path_exists_in_the_context() -> None:
     copied = [a.split()[:-1] for _, word, a in instructions() if word == "COPY" and "--from" not in a]
     sources = [source for some in copied for source in some]
-    assert "docker/requirements.lock" in sources
+    assert "docker/service.lock" in sources
     for source in sources:
         assert (ROOT / source).exists(), source
         assert not ignored(source), source
@@ -95,12 +95,15 @@ def test_the_context_has_the_sources(path: str) -> None:
 
 
 def test_dependencies_are_installed_before_any_source_is_copied() -> None:
-    stages = {s for name in IMAGES for s in ancestry(name)} | {"dependencies", "spark-wheels", "spark-dependencies"}
+    stages = {s for name in IMAGES for s in ancestry(name)} | {"spark-wheels"}
+    stages |= {s for s, _, _ in instructions() if s.endswith("dependencies")}
     copied = [a for s, word, a in instructions() if s in stages and word == "COPY" and "--from" not in a]
     assert sorted(set(copied)) == [
         "LICENSE /opt/bindery/",
-        "docker/requirements.lock /build/",
+        "docker/broker.lock /build/",
+        "docker/service.lock /build/",
         "docker/spark.lock /build/",
+        "docker/toolbox.lock /build/",
     ]
 
 
@@ -108,7 +111,15 @@ def test_the_layers_of_sparks_dependencies_precede_binderys() -> None:
     """They are ten times as large as the rest, so a changed source must not copy them again."""
     layers = [a.split()[0] for s, word, a in instructions() if s == "spark" and word == "COPY" and "--from" in a]
     assert layers == [
-        f"--from={one}" for one in ("dependencies", "spark-dependencies", "common-packages", "spark-packages")
+        f"--from={one}"
+        for one in (
+            "dependencies",
+            "broker-dependencies",
+            "toolbox-dependencies",
+            "spark-dependencies",
+            "common-packages",
+            "spark-packages",
+        )
     ]
 
 
