@@ -80,8 +80,16 @@ test: $(COMPILED) ## run every test that needs no Kubernetes, without the simula
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 20 -m "not simulator" $(ARGS)
 
 .PHONY: interop
-interop: $(SETUP) ## test against Apache BookKeeper, Pulsar's managed ledger and pulsar-admin; needs a JDK and Maven (ARGS=--write)
-	@exec $(BIN)/python -m pytest e2e/interop e2e/cursors e2e/pulsar_admin e2e/beside_pulsar $(ARGS)
+interop: $(SETUP) ## test against Apache BookKeeper's client, bookies and tools, and Pulsar's managed ledger; needs a JDK and Maven (ARGS=--write)
+	@exec $(BIN)/python -m pytest e2e/interop e2e/cursors $(ARGS)
+
+.PHONY: interop-admin
+interop-admin: $(SETUP) ## run pulsar-admin against Bindery and Pulsar, and compare; needs a JDK and Maven
+	@exec $(BIN)/python -m pytest e2e/pulsar_admin $(ARGS)
+
+.PHONY: interop-beside
+interop-beside: $(SETUP) ## move namespaces between brokers of Pulsar and of Bindery on one cluster; needs a JDK and Maven
+	@exec $(BIN)/python -m pytest e2e/beside_pulsar $(ARGS)
 
 .PHONY: healing
 healing: $(COMPILED) ## kill bookies, auditors and ZooKeeper under load, and measure recovery

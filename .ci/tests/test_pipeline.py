@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pipeline import ROOT, CheckFailed, Pipeline, Step, beside_steps, main_steps
+from pipeline import PAIRS, ROOT, CheckFailed, Pipeline, Step, beside_steps, left_out, main_steps
 
 STEPS = [*main_steps(), *beside_steps(0)]
 
@@ -211,14 +211,25 @@ def test_every_target_is_run_and_reported(tmp_path: Path) -> None:
     code, output, order = played(tmp_path, "#!/bin/sh\n[ $1 = fuzz ] && echo '9 frames on 2 connections'; exit 0\n")
     assert code == 0, output
     table = output.partition("=== every check holds")[2]
+    absent = left_out(0)
     for step in [*STEPS, Step("e2e")]:
-        assert f"end {step.target}" in order
+        assert (f"end {step.target}" in order) is (step.target not in absent)
         assert f"\n  {step.target} " in table, step.target
+    assert table.count("left out, sample 0") == len(absent)
     assert table.count("3 tests") == 9
     assert "9 frames on 2 connections" in table
     assert order.index("images") > order.index("end setup")
     assert order.index("begin e2e") > order.index("end test"), "tests on Kubernetes and of processes disturb each other"
     assert order[-1] == "down" or "down" in order[order.index("end e2e") :]
+
+
+def test_a_run_has_one_group_of_each_pair_and_leaves_out_nothing_else() -> None:
+    targets = {step.target for step in STEPS}
+    assert {target for pair in PAIRS for group in pair for target in group} <= targets
+    seen = {frozenset(left_out(seed)) for seed in range(1_764_000_000, 1_764_000_040)}
+    assert seen == {frozenset(first + second) for first in PAIRS[0] for second in PAIRS[1]}, (
+        "forty commits have every combination"
+    )
 
 
 @pytest.mark.parametrize("target", ["lint", "chart", "e2e"])

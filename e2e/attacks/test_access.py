@@ -179,7 +179,7 @@ def bindery(*words: str) -> subprocess.CompletedProcess[str]:
     ("service", "ports", "remedy"),
     [
         ("bookie", ("--port", "--http-port"), "authenticate clients (--auth-provider), or pass --insecure"),
-        ("broker", ("--port",), "use 127.0.0.1, or pass --insecure"),
+        ("broker", ("--port",), "configure authentication (--auth-tokens-keys-file), or pass --insecure"),
         ("auditor", ("--port",), "configure tokens (--admin-token-file), or pass --insecure"),
     ],
 )

@@ -19,7 +19,7 @@ from bindery_e2e.attacks.services import BIG_TOPIC, TOPIC, Services, refused_mor
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 ATTACK_S: Final = float(os.environ.get("BINDERY_ATTACK_S", "3"))
 """Minimum seconds of each attack; it goes on until all connections were opened."""
-HEALTHY_S: Final = 5.0
+HEALTHY_S: Final = 10.0
 """Maximum seconds of each request of the healthy client."""
 PAUSE_S: Final = 0.1
 COSTLY_PER_S: Final = 1000

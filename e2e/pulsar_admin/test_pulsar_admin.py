@@ -2,7 +2,7 @@
 
 Compared are whether a command succeeds, what it prints (JSON field by field: the names of the fields always, the values
 unless a difference is allowed), and the reason of a refusal. `commands.py` has commands and allowed differences.
-`make interop ARGS=--write` writes the table of docs/pulsar-admin.md.
+`make interop-admin ARGS=--write` writes the table of docs/pulsar-admin.md.
 """
 
 import json
@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.timeout(1800)]
 HERE: Final = Path(__file__).resolve().parent
 DOCUMENT: Final = HERE.parents[1] / "docs" / "pulsar-admin.md"
 METRICS_DOCUMENT: Final = HERE.parents[1] / "docs" / "pulsar-metrics.md"
-BEGIN: Final = "<!-- commands: written by `make interop ARGS=--write` -->\n"
+BEGIN: Final = "<!-- commands: written by `make interop-admin ARGS=--write` -->\n"
 END: Final = "<!-- end of commands -->"
 TOPIC: Final = "persistent://public/default/pulsar-admin"
 PARTITIONED: Final = "persistent://public/default/parts"
@@ -239,7 +239,7 @@ def test_every_command_does_the_same_or_differs_as_documented(
     if request.config.getoption("--write", default=False):
         DOCUMENT.write_text(before + BEGIN + table + END + after)
     else:
-        assert shown == table, "docs/pulsar-admin.md shows another table: run `make interop ARGS=--write`"
+        assert shown == table, "docs/pulsar-admin.md shows another table: run `make interop-admin ARGS=--write`"
 
 
 def judge(theirs: Outcome, found: Outcome, allowed: Difference | None) -> str:
