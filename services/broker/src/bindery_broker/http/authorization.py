@@ -18,6 +18,7 @@ from starlette.responses import Response
 
 from bindery_broker.access.access import Access, Target
 from bindery_broker.access.decision import Need, has_permission_of_a_topic
+from bindery_broker.access.requirements import requirement
 from bindery_broker.errors import NoSuchTenant
 from bindery_broker.http.exchange import PARTITION_HEADER, Answered, Exchange, Reply
 from bindery_broker.http.paths import topic_of
@@ -55,19 +56,25 @@ def target_of(exchange: Exchange) -> Target:
 
 
 async def run_allowed(exchange: Exchange, run: Callable[[], Awaitable[Response]]) -> Response:
-    """Return the answer of the operation if the request may have it. Raises Forbidden, MetadataUnavailable.
+    """Return the answer of the operation if the request may have it. Raises Forbidden, MetadataUnavailable, and
+    LimitExceeded by the limits of the tenant and the namespace in its path.
 
-    A waiting operation ends when the permission is lost: with 403, or with the end of a stream that has begun.
+    These count only requests that a permission allows, so that nobody else uses up the rates of a tenant. A waiting
+    operation ends when the permission is lost: with 403, or with the end of a stream that has begun.
     """
     access = exchange.broker.access
     if access is None:
+        await exchange.charge_resource()
         return await run()
     roles, target = roles_of(exchange), target_of(exchange)
     await _check(exchange, access, roles, target)
     if exchange.operation not in WAITING:
+        if requirement(exchange.operation) is not Need.ANYONE:
+            await exchange.charge_resource()
         return await run()
     try:
         with access.waiting(roles, exchange.operation, target) as waiting:
+            await exchange.charge_resource()
             response = await run()
             if not isinstance(response, Reply):  # it may take as long as the client reads
                 await response(exchange.scope, exchange.receive, exchange.answer)

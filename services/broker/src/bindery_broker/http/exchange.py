@@ -289,11 +289,17 @@ class Exchange(Request):
         return await self.read_body(size_max=self.broker.settings.control_bytes_max)
 
     async def admit(self, limiter: Limiter) -> None:
-        """Return when it is the request's turn by its limits. Raises LimitExceeded."""
+        """Return when it is the request's turn by the limits of its client. Raises LimitExceeded."""
         announced = announced_size(self.header(b"content-length"), size_max=self.broker.settings.request_bytes_max)
         self._is_counted = announced > 0
         self.allowance = limiter.allowance(self.scope, self.raw_path, self.header(PASSED_ON_HEADER))
         await self.allowance.begin(body_size=announced)
+
+    async def charge_resource(self) -> None:
+        """The request is allowed: return when it is its turn by the limits of the tenant and the namespace in its path.
+        Raises LimitExceeded."""
+        if self.allowance is not None:
+            await self.allowance.allow()
 
     async def read_body(self, *, size_max: int) -> bytes:
         """Return the complete body. Raises TooLarge beyond `size_max`, TooManyRequests beyond the budget, ClientGone,

@@ -36,6 +36,8 @@ RECEIVE: Final = "receive"
 """Id of the hot operation whose answer waits for the limits of bytes; a stream waits by itself."""
 _REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 _PAGES: Final = ("/docs", "/openapi.json")
+_LIMITS_PATH: Final = "/v1/limits"
+"""Path of the limits of the caller, which does not wait for the limits of bytes: a client with a debt must see it."""
 
 log = get_logger(__name__)
 
@@ -165,7 +167,8 @@ class Gate:
         scope = exchange.scope
         if exchange.path in _PAGES:
             exchange.operation = "docs"
-        if exchange.allowance is not None and exchange.asked_method == "GET":
+        is_free = exchange.path.rstrip("/") == _LIMITS_PATH
+        if exchange.allowance is not None and exchange.asked_method == "GET" and not is_free:
             await exchange.allowance.wait_to_send()
         if scope["method"] == "HEAD":  # a copy, because the server itself reads the method in its scope
             scope = exchange.scope = {**scope, "method": "GET"}

@@ -55,6 +55,7 @@ class Limited:
         return
 
     async def run(self, exchange: Exchange, _operation: Any) -> Response:
+        await exchange.charge_resource()
         await exchange.read_body(size_max=2**20)
         await asyncio.sleep(TOOK_S)
         return Reply(200, b"stored")
@@ -148,6 +149,22 @@ def test_a_body_is_counted_before_it_is_read_if_its_size_is_announced() -> None:
     announced, chunked = limited.play(run())
     assert (announced.status, len(announced.unread)) == (429, 1)
     assert (chunked.status, len(chunked.unread)) == (429, 0)
+
+
+def test_the_client_and_the_tenant_together_delay_a_request_no_longer_than_the_maximum() -> None:
+    limited = Limited(principal_requests_rate=1, namespace_requests_rate=1, burst_s=1, wait_ms_max=1_500)
+
+    async def run() -> tuple[int, float, Line]:
+        await limited.call("etl")
+        other = asyncio.create_task(limited.call("other"))  # takes the next turn of the namespace
+        await asyncio.sleep(0.1)
+        answer = await limited.call("etl")
+        await other
+        return answer
+
+    status, seconds, line = limited.play(run())
+    assert (status, httpx.Response(status, content=line.body).json()["facts"]["kind"]) == (429, "namespace")
+    assert seconds <= 1.5
 
 
 def test_bytes_that_went_out_delay_reads_and_not_writes() -> None:
