@@ -7,6 +7,7 @@ import pytest
 from access_parts import ROOT, SETTINGS, brokers, headers
 from bindery_broker.http import admin, v1
 from bindery_broker.settings import BrokerSettings
+from bindery_metadata.stores.store import Node, Watch
 from broker_harness import Harness
 
 ROLES = ("super", "admin", "other-admin", "producer", "consumer", "topic-consumer", "nobody", "")
@@ -334,3 +335,20 @@ async def test_without_authorization_it_is_said_that_nothing_is_checked():
 def test_authorization_needs_authentication_and_a_super_user(changes, message):
     with pytest.raises(ValueError, match=message):
         BrokerSettings(**{**SETTINGS, **changes})
+
+
+async def test_a_filtered_list_reads_each_permission_once(broker: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    for index in range(10):
+        assert (await broker.client.put(f"{ROOT}/n{index}", headers=headers("super"))).status_code == 201
+    reads, get = [], broker.store.get
+
+    async def counted(path: str, *, watch: Watch | None = None) -> Node:
+        reads.append(path)
+        return await get(path, watch=watch)
+
+    monkeypatch.setattr(broker.store, "get", counted)
+    for _ in range(2):
+        reads.clear()
+        listed = await broker.client.get("/v1/topics", headers=headers("topic-consumer"))
+        assert listed.json()["topics"] == ["acme/shop/t"]
+        assert len(reads) == len(set(reads))

@@ -7,7 +7,7 @@ is checked.
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from itertools import groupby
 from typing import Final
 
@@ -67,13 +67,14 @@ async def run_allowed(exchange: Exchange, run: Callable[[], Awaitable[Response]]
         await exchange.charge_resource()
         return await run()
     roles, target = roles_of(exchange), target_of(exchange)
+    since = access.records.changes
     await _check(exchange, access, roles, target)
     if exchange.operation not in WAITING:
         if requirement(exchange.operation) is not Need.ANYONE:
             await exchange.charge_resource()
         return await run()
     try:
-        with access.waiting(roles, exchange.operation, target) as waiting:
+        with access.waiting(roles, exchange.operation, target, since=since) as waiting:
             await exchange.charge_resource()
             response = await run()
             if not isinstance(response, Reply):  # it may take as long as the client reads
@@ -111,20 +112,29 @@ async def visible_page(
 
     `fetch`: reads names after a name; `visible`: returns those of them that the request may see. `next` of the page is
     a name in it, because one that the request may not see would reveal what exists. Raises TooLarge if the request may
-    see less than `limit` of very many names.
+    see less than `limit` of very many names, TooManyRequests if too many lists are in progress.
     """
     if is_unlimited(exchange):
         return await fetch(after, limit)
     found: list[str] = []
-    for _ in range(PAGES_MAX):
-        page = await fetch(after, PAGE_SIZE)
-        found += await visible(exchange, page.names)
-        if len(found) > limit:
-            return Page(found[:limit], found[limit - 1])
-        if page.next is None:
-            return Page(found, None)
-        after = page.next
+    async with listing(exchange):
+        for _ in range(PAGES_MAX):
+            page = await fetch(after, PAGE_SIZE)
+            found += await visible(exchange, page.names)
+            if len(found) > limit:
+                return Page(found[:limit], found[limit - 1])
+            if page.next is None:
+                return Page(found, None)
+            after = page.next
     raise TooLarge("the role may see too few of very many names; list those of one namespace or tenant instead")
+
+
+@contextlib.asynccontextmanager
+async def listing(exchange: Exchange) -> AsyncIterator[None]:
+    """The block filters a list of many names. Raises TooManyRequests if too many such lists are in progress."""
+    access = exchange.broker.access
+    async with contextlib.nullcontext() if access is None else access.listing(roles_of(exchange)):
+        yield
 
 
 async def visible_topics(exchange: Exchange, names: Sequence[str]) -> list[str]:
@@ -135,7 +145,7 @@ async def visible_topics(exchange: Exchange, names: Sequence[str]) -> list[str]:
             access = exchange.broker.access
             for name in some:
                 target = target_for(TopicName.parse(name))
-                if access is None or await access.may(roles_of(exchange), Need.LOOKUP, target, follow=False):
+                if access is None or await access.may(roles_of(exchange), Need.LOOKUP, target, reads=exchange.list_reads):
                     found.append(name)
     return found
 
@@ -186,9 +196,9 @@ async def may_see_namespace(exchange: Exchange, name: str) -> bool:
     for role in roles_of(exchange):
         if role is None:
             return False
-        if (await access.decide(role, Need.NAMESPACE_USE, target, follow=False)).is_allowed:
+        if (await access.decide(role, Need.NAMESPACE_USE, target, reads=exchange.list_reads)).is_allowed:
             continue
-        permissions = await access.records.permissions(tenant, namespace, follow=False)
+        permissions = await access.records.permissions(tenant, namespace, reads=exchange.list_reads)
         if not has_permission_of_a_topic(role, permissions, access.rules):
             return False
     return True
@@ -196,7 +206,7 @@ async def may_see_namespace(exchange: Exchange, name: str) -> bool:
 
 async def may_administer(exchange: Exchange, tenant: str) -> bool:
     access = exchange.broker.access
-    return access is None or await access.may(roles_of(exchange), Need.TENANT_ADMIN, Target(tenant), follow=False)
+    return access is None or await access.may(roles_of(exchange), Need.TENANT_ADMIN, Target(tenant), reads=exchange.list_reads)
 
 
 def target_for(topic: TopicName, *, subscription: str | None = None) -> Target:

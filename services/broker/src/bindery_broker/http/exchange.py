@@ -32,6 +32,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bindery_broker.access.audited import PROXIED_HEADER as PROXIED_HEADER
+from bindery_broker.access.records import ListReads
 from bindery_broker.broker import Broker
 from bindery_broker.http.budget import ByteBudget
 from bindery_broker.http.charging.allowance import Allowance, Limiter, announced_size
@@ -162,6 +163,7 @@ class Exchange(Request):
     _is_counted: bool = False
     """Whether the body was counted by its announced size."""
     _named: dict[bytes, bytes] | None = None
+    _list_reads: ListReads | None = None
 
     def __init__(
         self,
@@ -217,6 +219,13 @@ class Exchange(Request):
         """The client; None without authentication."""
         principal = self.scope.get("state", {}).get(PRINCIPAL)
         return principal if isinstance(principal, Principal) else None
+
+    @property
+    def list_reads(self) -> ListReads:
+        """The permissions that this request has read for a list."""
+        if self._list_reads is None:
+            self._list_reads = ListReads()
+        return self._list_reads
 
     def header(self, name: bytes) -> bytes:
         """Return the first header `name` (lower case), or b"" if there is none."""

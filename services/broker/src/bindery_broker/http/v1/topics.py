@@ -39,7 +39,7 @@ Routing = Annotated[RoutingQuery, Query()]
     summary="List the topics of the cluster or of a namespace, sorted by name",
     response_model_exclude_unset=True,
     response_description=openapi.TITLES[200],
-    responses=openapi.problems(413),
+    responses=openapi.problems(413, 429),
 )
 async def list_topics(exchange: Exchange, query: Annotated[TopicListQuery, Query()]) -> TopicList:
     namespace: tuple[str, str] | None = None
