@@ -131,3 +131,25 @@ def test_a_proxy_names_the_client_and_others_must_not() -> None:
     for named in ("", "a\nb", "x" * 300):
         with pytest.raises(Unauthorized, match="not a role"):
             known.on_behalf_of(PROXY, named)
+
+
+def test_only_a_password_that_is_not_remembered_is_slow() -> None:
+    known = Authenticator(
+        now_s=lambda: NOW,
+        tokens=SignedTokens([KEY]),
+        passwords=Passwords(b"bob:$apr1$abcdefgh$ZAdX7G.l3eDbgTYbm5ePE0"),
+        anonymous_role="nobody",
+    )
+    right = [(b"authorization", b"Basic " + BASIC)]
+    assert known.is_slow(right)
+    known.by_headers(right)
+    assert not known.is_slow(right)
+    assert known.is_slow([(b"authorization", b"basic " + base64.b64encode(b"bob:wrong"))])
+    for headers in (
+        [],
+        [(b"authorization", b"Bearer " + TOKEN)],
+        [(b"authorization", b"Basic !")],
+        [(b"authorization", b"Basic " + base64.b64encode(b"bob"))],
+        [(b"authorization", b"Basic " + BASIC), (b"authorization", b"Basic x")],
+    ):
+        assert not known.is_slow(headers)

@@ -72,7 +72,11 @@ class CertificateNames(Protocol):
 
 class PasswordVerifier(Protocol):
     def verify(self, name: str, password: bytes) -> str:
-        """Return the role. Raises Unauthorized."""
+        """Return the role. May take milliseconds, in any thread. Raises Unauthorized."""
+        ...
+
+    def remembers(self, name: str, password: bytes) -> bool:
+        """Return whether the password was right before, so that `verify` returns at once."""
         ...
 
 
@@ -124,6 +128,20 @@ class Authenticator:
                 return self.by_basic(credentials.strip())
         raise Unauthorized("the scheme of Authorization is neither Bearer nor Basic")
 
+    def is_slow(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+        """Return whether `by_headers` has to check a password, and should not run on an event loop."""
+        if self._passwords is None:
+            return False
+        given = [value for name, value in headers if name == b"authorization"]
+        scheme, _, credentials = given[0].partition(b" ") if given else (b"", b"", b"")
+        if len(given) != 1 or scheme.lower() != b"basic":
+            return False
+        try:
+            name, password = _name_and_password(_decoded(credentials.strip()))
+        except Unauthorized:
+            return False
+        return not self._passwords.remembers(name, password)
+
     def by_method(self, method: str, data: bytes, certificate: CertificateNames | None = None) -> Principal:
         """Return the principal by `auth_method_name` and `auth_data` of Pulsar's binary protocol. Raises Unauthorized.
 
@@ -149,12 +167,7 @@ class Authenticator:
 
     def by_basic(self, encoded: bytes) -> Principal:
         """Return the principal by the base64 of `name:password`. Raises Unauthorized."""
-        if len(encoded) > _BASIC_SIZE_MAX:
-            raise Unauthorized("wrong name or password")
-        try:
-            return self._by_name_and_password(base64.b64decode(encoded, validate=True))
-        except binascii.Error:
-            raise Unauthorized("the credentials of Basic are not base64") from None
+        return self._by_name_and_password(_decoded(encoded))
 
     def without_credentials(self, certificate: CertificateNames | None) -> Principal:
         """Return the principal by the certificate of the connection, or that of anonymous clients.
@@ -190,11 +203,7 @@ class Authenticator:
     def _by_name_and_password(self, text: bytes) -> Principal:
         if self._passwords is None:
             raise Unauthorized("this service does not accept passwords")
-        name, separator, password = text.partition(b":")
-        if not separator:
-            raise Unauthorized("the credentials of Basic are not name:password")
-        role = self._passwords.verify(name.decode("utf-8", "replace"), password)
-        return Principal(role=role, method=Method.BASIC)
+        return Principal(role=self._passwords.verify(*_name_and_password(text)), method=Method.BASIC)
 
     def _by_certificate(self, certificate: CertificateNames) -> Principal:
         match self._certificate_role:
@@ -221,6 +230,22 @@ class Authenticator:
         if self._certificate_role is not CertificateRole.NONE:
             ways.append("connect with a client certificate")
         return " or ".join(ways)
+
+
+def _decoded(encoded: bytes) -> bytes:
+    if len(encoded) > _BASIC_SIZE_MAX:
+        raise Unauthorized("wrong name or password")
+    try:
+        return base64.b64decode(encoded, validate=True)
+    except binascii.Error:
+        raise Unauthorized("the credentials of Basic are not base64") from None
+
+
+def _name_and_password(text: bytes) -> tuple[str, bytes]:
+    name, separator, password = text.partition(b":")
+    if not separator:
+        raise Unauthorized("the credentials of Basic are not name:password")
+    return name.decode("utf-8", "replace"), password
 
 
 def _printable(text: str) -> str:

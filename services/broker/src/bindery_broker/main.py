@@ -146,6 +146,7 @@ class BrokerProcess:
             clock=time.monotonic,
             guards_metrics=self._settings.auth.metrics,
         )
+        self._files.on_replaced = guard.check_again
         return guard
 
     async def start(self) -> None:

@@ -157,3 +157,6 @@ class _FollowedPasswords:
 
     def verify(self, name: str, password: bytes) -> str:
         return self._file.value.verify(name, password)
+
+    def remembers(self, name: str, password: bytes) -> bool:
+        return self._file.value.remembers(name, password)

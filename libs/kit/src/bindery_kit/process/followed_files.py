@@ -10,6 +10,7 @@ disk cannot be used and the last good ones are in force, 0 otherwise.
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Final
 
 from bindery_identity.followed import FollowedFiles
@@ -29,6 +30,8 @@ class FileFollower:
     def __init__(self) -> None:
         self._files: list[FollowedFiles[Any]] = []
         self._reported: dict[int, str | None] = {}
+        self.on_replaced: Callable[[], None] = lambda: None
+        """Called in the event loop after the value of a file was replaced."""
 
     def follow(self, file: FollowedFiles[Any]) -> None:
         """Poll `file` from now on."""
@@ -63,6 +66,7 @@ class FileFollower:
             was_replaced = await asyncio.to_thread(file.poll)
             failure = file.failure
             if was_replaced:
+                self.on_replaced()
                 log.info("followed_file_read", file=_name(file))
             elif failure is not None and failure != self._reported.get(id(file)):
                 log.error(

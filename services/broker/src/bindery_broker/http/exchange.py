@@ -17,7 +17,7 @@ import msgspec.structs
 from bindery_core.errors import BadRequest, TooLarge
 from bindery_identity.principal import Principal
 from bindery_kit.access.audit_trail import DENIED
-from bindery_kit.access.authenticate import PRINCIPAL
+from bindery_kit.access.authenticate import CREDENTIALS, PRINCIPAL, Credentials
 from bindery_kit.admin.content_types import (
     JSON_TYPE,
     check_codings,
@@ -54,8 +54,9 @@ SCOPE_KEY: Final = "bindery.exchange"
 PIECES_PER_TURN: Final = 16
 """Number of pieces of an answer after which other tasks run, even if the client reads at once."""
 _PULSAR_PATHS: Final = (b"/admin/", b"/lookup/")
-EXPIRY_WAIT_S_MAX: Final = 7 * 86_400.0
-"""Maximum seconds that a request waits whose client has credentials that expire."""
+EXPIRY_CHECK_S_MAX: Final = 3_600.0
+"""Maximum seconds between two checks of the expiry of credentials during a call: timers measure another time than the
+clock that decides, which may be set."""
 QUERY_SIZE_MAX: Final = 256 * 1024
 """Maximum bytes of a query string."""
 
@@ -151,7 +152,7 @@ class Exchange(Request):
     gone: bool = False
     """Whether the client closed the connection."""
     is_expired: bool = False
-    """Whether the client's credentials expired while the request waited."""
+    """Whether the client's credentials expired, or were taken back, while the request waited."""
     _read: bytes | None = None
     _passed_on: bool = False
     """Whether the complete body was streamed to another consumer (the proxy)."""
@@ -435,22 +436,37 @@ class Exchange(Request):
 
     @contextlib.contextmanager
     def until_expiry(self, on_expired: Callable[[], None]) -> Iterator[None]:
-        """Set `is_expired` and call `on_expired` if the credentials of the client expire within the block."""
+        """Set `is_expired` and call `on_expired` once if the credentials of the client expire within the block, or are
+        not accepted any more because a file of keys or passwords was replaced."""
         expires_at_s = None if self.principal is None else self.principal.expires_at_s
+        credentials: Credentials | None = self.scope.get("state", {}).get(CREDENTIALS)
+        loop = asyncio.get_running_loop()
+        timer: asyncio.TimerHandle | None = None
 
         def expire() -> None:
-            self.is_expired = True
-            on_expired()
+            if not self.is_expired:
+                self.is_expired = True
+                on_expired()
 
-        timer = None
+        def check(expires_at_s: float) -> None:
+            nonlocal timer
+            left_s = expires_at_s - self.broker.clock() / 1000
+            if left_s > 0:
+                timer = loop.call_later(min(left_s, EXPIRY_CHECK_S_MAX), check, expires_at_s)
+            else:
+                expire()
+
+        release = None if credentials is None else credentials.watch(expire)
         if expires_at_s is not None:
-            wait_s = min(expires_at_s - self.broker.clock() / 1000, EXPIRY_WAIT_S_MAX)
-            timer = asyncio.get_running_loop().call_later(max(0.0, wait_s), expire)
+            left_s = expires_at_s - self.broker.clock() / 1000
+            timer = loop.call_later(max(0.0, min(left_s, EXPIRY_CHECK_S_MAX)), check, expires_at_s)
         try:
             yield
         finally:
             if timer is not None:
                 timer.cancel()
+            if release is not None:
+                release()
 
     # -- answer ---------------------------------------------------------------------------------------------------
 

@@ -102,7 +102,7 @@ class Proxy:
             if exchange.is_answered:  # the client has its answer
                 return
             if exchange.is_expired:
-                raise Unauthorized("the credentials of the client have expired") from None
+                raise Unauthorized("the credentials of the client have expired, or were taken back") from None
             raise
         await exchange.send_chunk(b"", more=False)
 

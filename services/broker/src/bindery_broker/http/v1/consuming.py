@@ -142,7 +142,7 @@ class EventStream(Response):
                     if not exchange.gone:
                         await self._push(push, sources_of(parts))
                 if exchange.is_expired:
-                    raise Unauthorized("the credentials of the client have expired")
+                    raise Unauthorized("the credentials of the client have expired, or were taken back")
             except BinderyError as error:
                 await push(b"event: error\ndata: " + bytes(problem_of(error).body).strip() + b"\n\n")
         if not exchange.gone:
