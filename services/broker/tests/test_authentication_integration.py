@@ -145,7 +145,7 @@ async def test_keys_are_rotated_without_a_failed_request(cluster: Cluster) -> No
         subscription = "/v1/topics/public/default/rotated/subscriptions/s"
         made = await ask(client, "PUT", cluster.urls[0] + subscription, headers=bearer("alice", KEYS[1]), json={})
         assert made.status_code in (200, 201), made.text
-        opened = asyncio.Semaphore(0)
+        opened = {url: asyncio.Event() for url in cluster.urls}
 
         async def stream(url: str) -> None:
             path = f"{url}{subscription}/stream?consumer=c{url[-1]}"
@@ -153,12 +153,11 @@ async def test_keys_are_rotated_without_a_failed_request(cluster: Cluster) -> No
                 async with client.stream("GET", path, headers=bearer("alice", KEYS[0])) as answer:
                     assert answer.status_code == 200
                     async for _ in answer.aiter_text():
-                        opened.release()
+                        opened[url].set()
 
         streams = [asyncio.create_task(stream(url)) for url in cluster.urls]
         async with asyncio.timeout(TIMEOUT_S):
-            for _ in streams:
-                await opened.acquire()
+            await asyncio.gather(*(one.wait() for one in opened.values()))
         cluster.write_keys(KEYS[1], KEYS[2])
         await until(401, KEYS[0])
         async with asyncio.timeout(TIMEOUT_S):  # the key was removed, so its streams end, before their tokens expire

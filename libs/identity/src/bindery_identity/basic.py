@@ -9,8 +9,9 @@ are ignored.
 
 Hashes are compared in constant time. A refusal takes the same time for an unknown name and for a wrong password, also
 of a name with {SHA}: each costs one hash of $apr1$, about 2 ms, so callers on an event loop use a thread unless
-`remembers`. A verified password is remembered as a digest under the stored hash as its key. Neither names' passwords nor hashes appear in an error or a
-repr. Source: htpasswd(1), apr_md5.c's published algorithm, Pulsar's AuthenticationProviderBasic.
+`remembers`. A verified password is remembered as a digest under the stored hash as its key. Neither names' passwords
+nor hashes appear in an error or a repr. Source: htpasswd(1), apr_md5.c's published algorithm, Pulsar's
+AuthenticationProviderBasic.
 """
 
 import base64

@@ -275,7 +275,7 @@ async def test_a_first_read_without_zookeeper_leaves_nothing_behind(parts, monke
 
 
 async def test_a_new_tenant_is_served_when_all_records_are_in_use(parts, monkeypatch):
-    tree, _, _, records = parts
+    _, _, _, records = parts
     monkeypatch.setattr(module, "RECORDS_MAX", 2)
     await records.admins("acme")
     await records.permissions("acme", "shop")

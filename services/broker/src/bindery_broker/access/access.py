@@ -103,7 +103,9 @@ class Access:
             if not decision.is_allowed:
                 raise refusal(role, need, target)
 
-    async def may(self, roles: Sequence[str | None], need: Need, target: Target, *, reads: ListReads | None = None) -> bool:
+    async def may(
+        self, roles: Sequence[str | None], need: Need, target: Target, *, reads: ListReads | None = None
+    ) -> bool:
         """Return whether all `roles` have what is needed. `reads`: see AccessRecords. Raises MetadataUnavailable."""
         for role in roles:
             if not (await self.decide(role, need, target, reads=reads)).is_allowed:
@@ -144,9 +146,7 @@ class Access:
             yield
 
     @contextlib.contextmanager
-    def waiting(
-        self, roles: Sequence[str | None], operation: str, target: Target, *, since: int
-    ) -> Iterator[Waiting]:
+    def waiting(self, roles: Sequence[str | None], operation: str, target: Target, *, since: int) -> Iterator[Waiting]:
         """The block is a call that was allowed. Its task is cancelled when it is not allowed any more.
 
         `since`: `records.changes` before the call was checked; if it has changed, the call is checked again. After the

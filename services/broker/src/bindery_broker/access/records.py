@@ -5,9 +5,9 @@ least recently used one is forgotten first, unless a waiting call uses it: those
 there are at most two for each waiting call. A change through this process is in force at once (`stored`), a change by
 another process when the watch has fired.
 
-A missing record grants nothing. It has no watch, because clients can ask for any number of names: that it is missing is
-remembered for ABSENT_S seconds, and then read again. Watches cannot be removed from ZooKeeper, but a record has the same
-one whenever it is followed again. So there is at most one watch for each tenant and namespace that exists.
+A missing record grants nothing. It has no watch, because clients can ask for any number of names: that it is missing
+is remembered for ABSENT_S seconds, and then read again. Watches cannot be removed from ZooKeeper, but a record has the
+same one whenever it is followed again. So there is at most one watch for each tenant and namespace that exists.
 
 A record is confirmed while its watch is set and ZooKeeper is connected. A record that is not confirmed, because the
 connection was lost, or because it has changed and cannot be read or decoded, is used for KNOWN_S_MAX seconds. After
@@ -199,8 +199,8 @@ class AccessRecords:
         if record.stale_since is None or (stale_s := self._now() - record.stale_since) <= KNOWN_S_MAX:
             return
         raise MetadataUnavailable(
-            "permissions cannot be checked: ZooKeeper has not confirmed for too long what was read last; retry, and see "
-            "the log of the broker for the reason (its connection to ZooKeeper, permissions_unreadable)",
+            "permissions cannot be checked: ZooKeeper has not confirmed for too long what was read last; retry, and "
+            "see the log of the broker for the reason (its connection to ZooKeeper, permissions_unreadable)",
             seconds=round(stale_s),
             seconds_max=round(KNOWN_S_MAX),
         )

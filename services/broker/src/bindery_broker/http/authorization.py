@@ -140,12 +140,12 @@ async def listing(exchange: Exchange) -> AsyncIterator[None]:
 async def visible_topics(exchange: Exchange, names: Sequence[str]) -> list[str]:
     """Return those of the topics, in their short form, that the request may use."""
     found: list[str] = []
+    access, roles, reads = exchange.broker.access, roles_of(exchange), exchange.list_reads
     for space, some in groupby(names, key=_space_of):
         if await may_see_namespace(exchange, space):
-            access = exchange.broker.access
             for name in some:
                 target = target_for(TopicName.parse(name))
-                if access is None or await access.may(roles_of(exchange), Need.LOOKUP, target, reads=exchange.list_reads):
+                if access is None or await access.may(roles, Need.LOOKUP, target, reads=reads):
                     found.append(name)
     return found
 
@@ -206,7 +206,9 @@ async def may_see_namespace(exchange: Exchange, name: str) -> bool:
 
 async def may_administer(exchange: Exchange, tenant: str) -> bool:
     access = exchange.broker.access
-    return access is None or await access.may(roles_of(exchange), Need.TENANT_ADMIN, Target(tenant), reads=exchange.list_reads)
+    if access is None:
+        return True
+    return await access.may(roles_of(exchange), Need.TENANT_ADMIN, Target(tenant), reads=exchange.list_reads)
 
 
 def target_for(topic: TopicName, *, subscription: str | None = None) -> Target:

@@ -12,10 +12,10 @@ request is known to be allowed.
 | bytes_out   | bytes of response bodies, per second                | for messages waits until the debt is paid        |
 | connections | connections with a request in progress              | LimitExceeded at once                            |
 
-`take` takes what a request needs from all of the given accounts, or from none. Each request has its own turn, so that a
-client above its limit delays nobody else. In any span of t seconds, an owner uses at most rate * t and `burst_s` seconds of
-its rate, or one request if that is larger. Bytes that go out are known only when they go, so that there the responses
-in progress are added.
+`take` takes what a request needs from all of the given accounts, or from none. Each request has its own turn, so that
+a client above its limit delays nobody else. In any span of t seconds, an owner uses at most rate * t and `burst_s`
+seconds of its rate, or one request if that is larger. Bytes that go out are known only when they go, so that there the
+responses in progress are added.
 
 Memory: at most `tracked_max` accounts. The account that was not used for the longest time is dropped, of the oldest
 SEARCHED one that is full and has no connections if there is one: it would be created again in the same state.

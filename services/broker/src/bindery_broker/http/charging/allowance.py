@@ -86,8 +86,8 @@ class Allowance:
         sender: Sender,
         now: MonotonicClock,
     ) -> None:
-        """`of_path`: the tenant and the namespace. They count nothing before `allow`, which also creates their accounts:
-        names that a client invents must not displace the accounts of others."""
+        """`of_path`: the tenant and the namespace. They count nothing before `allow`, which also creates their
+        accounts: names that a client invents must not displace the accounts of others."""
         self._accounts = accounts
         self._of_request = of_client
         self._of_path = of_path
