@@ -8,6 +8,7 @@ is checked.
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Final
 
@@ -68,6 +69,7 @@ async def run_allowed(exchange: Exchange, run: Callable[[], Awaitable[Response]]
         return await run()
     try:
         with access.waiting(roles, exchange.operation, target) as waiting:
+            exchange.waiting = waiting
             response = await run()
             if not isinstance(response, Reply):  # it may take as long as the client reads
                 await response(exchange.scope, exchange.receive, exchange.answer)
@@ -90,6 +92,26 @@ async def check_topic(exchange: Exchange, need: Need, topic: TopicName, *, subsc
     access = exchange.broker.access
     if access is not None:
         await access.check_need(roles_of(exchange), need, target_for(topic, subscription=subscription))
+
+
+async def check_derived(exchange: Exchange, subscription: str, *derived: TopicName) -> None:
+    """Raise Forbidden unless the request may use the retry or dead-letter topics of a subscription of its topic."""
+    access = exchange.broker.access
+    if access is not None:
+        await access.check_derived(roles_of(exchange), _of_subscription(exchange, subscription), *derived)
+
+
+async def may_use_derived(exchange: Exchange, subscription: str, *derived: TopicName) -> bool:
+    """Return whether `check_derived` allows it. If the request waits, it ends when that is not allowed any more."""
+    access = exchange.broker.access
+    if access is None:
+        return True
+    roles, target = roles_of(exchange), _of_subscription(exchange, subscription)
+    if not await access.may_use_derived(roles, target, *derived):
+        return False
+    if exchange.waiting is not None:
+        exchange.waiting.also = partial(access.check_derived, roles, target, *derived)
+    return True
 
 
 async def visible_page(
@@ -194,6 +216,12 @@ async def may_administer(exchange: Exchange, tenant: str) -> bool:
 
 def target_for(topic: TopicName, *, subscription: str | None = None) -> Target:
     return Target(topic.tenant, topic.namespace, topic, subscription)
+
+
+def _of_subscription(exchange: Exchange, subscription: str) -> Target:
+    """Return the subscription of the topic in the path, also if the request is one for the owner of another topic."""
+    topic = target_of(exchange).topic
+    return target_for(exchange.topic if topic is None else topic, subscription=subscription)
 
 
 def _space_of(name: str) -> str:

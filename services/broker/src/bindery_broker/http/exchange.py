@@ -31,6 +31,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from bindery_broker.access.access import Waiting
 from bindery_broker.access.audited import PROXIED_HEADER as PROXIED_HEADER
 from bindery_broker.broker import Broker
 from bindery_broker.http.budget import ByteBudget
@@ -161,6 +162,8 @@ class Exchange(Request):
     """What the request may use by the limits of its client, tenant and namespace; None: nothing is limited."""
     _is_counted: bool = False
     """Whether the body was counted by its announced size."""
+    waiting: Waiting | None = None
+    """The check of a call that waits, while it runs; None: the call does not wait, or nothing is checked."""
     _named: dict[bytes, bytes] | None = None
 
     def __init__(
