@@ -95,6 +95,8 @@ async def test_the_header_of_proxies_is_only_for_proxies(keys: Path) -> None:
     assert (await port.get(role="broker", bindery_role="broker")).status_code == 200
     assert (await port.get(role="broker", bindery_role="edge")).status_code == 403
     assert (await port.get(role="broker", bindery_role="a%0Ab")).status_code == 401
+    for malformed in ("%FFadmin", "%zz", "ali%2", "%", "a b"):
+        assert (await port.get(role="broker", bindery_role=malformed)).status_code == 401, malformed
     assert [one and (one.role, one.original_role) for one in port.seen] == [
         ("broker", "J\u00fcrgen A"),
         ("broker", None),

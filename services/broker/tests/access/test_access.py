@@ -177,6 +177,29 @@ async def test_a_new_administrator_of_a_tenant_is_one_when_the_call_returns(brok
     assert (await ask(broker, "GET", SPACE, role="nobody")).status_code == 200
 
 
+@pytest.mark.parametrize("path", ["/v1/tenants/brief", "/admin/v2/tenants/brief"])
+async def test_a_new_tenant_of_a_deleted_name_has_no_administrators(broker, path):
+    await ask(broker, "PUT", "/v1/tenants/brief", {"admin_roles": ["nobody"]}, role="super")
+    assert (await ask(broker, "GET", "/v1/tenants/brief", role="nobody")).status_code == 200
+    deleted = await ask(broker, "DELETE", path, role="super")
+    assert deleted.status_code in (200, 204), deleted.text
+    assert (await ask(broker, "GET", "/v1/tenants/brief", role="nobody")).status_code == 403
+
+
+async def test_an_idempotency_key_belongs_to_its_role(broker):
+    await ask(broker, "POST", f"{SPACE}/permissions/other", ["produce"], role="admin")
+    sent = {}
+    for role, original in (("producer", ""), ("other", ""), ("proxy", "producer"), ("producer", "")):
+        body = b"of other" if role == "other" else b"of producer"
+        named = {**headers(role, original=original), "idempotency-key": "k"}
+        answer = await broker.client.post(f"{T}/messages", content=body, headers=named)
+        assert answer.status_code == 200, answer.text
+        sent.setdefault(original or role, set()).update(answer.json()["message_ids"])
+    assert len(sent["producer"]) == 1, "also through a proxy"
+    assert len(sent["other"]) == 1
+    assert sent["producer"].isdisjoint(sent["other"])
+
+
 async def test_a_waiting_receive_ends_when_its_permission_is_revoked(broker):
     body = {"consumer": "c", "wait_ms": 30_000, "initial": "latest"}
     waiting = asyncio.create_task(ask(broker, "POST", f"{S}/receive", body, role="consumer"))

@@ -14,6 +14,7 @@ Nothing of a refused request is read. The log has the reason of a refusal at mos
 credentials.
 """
 
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Final
@@ -37,6 +38,8 @@ PRINCIPAL: Final = "principal"
 CERTIFICATE: Final = "certificate"
 """Key of the names in the client's certificate in the state of the scope."""
 PROBES: Final = ("/livez", "/readyz", "/startupz")
+
+_ENCODED: Final = re.compile(rb"(?:[\x21-\x24\x26-\x7e]|%[0-9A-Fa-f]{2})+")
 
 Refuse = Callable[[Scope, Receive, Send, BinderyError, list[str]], Awaitable[None]]
 """Answers a refused request. The last argument has the values of `WWW-Authenticate`; it is empty for 403."""
@@ -102,4 +105,14 @@ class Authenticate:
             return self._authenticator.on_behalf_of(sender, None)
         if len(named) > 1 or len(named[0]) > ROLE_HEADER_SIZE_MAX:
             raise Unauthorized(f"one header {ROLE_HEADER.decode()} is expected")
-        return self._authenticator.on_behalf_of(sender, unquote(named[0].decode("latin-1"), errors="replace"))
+        return self._authenticator.on_behalf_of(sender, _decoded(named[0]))
+
+
+def _decoded(value: bytes) -> str:
+    """Return a percent-encoded role. Raises Unauthorized, because another role would act if it were repaired."""
+    try:
+        if _ENCODED.fullmatch(value):
+            return unquote(value.decode("ascii"), errors="strict")
+    except UnicodeDecodeError:
+        pass
+    raise Unauthorized(f"the header {ROLE_HEADER.decode()} is not a role as percent-encoded UTF-8")

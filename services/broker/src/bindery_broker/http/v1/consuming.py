@@ -398,7 +398,7 @@ async def receive_request(exchange: Exchange, body: ReceiveBody) -> ReceiveReque
     return ReceiveRequest(
         consumer=body.consumer,
         count_max=body.max,
-        bytes_max=body.max_bytes if exchange.allowance is None else exchange.allowance.sending_room(body.max_bytes),
+        bytes_max=exchange.room(body.max_bytes),
         wait_s=0.0 if broker.draining else min(body.wait_ms, broker.settings.receive_wait_ms_max) / 1000,
         ack_timeout_s=body.ack_timeout_ms / 1000,
         session_ttl_s=body.session_ttl_ms / 1000,
