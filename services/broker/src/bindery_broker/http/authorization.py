@@ -7,10 +7,10 @@ is checked.
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import groupby
-from typing import Final
+from typing import Final, TypeVar
 
 from bindery_core.errors import BadRequest, Forbidden, NoSuchTopic, TooLarge
 from bindery_identity.principal import Principal
@@ -31,6 +31,7 @@ PAGE_SIZE: Final = 1_000
 PAGES_MAX: Final = 20
 """Maximum number of such reads for one request."""
 _CREATES_PART: Final = "createTopic"
+T = TypeVar("T")
 
 
 def roles_of(exchange: Exchange) -> tuple[str | None, ...]:
@@ -183,6 +184,11 @@ async def visible_subscriptions(exchange: Exchange, topic: TopicName, names: Ite
         return list(names)
     roles = roles_of(exchange)
     return [name for name in names if await access.may(roles, Need.CONSUME, target_for(topic, subscription=name))]
+
+
+async def of_visible_subscriptions(exchange: Exchange, topic: TopicName, values: Mapping[str, T]) -> dict[str, T]:
+    """Return what belongs to those of the subscriptions of a topic that the request may use. `values`: by name."""
+    return {name: values[name] for name in await visible_subscriptions(exchange, topic, values)}
 
 
 def is_unlimited(exchange: Exchange) -> bool:
