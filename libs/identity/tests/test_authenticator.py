@@ -125,6 +125,8 @@ def test_a_proxy_names_the_client_and_others_must_not() -> None:
         known.on_behalf_of(PROXY, None)
     with pytest.raises(Forbidden, match="on behalf of another proxy"):
         known.on_behalf_of(PROXY, "broker")
+    with pytest.raises(Forbidden, match="on behalf of another proxy"):
+        authenticator(proxy_roles=["proxy", "broker"], own_role=lambda: "broker").on_behalf_of(PROXY, "broker")
     for named in ("admin", "alice", "proxy"):
         with pytest.raises(Forbidden, match="only the role of a proxy"):
             known.on_behalf_of(ALICE, named)
@@ -153,3 +155,10 @@ def test_only_a_password_that_is_not_remembered_is_slow() -> None:
         [(b"authorization", b"Basic " + BASIC), (b"authorization", b"Basic x")],
     ):
         assert not known.is_slow(headers)
+
+
+def test_a_process_of_the_service_passes_on_the_own_request_of_a_proxy() -> None:
+    broker = Principal(role="broker", method=Method.TOKEN)
+    known = authenticator(proxy_roles=["proxy", "broker"], own_role=lambda: "broker")
+    assert known.on_behalf_of(broker, "proxy") == Principal(role="broker", method=Method.TOKEN, original_role="proxy")
+    assert known.on_behalf_of(broker, "broker") == broker

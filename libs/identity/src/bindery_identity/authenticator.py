@@ -16,6 +16,7 @@ A proxy sends requests on behalf of clients. It authenticates by itself and name
 |------------------------|----------------------|----------------------------------------------------------------------|
 | one of `proxy_roles`   | a role               | the principal of the proxy, with the named role as `original_role`   |
 | one of `proxy_roles`   | its own role         | the principal of the proxy: its own request                          |
+| that of `own_role`     | another proxy        | as for a role: it is a request of that proxy itself                  |
 | one of `proxy_roles`   | another proxy        | Forbidden                                                            |
 | one of `proxy_roles`   | none                 | Forbidden: a client would have the permissions of the proxy          |
 | any other              | any                  | Forbidden: a client would choose its role                            |
@@ -82,7 +83,9 @@ class PasswordVerifier(Protocol):
 
 class Authenticator:
     """The configured methods. `now_s`: seconds since 1970. `tokens`, `passwords`: None refuses such credentials.
-    `anonymous_role`: of clients without credentials; None refuses them. `proxy_roles`: roles of proxies."""
+    `anonymous_role`: of clients without credentials; None refuses them. `proxy_roles`: roles of proxies. `own_role`:
+    returns the role with which this service authenticates at its other processes, one of `proxy_roles`; None: none.
+    These processes pass on requests of the service's clients, and a proxy may be such a client."""
 
     def __init__(
         self,
@@ -93,6 +96,7 @@ class Authenticator:
         certificate_role: CertificateRole = CertificateRole.NONE,
         anonymous_role: str | None = None,
         proxy_roles: Collection[str] = (),
+        own_role: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._now_s = now_s
         self._tokens = tokens
@@ -100,6 +104,7 @@ class Authenticator:
         self._certificate_role = certificate_role
         self._anonymous_role = anonymous_role
         self._proxy_roles = frozenset(proxy_roles)
+        self._own_role = own_role
 
     @property
     def challenges(self) -> list[str]:
@@ -196,7 +201,7 @@ class Authenticator:
             raise Unauthorized("the named client is not a role")
         if named == sender.role:
             return sender
-        if named in self._proxy_roles:
+        if named in self._proxy_roles and sender.role != self._own_role():
             raise Forbidden("a proxy may not send requests on behalf of another proxy", role=sender.role)
         return replace(sender, original_role=named)
 

@@ -9,7 +9,7 @@ import pytest
 from audit_parts import lines_of, make_log
 from bindery_identity.principal import Method, Principal
 from bindery_kit.access.audit_log import AuditLog, AuditLogUnavailable
-from bindery_kit.access.audit_trail import AuditTrail, entry_of
+from bindery_kit.access.audit_trail import IS_PROXIED, AuditTrail, entry_of
 from bindery_kit.http.http_request import request_of
 from bindery_kit.observability.health import AsgiApp, Receive, Scope, Send
 
@@ -54,7 +54,7 @@ async def call(app: AsgiApp, log: AuditLog, path: Path, **parts: Any) -> list[tu
         "client": ("10.0.0.9", 4711),
         **parts,
     }
-    await AuditTrail(app, log, proxied_header=b"bindery-proxied")(scope, receive_nothing, send)
+    await AuditTrail(app, log)(scope, receive_nothing, send)
     return seen
 
 
@@ -92,7 +92,7 @@ async def test_a_change_has_a_line_before_and_a_line_before_its_answer(path: Pat
 @pytest.mark.parametrize("status", [401, 403])
 async def test_a_refusal_has_a_line_before_its_answer(path: Path, status: int):
     log = make_log(path)
-    seen = await call(answering(status), log, path, headers=[(b"bindery-proxied", b"1")])
+    seen = await call(answering(status), log, path, state={IS_PROXIED: True})
     assert seen == [(status, 1)]
     line = lines_of(path)[0]
     shown = {name: line[name] for name in ("event", "status", "request_id", "operation", "role", "is_proxied")}

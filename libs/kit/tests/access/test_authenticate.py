@@ -7,11 +7,11 @@ from typing import Any
 import httpx
 import pytest
 from bindery_core.errors import BadRequest
-from bindery_identity.principal import Principal
+from bindery_identity.principal import Method, Principal
 from bindery_identity.tokens import sign
 from bindery_kit.access.authenticate import Authenticate, Credentials
 from bindery_kit.access.authentication_settings import AuthenticationSettings
-from bindery_kit.access.own_token import OwnToken
+from bindery_kit.access.own_token import CREDENTIALS, OwnToken
 from bindery_kit.access.password_checks import FAILURES_BURST
 from bindery_kit.configuration.settings import WrongSettings, load
 from bindery_kit.http.problem import problem_of
@@ -106,10 +106,38 @@ async def test_the_header_of_proxies_is_only_for_proxies(keys: Path) -> None:
     assert (await port.get(role="broker", bindery_role="broker")).status_code == 200
     assert (await port.get(role="broker", bindery_role="edge")).status_code == 403
     assert (await port.get(role="broker", bindery_role="a%0Ab")).status_code == 401
+    for malformed in ("%FFadmin", "%zz", "ali%2", "%", "a b"):
+        assert (await port.get(role="broker", bindery_role=malformed)).status_code == 401, malformed
     assert [one and (one.role, one.original_role) for one in port.seen] == [
         ("broker", "J\u00fcrgen A"),
         ("broker", None),
     ]
+
+
+async def test_a_proxy_of_pulsar_names_the_client_in_its_own_header(keys: Path) -> None:
+    port = Port(AuthenticationSettings(tokens_keys_file=str(keys), proxy_roles="broker, edge"))
+    assert (await port.get(role="edge", x_original_principal="a%20b")).status_code == 200
+    assert (await port.get(role="alice", x_original_principal="admin")).status_code == 403
+    assert (await port.get(role="alice", x_original_principal="alice")).status_code == 200
+    assert (await port.get(role="edge", x_original_principal="edge")).status_code == 403
+    assert (await port.get(role="edge", x_original_principal="broker")).status_code == 403
+    assert (await port.get(role="edge", x_original_principal="")).status_code == 401
+    assert (await port.get(role="edge", x_original_principal="a", bindery_role="a")).status_code == 401
+    assert [one and (one.role, one.original_role) for one in port.seen] == [("edge", "a%20b"), ("alice", None)]
+    assert b"x-original-principal" in CREDENTIALS
+
+
+async def test_the_role_of_the_own_token_passes_on_requests_of_proxies(tmp_path: Path, keys: Path) -> None:
+    file = tmp_path / "token"
+    file.write_bytes(sign(KEY, subject="broker"))
+    settings = AuthenticationSettings(
+        tokens_keys_file=str(keys), broker_token_file=str(file), proxy_roles="broker, edge"
+    )
+    own_token = settings.own_token(follow=lambda _: None)
+    known = settings.authenticator(now_s=lambda: NOW, follow=lambda _: None, own_token=own_token)
+    assert known is not None
+    broker = Principal(role="broker", method=Method.TOKEN)
+    assert known.on_behalf_of(broker, "edge").original_role == "edge"
 
 
 async def test_keys_are_replaced_while_the_port_is_in_use(keys: Path) -> None:

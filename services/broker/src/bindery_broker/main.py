@@ -43,7 +43,6 @@ from bindery_metadata.layout.layout import LedgersLayout
 from bindery_metadata.stores.store import MetadataStore
 from bindery_recovery.writer_reports import WriterReports
 
-from bindery_broker.access.audited import PROXIED_HEADER
 from bindery_broker.broker import Broker, Components
 from bindery_broker.http.charging.passed_on import PassedOn, fetch_key
 from bindery_broker.http.late_app import LateApp, refuse_unknown
@@ -100,8 +99,10 @@ class BrokerProcess:
         self._overrides = settings.limits.overrides()
         if self._overrides is not None:
             self._files.follow(self._overrides)
-        self._authenticator = settings.auth.authenticator(now_s=_now_s, follow=self._files.follow)
         self._own_token = settings.auth.own_token(follow=self._files.follow)
+        self._authenticator = settings.auth.authenticator(
+            now_s=_now_s, follow=self._files.follow, own_token=self._own_token
+        )
         may_be_reached = settings.insecure or not settings.auth.admits_everybody
         check_bind(settings.host, insecure=may_be_reached, remedy=AUTHENTICATE)
         self._server = HttpServer(
@@ -116,7 +117,7 @@ class BrokerProcess:
             tls=tls,
             own_names=[urlsplit(settings.advertised_url).hostname or ""],
             pages=PAGES,
-            outermost=trail(self._audit_log, proxied_header=PROXIED_HEADER),
+            outermost=trail(self._audit_log),
         )
 
     def _app(self) -> AsgiApp:
@@ -197,7 +198,7 @@ class BrokerProcess:
         self._topic_metrics.watch(broker)
         proxy = Proxy(own_token=self._own_token, tls=self._peers_tls.context)
         app = BrokerApp(broker, proxy=proxy, arriving=self._server.bodies)
-        if self._overrides is not None or not accounts.is_off:
+        if self._overrides is not None or not accounts.is_off or self._authenticator is not None:
             key = await retry_while_unavailable(
                 lambda: fetch_key(store, randomness=random.SystemRandom()), event="passed_on_key_not_read"
             )

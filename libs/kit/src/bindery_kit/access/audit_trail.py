@@ -37,20 +37,22 @@ DENIED: Final = frozenset((401, 403))
 FAILED: Final = 400
 """Lowest status of an error."""
 REQUEST_ID: Final = b"x-request-id"
+IS_PROXIED: Final = "is_proxied"
+"""Key in the state of the scope that the application sets to True if another process of the service passed the request
+on, and has proved it."""
 
 
 class AuditEntry:
     """What is known about one request. `role`: of the client, if the application knows it without a Principal."""
 
     __slots__ = (
-        "_change", "_is_finished", "_log", "_proxied_header", "_scope", "code", "operation", "request_id", "resource",
+        "_change", "_is_finished", "_log", "_scope", "code", "operation", "request_id", "resource",
         "role",
     )  # fmt: skip
 
-    def __init__(self, log: AuditLog, scope: Scope, *, proxied_header: bytes) -> None:
+    def __init__(self, log: AuditLog, scope: Scope) -> None:
         self._log = log
         self._scope = scope
-        self._proxied_header = proxied_header
         self._change: str | None = None
         self._is_finished = False
         self.operation: str | None = None
@@ -127,7 +129,7 @@ class AuditEntry:
             "operation": self.operation,
             "resource": self.resource,
             "client": client[0] if client else None,
-            "is_proxied": any(name == self._proxied_header for name, _ in scope["headers"]),
+            "is_proxied": scope["state"].get(IS_PROXIED, False),
         }
 
 
@@ -138,19 +140,17 @@ def entry_of(scope: Mapping[str, Any]) -> AuditEntry | None:
 
 
 class AuditTrail:
-    """`app`: the application of a port. `proxied_header`: name of the header, in lower case, of requests that another
-    process of the service passed on."""
+    """`app`: the application of a port."""
 
-    def __init__(self, app: AsgiApp, log: AuditLog, *, proxied_header: bytes = b"") -> None:
+    def __init__(self, app: AsgiApp, log: AuditLog) -> None:
         self._app = app
         self._log = log
-        self._proxied_header = proxied_header
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        entry = AuditEntry(self._log, scope, proxied_header=self._proxied_header)
+        entry = AuditEntry(self._log, scope)
         scope.setdefault("state", {})[STATE_KEY] = entry
         try:
             await self._app(scope, receive, _Recorded(entry, send))
@@ -160,9 +160,9 @@ class AuditTrail:
                 await asyncio.shield(entry.finish(None))
 
 
-def trail(log: AuditLog | None, *, proxied_header: bytes = b"") -> Callable[[AsgiApp], AsgiApp] | None:
+def trail(log: AuditLog | None) -> Callable[[AsgiApp], AsgiApp] | None:
     """Return what puts an AuditTrail in front of an application; None without a log."""
-    return None if log is None else partial(AuditTrail, log=log, proxied_header=proxied_header)
+    return None if log is None else partial(AuditTrail, log=log)
 
 
 class _Recorded:

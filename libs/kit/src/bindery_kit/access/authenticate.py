@@ -7,7 +7,8 @@
 | all others                                   | 401 with `WWW-Authenticate`, or 403 for a misuse of the role header   |
 
 The principal of an admitted request is in `scope["state"]["principal"]`. ROLE_HEADER names the client on whose behalf a
-proxy sends a request, percent-encoded (`bindery_identity.authenticator` has the rules). The state's `certificate` has
+proxy sends a request, percent-encoded; ORIGINAL_HEADER does so as it is (`bindery_identity.authenticator` has the
+rules). The state's `certificate` has
 the names in the client's certificate, if the port uses TLS.
 
 Nothing of a refused request is read. The log has the reason of a refusal at most once per second, and never the
@@ -19,6 +20,7 @@ watched requests again, and ends those that would be refused now, or have anothe
 """
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -38,8 +40,10 @@ from bindery_kit.observability.quiet_log import QuietLog
 
 ROLE_HEADER: Final = b"bindery-role"
 """Header of a proxy's request: the role of the client, percent-encoded."""
+ORIGINAL_HEADER: Final = b"x-original-principal"
+"""The same, as UTF-8 without an encoding. Source: Pulsar's proxy (X-Original-Principal)."""
 ROLE_HEADER_SIZE_MAX: Final = 4096
-"""Maximum bytes of the value of that header."""
+"""Maximum bytes of the value of these headers."""
 PRINCIPAL: Final = "principal"
 """Key of the principal in the state of the scope."""
 CERTIFICATE: Final = "certificate"
@@ -47,6 +51,9 @@ CERTIFICATE: Final = "certificate"
 CREDENTIALS: Final = "credentials"
 """Key of the Credentials of the request in the state of the scope."""
 PROBES: Final = ("/livez", "/readyz", "/startupz")
+
+_NAMING: Final = frozenset((ROLE_HEADER, ORIGINAL_HEADER))
+_ENCODED: Final = re.compile(rb"(?:[\x21-\x24\x26-\x7e]|%[0-9A-Fa-f]{2})+")
 
 Refuse = Callable[[Scope, Receive, Send, BinderyError, list[str]], Awaitable[None]]
 """Answers a refused request. The last argument has the values of `WWW-Authenticate`; it is empty for 403."""
@@ -191,9 +198,25 @@ class Authenticate:
         """Raises Unauthorized, Forbidden. May be called in a thread."""
         headers = credentials.headers
         sender = self._authenticator.by_headers(headers, credentials.certificate)
-        named = [value for name, value in headers if name == ROLE_HEADER]
+        named = [(name, value) for name, value in headers if name in _NAMING]
         if not named:
             return self._authenticator.on_behalf_of(sender, None)
-        if len(named) > 1 or len(named[0]) > ROLE_HEADER_SIZE_MAX:
-            raise Unauthorized(f"one header {ROLE_HEADER.decode()} is expected")
-        return self._authenticator.on_behalf_of(sender, unquote(named[0].decode("latin-1"), errors="replace"))
+        if len(named) > 1 or len(named[0][1]) > ROLE_HEADER_SIZE_MAX:
+            raise Unauthorized(f"one header {ROLE_HEADER.decode()} or {ORIGINAL_HEADER.decode()} is expected")
+        role = _decoded(*named[0])
+        if named[0][0] == ORIGINAL_HEADER and role == sender.role:  # as Pulsar's proxy says of what it only forwards
+            return self._authenticator.on_behalf_of(sender, None)
+        return self._authenticator.on_behalf_of(sender, role)
+
+
+def _decoded(name: bytes, value: bytes) -> str:
+    """Return the role in a header. Raises Unauthorized, because another role would act if it were repaired."""
+    try:
+        if name == ORIGINAL_HEADER:
+            return value.decode()
+        if _ENCODED.fullmatch(value):
+            return unquote(value.decode("ascii"), errors="strict")
+    except UnicodeDecodeError:
+        pass
+    encoding = "UTF-8" if name == ORIGINAL_HEADER else "percent-encoded UTF-8"
+    raise Unauthorized(f"the header {name.decode()} is not a role as {encoding}")

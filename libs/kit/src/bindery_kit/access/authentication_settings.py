@@ -96,10 +96,15 @@ class AuthenticationSettings(Settings):
         return frozenset(filter(None, (role.strip() for role in self.proxy_roles.split(","))))
 
     def authenticator(
-        self, *, now_s: Callable[[], float], follow: Callable[[FollowedFiles[Any]], None]
+        self,
+        *,
+        now_s: Callable[[], float],
+        follow: Callable[[FollowedFiles[Any]], None],
+        own_token: OwnToken | None = None,
     ) -> Authenticator | None:
         """Return the authenticator; None if clients need not authenticate. `now_s`: seconds since 1970. `follow`: gets
-        the files, whose changes take effect if they are followed.
+        the files, whose changes take effect if they are followed. `own_token`: that of this process, whose role the
+        other processes of the service have, too.
 
         Raises BadRequest for unusable files.
         """
@@ -133,6 +138,7 @@ class AuthenticationSettings(Settings):
             certificate_role=self.certificate_role,
             anonymous_role=self.anonymous_role or None,
             proxy_roles=self.roles_of_proxies,
+            own_role=lambda: None if own_token is None else own_token.role,
         )
 
     def own_token(self, *, follow: Callable[[FollowedFiles[Any]], None]) -> OwnToken | None:

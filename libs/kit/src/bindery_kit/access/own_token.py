@@ -16,9 +16,9 @@ from bindery_identity.followed import FollowedFile
 from bindery_identity.principal import Principal
 from bindery_identity.tokens import is_subject, unverified
 
-from bindery_kit.access.authenticate import ROLE_HEADER
+from bindery_kit.access.authenticate import ORIGINAL_HEADER, ROLE_HEADER
 
-CREDENTIALS: Final = frozenset((b"authorization", ROLE_HEADER))
+CREDENTIALS: Final = frozenset((b"authorization", ROLE_HEADER, ORIGINAL_HEADER))
 """Headers of a client that are never passed on by a process with a token of its own."""
 
 

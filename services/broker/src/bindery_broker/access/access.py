@@ -6,7 +6,8 @@ does not confirm permissions. If it is not allowed any more, it is ended (`Waiti
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+import shlex
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -29,6 +30,10 @@ from bindery_broker.access.requirements import requirement
 from bindery_broker.keyed_locks import KeyedLocks
 from bindery_broker.namespaces.permissions import Action
 
+INCLUDES_DERIVED: Final = frozenset((Rule.SUPER_USER, Rule.TENANT_ADMIN, Rule.NAMESPACE))
+"""Rules by which a role that may consume from a topic may also use the retry and dead-letter topics of its
+subscriptions. They hold in the whole namespace. A permission of a single topic does not include those topics, because
+the names of different topics and subscriptions can have the same retry topic."""
 RECHECK_S: Final = 2.0
 """Seconds between checks of the waiting calls while ZooKeeper does not confirm the permissions."""
 LISTS_MAX: Final = 4
@@ -70,6 +75,8 @@ class Waiting:
     need: Need
     target: Target
     task: "asyncio.Task[object]"
+    also: Callable[[], Awaitable[None]] | None = field(default=None)
+    """Another check that the call requires while it waits; raises Forbidden. None: there is none."""
     error: Forbidden | MetadataUnavailable | None = field(default=None)
     """Why the call was ended; None: it was not."""
 
@@ -111,6 +118,36 @@ class Access:
             if not (await self.decide(role, need, target, reads=reads)).is_allowed:
                 return False
         return True
+
+    async def check_derived(self, roles: Sequence[str | None], target: Target, *derived: TopicName) -> None:
+        """Raise Forbidden unless all `roles` may use topics that belong to the subscription of `target` by their names.
+
+        A role needs consume on the topic and the subscription by one of the rules INCLUDES_DERIVED, or produce and
+        consume on each of `derived`.
+        """
+        for role in roles:
+            lacking = await self._lacking(role, target, derived)
+            if lacking is not None:
+                raise _refusal_of_derived(role, lacking)
+
+    async def may_use_derived(self, roles: Sequence[str | None], target: Target, *derived: TopicName) -> bool:
+        """Return whether `check_derived` allows it. Raises MetadataUnavailable."""
+        for role in roles:
+            if await self._lacking(role, target, derived) is not None:
+                return False
+        return True
+
+    async def _lacking(self, role: str | None, target: Target, derived: Sequence[TopicName]) -> TopicName | None:
+        """Return the first of the topics that the role may not use; None: it may use all."""
+        own = await self.decide(role, Need.CONSUME, target)
+        if own.is_allowed and own.rule in INCLUDES_DERIVED:
+            return None
+        for name in derived:
+            there = Target(name.tenant, name.namespace, name)
+            for need in (Need.CONSUME, Need.PRODUCE):
+                if not own.is_allowed or not (await self.decide(role, need, there)).is_allowed:
+                    return name
+        return None
 
     async def decide(self, role: str | None, need: Need, target: Target, *, reads: ListReads | None = None) -> Decision:
         """Return the decision for one role. Raises MetadataUnavailable, BadRequest for a name that nothing can have."""
@@ -197,6 +234,8 @@ class Access:
             return
         try:
             await self.check_need(one.roles, one.need, one.target)
+            if one.also is not None:
+                await one.also()
         except (Forbidden, MetadataUnavailable) as error:
             if one.error is None and one in self._waiting.get(one.target.tenant or "", ()):
                 one.error = error
@@ -226,6 +265,20 @@ def refusal(role: str | None, need: Need, target: Target) -> Forbidden:
     else:
         advice = "an administrator of the tenant can grant it: `bindery permissions grant`"
     return Forbidden(f"the role may not {what}; {advice}", **facts)
+
+
+def _refusal_of_derived(role: str | None, derived: TopicName) -> Forbidden:
+    """Return the error for a role that has a permission of the topic only."""
+    if role is None:
+        return Forbidden("the request has no role; send credentials", requires=Need.CONSUME.value)
+    command = f"bindery permissions grant {shlex.quote(derived.short)} --role {shlex.quote(role)}"
+    return Forbidden(
+        "the role may not use the retry or dead-letter topic of the subscription, because it has the permission of a "
+        f"single topic; an administrator of the tenant can grant it: `{command} --action produce --action consume`",
+        role=role,
+        requires="produce and consume on the topic",
+        resource=derived.short,
+    )
 
 
 def _nothing() -> None:

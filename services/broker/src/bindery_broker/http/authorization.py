@@ -7,9 +7,10 @@ is checked.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import groupby
-from typing import Final
+from typing import Final, TypeVar
 
 from bindery_core.errors import BadRequest, Forbidden, NoSuchTopic, TooLarge
 from bindery_identity.principal import Principal
@@ -31,6 +32,7 @@ PAGE_SIZE: Final = 1_000
 PAGES_MAX: Final = 20
 """Maximum number of such reads for one request."""
 _CREATES_PART: Final = "createTopic"
+T = TypeVar("T")
 
 
 def roles_of(exchange: Exchange) -> tuple[str | None, ...]:
@@ -75,6 +77,7 @@ async def run_allowed(exchange: Exchange, run: Callable[[], Awaitable[Response]]
         return await run()
     try:
         with access.waiting(roles, exchange.operation, target, since=since) as waiting:
+            exchange.waiting = waiting
             await exchange.charge_resource()
             response = await run()
             if not isinstance(response, Reply):  # it may take as long as the client reads
@@ -98,6 +101,26 @@ async def check_topic(exchange: Exchange, need: Need, topic: TopicName, *, subsc
     access = exchange.broker.access
     if access is not None:
         await access.check_need(roles_of(exchange), need, target_for(topic, subscription=subscription))
+
+
+async def check_derived(exchange: Exchange, subscription: str, *derived: TopicName) -> None:
+    """Raise Forbidden unless the request may use the retry or dead-letter topics of a subscription of its topic."""
+    access = exchange.broker.access
+    if access is not None:
+        await access.check_derived(roles_of(exchange), _of_subscription(exchange, subscription), *derived)
+
+
+async def may_use_derived(exchange: Exchange, subscription: str, *derived: TopicName) -> bool:
+    """Return whether `check_derived` allows it. If the request waits, it ends when that is not allowed any more."""
+    access = exchange.broker.access
+    if access is None:
+        return True
+    roles, target = roles_of(exchange), _of_subscription(exchange, subscription)
+    if not await access.may_use_derived(roles, target, *derived):
+        return False
+    if exchange.waiting is not None:
+        exchange.waiting.also = partial(access.check_derived, roles, target, *derived)
+    return True
 
 
 async def visible_page(
@@ -180,6 +203,11 @@ async def visible_subscriptions(exchange: Exchange, topic: TopicName, names: Ite
     return [name for name in names if await access.may(roles, Need.CONSUME, target_for(topic, subscription=name))]
 
 
+async def of_visible_subscriptions(exchange: Exchange, topic: TopicName, values: Mapping[str, T]) -> dict[str, T]:
+    """Return what belongs to those of the subscriptions of a topic that the request may use. `values`: by name."""
+    return {name: values[name] for name in await visible_subscriptions(exchange, topic, values)}
+
+
 def is_unlimited(exchange: Exchange) -> bool:
     """Return whether the request may see everything."""
     access = exchange.broker.access
@@ -213,6 +241,12 @@ async def may_administer(exchange: Exchange, tenant: str) -> bool:
 
 def target_for(topic: TopicName, *, subscription: str | None = None) -> Target:
     return Target(topic.tenant, topic.namespace, topic, subscription)
+
+
+def _of_subscription(exchange: Exchange, subscription: str) -> Target:
+    """Return the subscription of the topic in the path, also if the request is one for the owner of another topic."""
+    topic = target_of(exchange).topic
+    return target_for(exchange.topic if topic is None else topic, subscription=subscription)
 
 
 def _space_of(name: str) -> str:

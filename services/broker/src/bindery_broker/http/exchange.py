@@ -31,6 +31,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from bindery_broker.access.access import Waiting
 from bindery_broker.access.audited import PROXIED_HEADER as PROXIED_HEADER
 from bindery_broker.access.records import ListReads
 from bindery_broker.broker import Broker
@@ -47,8 +48,11 @@ ROUTED_BY_HEADER: Final = b"bindery-routed-by"
 """Name of a topic, percent-encoded: the owner of the topic in the path has sent the request to the owner of this."""
 PARTITION_HEADER: Final = b"bindery-partition"
 """Set in requests that a broker sends to a partition on behalf of a request to the whole topic."""
+ROOM_HEADER: Final = b"bindery-room"
+"""Maximum bytes of messages in the answer to a receive that a broker passes on: what the limits of its client leave."""
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 
+ROOM_DIGITS_MAX: Final = 18
 SCOPE_KEY: Final = "bindery.exchange"
 """Key of the exchange in the ASGI scope."""
 PIECES_PER_TURN: Final = 16
@@ -163,6 +167,8 @@ class Exchange(Request):
     """What the request may use by the limits of its client, tenant and namespace; None: nothing is limited."""
     _is_counted: bool = False
     """Whether the body was counted by its announced size."""
+    waiting: Waiting | None = None
+    """The check of a call that waits, while it runs; None: the call does not wait, or nothing is checked."""
     _named: dict[bytes, bytes] | None = None
     _list_reads: ListReads | None = None
 
@@ -214,6 +220,14 @@ class Exchange(Request):
         if not self.header(PROXIED_HEADER) or not (text := self.header(ROUTED_BY_HEADER)):
             return None
         return TopicName.parse(unquote(text.decode("ascii", errors="replace")))
+
+    def room(self, wanted: int) -> int:
+        """Return how many of the `wanted` bytes of messages the limits of the client leave, here and at the broker that
+        passed the request on; at least 1."""
+        if self.allowance is not None:
+            wanted = self.allowance.sending_room(wanted)
+        text = self.header(ROOM_HEADER)
+        return max(1, min(wanted, int(text))) if text.isdigit() and len(text) <= ROOM_DIGITS_MAX else wanted
 
     @property
     def principal(self) -> Principal | None:

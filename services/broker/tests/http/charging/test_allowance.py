@@ -390,6 +390,42 @@ async def test_a_request_that_was_passed_on_counts_at_the_first_broker_only(
         await harness.close()
 
 
+async def test_a_request_from_a_broker_without_limits_is_charged(
+    tree: MemoryTree, ledgers: MemoryLedgers, clock: Clock
+) -> None:
+    limits = LimitSettings(principal_requests_rate=1_000)
+    one = Harness(tree=tree, ledgers=ledgers, clock=clock, url="http://one")
+    two = Harness(tree=tree, ledgers=ledgers, clock=clock, url="http://two", limits=limits)
+    one.peers["two"] = httpx.ASGITransport(app=two.app)
+    for harness in (one, two):
+        harness.app.limiter.passed_on = PassedOn(await fetch_key(harness.store, randomness=_Fixed()))
+    await two.produce("owned by two")
+    await one.produce("passed on")
+    account = two.broker.accounts.account(Owner.ADDRESS, "127.0.0.1", clock.now())
+    assert account is not None
+    assert [use.burst - use.available for use in account.usage(clock.now())] == [2]
+    for harness in (one, two):
+        await harness.close()
+
+
+async def test_the_limit_of_bytes_holds_for_a_receive_that_is_passed_on(
+    tree: MemoryTree, ledgers: MemoryLedgers, clock: Clock
+) -> None:
+    limits = LimitSettings(principal_bytes_out_rate=5_000)
+    one, two = (
+        Harness(tree=tree, ledgers=ledgers, clock=clock, url=f"http://{name}", limits=limits) for name in ("one", "two")
+    )
+    one.peers["two"] = httpx.ASGITransport(app=two.app)
+    for harness in (one, two):
+        harness.app.limiter.passed_on = PassedOn(await fetch_key(harness.store, randomness=_Fixed()))
+    await two.client.put(f"{TOPIC}/subscriptions/s", json={"initial": "earliest"})
+    await two.produce(*("x" * 1_000 for _ in range(20)))
+    clock.advance(10)
+    assert 1 <= len(await one.receive(max=20)) <= 5
+    for harness in (one, two):
+        await harness.close()
+
+
 class _Fixed:
     def getrandbits(self, count: int, /) -> int:
         return 2 ** (count - 1) + 7
@@ -404,6 +440,7 @@ class _Fixed:
         Sender(is_part=False, client=None),
         Sender(is_part=True, client=(Owner.ROLE, "röle with spaces/ and : %")),
         Sender(is_part=False, client=(Owner.ADDRESS, "2001:db8::/64")),
+        Sender(is_part=False, client=None, is_charged=False),
     ],
 )
 def test_a_proof_is_read_by_brokers_with_the_same_key_only(sender: Sender) -> None:

@@ -223,6 +223,8 @@ class Limiter:
             sender: Sender | None = Sender(is_part=True, client=parent.sender.client)
         elif self.passed_on is not None and passed_on:
             sender = self.passed_on.read(passed_on)
+            if sender is not None and not sender.is_charged:
+                sender = None
         else:
             sender = None
         if sender is None:
@@ -245,7 +247,9 @@ class Limiter:
         if self.passed_on is None:
             return []
         current = _current.get()
-        return [self.passed_on.header(Sender(is_part=False, client=None) if current is None else current.sender)]
+        if current is not None:
+            return [self.passed_on.header(current.sender)]
+        return [self.passed_on.header(Sender(is_part=False, client=None, is_charged=not self.is_off))]
 
 
 def client_of(scope: Any, *, by_address: bool) -> tuple[Owner, str] | None:
