@@ -4,14 +4,15 @@ import asyncio
 import gc
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import structlog
 from bindery_broker import main
-from bindery_broker.settings import BrokerSettings
+from bindery_broker.settings import AuthSettings, BrokerSettings
 from bindery_core.errors import MetadataUnavailable
-from bindery_kit.process import cluster_wait
+from bindery_kit.process import cluster_wait, followed_files
 from bindery_kit.process.runtime import Shutdown
 from bindery_metadata.cluster import initialize_cluster
 from bindery_metadata.layout.layout import LedgersLayout
@@ -72,3 +73,30 @@ async def test_a_stop_during_the_start_ends_the_process(store: MemoryStore) -> N
         async with asyncio.timeout(30):
             assert await serving == 0
     assert "broker_serving" not in [line["event"] for line in logs]
+
+
+async def test_files_are_followed_while_the_start_waits(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(cluster_wait, "RETRY_S", 0.01)
+    monkeypatch.setattr(followed_files, "POLL_INTERVAL_S", 0.01)
+
+    def fail_again() -> None:
+        store.fail_next(MetadataUnavailable("gone"), matching=lambda _, path: path == LAYOUT.available)
+
+    keys = tmp_path / "keys"
+    keys.write_text("k" * 32)
+    fail_again()
+    shutdown = Shutdown()
+    settings = BrokerSettings(port=0, auth=AuthSettings(tokens_keys_file=str(keys)))
+    with structlog.testing.capture_logs() as logs:
+        serving = asyncio.create_task(main.serve(settings, shutdown))
+        await until("bookies_not_read", logs)
+        keys.write_text("n" * 33)
+        async with asyncio.timeout(30):
+            while "followed_file_read" not in (events := [line["event"] for line in logs]):
+                fail_again()
+                await asyncio.sleep(0.001)
+        shutdown.request("SIGTERM")
+        assert await serving == 0
+    assert "broker_serving" not in events

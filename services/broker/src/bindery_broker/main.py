@@ -33,7 +33,7 @@ from bindery_kit.observability.logs import get_logger
 from bindery_kit.observability.metrics import Metrics
 from bindery_kit.observability.tls_metrics import TlsMetrics
 from bindery_kit.process.cluster_wait import ClusterWait, retry_while_unavailable
-from bindery_kit.process.followed_files import FileFollower
+from bindery_kit.process.followed_files import PART, FileFollower
 from bindery_kit.process.program import run_program
 from bindery_kit.process.runtime import Shutdown
 from bindery_kit.process.service_life import ServiceLife, join_cluster, run_life, watch_session, zookeeper_connector
@@ -87,16 +87,18 @@ class BrokerProcess:
         self._health, self._metrics = Health(), Metrics("broker")
         self._late = LateApp()
         self.life = ServiceLife("broker", shutdown, self._health)
-        self._security = settings.client.load()
+        self._security = settings.client.load(now_s=_now_s)
         self._audit_log = settings.audit_log.open(service="broker", clock=time.monotonic, wall_clock_ms=wall_clock_ms)
         self._stats = BrokerHttpStats()
-        tls, self._peers_tls = settings.http.tls.load(now_s=_now_s), settings.peers.load()
+        tls, self._peers_tls = settings.http.tls.load(now_s=_now_s), settings.peers.load(now_s=_now_s)
         self._tls = TlsMetrics()
         self._tls.add("http", tls)
-        if settings.peers.ca_file:
-            self._tls.add("peers", self._peers_tls)
+        self._tls.add("peers", self._peers_tls)
+        self._tls.add("bookies", self._security.tls_files)
         self._topic_metrics = TopicMetrics(topics_max=settings.metrics_topics_max)
         self._files = FileFollower()
+        for files in self._tls.files:
+            self._files.follow(files)
         self._overrides = settings.limits.overrides()
         if self._overrides is not None:
             self._files.follow(self._overrides)
@@ -153,6 +155,7 @@ class BrokerProcess:
         settings, life, health = self._settings, self.life, self._health
         if self._audit_log is not None:
             life.on_stop(self._audit_log.close, event="audit_log_not_closed")
+        life.start_part(PART, self._files.run())  # at once: the port serves, and the wait for ZooKeeper may be long
         life.on_stop(self._server.stop)
         await self._server.start()
         url = settings.advertised_url or _own_url(self._server)
@@ -212,9 +215,6 @@ class BrokerProcess:
         life.on_stop(life.cancel_parts)
         life.on_stop(partial(self._drain, broker))
         life.start_part("http", self._server.wait())
-        for files in self._tls.files:
-            self._files.follow(files)
-        life.start_part("followed_files", self._files.run())
         life.start_part("maintenance", broker.maintain_forever())
         life.start_part("registration", keep_registered(leases, url=url))
 
