@@ -127,6 +127,7 @@ class AuditorProcess:
             health=health,
             timeout_s=settings.zookeeper_connect_timeout_s,
             wall_clock_ms=wall_clock_ms,
+            access=settings.zookeeper_access.load,
         )
         connect = zookeeper_connector(
             settings.zookeeper,

@@ -261,6 +261,7 @@ class BookieProcess:
             health=self.health,
             timeout_s=settings.zookeeper_connect_timeout_s,
             wall_clock_ms=self._wall_clock_ms,
+            access=settings.zookeeper_access.load,
         )
         try:
             metadata = self._metadata = await join_cluster(life, self._connect, wait=wait)

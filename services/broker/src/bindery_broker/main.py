@@ -173,6 +173,7 @@ class BrokerProcess:
             health=health,
             timeout_s=settings.zookeeper_connect_timeout_s,
             wall_clock_ms=wall_clock_ms,
+            access=settings.zookeeper_access.load,
         )
         connect = zookeeper_connector(
             settings.zookeeper,

@@ -67,8 +67,9 @@ def load_security(
     """Load PEM files and a file whose first line is the token. TLS is used if `ca_file` is given.
 
     `certificate_file`, `key_file`: presented to bookies that require client certificates. `check_hostname`: the
-    bookie's certificate must name the host that the client connects to. `now_s`: seconds since 1970, to refuse an own certificate that has expired and to
-    know when it does; None: bookies refuse it. Raises BadRequest for unusable files.
+    bookie's certificate must name the host that the client connects to. `now_s`: seconds since 1970, to refuse an own
+    certificate that has expired and to know when it does; None: bookies refuse it. Raises BadRequest for files that
+    cannot be used.
     """
     if ca_file is None and certificate_file is not None:
         raise BadRequest("a client certificate requires ca_file too: it is used with TLS only")
