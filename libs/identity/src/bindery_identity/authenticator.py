@@ -147,7 +147,7 @@ class Authenticator:
         if len(token) > TOKEN_SIZE_MAX:
             raise Unauthorized("not a signed token")
         bearer = self._tokens.verify(token, now_s=self._now_s())
-        return Principal(role=bearer.subject, method=Method.TOKEN, expires_at_s=bearer.expires_at_s)
+        return Principal(role=bearer.subject, method=bearer.method, expires_at_s=bearer.expires_at_s)
 
     def by_basic(self, encoded: bytes) -> Principal:
         """Return the principal by the base64 of `name:password`. Raises Unauthorized."""

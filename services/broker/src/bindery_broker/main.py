@@ -44,6 +44,7 @@ from bindery_metadata.stores.store import MetadataStore
 from bindery_recovery.writer_reports import WriterReports
 
 from bindery_broker.access.audited import PROXIED_HEADER
+from bindery_broker.access.openid_keys import OpenIdKeys
 from bindery_broker.broker import Broker, Components
 from bindery_broker.http.charging.passed_on import PassedOn, fetch_key
 from bindery_broker.http.late_app import LateApp, refuse_unknown
@@ -97,12 +98,20 @@ class BrokerProcess:
         self._tls.add("bookies", self._security.tls_files)
         self._topic_metrics = TopicMetrics(topics_max=settings.metrics_topics_max)
         self._files = FileFollower()
-        for files in self._tls.files:
-            self._files.follow(files)
         self._overrides = settings.limits.overrides()
         if self._overrides is not None:
             self._files.follow(self._overrides)
-        self._authenticator = settings.auth.authenticator(now_s=_now_s, follow=self._files.follow)
+        issuers = settings.auth.openid(follow=self._files.follow)
+        self._openid: OpenIdKeys | None = None
+        if issuers:
+            issuers_tls = settings.auth.openid_tls()
+            self._tls.add("openid", issuers_tls)
+            self._openid = OpenIdKeys(
+                issuers, tls=issuers_tls.context, now_s=_now_s, refresh_s=settings.auth.openid_refresh_s
+            )
+        self._authenticator = settings.auth.authenticator(now_s=_now_s, follow=self._files.follow, issuers=issuers)
+        for files in self._tls.files:
+            self._files.follow(files)
         self._own_token = settings.auth.own_token(follow=self._files.follow)
         may_be_reached = settings.insecure or not settings.auth.admits_everybody
         check_bind(settings.host, insecure=may_be_reached, remedy=AUTHENTICATE)
@@ -126,6 +135,8 @@ class BrokerProcess:
         parts = [self._stats.render, self._topic_metrics.render, self._files.render, self._tls.render]
         if self._audit_log is not None:
             parts.append(self._audit_log.render)
+        if self._openid is not None:
+            parts.append(self._openid.render)
         prepare = [self._topic_metrics.collect]
         if self._authenticator is None:
             return OpsApp(self._health, self._metrics, app=self._late, parts=parts, prepare=prepare)
@@ -156,6 +167,8 @@ class BrokerProcess:
         if self._audit_log is not None:
             life.on_stop(self._audit_log.close, event="audit_log_not_closed")
         life.start_part(PART, self._files.run())  # at once: the port serves, and the wait for ZooKeeper may be long
+        if self._openid is not None:
+            life.start_part("openid_keys", self._openid.run())
         life.on_stop(self._server.stop)
         await self._server.start()
         url = settings.advertised_url or _own_url(self._server)
@@ -207,6 +220,9 @@ class BrokerProcess:
             app.limiter.passed_on = PassedOn(key)
         life.on_stop(app.close)
         self._late.put(app)
+        if self._openid is not None:
+            health.progress("reading the keys of OpenID issuers")
+            await self._openid.tried()
         gc.collect()
         gc.freeze()
         gc.set_threshold(GC_THRESHOLD)
