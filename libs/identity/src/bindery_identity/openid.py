@@ -73,11 +73,14 @@ class IssuerKeys:
         """Number of keys, trusted or not."""
         return len(self._keys)
 
-    def replace(self, keys: Sequence[Key], *, now_s: float) -> None:
-        """Trust these keys and no others from now on. `now_s`: seconds since 1970."""
+    def replace(self, keys: Sequence[Key], *, now_s: float) -> bool:
+        """Trust these keys and no others from now on. Return whether they differ from those before. `now_s`: seconds
+        since 1970."""
         self.read_at_s = now_s
-        if _identities(keys) != _identities(self._keys):  # else the verified tokens stay remembered
-            self._use(keys)
+        if _identities(keys) == _identities(self._keys):  # the verified tokens stay remembered
+            return False
+        self._use(keys)
+        return True
 
     def verify(self, token: bytes, name: object, *, now_s: float) -> Bearer:
         """Return whom a token of this issuer names. `name`: its `kid`. Raises Unauthorized."""

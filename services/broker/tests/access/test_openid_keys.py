@@ -114,12 +114,15 @@ async def test_the_last_keys_stay_while_the_issuer_fails_and_new_ones_follow(
 ) -> None:
     monkeypatch.setattr(openid_keys, "RETRY_S", 0.001)
     with structlog.testing.capture_logs() as logs:
-        async with following(provider, refresh_s=0.01) as (issuer, _):
+        async with following(provider, refresh_s=0.01) as (issuer, keys):
+            replaced: list[int] = []
+            keys.on_replaced = lambda: replaced.append(issuer.count)
             provider.answer("/keys", b"", 500)
             await until(lambda: bool(logs))
             assert issuer.count == 1
             provider.answer("/keys", key_set("a", "b"))
             await until(lambda: issuer.count == 2)
+            assert replaced == [2]
     assert [line["event"] for line in logs] == ["openid_keys_not_read", "openid_keys_read"]
 
 

@@ -64,6 +64,8 @@ class OpenIdKeys:
         self._tls = tls
         self._now_s = now_s
         self._refresh_s = refresh_s
+        self.on_replaced: Callable[[], None] = lambda: None
+        """Called in the event loop after the keys of an issuer were replaced by others."""
         self._failures: Counter[str] = Counter()
         self._tried = {issuer.url: asyncio.Event() for issuer in self._fetched}
 
@@ -89,7 +91,7 @@ class OpenIdKeys:
         if not self._issuers:
             return b""
         page = Page()
-        rows = (
+        rows: tuple[tuple[str, str, str, Callable[[IssuerKeys], float]], ...] = (
             ("bindery_openid_keys", "gauge", "Keys of OpenID issuers.", lambda issuer: issuer.count),
             (
                 "bindery_openid_keys_read_seconds",
@@ -156,7 +158,8 @@ class OpenIdKeys:
                 if not isinstance(jwks_uri, str) or not is_https(jwks_uri.partition("?")[0]):
                     raise BadRequest("the issuer publishes no https URL of its key set (jwks_uri)")
                 keys = parse_jwks(await _get(http, jwks_uri))
-            issuer.replace(keys, now_s=self._now_s())
+            if issuer.replace(keys, now_s=self._now_s()):
+                self.on_replaced()
         except TimeoutError:
             return f"the issuer did not answer within {READ_TIMEOUT_S:g} s"
         except BinderyError as error:
