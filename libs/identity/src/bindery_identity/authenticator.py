@@ -7,6 +7,8 @@
 | none of these, and a client certificate            | the name that CertificateRole chooses                           |
 | none                                               | the role for anonymous clients, if one is configured            |
 
+The certificate of a connection is compared with the clock at each request: it may expire while the connection is open.
+
 Wrong credentials are refused, also where anonymous clients are allowed. Credentials of a kind that is not configured
 are refused, too.
 
@@ -168,7 +170,7 @@ class Authenticator:
         if len(token) > TOKEN_SIZE_MAX:
             raise Unauthorized("not a signed token")
         bearer = self._tokens.verify(token, now_s=self._now_s())
-        return Principal(role=bearer.subject, method=Method.TOKEN, expires_at_s=bearer.expires_at_s)
+        return Principal(role=bearer.subject, method=bearer.method, expires_at_s=bearer.expires_at_s)
 
     def by_basic(self, encoded: bytes) -> Principal:
         """Return the principal by the base64 of `name:password`. Raises Unauthorized."""
@@ -224,7 +226,10 @@ class Authenticator:
                 type=self._certificate_role.value,
                 names=len(names),
             )
-        return Principal(role=names[0], method=Method.CERTIFICATE, expires_at_s=certificate.expires_at_s)
+        principal = Principal(role=names[0], method=Method.CERTIFICATE, expires_at_s=certificate.expires_at_s)
+        if principal.is_expired(self._now_s()):  # TLS compares it only when a connection begins
+            raise Unauthorized("the client certificate has expired; renew it, and connect with the new one")
+        return principal
 
     def _remedy(self) -> str:
         ways = []

@@ -272,6 +272,8 @@ def test_the_token_of_a_broker_must_be_that_of_a_proxy(tmp_path: Path, keys: Pat
 
     token = settings("edge,broker").own_token(follow=lambda _: None)
     assert token is not None
+    assert "broker" in repr(token.file.value)
+    assert sign(KEY, subject="broker").decode() not in repr(token.file.value)
     client = Principal(role="J\u00fcrgen", method="token")  # type: ignore[arg-type]
     assert token.headers(client)[1] == (b"bindery-role", b"J%C3%BCrgen")
     assert token.headers(None) == [

@@ -46,6 +46,19 @@ async def test_each_failure_is_logged_once_and_counted_in_the_metric(path: Path)
     assert file.value == 234
 
 
+async def test_a_replacement_is_logged_although_another_thread_polled(path: Path) -> None:
+    """A context of clients polls its files before each connection."""
+    follower = FileFollower()
+    file = FollowedFile(str(path), int)
+    follower.follow(file)
+    path.write_text("23")
+    assert file.poll()
+    with capture_logs() as logs:
+        await follower.poll()
+        await follower.poll()
+    assert [line["event"] for line in logs] == ["followed_file_read"]
+
+
 async def test_run_polls_until_it_is_cancelled(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(followed_files, "POLL_INTERVAL_S", 0.001)
     follower = FileFollower()

@@ -11,6 +11,8 @@ to the `AuditEntry` in the state of the scope:
 |----------------------------------------------|-------------------------------------------------------------------|
 | begins a change and answers                  | `change_started`, `change_finished` with the status of the answer |
 | begins a change and ends without an answer   | `change_started`, `change_finished` without a status              |
+| begins a change, whose first line fails      | `change_finished` with 503, and `change_started` if the file      |
+|                                              | takes it nevertheless                                             |
 | answers 401 or 403, no change begun          | `denied`                                                          |
 | anything else                                | none                                                              |
 
@@ -36,6 +38,8 @@ DENIED: Final = frozenset((401, 403))
 """Statuses of refusals for lack of permission."""
 FAILED: Final = 400
 """Lowest status of an error."""
+NOT_BEGUN: Final = "not_begun"
+"""Code in the log of a change that is not made, because the client was gone when its first line was written."""
 REQUEST_ID: Final = b"x-request-id"
 IS_PROXIED: Final = "is_proxied"
 """Key in the state of the scope that the application sets to True if another process of the service passed the request
@@ -88,11 +92,16 @@ class AuditEntry:
             return
         self.describe(operation, resource, request_id=request_id)
         change = self._log.next_change()
+        fields = {"change": change, **self._request()}
         try:
-            await self._log.write("change_started", {"change": change, **self._request()})
-        except AuditLogUnavailable:
+            await self._log.write("change_started", fields)
+        except AuditLogUnavailable as error:
             if self._log.refuses:
+                self._log.revoke({**fields, "status": error.status, "code": error.code})
                 raise
+        except asyncio.CancelledError:
+            self._log.revoke({**fields, "status": None, "code": NOT_BEGUN})
+            raise
         self._change = change
 
     async def finish(self, status: int | None) -> None:
