@@ -3,7 +3,6 @@
 import asyncio
 import json
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,10 +17,8 @@ from bindery.standalone.throwaway import ThrowawayCluster
 from bindery_core.errors import Unauthorized
 from bindery_metadata.stores.embedded import EmbeddedZooKeeper, SecurePort, ServerSpec
 from bindery_metadata.stores.zookeeper import ZooKeeperStore
+from bindery_simulation.certificates.authority import Authority, in_one_file
 from command import bindery
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "libs" / "metadata" / "tests"))
-from certificates import Authority
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(500)]
 TRAFFIC_S = 2.0
@@ -152,13 +149,13 @@ async def test_a_cluster_works_by_tls_with_credentials_from_its_beginning(
     credentials: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     authority = Authority(tmp_path)
-    issued = authority.issue("server", "localhost")
+    both = in_one_file(*authority.issue("server", hosts=["localhost"]))
     ports = []
     for _ in range(2):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             ports.append(probe.getsockname()[1])
-    secure = SecurePort(ports[1], issued.both, authority.ca_file)
+    secure = SecurePort(ports[1], both, authority.ca_file)
     server = EmbeddedZooKeeper(ServerSpec(tmp_path / "zookeeper", ports[0], secure=secure))
     hosts = f"localhost:{ports[1]}"
     monkeypatch.setenv("BINDERY_ZOOKEEPER_CA_FILE", str(authority.ca_file))

@@ -85,7 +85,7 @@ def test_without_credentials_a_client_is_refused_or_anonymous() -> None:
     assert authenticator(anonymous_role="nobody").by_headers([]) == Principal(role="nobody", method=Method.NONE)
 
 
-CERTIFICATE = Certificate("cn", ("d.example",), ("spiffe://x/y",), 5.0)
+CERTIFICATE = Certificate("cn", ("d.example",), ("spiffe://x/y",), NOW + 5)
 
 
 @pytest.mark.parametrize(
@@ -98,13 +98,25 @@ CERTIFICATE = Certificate("cn", ("d.example",), ("spiffe://x/y",), 5.0)
 )
 def test_the_rule_chooses_the_name_of_a_certificate(rule: CertificateRole, role: str) -> None:
     known = authenticator(certificate_role=rule, anonymous_role="nobody")
-    expected = Principal(role=role, method=Method.CERTIFICATE, expires_at_s=5.0)
+    expected = Principal(role=role, method=Method.CERTIFICATE, expires_at_s=NOW + 5)
     assert known.by_headers([], CERTIFICATE) == known.by_method("tls", b"", CERTIFICATE) == expected
     assert known.by_headers([(b"authorization", b"Bearer " + TOKEN)], CERTIFICATE).role == "alice"
     assert known.by_headers([], None).role == "nobody"
     for several in (Certificate(), Certificate(None, ("a", "b"), ("a", "b")), Certificate("a\nb", ("\u202e",), ("",))):
         with pytest.raises(Unauthorized, match="exactly one printable name"):
             known.by_headers([], several)
+
+
+def test_a_certificate_that_expires_while_its_connection_is_open_is_refused() -> None:
+    now_s = [NOW]
+    known = Authenticator(now_s=lambda: now_s[0], certificate_role=CertificateRole.COMMON_NAME, anonymous_role="nobody")
+    assert known.by_headers([], CERTIFICATE).role == "cn"
+    now_s[0] = NOW + 5
+    for refused in (lambda: known.by_headers([], CERTIFICATE), lambda: known.by_method("tls", b"", CERTIFICATE)):
+        with pytest.raises(Unauthorized, match="the client certificate has expired"):
+            refused()
+    unlimited = Certificate("cn")
+    assert known.by_headers([], unlimited).role == "cn"
 
 
 def test_without_a_rule_a_certificate_is_no_credential() -> None:
@@ -125,9 +137,40 @@ def test_a_proxy_names_the_client_and_others_must_not() -> None:
         known.on_behalf_of(PROXY, None)
     with pytest.raises(Forbidden, match="on behalf of another proxy"):
         known.on_behalf_of(PROXY, "broker")
+    with pytest.raises(Forbidden, match="on behalf of another proxy"):
+        authenticator(proxy_roles=["proxy", "broker"], own_role=lambda: "broker").on_behalf_of(PROXY, "broker")
     for named in ("admin", "alice", "proxy"):
         with pytest.raises(Forbidden, match="only the role of a proxy"):
             known.on_behalf_of(ALICE, named)
     for named in ("", "a\nb", "x" * 300):
         with pytest.raises(Unauthorized, match="not a role"):
             known.on_behalf_of(PROXY, named)
+
+
+def test_only_a_password_that_is_not_remembered_is_slow() -> None:
+    known = Authenticator(
+        now_s=lambda: NOW,
+        tokens=SignedTokens([KEY]),
+        passwords=Passwords(b"bob:$apr1$abcdefgh$ZAdX7G.l3eDbgTYbm5ePE0"),
+        anonymous_role="nobody",
+    )
+    right = [(b"authorization", b"Basic " + BASIC)]
+    assert known.is_slow(right)
+    known.by_headers(right)
+    assert not known.is_slow(right)
+    assert known.is_slow([(b"authorization", b"basic " + base64.b64encode(b"bob:wrong"))])
+    for headers in (
+        [],
+        [(b"authorization", b"Bearer " + TOKEN)],
+        [(b"authorization", b"Basic !")],
+        [(b"authorization", b"Basic " + base64.b64encode(b"bob"))],
+        [(b"authorization", b"Basic " + BASIC), (b"authorization", b"Basic x")],
+    ):
+        assert not known.is_slow(headers)
+
+
+def test_a_process_of_the_service_passes_on_the_own_request_of_a_proxy() -> None:
+    broker = Principal(role="broker", method=Method.TOKEN)
+    known = authenticator(proxy_roles=["proxy", "broker"], own_role=lambda: "broker")
+    assert known.on_behalf_of(broker, "proxy") == Principal(role="broker", method=Method.TOKEN, original_role="proxy")
+    assert known.on_behalf_of(broker, "broker") == broker

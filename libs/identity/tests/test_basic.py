@@ -1,5 +1,6 @@
 import pytest
 from bindery_core.errors import BadRequest, Unauthorized
+from bindery_identity import basic
 from bindery_identity.basic import PASSWORD_SIZE_MAX, Passwords
 
 # Written by `openssl passwd -apr1 -salt SALT PASSWORD` and `htpasswd -nbs`.
@@ -29,6 +30,36 @@ def test_a_wrong_name_or_password_is_refused_with_the_same_error(name: str, pass
     with pytest.raises(Unauthorized) as refused:
         passwords.verify(name, password)
     assert str(refused.value) == "wrong name or password"
+
+
+@pytest.mark.parametrize(
+    ("name", "password"), [("admin", b"wrong"), ("reader", b"wrong"), ("nobody", b"wrong"), ("nobody", b"password")]
+)
+def test_each_refusal_costs_the_same(name: str, password: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the time of a refusal tells which names exist. Counts the slow hashes, because times vary."""
+    passwords = Passwords(FILE)
+    passwords.verify("admin", b"secret pass")
+    passwords.verify("reader", b"password")
+    slow, hashed = [], basic._apr1
+
+    def counted(password: bytes, salt: bytes) -> bytes:
+        slow.append(len(salt))
+        return hashed(password, salt)
+
+    monkeypatch.setattr(basic, "_apr1", counted)
+    with pytest.raises(Unauthorized):
+        passwords.verify(name, password)
+    assert slow == [8]
+
+
+def test_a_password_is_remembered_once_it_was_right() -> None:
+    passwords = Passwords(FILE)
+    assert not passwords.remembers("admin", b"secret pass")
+    passwords.verify("admin", b"secret pass")
+    assert passwords.remembers("admin", b"secret pass")
+    for name, password in (("admin", b"wrong"), ("nobody", b"secret pass"), ("reader", b"password"), ("", b"")):
+        assert not passwords.remembers(name, password)
+    assert b"secret pass" not in repr(vars(passwords)).encode()
 
 
 @pytest.mark.parametrize(

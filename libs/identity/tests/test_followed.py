@@ -1,4 +1,5 @@
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -134,3 +135,47 @@ def test_the_value_is_not_in_the_repr(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("secret")
     assert "secret" not in repr(FollowedFile(str(path), bytes))
+
+
+def test_any_exception_of_a_loader_keeps_the_old_content(tmp_path: Path) -> None:
+    class Odd(Exception):
+        pass
+
+    def load(content: bytes) -> int:
+        if not content.isdigit():
+            raise Odd(f"secret {content!r}")
+        return int(content)
+
+    path = tmp_path / "file"
+    path.write_text("1")
+    followed = FollowedFile(str(path), load, what="the file of keys")
+    path.write_text("secret content")
+    assert not followed.poll()
+    assert (followed.value, followed.failure) == (1, "the file of keys cannot be used: Odd")
+    path.write_text("234")
+    assert followed.poll()
+    assert (followed.value, followed.failure, followed.replacements) == (234, None, 1)
+
+
+def test_one_thread_reads_and_another_does_not_wait_for_it(tmp_path: Path) -> None:
+    reading, may_end, reads = threading.Event(), threading.Event(), []
+
+    def load(content: bytes) -> int:
+        reads.append(content)
+        if len(reads) > 1:
+            reading.set()
+            assert may_end.wait(30)
+        return int(content)
+
+    path = tmp_path / "file"
+    path.write_text("1")
+    followed = FollowedFile(str(path), load)
+    path.write_text("234")
+    other = threading.Thread(target=followed.poll)
+    other.start()
+    assert reading.wait(30)
+    assert not followed.poll()
+    assert (followed.value, len(reads)) == (1, 2)
+    may_end.set()
+    other.join()
+    assert (followed.value, followed.replacements) == (234, 1)

@@ -1,5 +1,6 @@
 """TLS contexts from files: what is refused, and what follows a change of the files."""
 
+import base64
 import contextlib
 import datetime
 import ssl
@@ -133,6 +134,27 @@ def test_an_expired_certificate_is_refused_and_does_not_replace_a_good_one(autho
     assert not server.poll()
     assert "has expired" in (server.failure or "")
     assert server.expires_at_s == later.timestamp()
+
+
+def of_unknown_version(certificate: bytes) -> bytes:
+    """Return the certificate with version 8, which `cryptography` refuses with an error that is no ValueError."""
+    content = base64.b64decode(b"".join(certificate.splitlines()[1:-1]))
+    version_3 = bytes.fromhex("a003020102")
+    assert content.count(version_3) == 1
+    changed = base64.encodebytes(content.replace(version_3, bytes.fromhex("a003020107")))
+    return b"-----BEGIN CERTIFICATE-----\n" + changed + b"-----END CERTIFICATE-----\n"
+
+
+def test_a_certificate_of_an_unknown_form_is_refused_and_does_not_replace_a_good_one(
+    authority: Authority, tmp_path: Path
+) -> None:
+    server = port(authority)
+    certificate = tmp_path / "server.crt"
+    replace(certificate, of_unknown_version(certificate.read_bytes()))
+    assert not server.poll()
+    assert "has a form that is not supported (InvalidVersion)" in (server.failure or "")
+    with pytest.raises(BadRequest, match="version 3"):
+        server_tls(certificate_file=str(certificate), key_file=str(tmp_path / "server.key"), now_s=now_s)
 
 
 def test_files_that_cannot_be_used_are_refused_without_their_content(authority: Authority, tmp_path: Path) -> None:

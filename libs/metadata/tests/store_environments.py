@@ -15,7 +15,7 @@ from bindery_metadata.stores.memory import MemoryStore, MemoryTree
 from bindery_metadata.stores.store import MetadataStore, SessionState
 from bindery_metadata.stores.zookeeper import ZooKeeperStore
 from bindery_metadata.stores.zookeeper_access import AccessFiles
-from certificates import Authority, Issued
+from bindery_simulation.certificates.authority import Authority, in_one_file
 from kazoo.client import KazooClient
 from proxy import READ_TYPES, WRITE_TYPES, Proxy
 
@@ -103,15 +103,16 @@ class SecureServer:
     spec: ServerSpec
     folder: Path
     authority: Authority
-    certificate: Issued
+    certificate: tuple[Path, Path]
+    """Files of the server's certificate and its key."""
 
     @classmethod
     def make(cls, folder: Path) -> "SecureServer":
         """Write the files. The server is not started."""
         authority = Authority(folder)
-        issued = authority.issue("server", "localhost", "127.0.0.1")
+        issued = authority.issue("server")
         (folder / "credentials").write_text("bindery:first password\n")
-        secure = SecurePort(free_port(), issued.both, authority.ca_file)
+        secure = SecurePort(free_port(), in_one_file(*issued), authority.ca_file)
         spec = ServerSpec(folder / "zookeeper", free_port(), tick_ms=200, session_timeout_ms_min=400, secure=secure)
         return cls(spec, folder, authority, issued)
 
@@ -131,7 +132,7 @@ class SecureServer:
     def contexts(self) -> tuple[ssl.SSLContext, ssl.SSLContext]:
         """Return the contexts of a proxy."""
         towards_clients = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        towards_clients.load_cert_chain(self.certificate.certificate_file, self.certificate.key_file)
+        towards_clients.load_cert_chain(*self.certificate)
         return towards_clients, ssl.create_default_context(cafile=self.authority.ca_file)
 
 

@@ -1,5 +1,6 @@
 """A whole bookie on an address that other machines can reach: what its two ports refuse and accept."""
 
+import asyncio
 import random
 import socket
 import time
@@ -9,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+import structlog
 from bindery_bookie.access.security import AuthProvider, AuthSettings
 from bindery_bookie.process import BookieProcess
 from bindery_bookie.settings import AdminSettings, BookieSettings
@@ -16,6 +18,7 @@ from bindery_client.client import LedgerClient
 from bindery_client.connection.security import ClientSecurity
 from bindery_core.errors import BadRequest, BinderyError, NoSuchLedger
 from bindery_kit.http.listening import BindRefused
+from bindery_kit.process import followed_files
 from bindery_kit.process.runtime import Shutdown
 from bindery_metadata.cluster import initialize_cluster
 from bindery_metadata.layout.layout import LedgersLayout
@@ -183,3 +186,29 @@ async def read_metadata(world: World, ledger_id: int) -> None:
     from bindery_metadata.ledgers.ledger_manager import LedgerManager
 
     await LedgerManager(world.tree.connect(), LAYOUT, randomness=random.Random(3)).read(LedgerId(ledger_id))
+
+
+async def test_files_are_followed_while_the_start_waits(
+    by_operators: AdminSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The token of an operator is replaced while ZooKeeper does not answer."""
+    monkeypatch.setattr(followed_files, "POLL_INTERVAL_S", 0.01)
+    world = World(tmp_path, host="127.0.0.1", admin=by_operators)
+    connected = asyncio.Event()
+
+    async def connect() -> MemoryTree:
+        await connected.wait()
+        raise BadRequest("the test ends")
+
+    world.process._connect = connect  # type: ignore[assignment]
+    with structlog.testing.capture_logs() as logs:
+        starting = asyncio.create_task(world.process.start())
+        (tmp_path / "operators").write_text("another secret of operators")
+        async with asyncio.timeout(30):
+            while "followed_file_read" not in [line["event"] for line in logs]:
+                await asyncio.sleep(0.001)
+        assert not starting.done()
+        connected.set()
+        with pytest.raises(BadRequest, match="the test ends"):
+            await starting
+        await world.process.stop()

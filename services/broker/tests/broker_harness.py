@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 from bindery_broker.broker import Broker, Components
 from bindery_broker.http.app import BrokerApp
+from bindery_broker.http.charging.passed_on import KEY_SIZE, PassedOn
 from bindery_broker.http.late_app import LateApp
 from bindery_broker.http.protocol import ProblemHttpProtocol
 from bindery_broker.http.proxy import Proxy
@@ -99,6 +100,8 @@ class Harness:
         self.topic_metrics.watch(self.broker)
         self.peers: dict[str, httpx.ASGITransport] = {}
         self.app = BrokerApp(self.broker, proxy=Proxy(transport=_Peers(self.peers)))
+        if self.settings.auth.is_set:
+            self.app.limiter.passed_on = PassedOn(bytes(KEY_SIZE))  # as brokers share it by ZooKeeper
         self.client = httpx.AsyncClient(transport=httpx.ASGITransport(app=self.app), base_url=url)
 
     @contextlib.asynccontextmanager

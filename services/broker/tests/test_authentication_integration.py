@@ -142,8 +142,26 @@ async def test_keys_are_rotated_without_a_failed_request(cluster: Cluster) -> No
         async with asyncio.timeout(TIMEOUT_S):  # until no request with the old key is in progress
             while any(calls[url, KEYS[1]] < 1 for url in cluster.urls):
                 await asyncio.sleep(0.05)
+        subscription = "/v1/topics/public/default/rotated/subscriptions/s"
+        made = await ask(client, "PUT", cluster.urls[0] + subscription, headers=bearer("alice", KEYS[1]), json={})
+        assert made.status_code in (200, 201), made.text
+        opened = {url: asyncio.Event() for url in cluster.urls}
+
+        async def stream(url: str) -> None:
+            path = f"{url}{subscription}/stream?consumer=c{url[-1]}"
+            with contextlib.suppress(httpx.RemoteProtocolError):  # of the broker that passes the stream on
+                async with client.stream("GET", path, headers=bearer("alice", KEYS[0])) as answer:
+                    assert answer.status_code == 200
+                    async for _ in answer.aiter_text():
+                        opened[url].set()
+
+        streams = [asyncio.create_task(stream(url)) for url in cluster.urls]
+        async with asyncio.timeout(TIMEOUT_S):
+            await asyncio.gather(*(one.wait() for one in opened.values()))
         cluster.write_keys(KEYS[1], KEYS[2])
         await until(401, KEYS[0])
+        async with asyncio.timeout(TIMEOUT_S):  # the key was removed, so its streams end, before their tokens expire
+            await asyncio.gather(*streams)
         cluster.write_keys(b"too short")  # a mistake of the operator changes nothing
         failed = f'bindery_followed_file_failures{{file="{cluster.keys}"}} 1'
         async with asyncio.timeout(TIMEOUT_S):

@@ -7,6 +7,8 @@
 | none of these, and a client certificate            | the name that CertificateRole chooses                           |
 | none                                               | the role for anonymous clients, if one is configured            |
 
+The certificate of a connection is compared with the clock at each request: it may expire while the connection is open.
+
 Wrong credentials are refused, also where anonymous clients are allowed. Credentials of a kind that is not configured
 are refused, too.
 
@@ -16,6 +18,7 @@ A proxy sends requests on behalf of clients. It authenticates by itself and name
 |------------------------|----------------------|----------------------------------------------------------------------|
 | one of `proxy_roles`   | a role               | the principal of the proxy, with the named role as `original_role`   |
 | one of `proxy_roles`   | its own role         | the principal of the proxy: its own request                          |
+| that of `own_role`     | another proxy        | as for a role: it is a request of that proxy itself                  |
 | one of `proxy_roles`   | another proxy        | Forbidden                                                            |
 | one of `proxy_roles`   | none                 | Forbidden: a client would have the permissions of the proxy          |
 | any other              | any                  | Forbidden: a client would choose its role                            |
@@ -72,13 +75,19 @@ class CertificateNames(Protocol):
 
 class PasswordVerifier(Protocol):
     def verify(self, name: str, password: bytes) -> str:
-        """Return the role. Raises Unauthorized."""
+        """Return the role. May take milliseconds, in any thread. Raises Unauthorized."""
+        ...
+
+    def remembers(self, name: str, password: bytes) -> bool:
+        """Return whether the password was right before, so that `verify` returns at once."""
         ...
 
 
 class Authenticator:
     """The configured methods. `now_s`: seconds since 1970. `tokens`, `passwords`: None refuses such credentials.
-    `anonymous_role`: of clients without credentials; None refuses them. `proxy_roles`: roles of proxies."""
+    `anonymous_role`: of clients without credentials; None refuses them. `proxy_roles`: roles of proxies. `own_role`:
+    returns the role with which this service authenticates at its other processes, one of `proxy_roles`; None: none.
+    These processes pass on requests of the service's clients, and a proxy may be such a client."""
 
     def __init__(
         self,
@@ -89,6 +98,7 @@ class Authenticator:
         certificate_role: CertificateRole = CertificateRole.NONE,
         anonymous_role: str | None = None,
         proxy_roles: Collection[str] = (),
+        own_role: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._now_s = now_s
         self._tokens = tokens
@@ -96,6 +106,7 @@ class Authenticator:
         self._certificate_role = certificate_role
         self._anonymous_role = anonymous_role
         self._proxy_roles = frozenset(proxy_roles)
+        self._own_role = own_role
 
     @property
     def challenges(self) -> list[str]:
@@ -124,6 +135,20 @@ class Authenticator:
                 return self.by_basic(credentials.strip())
         raise Unauthorized("the scheme of Authorization is neither Bearer nor Basic")
 
+    def is_slow(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+        """Return whether `by_headers` has to check a password, and should not run on an event loop."""
+        if self._passwords is None:
+            return False
+        given = [value for name, value in headers if name == b"authorization"]
+        scheme, _, credentials = given[0].partition(b" ") if given else (b"", b"", b"")
+        if len(given) != 1 or scheme.lower() != b"basic":
+            return False
+        try:
+            name, password = _name_and_password(_decoded(credentials.strip()))
+        except Unauthorized:
+            return False
+        return not self._passwords.remembers(name, password)
+
     def by_method(self, method: str, data: bytes, certificate: CertificateNames | None = None) -> Principal:
         """Return the principal by `auth_method_name` and `auth_data` of Pulsar's binary protocol. Raises Unauthorized.
 
@@ -145,16 +170,11 @@ class Authenticator:
         if len(token) > TOKEN_SIZE_MAX:
             raise Unauthorized("not a signed token")
         bearer = self._tokens.verify(token, now_s=self._now_s())
-        return Principal(role=bearer.subject, method=Method.TOKEN, expires_at_s=bearer.expires_at_s)
+        return Principal(role=bearer.subject, method=bearer.method, expires_at_s=bearer.expires_at_s)
 
     def by_basic(self, encoded: bytes) -> Principal:
         """Return the principal by the base64 of `name:password`. Raises Unauthorized."""
-        if len(encoded) > _BASIC_SIZE_MAX:
-            raise Unauthorized("wrong name or password")
-        try:
-            return self._by_name_and_password(base64.b64decode(encoded, validate=True))
-        except binascii.Error:
-            raise Unauthorized("the credentials of Basic are not base64") from None
+        return self._by_name_and_password(_decoded(encoded))
 
     def without_credentials(self, certificate: CertificateNames | None) -> Principal:
         """Return the principal by the certificate of the connection, or that of anonymous clients.
@@ -183,18 +203,14 @@ class Authenticator:
             raise Unauthorized("the named client is not a role")
         if named == sender.role:
             return sender
-        if named in self._proxy_roles:
+        if named in self._proxy_roles and sender.role != self._own_role():
             raise Forbidden("a proxy may not send requests on behalf of another proxy", role=sender.role)
         return replace(sender, original_role=named)
 
     def _by_name_and_password(self, text: bytes) -> Principal:
         if self._passwords is None:
             raise Unauthorized("this service does not accept passwords")
-        name, separator, password = text.partition(b":")
-        if not separator:
-            raise Unauthorized("the credentials of Basic are not name:password")
-        role = self._passwords.verify(name.decode("utf-8", "replace"), password)
-        return Principal(role=role, method=Method.BASIC)
+        return Principal(role=self._passwords.verify(*_name_and_password(text)), method=Method.BASIC)
 
     def _by_certificate(self, certificate: CertificateNames) -> Principal:
         match self._certificate_role:
@@ -210,7 +226,10 @@ class Authenticator:
                 type=self._certificate_role.value,
                 names=len(names),
             )
-        return Principal(role=names[0], method=Method.CERTIFICATE, expires_at_s=certificate.expires_at_s)
+        principal = Principal(role=names[0], method=Method.CERTIFICATE, expires_at_s=certificate.expires_at_s)
+        if principal.is_expired(self._now_s()):  # TLS compares it only when a connection begins
+            raise Unauthorized("the client certificate has expired; renew it, and connect with the new one")
+        return principal
 
     def _remedy(self) -> str:
         ways = []
@@ -221,6 +240,22 @@ class Authenticator:
         if self._certificate_role is not CertificateRole.NONE:
             ways.append("connect with a client certificate")
         return " or ".join(ways)
+
+
+def _decoded(encoded: bytes) -> bytes:
+    if len(encoded) > _BASIC_SIZE_MAX:
+        raise Unauthorized("wrong name or password")
+    try:
+        return base64.b64decode(encoded, validate=True)
+    except binascii.Error:
+        raise Unauthorized("the credentials of Basic are not base64") from None
+
+
+def _name_and_password(text: bytes) -> tuple[str, bytes]:
+    name, separator, password = text.partition(b":")
+    if not separator:
+        raise Unauthorized("the credentials of Basic are not name:password")
+    return name.decode("utf-8", "replace"), password
 
 
 def _printable(text: str) -> str:

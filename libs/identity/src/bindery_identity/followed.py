@@ -6,7 +6,8 @@
 |-------------------------------------------------|--------------------|----------------------------|
 | not changed                                     | kept               | kept                       |
 | changed, and `load` accepts them                | replaced           | None                       |
-| changed, and `load` refuses them                | kept               | the reason                 |
+| changed, and `load` refuses them, or fails with | kept               | the reason                 |
+| any other exception                             |                    |                            |
 | one is missing, unreadable, or above SIZE_MAX   | kept               | the reason                 |
 
 The state of a file is its time of change in nanoseconds, its size, its inode and its device, after symbolic links:
@@ -15,12 +16,16 @@ before the content, so that a change in between causes another read. Files that 
 and its key, are one FollowedFiles: between the replacement of the first and that of the second, `load` refuses the
 pair, and the last good pair stays.
 
+Several threads may poll the same files: one of them reads, and the others return at once with the value before, so that
+an event loop never waits for a file system that delays another thread.
+
 A file that is not a regular one, such as a pipe, can be read only once: it is read by the constructor and not followed.
 `bindery_kit.process.followed_files` polls the files of a process.
 """
 
 import os
 import stat
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, Generic, TypeVar
@@ -49,6 +54,8 @@ class FollowedFiles(Generic[T]):
         self._states = self._look()
         self._value = self._read()
         self._failure: str | None = None
+        self._replacements = 0
+        self._polling = threading.Lock()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(self.paths)})"  # the value may be a secret
@@ -62,19 +69,36 @@ class FollowedFiles(Generic[T]):
         """Why the files as they are now are not in use; None if they are."""
         return self._failure
 
+    @property
+    def replacements(self) -> int:
+        """How often the value was replaced, by whichever thread polled."""
+        return self._replacements
+
     def poll(self) -> bool:
-        """Return whether the value was replaced. Blocks for the time of the file system's calls."""
-        states = self._look()
-        if states == self._states:
+        """Return whether this call replaced the value; False at once while another thread polls. Never raises.
+
+        Blocks for the time of the file system's calls.
+        """
+        if not self._polling.acquire(blocking=False):
             return False
-        self._states = states
         try:
+            states = self._look()
+            if states == self._states:
+                return False
+            self._states = states
             self._value = self._read()
         except (BinderyError, ValueError, OSError) as error:
             self._failure = str(error) or type(error).__name__
             return False
-        self._failure = None
-        return True
+        except Exception as error:  # of a library that `load` calls; its message may contain a part of the contents
+            self._failure = f"{self._what} cannot be used: {type(error).__name__}"
+            return False
+        else:
+            self._failure = None
+            self._replacements += 1
+            return True
+        finally:
+            self._polling.release()
 
     def _read(self) -> T:
         """Raises what the constructor raises; BadRequest has the paths as a fact."""

@@ -125,7 +125,7 @@ def public_key(content: bytes) -> Key:
             "no private key and no certificate. `openssl pkey -pubout` prints the public key of a private key, "
             "`openssl x509 -pubkey -noout` that of a certificate"
         ) from None
-    return Key(_algorithms(found), found)
+    return key_of(found)
 
 
 def private_key(content: bytes) -> Key:
@@ -139,7 +139,12 @@ def private_key(content: bytes) -> Key:
         raise BadRequest("the private key is encrypted; give one without a password") from None
     except Exception:  # as above
         raise BadRequest("not a private key: give an RSA or EC key (PKCS #8, as PEM or DER)") from None
-    return Key(_algorithms(found), found)
+    return key_of(found)
+
+
+def key_of(material: Any) -> Key:
+    """Return the key of a key object of `cryptography`. Raises BadRequest if its type or size verifies no tokens."""
+    return Key(_algorithms(material), material)
 
 
 def key_file(setting: str) -> tuple[str, Callable[[bytes], list[Key]]]:

@@ -15,8 +15,8 @@ client checks that the server's certificate contains the name of the host to whi
 off.
 
 A `FollowedContext` can be handed to anything that takes a context and keeps it, such as asyncio or an HTTP client: each
-new connection is made with the newest context of its TlsFiles. Connections that exist keep what they began with. Nobody
-polls the files of a client's context: it compares them with the state at the last read before each new connection.
+new connection is made with the newest context of its TlsFiles. Connections that exist keep what they began with. A
+client's context polls its files before each new connection; a process may poll them, too, to report failures.
 """
 
 import os
@@ -182,17 +182,40 @@ def client_tls(
     """
 
     def configure(context: ssl.SSLContext, contents: Sequence[bytes]) -> float | None:
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.check_hostname = check_hostname
-        if ca_file:
-            _trust(context, contents[0])
-        else:
-            context.load_default_certs()
-        return _load_pair(context, *contents[-2:], now_s=now_s) if certificate_file else None
+        return configure_client(
+            context,
+            authorities=contents[0] if ca_file else None,
+            pair=(contents[-2], contents[-1]) if certificate_file else None,
+            check_hostname=check_hostname,
+            now_s=now_s,
+        )
 
     own = [certificate_file, key_file or certificate_file] if certificate_file else []
     paths = [*([ca_file] if ca_file else []), *own]
     return TlsFiles(paths, configure, protocol=ssl.PROTOCOL_TLS_CLIENT, polls_itself=True)
+
+
+def configure_client(
+    context: ssl.SSLContext,
+    *,
+    authorities: bytes | None,
+    pair: tuple[bytes, bytes] | None,
+    check_hostname: bool = True,
+    now_s: Callable[[], float] | None = None,
+) -> float | None:
+    """Set up a context of PROTOCOL_TLS_CLIENT with the contents of files, for those that follow the files themselves.
+
+    `authorities`: CA certificates of servers; None: those that the system trusts. `pair`: certificate and key to
+    present. Returns when that certificate expires, in seconds since 1970; None without one, and without `now_s`.
+    Raises BadRequest.
+    """
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.check_hostname = check_hostname
+    if authorities is None:
+        context.load_default_certs()
+    else:
+        _trust(context, authorities)
+    return None if pair is None else _load_pair(context, *pair, now_s=now_s)
 
 
 def _load_pair(
@@ -230,6 +253,11 @@ def _expiry(certificate: bytes) -> float:
         return load_pem_x509_certificate(certificate).not_valid_after_utc.timestamp()
     except ValueError as error:
         raise BadRequest("the certificate file contains no certificate in PEM format") from error
+    except Exception as error:  # for example of an unknown version, or of an algorithm that is not supported
+        raise BadRequest(
+            f"the certificate has a form that is not supported ({type(error).__name__}); issue an X.509 certificate "
+            "of version 3"
+        ) from error
 
 
 def _trust(context: ssl.SSLContext, authorities: bytes) -> None:

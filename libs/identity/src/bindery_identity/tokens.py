@@ -39,13 +39,14 @@ import hashlib
 import hmac
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple, NoReturn, Protocol
 
 from bindery_core.errors import BadRequest, Unauthorized
 
 from bindery_identity.followed import FollowedFiles
 from bindery_identity.keys import Key, secret_key
+from bindery_identity.principal import Method
 
 TOKEN_SIZE_MAX: Final = 8192
 """Maximum bytes of a token; a longer one is rejected."""
@@ -67,6 +68,7 @@ class Bearer(NamedTuple):
     subject: str
     expires_at_s: float | None = None
     """From when the token is refused, in seconds since 1970: its `exp` and CLOCK_SKEW_S; None: never."""
+    method: Method = Method.TOKEN
 
 
 class TokenVerifier(Protocol):
@@ -106,26 +108,31 @@ class SharedSecrets:
 class SignedTokens:
     """Accepts a token that names its bearer and was signed with one of the configured keys.
 
-    `keys`: bytes are a secret key. `audience`: name of this service in tokens; None if they must not have an audience.
-    `issuer`: None accepts tokens of all issuers that have a key. `role_claim`, `audience_claim`: names of the claims.
+    `keys`: bytes are a secret key. `audience`: name of this service in tokens, or several names; None if they must not
+    have an audience. `issuer`: None accepts tokens of all issuers that have a key. `role_claim`, `audience_claim`:
+    names of the claims. `must_expire`: refuse tokens without `exp`. `method`: how the bearers authenticate.
     """
 
     def __init__(
         self,
         keys: Sequence[Key | bytes],
         *,
-        audience: str | None = None,
+        audience: str | Collection[str] | None = None,
         issuer: str | None = None,
         role_claim: str = "sub",
         audience_claim: str = "aud",
+        must_expire: bool = False,
+        method: Method = Method.TOKEN,
     ) -> None:
         if not keys:
             raise BadRequest("no signing key is configured")
         self._keys = tuple(secret_key(key) if isinstance(key, bytes) else key for key in keys)
-        self._audience = audience
+        self._audiences = None if audience is None else {audience} if isinstance(audience, str) else set(audience)
         self._issuer = issuer
         self._role_claim = role_claim
         self._audience_claim = audience_claim
+        self._must_expire = must_expire
+        self._method = method
         self._remembered: dict[bytes, tuple[Bearer, float]] = {}
         """By the digest of a token: its bearer, and from when it is valid."""
 
@@ -154,6 +161,8 @@ class SignedTokens:
         self._check_audience(claims, subject)
         if self._issuer is not None and claims.get("iss") != self._issuer:
             raise Unauthorized("token is of another issuer", subject=subject)
+        if self._must_expire and "exp" not in claims:
+            raise Unauthorized("token has no time of expiry (exp)", subject=subject)
         expires_at_s = _time(claims, "exp", default=math.inf) + CLOCK_SKEW_S
         starts_at_s = _time(claims, "nbf", default=-math.inf) - CLOCK_SKEW_S
         if now_s >= expires_at_s:
@@ -161,7 +170,7 @@ class SignedTokens:
         if now_s < starts_at_s:
             raise Unauthorized("token is not valid yet", subject=subject)
         _time(claims, "iat", default=now_s)
-        return Bearer(subject, expires_at_s if expires_at_s < math.inf else None), starts_at_s
+        return Bearer(subject, expires_at_s if expires_at_s < math.inf else None, self._method), starts_at_s
 
     def _check_signature(self, header: Mapping[str, Any], signed: bytes, signature: bytes) -> None:
         algorithm, name = header.get("alg"), header.get("kid")
@@ -191,16 +200,16 @@ class SignedTokens:
     def _check_audience(self, claims: Mapping[str, Any], subject: str) -> None:
         facts = {"subject": subject, **_named(self._audience_claim, "aud")}
         if self._audience_claim not in claims:
-            if self._audience is not None:
+            if self._audiences is not None:
                 raise Unauthorized("token has no audience, and this service requires one", **facts)
             return
         found = claims[self._audience_claim]
         audiences = [found] if isinstance(found, str) else found
         if not isinstance(audiences, list) or not all(isinstance(one, str) for one in audiences):
             raise Unauthorized("token contains an invalid audience", **facts)
-        if self._audience is None:
+        if self._audiences is None:
             raise Unauthorized("token is for an audience, and this service has none configured", **facts)
-        if self._audience not in audiences:
+        if self._audiences.isdisjoint(audiences):
             raise Unauthorized("token is for another audience", **facts)
 
 
@@ -247,9 +256,10 @@ def sign(
 
 
 def unverified(token: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the header and the claims of a token of one's own, without verification of its signature.
+    """Return the header and the claims of a token, without verification of its signature.
 
-    Never use them to authenticate a client. Raises Unauthorized if it is not a signed token.
+    They authenticate nobody: use them for a token of one's own, or to find who must verify it. Raises Unauthorized if
+    it is not a signed token.
     """
     if len(token) > TOKEN_SIZE_MAX or token.count(b".") != 2:
         raise Unauthorized("not a signed token")

@@ -78,6 +78,18 @@ def test_a_torn_line_does_not_damage_the_next(path: Path, monkeypatch: pytest.Mo
     assert path.read_bytes() == b"a whole line in pieces\ntorn\nnext\nlast\n"
 
 
+@pytest.mark.parametrize(("before", "between"), [(b"one\ntw", b"\n"), (b"one\n", b""), (b"", b"")])
+def test_a_line_that_a_crash_tore_is_ended_by_the_next_process(path: Path, before: bytes, between: bytes):
+    path.write_bytes(before)
+    file = AuditFile(str(path), is_synced=False)
+    file.open()
+    assert path.read_bytes() == before  # a start alone writes nothing
+    file.append(b"three\n")
+    file.append(b"four\n")
+    file.close()
+    assert path.read_bytes() == before + between + b"three\nfour\n"
+
+
 def test_a_file_that_cannot_be_opened_is_refused_with_the_setting(tmp_path: Path):
     for path in (tmp_path, tmp_path / "none" / "audit.log", "a\0b"):
         with pytest.raises(BadRequest, match=r"cannot open the audit log: .*audit_log\.file"):

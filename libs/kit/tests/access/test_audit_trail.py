@@ -1,6 +1,7 @@
 """Which requests of a port get lines in the audit log, and when."""
 
 import asyncio
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,9 @@ from typing import Any
 import pytest
 from audit_parts import lines_of, make_log
 from bindery_identity.principal import Method, Principal
+from bindery_kit.access import audit_log
 from bindery_kit.access.audit_log import AuditLog, AuditLogUnavailable
-from bindery_kit.access.audit_trail import AuditTrail, entry_of
+from bindery_kit.access.audit_trail import IS_PROXIED, AuditTrail, entry_of
 from bindery_kit.http.http_request import request_of
 from bindery_kit.observability.health import AsgiApp, Receive, Scope, Send
 
@@ -54,7 +56,7 @@ async def call(app: AsgiApp, log: AuditLog, path: Path, **parts: Any) -> list[tu
         "client": ("10.0.0.9", 4711),
         **parts,
     }
-    await AuditTrail(app, log, proxied_header=b"bindery-proxied")(scope, receive_nothing, send)
+    await AuditTrail(app, log)(scope, receive_nothing, send)
     return seen
 
 
@@ -92,7 +94,7 @@ async def test_a_change_has_a_line_before_and_a_line_before_its_answer(path: Pat
 @pytest.mark.parametrize("status", [401, 403])
 async def test_a_refusal_has_a_line_before_its_answer(path: Path, status: int):
     log = make_log(path)
-    seen = await call(answering(status), log, path, headers=[(b"bindery-proxied", b"1")])
+    seen = await call(answering(status), log, path, state={IS_PROXIED: True})
     assert seen == [(status, 1)]
     line = lines_of(path)[0]
     shown = {name: line[name] for name in ("event", "status", "request_id", "operation", "role", "is_proxied")}
@@ -160,6 +162,54 @@ async def test_without_its_line_a_change_is_refused_or_made(tmp_path: Path):
     assert await call(answering(200, before=change), log, path) == [(200, 0)]
     assert log.failures == 2
     await log.close()
+
+
+@pytest.fixture
+def stuck(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[AuditLog, threading.Event]:
+    """A log whose file takes no line until the event is set."""
+    log, free = make_log(path), threading.Event()
+    append = log._file.append
+    monkeypatch.setattr(log._file, "append", lambda lines: (free.wait(30), append(lines)))
+    return log, free
+
+
+async def test_a_refused_change_does_not_look_as_if_it_had_been_started(
+    path: Path, stuck: tuple[AuditLog, threading.Event], monkeypatch: pytest.MonkeyPatch
+):
+    """The disk hangs until the change is refused, and then takes the first line."""
+    log, free = stuck
+    monkeypatch.setattr(audit_log, "WRITE_TIMEOUT_S", 0.01)
+    with pytest.raises(AuditLogUnavailable):
+        await call(answering(200, before=change), log, path)
+    monkeypatch.setattr(audit_log, "WRITE_TIMEOUT_S", 30.0)
+    free.set()
+    await log.close()
+    lines = lines_of(path)
+    assert [(line["event"], line.get("status"), line.get("code")) for line in lines] == [
+        ("change_started", None, None),
+        ("change_finished", 503, "audit_log_unavailable"),
+    ]
+    assert lines[0]["change"] == lines[1]["change"]
+    assert (log.failures, log.lines["change_finished"]) == (1, 1)
+
+
+async def test_a_change_whose_client_goes_before_its_first_line_is_not_begun(
+    path: Path, stuck: tuple[AuditLog, threading.Event]
+):
+    log, free = stuck
+    calling = asyncio.create_task(call(answering(200, before=change), log, path))
+    async with asyncio.timeout(30):
+        while log._writing is None:
+            await asyncio.sleep(0)
+    calling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await calling
+    free.set()
+    await log.close()
+    assert [(line["event"], line.get("code")) for line in lines_of(path)] == [
+        ("change_started", None),
+        ("change_finished", "not_begun"),
+    ]
 
 
 async def test_a_made_change_is_answered_although_its_second_line_cannot_be_written(path: Path):

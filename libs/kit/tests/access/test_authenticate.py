@@ -1,16 +1,18 @@
 """The application in front of a port, and the settings that describe it."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from bindery_core.errors import BadRequest
-from bindery_identity.principal import Principal
+from bindery_identity.principal import Method, Principal
 from bindery_identity.tokens import sign
-from bindery_kit.access.authenticate import Authenticate
+from bindery_kit.access.authenticate import Authenticate, Credentials
 from bindery_kit.access.authentication_settings import AuthenticationSettings
-from bindery_kit.access.own_token import OwnToken
+from bindery_kit.access.own_token import CREDENTIALS, OwnToken
+from bindery_kit.access.password_checks import FAILURES_BURST
 from bindery_kit.configuration.settings import WrongSettings, load
 from bindery_kit.http.problem import problem_of
 
@@ -43,8 +45,17 @@ class Port:
             self._app, authenticator, refuse=refuse, clock=lambda: 0.0, guards_metrics=settings.metrics
         )
         self.seen: list[Principal | None] = []
+        self.app = self._answer
 
     async def _app(self, scope: Any, receive: Any, send: Any) -> None:
+        await self.app(scope, receive, send)
+
+    async def checked(self) -> None:
+        """Return when the credentials of waiting calls have been verified again."""
+        while self.guard._checking is not None and not self.guard._checking.done():
+            await asyncio.sleep(0)
+
+    async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
         self.seen.append(scope.get("state", {}).get("principal"))
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b""})
@@ -95,10 +106,38 @@ async def test_the_header_of_proxies_is_only_for_proxies(keys: Path) -> None:
     assert (await port.get(role="broker", bindery_role="broker")).status_code == 200
     assert (await port.get(role="broker", bindery_role="edge")).status_code == 403
     assert (await port.get(role="broker", bindery_role="a%0Ab")).status_code == 401
+    for malformed in ("%FFadmin", "%zz", "ali%2", "%", "a b"):
+        assert (await port.get(role="broker", bindery_role=malformed)).status_code == 401, malformed
     assert [one and (one.role, one.original_role) for one in port.seen] == [
         ("broker", "J\u00fcrgen A"),
         ("broker", None),
     ]
+
+
+async def test_a_proxy_of_pulsar_names_the_client_in_its_own_header(keys: Path) -> None:
+    port = Port(AuthenticationSettings(tokens_keys_file=str(keys), proxy_roles="broker, edge"))
+    assert (await port.get(role="edge", x_original_principal="a%20b")).status_code == 200
+    assert (await port.get(role="alice", x_original_principal="admin")).status_code == 403
+    assert (await port.get(role="alice", x_original_principal="alice")).status_code == 200
+    assert (await port.get(role="edge", x_original_principal="edge")).status_code == 403
+    assert (await port.get(role="edge", x_original_principal="broker")).status_code == 403
+    assert (await port.get(role="edge", x_original_principal="")).status_code == 401
+    assert (await port.get(role="edge", x_original_principal="a", bindery_role="a")).status_code == 401
+    assert [one and (one.role, one.original_role) for one in port.seen] == [("edge", "a%20b"), ("alice", None)]
+    assert b"x-original-principal" in CREDENTIALS
+
+
+async def test_the_role_of_the_own_token_passes_on_requests_of_proxies(tmp_path: Path, keys: Path) -> None:
+    file = tmp_path / "token"
+    file.write_bytes(sign(KEY, subject="broker"))
+    settings = AuthenticationSettings(
+        tokens_keys_file=str(keys), broker_token_file=str(file), proxy_roles="broker, edge"
+    )
+    own_token = settings.own_token(follow=lambda _: None)
+    known = settings.authenticator(now_s=lambda: NOW, follow=lambda _: None, own_token=own_token)
+    assert known is not None
+    broker = Principal(role="broker", method=Method.TOKEN)
+    assert known.on_behalf_of(broker, "edge").original_role == "edge"
 
 
 async def test_keys_are_replaced_while_the_port_is_in_use(keys: Path) -> None:
@@ -122,6 +161,84 @@ async def test_passwords_and_anonymous_clients(tmp_path: Path) -> None:
     assert (await port.get(authorization="Basic Ym9iOndyb25n")).status_code == 401
     assert (await port.get()).status_code == 200
     assert [one and one.role for one in port.seen] == ["bob", "nobody"]
+
+
+async def test_wrong_passwords_of_an_address_are_refused_unchecked_and_known_ones_are_served(tmp_path: Path) -> None:
+    file = tmp_path / "passwords"
+    file.write_text("bob:$apr1$abcdefgh$ZAdX7G.l3eDbgTYbm5ePE0\n")
+    port = Port(AuthenticationSettings(passwords_file=str(file)))
+    assert (await port.get(authorization="Basic Ym9iOnNlY3JldCBwYXNz")).status_code == 200
+    statuses = [(await port.get(authorization="Basic Ym9iOndyb25n")).status_code for _ in range(FAILURES_BURST + 1)]
+    assert statuses == [401] * FAILURES_BURST + [429]
+    assert (await port.get(authorization="Basic Ym9iOnNlY3JldCBwYXNz")).status_code == 200
+
+
+class Waiting:
+    """A request that watches its credentials until they are refused."""
+
+    def __init__(self, port: "Port", authorization: str, **headers: str) -> None:
+        self.ended = asyncio.Event()
+        self.admitted: asyncio.Future[Credentials] = asyncio.get_running_loop().create_future()
+        self.late = asyncio.Event()
+        """Set: the request watches its credentials only now."""
+        self.late.set()
+        port.app = self._app
+        self.task = asyncio.create_task(port.get(authorization=authorization, **headers))
+
+    async def _app(self, scope: Any, receive: Any, send: Any) -> None:
+        credentials = scope["state"]["credentials"]
+        self.admitted.set_result(credentials)
+        await self.late.wait()
+        end = credentials.watch(self.ended.set)
+        try:
+            await self.ended.wait()
+        finally:
+            end()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def test_a_call_ends_when_its_credentials_are_taken_back(keys: Path, tmp_path: Path) -> None:
+    other = b"another key of more than 32 bytes"
+    passwords = tmp_path / "passwords"
+    bob, reader = "bob:$apr1$abcdefgh$ZAdX7G.l3eDbgTYbm5ePE0\n", "reader:{SHA}W6ph5Mm5Pz8GgiULbPgzG37mj9g=\n"
+    passwords.write_text(bob + reader)
+    keys.write_bytes(KEY + b"\n" + other)
+    port = Port(AuthenticationSettings(tokens_keys_file=str(keys), passwords_file=str(passwords)))
+
+    async def open_(authorization: str) -> Waiting:
+        waiting = Waiting(port, authorization)
+        async with asyncio.timeout(30):
+            await waiting.admitted
+        return waiting
+
+    first = await open_("Bearer " + sign(KEY, subject="alice").decode())
+    second = await open_("Bearer " + sign(other, subject="alice").decode())
+    third = await open_("Basic Ym9iOnNlY3JldCBwYXNz")
+    fourth = await open_("Basic cmVhZGVyOnBhc3N3b3Jk")
+    late = Waiting(port, "Bearer " + sign(KEY, subject="late").decode())
+    late.late.clear()
+    await late.admitted
+    keys.write_bytes(other)
+    assert port.files[0].poll()
+    port.guard.check_again()
+    async with asyncio.timeout(30):
+        await first.task
+        late.late.set()
+        await late.task
+        await port.checked()
+    assert not any(one.ended.is_set() for one in (second, third, fourth))
+    passwords.write_text(reader)
+    assert port.files[1].poll()
+    port.guard.check_again()
+    async with asyncio.timeout(30):
+        await third.task
+        await port.checked()
+    assert not any(one.ended.is_set() for one in (second, fourth))
+    for one in (second, fourth):
+        one.ended.set()
+        await one.task
+    assert not port.guard._watched
 
 
 @pytest.mark.parametrize(
@@ -155,6 +272,8 @@ def test_the_token_of_a_broker_must_be_that_of_a_proxy(tmp_path: Path, keys: Pat
 
     token = settings("edge,broker").own_token(follow=lambda _: None)
     assert token is not None
+    assert "broker" in repr(token.file.value)
+    assert sign(KEY, subject="broker").decode() not in repr(token.file.value)
     client = Principal(role="J\u00fcrgen", method="token")  # type: ignore[arg-type]
     assert token.headers(client)[1] == (b"bindery-role", b"J%C3%BCrgen")
     assert token.headers(None) == [

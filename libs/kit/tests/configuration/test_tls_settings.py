@@ -59,14 +59,19 @@ def test_settings_that_cannot_work_are_refused_by_name(settings: HttpTlsSettings
 
 
 def test_peers_are_reached_with_the_ca_that_is_named_or_those_of_the_system(tmp_path: Path) -> None:
-    assert PeerTlsSettings().load().paths == ()
-    own = Peers(ca_file=str(CA), certificate_file=str(certificate("client")), key_file=str(key("client"))).load()
+    assert PeerTlsSettings().load(now_s=now_s).paths == ()
+    peers = Peers(ca_file=str(CA), certificate_file=str(certificate("client")), key_file=str(key("client")))
+    own = peers.load(now_s=now_s)
     assert own.paths == (str(CA), str(certificate("client")), str(key("client")))
     assert own.context.check_hostname
+    assert own.expires_at_s is not None
+    expired_s = own.expires_at_s + 1
+    with pytest.raises(BadRequest, match=r"files of peers: the certificate has expired"):
+        peers.load(now_s=lambda: expired_s)
     with pytest.raises(BadRequest, match=r"peers\.key_file needs"):
-        Peers(key_file=KEY).load()
+        Peers(key_file=KEY).load(now_s=now_s)
     with pytest.raises(BadRequest, match=r"files of peers: .*absent"):
-        Peers(ca_file=str(tmp_path / "absent")).load()
+        Peers(ca_file=str(tmp_path / "absent")).load(now_s=now_s)
 
 
 def test_the_settings_are_a_group_of_the_http_settings(monkeypatch: pytest.MonkeyPatch) -> None:

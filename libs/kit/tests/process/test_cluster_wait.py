@@ -1,9 +1,12 @@
 """ClusterWait: what a start reports while it waits, and when the wait ends or times out."""
 
 import asyncio
+import contextlib
 import random
 import socket
-from collections.abc import AsyncIterator
+import ssl
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 
 import pytest
 import structlog
@@ -14,7 +17,8 @@ from bindery_kit.process.cluster_wait import ClusterNotInitialized, ClusterWait,
 from bindery_metadata.cluster import initialize_cluster
 from bindery_metadata.layout.layout import LedgersLayout
 from bindery_metadata.stores.memory import MemoryTree
-from bindery_metadata.stores.zookeeper_access import ConnectionRefused
+from bindery_metadata.stores.zookeeper_access import AccessFiles, ConnectionRefused
+from bindery_simulation.certificates.authority import Authority
 
 LAYOUT = LedgersLayout()
 SERVERS = "127.0.0.1:1,no-such-host.invalid:2181,no-namespace..svc:2181"
@@ -77,6 +81,91 @@ async def test_a_refusal_by_tls_is_the_cause() -> None:
     wait, _ = wait_for(timeout_s=7)
     with pytest.raises(MetadataUnavailable, match=r"after 7 s: cannot connect to zookeeper: the server's certificate"):
         await wait.for_zookeeper(give_up())
+
+
+class SecureServer:
+    """A server with TLS that answers nothing. `requires`: clients must present a certificate of its authority."""
+
+    def __init__(self, folder: Path, *, requires: bool = False, hosts: Sequence[str] = ("127.0.0.1",)) -> None:
+        self.authority = Authority(folder, "own")
+        certificate, key = self.authority.issue("server", hosts=hosts)
+        self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._tls.load_cert_chain(certificate, key)
+        if requires:
+            self._tls.load_verify_locations(self.authority.ca_file)
+            self._tls.verify_mode = ssl.CERT_REQUIRED
+        self.address = ""
+
+    async def __aenter__(self) -> "SecureServer":
+        async def hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with contextlib.suppress(OSError):
+                await reader.read()
+            writer.close()
+
+        self._server = await asyncio.start_server(hold, "127.0.0.1", 0, ssl=self._tls)
+        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+
+
+async def reason_with_tls(server: str, ca_file: Path) -> str:
+    """Return the reason with which a start gives up."""
+
+    async def give_up() -> None:
+        raise MetadataUnavailable("no zookeeper server responds")
+
+    wait = ClusterWait(
+        server,
+        LAYOUT,
+        setting="TEST_ZOOKEEPER",
+        health=Health(),
+        timeout_s=7,
+        wall_clock_ms=lambda: 61_000,
+        access=AccessFiles(ca_file=str(ca_file)).load,
+    )
+    with pytest.raises(MetadataUnavailable) as failed:
+        await wait.for_zookeeper(give_up())
+    prefix = f"gave up waiting for ZooKeeper after 7 s: {server}"
+    reason = str(failed.value)
+    assert reason.startswith(prefix)
+    return reason.removeprefix(prefix)
+
+
+TLS_FIX = "; correct zookeeper_access, or set TEST_ZOOKEEPER to the servers' ports for TLS"
+
+
+async def test_the_failure_of_tls_is_the_cause_during_the_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_wait, "PROBE_TIMEOUT_S", 30.0)
+    monkeypatch.setattr(cluster_wait, "PROBE_SILENCE_S", 30.0)
+    stranger = Authority(tmp_path, "stranger").ca_file
+    async with SecureServer(tmp_path) as server:
+        reason = await reason_with_tls(server.address, stranger)
+        assert reason.startswith(": the server's certificate is refused: ")
+        assert reason.endswith(f"; check the server list and ca_file{TLS_FIX}")
+    async with SecureServer(tmp_path, requires=True) as server:
+        reason = await reason_with_tls(server.address, server.authority.ca_file)
+        assert "does it require a client certificate?" in reason
+        assert reason.endswith(TLS_FIX)
+    async with SecureServer(tmp_path, hosts=("zookeeper.example.com",)) as server:
+        assert "certificate is not valid for '127.0.0.1'" in await reason_with_tls(
+            server.address, server.authority.ca_file
+        )
+
+
+async def test_a_server_that_is_silent_or_has_no_session_is_told_apart(
+    tmp_path: Path, silent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with SecureServer(tmp_path) as server:
+        monkeypatch.setattr(cluster_wait, "PROBE_SILENCE_S", 0.1)
+        assert await reason_with_tls(server.address, server.authority.ca_file) == (
+            " accepts connections but opens no session (does it have a quorum?); "
+            "start ZooKeeper, or set TEST_ZOOKEEPER to its servers"
+        )
+    monkeypatch.setattr(cluster_wait, "PROBE_TIMEOUT_S", 1.0)
+    reason = await reason_with_tls(silent, server.authority.ca_file)
+    assert reason == f": the server does not answer the TLS handshake; is it a secureClientPort?{TLS_FIX}"
 
 
 async def test_a_client_that_does_not_close_does_not_delay_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:

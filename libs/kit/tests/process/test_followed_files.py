@@ -34,12 +34,29 @@ async def test_each_failure_is_logged_once_and_counted_in_the_metric(path: Path)
     assert [line["event"] for line in logs] == ["followed_file_not_usable"]
     assert failures() == 1
     assert file.value == 1
+    replaced = []
+    follower.on_replaced = lambda: replaced.append(file.value)
     path.write_text("234")
     with capture_logs() as logs:
         await follower.poll()
+        await follower.poll()
+    assert replaced == [234]
     assert [line["event"] for line in logs] == ["followed_file_read"]
     assert failures() == 0
     assert file.value == 234
+
+
+async def test_a_replacement_is_logged_although_another_thread_polled(path: Path) -> None:
+    """A context of clients polls its files before each connection."""
+    follower = FileFollower()
+    file = FollowedFile(str(path), int)
+    follower.follow(file)
+    path.write_text("23")
+    assert file.poll()
+    with capture_logs() as logs:
+        await follower.poll()
+        await follower.poll()
+    assert [line["event"] for line in logs] == ["followed_file_read"]
 
 
 async def test_run_polls_until_it_is_cancelled(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

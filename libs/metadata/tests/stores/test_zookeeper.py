@@ -13,7 +13,8 @@ import pytest
 from bindery_core.errors import BadRequest, MetadataOutcomeUnknown, MetadataUnavailable
 from bindery_metadata.stores.embedded import EmbeddedZooKeeper, ServerSpec
 from bindery_metadata.stores.store import SessionState
-from bindery_metadata.stores.zookeeper import ZooKeeperStore, _Crossing, validate_hosts
+from bindery_metadata.stores.zookeeper import ZooKeeperStore, validate_hosts
+from bindery_metadata.stores.zookeeper_connections import Crossing
 from proxy import Proxy
 from store_environments import free_port, until_answered
 
@@ -50,7 +51,7 @@ async def test_connecting_to_a_silent_server_times_out() -> None:
 
 
 async def test_events_are_processed_in_order_and_a_failing_one_does_not_stop_others() -> None:
-    crossing = _Crossing(asyncio.get_running_loop())
+    crossing = Crossing(asyncio.get_running_loop())
     crossed: list[int] = []
 
     def put_all() -> None:
@@ -66,7 +67,7 @@ async def test_events_are_processed_in_order_and_a_failing_one_does_not_stop_oth
 
 def test_events_for_a_closed_loop_are_dropped() -> None:
     loop = asyncio.new_event_loop()
-    crossing = _Crossing(loop)
+    crossing = Crossing(loop)
     loop.close()
     crossing.put(lambda: None)
 

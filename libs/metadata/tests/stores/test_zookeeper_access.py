@@ -12,9 +12,10 @@ from bindery_core.errors import BadRequest, MetadataUnavailable, Unauthorized, V
 from bindery_metadata.stores.access_lists import OPEN_LIST, Kind, NewNodes, kind_of, list_of
 from bindery_metadata.stores.embedded import EmbeddedZooKeeper, SecurePort, ServerSpec
 from bindery_metadata.stores.store import Create, MetadataStore, SessionState
-from bindery_metadata.stores.zookeeper import ZooKeeperStore, _Crossing, _LoopHandler
+from bindery_metadata.stores.zookeeper import ZooKeeperStore
 from bindery_metadata.stores.zookeeper_access import NO_ACCESS, VARIABLES, AccessFiles, ConnectionRefused
-from certificates import Authority
+from bindery_metadata.stores.zookeeper_connections import Crossing, LoopHandler
+from bindery_simulation.certificates.authority import Authority, in_one_file
 from store_environments import SecureServer, ZooKeeperEnvironment, free_port, remove_tree, until
 
 pytestmark = pytest.mark.timeout(300)
@@ -110,8 +111,8 @@ def test_reprs_contain_no_secret(tmp_path: Path) -> None:
 async def test_the_name_in_the_server_list_must_be_in_the_certificate(tmp_path: Path, files: AccessFiles) -> None:
     """kazoo's own TLS would accept this server."""
     authority = Authority(tmp_path)
-    issued = authority.issue("other", "zookeeper.example.com")
-    spec = ServerSpec(tmp_path / "zk", free_port(), secure=SecurePort(free_port(), issued.both, authority.ca_file))
+    both = in_one_file(*authority.issue("other", hosts=["zookeeper.example.com"]))
+    spec = ServerSpec(tmp_path / "zk", free_port(), secure=SecurePort(free_port(), both, authority.ca_file))
     assert spec.secure
     async with EmbeddedZooKeeper(spec):
         with pytest.raises(ConnectionRefused, match="certificate is refused"):
@@ -148,14 +149,14 @@ async def test_a_port_without_tls_is_refused(secure_zookeeper: SecureServer, fil
 @pytest.mark.integration
 async def test_a_client_certificate_is_presented(tmp_path: Path, files: AccessFiles) -> None:
     authority = Authority(tmp_path)
-    issued, own = authority.issue("server", "127.0.0.1"), authority.issue("client")
-    secure = SecurePort(free_port(), issued.both, authority.ca_file, client_certificates=True)
+    both, own = in_one_file(*authority.issue("server", hosts=["127.0.0.1"])), authority.issue("client")
+    secure = SecurePort(free_port(), both, authority.ca_file, client_certificates=True)
     files = replace(files, ca_file=str(authority.ca_file))
     async with EmbeddedZooKeeper(ServerSpec(tmp_path / "zk", free_port(), secure=secure)):
         # With TLS 1.3, the server refuses the client after the handshake, by closing the connection.
         with pytest.raises(MetadataUnavailable):
             await refused(f"127.0.0.1:{secure.port}", files)
-        with_certificate = replace(files, certificate_file=str(own.certificate_file), key_file=str(own.key_file))
+        with_certificate = replace(files, certificate_file=str(own[0]), key_file=str(own[1]))
         store = await connect(f"127.0.0.1:{secure.port}", with_certificate)
         await store.create("/node")
         assert (await store.access_list("/node")).entries == list_of(
@@ -167,9 +168,9 @@ async def test_a_client_certificate_is_presented(tmp_path: Path, files: AccessFi
 async def test_a_record_with_several_responses_is_read_at_once(tmp_path: Path) -> None:
     """The operating system reports the socket once; the rest of the record is in OpenSSL's memory."""
     authority = Authority(tmp_path)
-    issued = authority.issue("server", "localhost")
+    certificate, key = authority.issue("server")
     towards_clients = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    towards_clients.load_cert_chain(issued.certificate_file, issued.key_file)
+    towards_clients.load_cert_chain(certificate, key)
     ours, theirs = socket.socketpair()
 
     def serve() -> None:
@@ -182,7 +183,7 @@ async def test_a_record_with_several_responses_is_read_at_once(tmp_path: Path) -
     tls = AccessFiles(ca_file=str(authority.ca_file)).load().presented.tls
     assert tls
     with await asyncio.to_thread(tls.wrap_socket, ours, server_hostname="localhost") as client:
-        handler = _LoopHandler(_Crossing(asyncio.get_running_loop()), lambda: None, lambda *_: client)
+        handler = LoopHandler(Crossing(asyncio.get_running_loop()), lambda: None, lambda *_: client)
         assert handler.select([client], [], [], 30)[0] == [client]
         assert await asyncio.to_thread(client.recv, 3) == b"two"
         assert handler.select([client], [], [], 30) == ([client], [], [])

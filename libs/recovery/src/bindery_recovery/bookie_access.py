@@ -3,6 +3,8 @@
 A service subclasses `BookieAccess` with its own `env_prefix` and uses the subclass as its settings group `client`.
 """
 
+from collections.abc import Callable
+
 from bindery_client.connection.security import PLUGIN, ClientSecurity, SecurityFiles
 from bindery_kit.configuration.settings import Settings
 
@@ -28,8 +30,9 @@ class BookieAccess(Settings):
     check_hostname: bool = True
     """Whether a bookie's certificate must contain the host name that the client connects to."""
 
-    def load(self) -> ClientSecurity:
-        """Read the files. Raises BadRequest for files that cannot be used."""
+    def load(self, *, now_s: Callable[[], float]) -> ClientSecurity:
+        """Read the files. `now_s`: seconds since 1970. Raises BadRequest for files that cannot be used, and for a
+        certificate that has expired."""
         return SecurityFiles(
             token_file=self.token_file,
             ca_file=self.ca_file,
@@ -37,4 +40,4 @@ class BookieAccess(Settings):
             key_file=self.key_file,
             auth_plugin=self.plugin,
             check_hostname=self.check_hostname,
-        ).load()
+        ).load(now_s=now_s)

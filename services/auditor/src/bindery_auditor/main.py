@@ -28,7 +28,7 @@ from bindery_kit.observability.logs import get_logger
 from bindery_kit.observability.process_page import ProcessPage
 from bindery_kit.observability.tls_metrics import TlsMetrics
 from bindery_kit.process.cluster_wait import ClusterWait, retry_while_unavailable
-from bindery_kit.process.followed_files import FileFollower
+from bindery_kit.process.followed_files import PART, FileFollower
 from bindery_kit.process.program import run_program
 from bindery_kit.process.runtime import Shutdown
 from bindery_kit.process.service_life import ServiceLife, join_cluster, run_life, watch_session, zookeeper_connector
@@ -75,7 +75,7 @@ class AuditorProcess:
         self._metrics = AuditorMetrics()
         self._context = AuditorContext()
         self.life = ServiceLife("auditor", shutdown, self._health)
-        self._security = settings.client.load()
+        self._security = settings.client.load(now_s=_now_s)
         may_be_reached = settings.insecure or settings.admin.is_set
         check_bind(settings.host, insecure=may_be_reached, remedy=AUTHENTICATE)
         rules = role_rules(settings.admin, ROUTES)
@@ -85,6 +85,9 @@ class AuditorProcess:
         tls = settings.http.tls.load(now_s=_now_s)
         self._tls = TlsMetrics()
         self._tls.add("http", tls)
+        self._tls.add("bookies", self._security.tls_files)
+        for files in self._tls.files:
+            self._files.follow(files)
         self._server = HttpServer(
             OpsApp(
                 self._health,
@@ -112,6 +115,7 @@ class AuditorProcess:
         settings, life, health = self._settings, self.life, self._health
         if self._audit_log is not None:
             life.on_stop(self._audit_log.close, event="audit_log_not_closed")
+        life.start_part(PART, self._files.run())  # at once: the port serves, and the wait for ZooKeeper may be long
         life.on_stop(self._server.stop)
         await self._server.start()
         name = settings.resolved_name(port=self._server.port)
@@ -123,6 +127,7 @@ class AuditorProcess:
             health=health,
             timeout_s=settings.zookeeper_connect_timeout_s,
             wall_clock_ms=wall_clock_ms,
+            access=settings.zookeeper_access.load,
         )
         connect = zookeeper_connector(
             settings.zookeeper,
@@ -169,9 +174,6 @@ class AuditorProcess:
         life.on_stop(life.cancel_parts)
         life.on_stop(service.stop, event="recovery_not_stopped", timeout_s=settings.stop_timeout_s)
         life.start_part("http", self._server.wait())
-        for files in self._tls.files:
-            self._files.follow(files)
-        life.start_part("followed_files", self._files.run())
         life.start_part("recovery", service.run())
         life.start_part("last_audits", last_audits.run())
 

@@ -25,7 +25,7 @@ from bindery_kit.observability.health import Health
 from bindery_kit.observability.logs import get_logger
 from bindery_kit.observability.tls_metrics import TlsMetrics
 from bindery_kit.process.cluster_wait import ClusterWait, retry_while_unavailable
-from bindery_kit.process.followed_files import FileFollower
+from bindery_kit.process.followed_files import PART, FileFollower
 from bindery_kit.process.late_imports import in_thread
 from bindery_kit.process.runtime import EXIT_ERROR, Shutdown
 from bindery_kit.process.service_life import ServiceLife, join_cluster
@@ -135,10 +135,15 @@ class BookieProcess:
         self._notes = ReadinessNotes(self.health, self.state, self.shards)
         self._metrics = BookieMetrics(clock=clock, storage=[shard.stats for shard in self.shards])
         self._files = FileFollower()
-        self._admin_access = admin_access(
-            settings.auth, settings.admin, host=settings.host, now_s=self._now_s, follow=self._files.follow
-        )
         security = load_security(settings.auth, settings.tls, now_s=self._now_s, follow=self._files.follow)
+        self._admin_access = admin_access(
+            settings.auth,
+            settings.admin,
+            host=settings.host,
+            now_s=self._now_s,
+            tokens=security.tokens,
+            follow=self._files.follow,
+        )
         self._roles = security.roles
         if not (self._roles.admin.is_everybody or settings.http_port_authenticates):
             raise BadRequest(
@@ -202,6 +207,7 @@ class BookieProcess:
         settings = self._settings
         if self._audit_log is not None:
             self.life.on_stop(self._audit_log.close, event="audit_log_not_closed")
+        self.life.start_part(PART, self._files.run())  # at once: a replay of the journal may be long
         sock = bind_tcp(
             settings.host,
             settings.port,
@@ -255,6 +261,7 @@ class BookieProcess:
             health=self.health,
             timeout_s=settings.zookeeper_connect_timeout_s,
             wall_clock_ms=self._wall_clock_ms,
+            access=settings.zookeeper_access.load,
         )
         try:
             metadata = self._metadata = await join_cluster(life, self._connect, wait=wait)
@@ -268,7 +275,6 @@ class BookieProcess:
         life.on_stop(self._close_recovery)
         await self.watch.check()
         life.on_stop(life.cancel_parts)
-        life.start_part("followed-files", self._files.run())
         life.start_part("storage-watch", self.watch.run())
         if any(shard.limbo is not None for shard in self.shards):
             await self._list_limbo(metadata, bookie_id)

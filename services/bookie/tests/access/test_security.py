@@ -156,3 +156,22 @@ def test_changed_files_are_in_force_on_both_ports_without_a_restart(tmp_path: Pa
         security.authenticator.by_token(old_token)
     with pytest.raises(Unauthorized):
         access.check(old)
+
+
+def test_the_tokens_of_both_ports_are_one_followed_file(tmp_path: Path) -> None:
+    clients = tmp_path / "clients"
+    clients.write_text(SECRET)
+    auth = AuthSettings(provider=AuthProvider.TOKEN, secrets_file=str(clients))
+    files: list[FollowedFiles[Any]] = []
+    security = load_security(auth, TlsSettings(), now_s=lambda: 0.0, follow=files.append)
+    access = admin_access(
+        auth,
+        AdminTokenSettings(),
+        host="127.0.0.1",
+        now_s=lambda: 0.0,
+        tokens=security.tokens,
+        follow=files.append,
+    )
+    assert access.own is not None
+    access.own.check([(b"authorization", b"Bearer " + SECRET.strip().encode())])
+    assert [file.paths for file in files] == [(str(clients),)]

@@ -33,7 +33,7 @@ from bindery_kit.observability.logs import get_logger
 from bindery_kit.observability.metrics import Metrics
 from bindery_kit.observability.tls_metrics import TlsMetrics
 from bindery_kit.process.cluster_wait import ClusterWait, retry_while_unavailable
-from bindery_kit.process.followed_files import FileFollower
+from bindery_kit.process.followed_files import PART, FileFollower
 from bindery_kit.process.program import run_program
 from bindery_kit.process.runtime import Shutdown
 from bindery_kit.process.service_life import ServiceLife, join_cluster, run_life, watch_session, zookeeper_connector
@@ -43,7 +43,7 @@ from bindery_metadata.layout.layout import LedgersLayout
 from bindery_metadata.stores.store import MetadataStore
 from bindery_recovery.writer_reports import WriterReports
 
-from bindery_broker.access.audited import PROXIED_HEADER
+from bindery_broker.access.openid_keys import OpenIdKeys
 from bindery_broker.broker import Broker, Components
 from bindery_broker.http.charging.passed_on import PassedOn, fetch_key
 from bindery_broker.http.late_app import LateApp, refuse_unknown
@@ -87,21 +87,33 @@ class BrokerProcess:
         self._health, self._metrics = Health(), Metrics("broker")
         self._late = LateApp()
         self.life = ServiceLife("broker", shutdown, self._health)
-        self._security = settings.client.load()
+        self._security = settings.client.load(now_s=_now_s)
         self._audit_log = settings.audit_log.open(service="broker", clock=time.monotonic, wall_clock_ms=wall_clock_ms)
         self._stats = BrokerHttpStats()
-        tls, self._peers_tls = settings.http.tls.load(now_s=_now_s), settings.peers.load()
+        tls, self._peers_tls = settings.http.tls.load(now_s=_now_s), settings.peers.load(now_s=_now_s)
         self._tls = TlsMetrics()
         self._tls.add("http", tls)
-        if settings.peers.ca_file:
-            self._tls.add("peers", self._peers_tls)
+        self._tls.add("peers", self._peers_tls)
+        self._tls.add("bookies", self._security.tls_files)
         self._topic_metrics = TopicMetrics(topics_max=settings.metrics_topics_max)
         self._files = FileFollower()
         self._overrides = settings.limits.overrides()
         if self._overrides is not None:
             self._files.follow(self._overrides)
-        self._authenticator = settings.auth.authenticator(now_s=_now_s, follow=self._files.follow)
+        issuers = settings.auth.openid(follow=self._files.follow)
+        self._openid: OpenIdKeys | None = None
+        if issuers:
+            issuers_tls = settings.auth.openid_tls()
+            self._tls.add("openid", issuers_tls)
+            self._openid = OpenIdKeys(
+                issuers, tls=issuers_tls.context, now_s=_now_s, refresh_s=settings.auth.openid_refresh_s
+            )
+        for files in self._tls.files:
+            self._files.follow(files)
         self._own_token = settings.auth.own_token(follow=self._files.follow)
+        self._authenticator = settings.auth.authenticator(
+            now_s=_now_s, follow=self._files.follow, issuers=issuers, own_token=self._own_token
+        )
         may_be_reached = settings.insecure or not settings.auth.admits_everybody
         check_bind(settings.host, insecure=may_be_reached, remedy=AUTHENTICATE)
         self._server = HttpServer(
@@ -116,7 +128,7 @@ class BrokerProcess:
             tls=tls,
             own_names=[urlsplit(settings.advertised_url).hostname or ""],
             pages=PAGES,
-            outermost=trail(self._audit_log, proxied_header=PROXIED_HEADER),
+            outermost=trail(self._audit_log),
         )
 
     def _app(self) -> AsgiApp:
@@ -124,6 +136,8 @@ class BrokerProcess:
         parts = [self._stats.render, self._topic_metrics.render, self._files.render, self._tls.render]
         if self._audit_log is not None:
             parts.append(self._audit_log.render)
+        if self._openid is not None:
+            parts.append(self._openid.render)
         prepare = [self._topic_metrics.collect]
         if self._authenticator is None:
             return OpsApp(self._health, self._metrics, app=self._late, parts=parts, prepare=prepare)
@@ -146,6 +160,9 @@ class BrokerProcess:
             clock=time.monotonic,
             guards_metrics=self._settings.auth.metrics,
         )
+        self._files.on_replaced = guard.check_again
+        if self._openid is not None:
+            self._openid.on_replaced = guard.check_again
         return guard
 
     async def start(self) -> None:
@@ -153,6 +170,9 @@ class BrokerProcess:
         settings, life, health = self._settings, self.life, self._health
         if self._audit_log is not None:
             life.on_stop(self._audit_log.close, event="audit_log_not_closed")
+        life.start_part(PART, self._files.run())  # at once: the port serves, and the wait for ZooKeeper may be long
+        if self._openid is not None:
+            life.start_part("openid_keys", self._openid.run())
         life.on_stop(self._server.stop)
         await self._server.start()
         url = settings.advertised_url or _own_url(self._server)
@@ -170,6 +190,7 @@ class BrokerProcess:
             health=health,
             timeout_s=settings.zookeeper_connect_timeout_s,
             wall_clock_ms=wall_clock_ms,
+            access=settings.zookeeper_access.load,
         )
         connect = zookeeper_connector(
             settings.zookeeper,
@@ -196,13 +217,16 @@ class BrokerProcess:
         self._topic_metrics.watch(broker)
         proxy = Proxy(own_token=self._own_token, tls=self._peers_tls.context)
         app = BrokerApp(broker, proxy=proxy, arriving=self._server.bodies)
-        if self._overrides is not None or not accounts.is_off:
+        if self._overrides is not None or not accounts.is_off or self._authenticator is not None:
             key = await retry_while_unavailable(
                 lambda: fetch_key(store, randomness=random.SystemRandom()), event="passed_on_key_not_read"
             )
             app.limiter.passed_on = PassedOn(key)
         life.on_stop(app.close)
         self._late.put(app)
+        if self._openid is not None:
+            health.progress("reading the keys of OpenID issuers")
+            await self._openid.tried()
         gc.collect()
         gc.freeze()
         gc.set_threshold(GC_THRESHOLD)
@@ -212,9 +236,6 @@ class BrokerProcess:
         life.on_stop(life.cancel_parts)
         life.on_stop(partial(self._drain, broker))
         life.start_part("http", self._server.wait())
-        for files in self._tls.files:
-            self._files.follow(files)
-        life.start_part("followed_files", self._files.run())
         life.start_part("maintenance", broker.maintain_forever())
         life.start_part("registration", keep_registered(leases, url=url))
 

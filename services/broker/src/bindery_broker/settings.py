@@ -51,8 +51,8 @@ class PeersSettings(PeerTlsSettings):
 
 
 class AuthSettings(AuthenticationSettings):
-    """Authentication of clients. It is required as soon as a file of keys or passwords, or a role of certificates, is
-    configured."""
+    """Authentication of clients. It is required as soon as a file of keys or passwords, OpenID issuers, or a role of
+    certificates are configured."""
 
     model_config = SettingsConfigDict(env_prefix="BROKER_AUTH_")
 

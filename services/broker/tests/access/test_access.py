@@ -7,6 +7,7 @@ import pytest
 from access_parts import ROOT, SETTINGS, brokers, headers
 from bindery_broker.http import admin, v1
 from bindery_broker.settings import BrokerSettings
+from bindery_metadata.stores.store import Node, Watch
 from broker_harness import Harness
 
 ROLES = ("super", "admin", "other-admin", "producer", "consumer", "topic-consumer", "nobody", "")
@@ -161,6 +162,43 @@ async def test_subscriptions_of_other_roles_are_not_listed_and_cannot_be_used(br
     assert (await ask(broker, "POST", f"{T}/subscriptions/private/receive", body, role="consumer")).status_code == 403
 
 
+@pytest.mark.parametrize(
+    ("path", "member"),
+    [
+        (T, "subscriptions"),
+        (f"{T}/internal", "cursors"),
+        (f"{ADMIN}/stats", "subscriptions"),
+        (f"{ADMIN}/internalStats", "cursors"),
+        (f"{ADMIN}/internal-info", "cursors"),
+    ],
+)
+async def test_statistics_name_the_subscriptions_that_the_role_may_use(broker, path, member):
+    for name in ("s", "private"):
+        made = await ask(broker, "PUT", f"{T}/subscriptions/{name}", {"initial": "earliest"}, role="super")
+        assert made.status_code == 201, made.text
+    shown = {}
+    for role in ("super", "consumer", "producer"):
+        answer = await ask(broker, "GET", path, role=role)
+        assert answer.status_code == 200, answer.text
+        shown[role] = sorted(answer.json()[member])
+        assert role == "super" or "private" not in answer.text
+    assert shown == {"super": ["private", "s"], "consumer": ["s"], "producer": []}
+    kept = (await ask(broker, "GET", f"{T}/retention", role="producer")).text
+    assert "private" not in kept
+
+
+async def test_messages_of_all_subscriptions_expire_only_for_roles_that_may_use_each(broker):
+    for name in ("s", "private"):
+        await ask(broker, "PUT", f"{T}/subscriptions/{name}", {"initial": "earliest"}, role="super")
+    path = f"{ADMIN}/all_subscription/expireMessages/1"
+    broker.clock.advance(60)
+    assert (await ask(broker, "POST", path, role="consumer")).status_code == 403
+    topic = next(iter(broker.broker.topics))
+    assert [one.cursor.backlog_entries for one in topic.subscriptions.values()] == [1, 1]
+    assert (await ask(broker, "POST", path, role="admin")).status_code == 204
+    assert [one.cursor.backlog_entries for one in topic.subscriptions.values()] == [0, 0]
+
+
 async def test_a_grant_is_in_force_when_the_call_returns(broker):
     assert (await ask(broker, "POST", f"{T}/messages", b"x", role="nobody")).status_code == 403
     granted = await ask(broker, "POST", f"{SPACE}/permissions/nobody", ["produce"], role="admin")
@@ -175,6 +213,29 @@ async def test_a_new_administrator_of_a_tenant_is_one_when_the_call_returns(brok
     body = {"admin_roles": ["nobody"]}
     assert (await ask(broker, "PUT", "/v1/tenants/acme", body, role="super")).status_code == 200
     assert (await ask(broker, "GET", SPACE, role="nobody")).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/tenants/brief", "/admin/v2/tenants/brief"])
+async def test_a_new_tenant_of_a_deleted_name_has_no_administrators(broker, path):
+    await ask(broker, "PUT", "/v1/tenants/brief", {"admin_roles": ["nobody"]}, role="super")
+    assert (await ask(broker, "GET", "/v1/tenants/brief", role="nobody")).status_code == 200
+    deleted = await ask(broker, "DELETE", path, role="super")
+    assert deleted.status_code in (200, 204), deleted.text
+    assert (await ask(broker, "GET", "/v1/tenants/brief", role="nobody")).status_code == 403
+
+
+async def test_an_idempotency_key_belongs_to_its_role(broker):
+    await ask(broker, "POST", f"{SPACE}/permissions/other", ["produce"], role="admin")
+    sent = {}
+    for role, original in (("producer", ""), ("other", ""), ("proxy", "producer"), ("producer", "")):
+        body = b"of other" if role == "other" else b"of producer"
+        named = {**headers(role, original=original), "idempotency-key": "k"}
+        answer = await broker.client.post(f"{T}/messages", content=body, headers=named)
+        assert answer.status_code == 200, answer.text
+        sent.setdefault(original or role, set()).update(answer.json()["message_ids"])
+    assert len(sent["producer"]) == 1, "also through a proxy"
+    assert len(sent["other"]) == 1
+    assert sent["producer"].isdisjoint(sent["other"])
 
 
 async def test_a_waiting_receive_ends_when_its_permission_is_revoked(broker):
@@ -334,3 +395,20 @@ async def test_without_authorization_it_is_said_that_nothing_is_checked():
 def test_authorization_needs_authentication_and_a_super_user(changes, message):
     with pytest.raises(ValueError, match=message):
         BrokerSettings(**{**SETTINGS, **changes})
+
+
+async def test_a_filtered_list_reads_each_permission_once(broker: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    for index in range(10):
+        assert (await broker.client.put(f"{ROOT}/n{index}", headers=headers("super"))).status_code == 201
+    reads, get = [], broker.store.get
+
+    async def counted(path: str, *, watch: Watch | None = None) -> Node:
+        reads.append(path)
+        return await get(path, watch=watch)
+
+    monkeypatch.setattr(broker.store, "get", counted)
+    for _ in range(2):
+        reads.clear()
+        listed = await broker.client.get("/v1/topics", headers=headers("topic-consumer"))
+        assert listed.json()["topics"] == ["acme/shop/t"]
+        assert len(reads) == len(set(reads))

@@ -7,8 +7,9 @@ from typing import Any
 import httpx
 import pytest
 from bindery_broker.access import audited
-from bindery_broker.access.audited import BEGINNINGS, PROXIED_HEADER, STATED, Kind, is_change, kind_of
+from bindery_broker.access.audited import BEGINNINGS, STATED, Kind, is_change, kind_of
 from bindery_broker.http import admin, v1
+from bindery_broker.http.charging.passed_on import Sender
 from bindery_broker.http.route import HotRoute
 from bindery_broker.settings import AuditSettings
 from bindery_core.errors import Forbidden
@@ -74,7 +75,7 @@ def client_of(broker: Harness, log: AuditLog, *, role: str | None = None) -> htt
             scope["state"]["principal"] = Principal(role=role, method=Method.TOKEN)
         await broker.app(scope, receive, send)
 
-    app = AuditTrail(known, log, proxied_header=PROXIED_HEADER)
+    app = AuditTrail(known, log)
     return httpx.AsyncClient(transport=httpx.ASGITransport(app=app, client=("10.0.0.9", 1)), base_url="http://b")
 
 
@@ -157,7 +158,7 @@ async def test_without_its_line_a_change_is_refused_and_not_made(broker: Harness
 
 async def test_a_served_port_records_what_the_checks_of_origins_refuse(broker: Harness, log: AuditLog, path: Path):
     """On a real socket, where short answers of hot operations skip ASGI."""
-    outermost = trail(log, proxied_header=PROXIED_HEADER)
+    outermost = trail(log)
     async with (
         HttpServer(broker.app, port=0, settings=broker.settings.http, outermost=outermost) as server,
         httpx.AsyncClient(base_url=server.url, trust_env=False) as http,
@@ -178,3 +179,15 @@ async def test_a_request_that_another_broker_passed_on_says_so(broker: Harness, 
     async with client_of(broker, log) as http:
         await http.put(TOPIC, headers={"bindery-proxied": "1"})
     assert [line["is_proxied"] for line in lines_of(path)] == [True, True]
+
+
+async def test_a_client_that_claims_to_be_a_broker_is_not_recorded_as_one(
+    tree: Any, ledgers: Any, clock: Any, log: AuditLog, path: Path
+):
+    broker = Harness(tree=tree, ledgers=ledgers, clock=clock, url="http://b", auth={"passwords_file": "/not/read"})
+    proof = broker.app.limiter.passed_on.header(Sender(is_part=False, client=None))
+    async with client_of(broker, log, role="alice") as http:
+        await http.put(TOPIC, headers={"bindery-proxied": "1", "bindery-passed-on": "0" * 64 + " 0 -"})
+        await http.put(TOPIC, headers=[(b"bindery-proxied", b"1"), proof])
+    assert [line["is_proxied"] for line in lines_of(path)] == [False, False, True, True]
+    await broker.close()

@@ -1,6 +1,8 @@
 """One request: its headers, query and body within limits, and its answer."""
 
+import asyncio
 import tracemalloc
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -17,7 +19,9 @@ from bindery_broker.http.exchange import (
 )
 from bindery_broker.settings import BrokerSettings
 from bindery_core.errors import BadRequest, TooLarge, TooManyRequests, UnsupportedMediaType
+from bindery_identity.principal import Method, Principal
 from bindery_pulsar.topic_name import TopicName
+from bindery_simulation.loop import SimLoop
 
 JSON = [(b"content-type", b"application/json")]
 START = {"type": "http.response.start", "status": 201, "headers": [(b"a", b"1")]}
@@ -25,6 +29,19 @@ START = {"type": "http.response.start", "status": 201, "headers": [(b"a", b"1")]
 
 class FakeBroker:
     settings = BrokerSettings(control_bytes_max=1_024)
+
+
+class Lasting:
+    """A broker in simulated time."""
+
+    settings = BrokerSettings()
+
+    def __init__(self, loop: SimLoop) -> None:
+        self.loop = loop
+        self.set_back_s = 0.0
+
+    def clock(self) -> int:
+        return int((self.loop.time() - self.set_back_s) * 1000)
 
 
 class Owner:
@@ -405,3 +422,61 @@ async def test_nothing_more_is_sent_of_an_answer_that_is_already_sent() -> None:
     line = Line()
     await Answered()(http_scope(), line.receive, line.send)
     assert line.sent == []
+
+
+# -- credentials during a call
+
+DAY_S = 86_400.0
+
+
+def _ends_after(*, expires_at_s: float, set_back_s: float = 0.0) -> float:
+    """Return the seconds after which a call ends whose credentials expire. The clock is set back after a day."""
+    loop = SimLoop()  # type: ignore[abstract]
+    broker = Lasting(loop)
+    one = exchange()
+    one.at_owner = type("At", (), {"broker": broker})()  # type: ignore[assignment]
+    one.scope["state"] = {"principal": Principal(role="r", method=Method.TOKEN, expires_at_s=expires_at_s)}
+    ends: list[float] = []
+
+    async def wait() -> None:
+        with one.until_expiry(lambda: ends.append(loop.time())):
+            await asyncio.sleep(DAY_S)
+            broker.set_back_s = set_back_s
+            await asyncio.sleep(60 * DAY_S)
+
+    task = loop.create_task(wait())
+    loop.run_until(task.done, time_max=100 * DAY_S, callbacks_max=1_000_000)
+    assert len(ends) == int(one.is_expired)
+    return ends[0] if ends else -1.0
+
+
+def test_a_call_lasts_as_long_as_its_credentials_also_for_weeks() -> None:
+    assert _ends_after(expires_at_s=30 * DAY_S) == pytest.approx(30 * DAY_S, abs=1)
+    assert _ends_after(expires_at_s=1_000 * DAY_S) == -1.0
+    assert _ends_after(expires_at_s=1e300) == -1.0
+    assert _ends_after(expires_at_s=-5.0) == pytest.approx(0, abs=1)
+
+
+def test_a_call_ends_by_the_clock_that_decides_about_credentials() -> None:
+    assert _ends_after(expires_at_s=10 * DAY_S, set_back_s=DAY_S) == pytest.approx(11 * DAY_S, abs=1)
+
+
+def test_a_call_ends_once_when_its_credentials_are_taken_back() -> None:
+    watchers: list[Callable[[], None]] = []
+
+    class Credentials:
+        def watch(self, on_refused: Callable[[], None]) -> Callable[[], None]:
+            watchers.append(on_refused)
+            return lambda: watchers.remove(on_refused)
+
+    async def run() -> None:
+        one = exchange()
+        one.scope["state"] = {"credentials": Credentials()}
+        ended: list[bool] = []
+        with one.until_expiry(lambda: ended.append(one.is_expired)):
+            (refuse,) = watchers
+            refuse()
+            refuse()
+        assert (ended, watchers) == ([True], [])
+
+    asyncio.run(run())

@@ -1,7 +1,8 @@
 """The application of a port whose broker is still starting."""
 
 from asgi_call import Line, http_scope
-from bindery_broker.http.late_app import LateApp
+from bindery_broker.http.late_app import LateApp, refuse_unknown
+from bindery_core.errors import Unauthorized
 from bindery_kit.observability.health import Receive, Scope, Send
 
 
@@ -11,6 +12,20 @@ async def test_requests_are_answered_with_503_until_the_broker_has_started() -> 
     assert line.status == 503
     assert line.problem()["code"] == "starting"
     assert (b"retry-after", b"1") in line.headers
+
+
+async def test_a_refused_client_gets_the_id_of_its_request() -> None:
+    for path in ("/v1/topics", "/admin/v2/tenants"):
+        ids = []
+        for headers in ([(b"x-request-id", b"mine")], [], []):
+            line = Line()
+            await refuse_unknown(
+                http_scope(path=path, headers=headers), line.receive, line.send, Unauthorized("no"), ["Bearer"]
+            )
+            assert line.status == 401
+            ids.append(dict(line.headers)[b"x-request-id"])
+        assert ids[0] == b"mine"
+        assert len(set(ids)) == 3
 
 
 async def test_websockets_are_told_to_try_again_later() -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from bindery_broker.limits.accounts import (
     decode_overrides,
 )
 from bindery_core.errors import BadRequest
+from bindery_identity.followed import FollowedFile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -206,7 +208,25 @@ def test_a_file_of_overrides() -> None:
     found = decode_overrides(json.dumps(content).encode())
     assert found.roles["etl"] == OwnerLimits(requests_rate=5, connections_max=0)
     assert found.of(Owner.NAMESPACE)["shop/orders"].bytes_out_rate == 9.5
-    assert decode_overrides(b"") == NO_OVERRIDES
+    assert decode_overrides(b"{}") == NO_OVERRIDES
+
+
+@pytest.mark.parametrize("content", [b"", b" ", b"\n"])
+def test_an_empty_file_of_overrides_is_refused(content: bytes) -> None:
+    with pytest.raises(BadRequest, match="empty"):
+        decode_overrides(content)
+
+
+def test_a_truncated_file_keeps_the_limits(tmp_path: Path) -> None:
+    content = b'{"roles": {"etl": {"requests_rate": 5}}}'
+    path = tmp_path / "limits"
+    path.write_bytes(content)
+    file = FollowedFile(str(path), decode_overrides)
+    for size in range(len(content)):
+        path.write_bytes(content[:size])
+        assert not file.poll()
+        assert file.failure is not None
+        assert file.value.roles["etl"].requests_rate == 5
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,24 @@ async def until(condition: Any) -> None:
             await asyncio.sleep(0)
 
 
+async def test_a_deleted_topic_loses_a_permission_that_this_broker_has_not_read_yet(
+    tree: MemoryTree, store: MemoryStore, policies: PolicyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store.create(PATH, records.encode({"message_ttl_in_seconds": 1}), make_parents=True)
+    await policies.follow(NAME)
+    monkeypatch.setattr(policies, "_apply", lambda *_: None)  # the watch is late
+    permissions = {"auth_policies": {"destination_auth": {NAME.full: {"role": ["consume"]}}}}
+    other = tree.connect()
+    await other.set(PATH, records.encode(permissions), version=None)
+    await policies.remove_topic(NAME)
+    stored = records.decode((await other.get(PATH)).data, path=PATH)
+    assert stored["auth_policies"]["destination_auth"] == {}
+    version = (await other.get(PATH)).stat.version
+    await policies.remove_topic(NAME)
+    assert (await other.get(PATH)).stat.version == version, "nothing is written without permissions"
+    await other.close()
+
+
 async def test_without_znodes_the_brokers_level_applies(policies: PolicyStore) -> None:
     assert policies.effective(NAME) is DEFAULTS
     await policies.follow(NAME)

@@ -1,7 +1,7 @@
 """The tag filter of a subscription."""
 
 import pytest
-from bindery_broker.subscriptions.consumer import ReceiveRequest, TagFilter
+from bindery_broker.subscriptions.consumer import MessageFilter, ReceiveRequest
 from bindery_pulsar.message_codec import decode_entry
 from subscription_parts import single
 
@@ -22,7 +22,7 @@ MESSAGES = [decode_entry(single(*arguments))[0] for arguments in ((b"a", "red"),
 def test_a_message_matches_if_it_has_one_of_the_tags_or_none(
     properties: dict[str, str], tags: set[str], matching: bytes
 ) -> None:
-    tag_filter = TagFilter(properties)
+    tag_filter = MessageFilter(properties)
     assert tag_filter.tags == tags
     assert b"".join(message.payload for message in tag_filter.matching(MESSAGES)) == matching
 

@@ -62,6 +62,13 @@ class Authority:
         return certificate_file, key_file
 
 
+def in_one_file(certificate_file: Path, key_file: Path) -> Path:
+    """Return a new file with the key and its certificate, as ZooKeeper's servers need it."""
+    path = certificate_file.with_suffix(".pem")
+    replace(path, key_file.read_bytes() + certificate_file.read_bytes())
+    return path
+
+
 def replace(path: Path, content: bytes) -> None:
     """Replace a file as a whole."""
     new = path.with_name(path.name + ".new")

@@ -16,13 +16,13 @@ before a new connection. Settings, options and tasks hold the names of the files
 """
 
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from bindery_core.errors import BadRequest
-from bindery_identity.tls import client_tls
+from bindery_identity.tls import FollowedContext, TlsFiles, client_tls
 
 PLUGIN: Final = "bindery"
 """Default authentication plugin: the one of Bindery's bookies."""
@@ -44,6 +44,11 @@ class ClientSecurity:
         """Whether a new connection needs START_TLS or authentication before requests."""
         return self.tls is not None or self.token is not None
 
+    @property
+    def tls_files(self) -> TlsFiles | None:
+        """The files of `tls`, for metrics and a poller that reports failures; None without files."""
+        return self.tls.files if isinstance(self.tls, FollowedContext) else None
+
 
 NO_SECURITY: Final = ClientSecurity()
 """Neither TLS nor a token."""
@@ -57,11 +62,14 @@ def load_security(
     check_hostname: bool = True,
     token_file: str | Path | None = None,
     plugin: str = PLUGIN,
+    now_s: Callable[[], float] | None = None,
 ) -> ClientSecurity:
     """Load PEM files and a file whose first line is the token. TLS is used if `ca_file` is given.
 
     `certificate_file`, `key_file`: presented to bookies that require client certificates. `check_hostname`: the
-    bookie's certificate must name the host that the client connects to. Raises BadRequest for unusable files.
+    bookie's certificate must name the host that the client connects to. `now_s`: seconds since 1970, to refuse an own
+    certificate that has expired and to know when it does; None: bookies refuse it. Raises BadRequest for files that
+    cannot be used.
     """
     if ca_file is None and certificate_file is not None:
         raise BadRequest("a client certificate requires ca_file too: it is used with TLS only")
@@ -74,6 +82,7 @@ def load_security(
                 certificate_file="" if certificate_file is None else str(certificate_file),
                 key_file="" if key_file is None else str(key_file),
                 check_hostname=check_hostname,
+                now_s=now_s,
             ).context
         if token_file is not None:
             token = _first_line(Path(token_file).read_bytes())
@@ -132,8 +141,8 @@ class SecurityFiles:
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
-    def load(self) -> ClientSecurity:
-        """Read the files. Raises BadRequest if they are unusable."""
+    def load(self, *, now_s: Callable[[], float] | None = None) -> ClientSecurity:
+        """Read the files. `now_s`: see `load_security`. Raises BadRequest if they are unusable."""
         return load_security(
             ca_file=self.ca_file or None,
             certificate_file=self.certificate_file or None,
@@ -141,6 +150,7 @@ class SecurityFiles:
             check_hostname=self.check_hostname,
             token_file=self.token_file or None,
             plugin=self.auth_plugin,
+            now_s=now_s,
         )
 
 

@@ -6,11 +6,13 @@
 | it was renamed or removed                               | creates it again, mode 0600, and appends             |
 | it was truncated (`copytruncate`)                       | appends at its new end                               |
 | a write failed within a line, for example a full disk   | ends that line first, so that no other one is damaged|
+| the process or the machine failed within a line         | ends that line first, as the file does not end so    |
 
 The file is opened with O_APPEND and each call is one write, so that processes that share a file do not mix their lines.
 """
 
 import os
+import stat
 from typing import Final
 
 from bindery_core.errors import BadRequest
@@ -73,7 +75,7 @@ class AuditFile:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
         self._fd = os.open(self.path, flags, MODE)  # noqa: TID251 - a log of the process, not its storage
         os.set_blocking(self._fd, True)
-        self._is_torn = False
+        self._is_torn = _ends_within_a_line(self._fd)
 
     def _is_moved(self) -> bool:
         """Whether the path no longer leads to the open file."""
@@ -85,3 +87,17 @@ class AuditFile:
             return True
         opened = os.fstat(self._fd)
         return (at_path.st_ino, at_path.st_dev) != (opened.st_ino, opened.st_dev)
+
+
+def _ends_within_a_line(fd: int) -> bool:
+    """Whether the file is not empty and its last byte is not a newline. Also if it cannot be read: a blank line is
+    harmless."""
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode) or not found.st_size:
+        return False
+    try:
+        with open(f"/proc/self/fd/{fd}", "rb") as file:
+            file.seek(-1, os.SEEK_END)
+            return file.read(1) != b"\n"
+    except OSError:
+        return True

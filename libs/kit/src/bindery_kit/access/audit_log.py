@@ -11,6 +11,11 @@ One line is one object. `event` is one of:
 | `denials_left_out` | at the end of a minute with more refused | `client` or `others`, `count`                       |
 |                    | requests than `denial_counts` allows     |                                                     |
 
+A change that is refused because its first line was not written in time has a `change_finished` with status 503 and the
+code `audit_log_unavailable` as soon as the file takes lines, because `change_started` may be in the file nevertheless.
+If the client goes while that line is written, `change_finished` has no status and the code `not_begun`. In both cases,
+nothing was changed.
+
 `change` pairs the two lines of a change: it is unique in all logs of the cluster, except by accident. The request:
 
 | member                  | value                                                                                    |
@@ -106,10 +111,7 @@ class AuditLog:
         """Return when the line is written. Raises AuditLogUnavailable."""
         if len(self._waiting) >= WAITING_MAX:
             raise self._failed(f"{WAITING_MAX} lines wait for the file")
-        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((self._line(event, fields), written))
-        if self._writing is None:
-            self._writing = asyncio.create_task(self._write_all(), name="audit-log")
+        written = self._put(event, fields)
         try:
             async with asyncio.timeout(WRITE_TIMEOUT_S):
                 await written
@@ -119,6 +121,20 @@ class AuditLog:
             self._log.error("audit_log_not_written", path=self._file.path, **error_fields(error))
             raise self._failed(error.strerror or str(error)) from error
         self.lines[event] += 1
+
+    def revoke(self, fields: Mapping[str, Any]) -> None:
+        """Write `change_finished` for a change that is not made because the write of its `change_started` failed, or
+        was abandoned: that line may be in the file, or follow when the disk works again.
+
+        Returns at once. The line is tried once, behind the first one; a failure is not counted again.
+        """
+
+        def end(written: asyncio.Future[None]) -> None:
+            if not written.cancelled() and written.exception() is None:
+                self.lines["change_finished"] += 1
+
+        if len(self._waiting) < WAITING_MAX:
+            self._put("change_finished", fields).add_done_callback(end)
 
     async def deny(self, address: str, fields: Mapping[str, Any]) -> None:
         """Write or count a denial. It never fails: failures are logged and counted. `address`: see `DenialCounts`."""
@@ -170,6 +186,14 @@ class AuditLog:
         line = {"time": at.removesuffix("+00:00") + "Z", "service": self._service, "event": event}
         line |= {name: _bounded(value) for name, value in fields.items()}
         return json.dumps(line, ensure_ascii=True, separators=(",", ":")).encode("ascii") + b"\n"
+
+    def _put(self, event: str, fields: Mapping[str, Any]) -> asyncio.Future[None]:
+        """Return a future that is done when the line is written."""
+        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((self._line(event, fields), written))
+        if self._writing is None:
+            self._writing = asyncio.create_task(self._write_all(), name="audit-log")
+        return written
 
     async def _write_all(self) -> None:
         loop = asyncio.get_running_loop()

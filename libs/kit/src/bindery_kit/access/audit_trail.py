@@ -11,6 +11,8 @@ to the `AuditEntry` in the state of the scope:
 |----------------------------------------------|-------------------------------------------------------------------|
 | begins a change and answers                  | `change_started`, `change_finished` with the status of the answer |
 | begins a change and ends without an answer   | `change_started`, `change_finished` without a status              |
+| begins a change, whose first line fails      | `change_finished` with 503, and `change_started` if the file      |
+|                                              | takes it nevertheless                                             |
 | answers 401 or 403, no change begun          | `denied`                                                          |
 | anything else                                | none                                                              |
 
@@ -36,21 +38,25 @@ DENIED: Final = frozenset((401, 403))
 """Statuses of refusals for lack of permission."""
 FAILED: Final = 400
 """Lowest status of an error."""
+NOT_BEGUN: Final = "not_begun"
+"""Code in the log of a change that is not made, because the client was gone when its first line was written."""
 REQUEST_ID: Final = b"x-request-id"
+IS_PROXIED: Final = "is_proxied"
+"""Key in the state of the scope that the application sets to True if another process of the service passed the request
+on, and has proved it."""
 
 
 class AuditEntry:
     """What is known about one request. `role`: of the client, if the application knows it without a Principal."""
 
     __slots__ = (
-        "_change", "_is_finished", "_log", "_proxied_header", "_scope", "code", "operation", "request_id", "resource",
+        "_change", "_is_finished", "_log", "_scope", "code", "operation", "request_id", "resource",
         "role",
     )  # fmt: skip
 
-    def __init__(self, log: AuditLog, scope: Scope, *, proxied_header: bytes) -> None:
+    def __init__(self, log: AuditLog, scope: Scope) -> None:
         self._log = log
         self._scope = scope
-        self._proxied_header = proxied_header
         self._change: str | None = None
         self._is_finished = False
         self.operation: str | None = None
@@ -86,11 +92,16 @@ class AuditEntry:
             return
         self.describe(operation, resource, request_id=request_id)
         change = self._log.next_change()
+        fields = {"change": change, **self._request()}
         try:
-            await self._log.write("change_started", {"change": change, **self._request()})
-        except AuditLogUnavailable:
+            await self._log.write("change_started", fields)
+        except AuditLogUnavailable as error:
             if self._log.refuses:
+                self._log.revoke({**fields, "status": error.status, "code": error.code})
                 raise
+        except asyncio.CancelledError:
+            self._log.revoke({**fields, "status": None, "code": NOT_BEGUN})
+            raise
         self._change = change
 
     async def finish(self, status: int | None) -> None:
@@ -127,7 +138,7 @@ class AuditEntry:
             "operation": self.operation,
             "resource": self.resource,
             "client": client[0] if client else None,
-            "is_proxied": any(name == self._proxied_header for name, _ in scope["headers"]),
+            "is_proxied": scope["state"].get(IS_PROXIED, False),
         }
 
 
@@ -138,19 +149,17 @@ def entry_of(scope: Mapping[str, Any]) -> AuditEntry | None:
 
 
 class AuditTrail:
-    """`app`: the application of a port. `proxied_header`: name of the header, in lower case, of requests that another
-    process of the service passed on."""
+    """`app`: the application of a port."""
 
-    def __init__(self, app: AsgiApp, log: AuditLog, *, proxied_header: bytes = b"") -> None:
+    def __init__(self, app: AsgiApp, log: AuditLog) -> None:
         self._app = app
         self._log = log
-        self._proxied_header = proxied_header
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        entry = AuditEntry(self._log, scope, proxied_header=self._proxied_header)
+        entry = AuditEntry(self._log, scope)
         scope.setdefault("state", {})[STATE_KEY] = entry
         try:
             await self._app(scope, receive, _Recorded(entry, send))
@@ -160,9 +169,9 @@ class AuditTrail:
                 await asyncio.shield(entry.finish(None))
 
 
-def trail(log: AuditLog | None, *, proxied_header: bytes = b"") -> Callable[[AsgiApp], AsgiApp] | None:
+def trail(log: AuditLog | None) -> Callable[[AsgiApp], AsgiApp] | None:
     """Return what puts an AuditTrail in front of an application; None without a log."""
-    return None if log is None else partial(AuditTrail, log=log, proxied_header=proxied_header)
+    return None if log is None else partial(AuditTrail, log=log)
 
 
 class _Recorded:

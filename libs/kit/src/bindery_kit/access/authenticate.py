@@ -7,39 +7,85 @@
 | all others                                   | 401 with `WWW-Authenticate`, or 403 for a misuse of the role header   |
 
 The principal of an admitted request is in `scope["state"]["principal"]`. ROLE_HEADER names the client on whose behalf a
-proxy sends a request, percent-encoded (`bindery_identity.authenticator` has the rules). The state's `certificate` has
+proxy sends a request, percent-encoded; ORIGINAL_HEADER does so as it is (`bindery_identity.authenticator` has the
+rules). The state's `certificate` has
 the names in the client's certificate, if the port uses TLS.
 
 Nothing of a refused request is read. The log has the reason of a refusal at most once per second, and never the
-credentials.
+credentials. Passwords are checked in threads, within limits (`password_checks`); above them, the answer is 429.
+
+Calls that wait for long learn that their credentials are not accepted any more: `scope["state"]["credentials"]` has the
+Credentials of the request. When a file of keys or passwords was replaced, `check_again` verifies the credentials of all
+watched requests again, and ends those that would be refused now, or have another role.
 """
 
+import asyncio
+import re
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from typing import Final
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, Final
 from urllib.parse import unquote
 
-from bindery_core.errors import BinderyError, Forbidden, Unauthorized
+from bindery_core.errors import BinderyError, Forbidden, TooManyRequests, Unauthorized
 from bindery_identity.authenticator import Authenticator
 from bindery_identity.principal import Principal
 
 from bindery_kit.access.audit_trail import entry_of
+from bindery_kit.access.password_checks import PasswordChecks
+from bindery_kit.limits.address_counts import group_of
 from bindery_kit.observability.health import METRICS_PATHS, AsgiApp, Receive, Scope, Send
 from bindery_kit.observability.metrics_page import Page, labels
 from bindery_kit.observability.quiet_log import QuietLog
 
 ROLE_HEADER: Final = b"bindery-role"
 """Header of a proxy's request: the role of the client, percent-encoded."""
+ORIGINAL_HEADER: Final = b"x-original-principal"
+"""The same, as UTF-8 without an encoding. Source: Pulsar's proxy (X-Original-Principal)."""
 ROLE_HEADER_SIZE_MAX: Final = 4096
-"""Maximum bytes of the value of that header."""
+"""Maximum bytes of the value of these headers."""
 PRINCIPAL: Final = "principal"
 """Key of the principal in the state of the scope."""
 CERTIFICATE: Final = "certificate"
 """Key of the names in the client's certificate in the state of the scope."""
+CREDENTIALS: Final = "credentials"
+"""Key of the Credentials of the request in the state of the scope."""
 PROBES: Final = ("/livez", "/readyz", "/startupz")
+
+_NAMING: Final = frozenset((ROLE_HEADER, ORIGINAL_HEADER))
+_ENCODED: Final = re.compile(rb"(?:[\x21-\x24\x26-\x7e]|%[0-9A-Fa-f]{2})+")
 
 Refuse = Callable[[Scope, Receive, Send, BinderyError, list[str]], Awaitable[None]]
 """Answers a refused request. The last argument has the values of `WWW-Authenticate`; it is empty for 403."""
+
+
+class Credentials:
+    """Those of one admitted request."""
+
+    def __init__(
+        self, owner: "Authenticate", headers: Sequence[tuple[bytes, bytes]], certificate: Any, generation: int
+    ) -> None:
+        self.headers = headers
+        self.certificate = certificate
+        self.generation = generation
+        """Generation of the files with which they were verified last."""
+        self.principal: Principal | None = None
+        self.watchers: dict[object, Callable[[], None]] = {}
+        self._owner = owner
+
+    def watch(self, on_refused: Callable[[], None]) -> Callable[[], None]:
+        """Call `on_refused` once, in the event loop, if the credentials are not accepted any more. Return a function
+        that ends this."""
+        key = object()
+        self.watchers[key] = on_refused
+        self._owner.watch(self)
+
+        def end() -> None:
+            self.watchers.pop(key, None)
+            if not self.watchers:
+                self._owner.forget(self)
+
+        return end
 
 
 class Authenticate:
@@ -60,14 +106,21 @@ class Authenticate:
         self._open = frozenset((*PROBES, *(() if guards_metrics else METRICS_PATHS)))
         self._log = QuietLog(__name__, clock=clock)
         self._counts: Counter[tuple[str, str]] = Counter()
+        self._passwords = PasswordChecks(clock=clock)
+        self._generation = 0
+        """Number of times that a file was replaced."""
+        self._watched: dict[Credentials, None] = {}
+        self._checking: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in self._open:
             await self._app(scope, receive, send)
             return
+        state = scope.setdefault("state", {})
+        credentials = Credentials(self, scope["headers"], state.get(CERTIFICATE), self._generation)
         try:
-            principal = self._principal(scope)
-        except (Unauthorized, Forbidden) as error:
+            principal = credentials.principal = await self._sender(credentials, scope.get("client"))
+        except (Unauthorized, Forbidden, TooManyRequests) as error:
             self._counts["refused", "unknown"] += 1
             client = scope.get("client") or ("",)
             self._log.warning("authentication_failed", reason=error.message, client=client[0])
@@ -77,8 +130,49 @@ class Authenticate:
             await self._refuse(scope, receive, send, error, challenges)
             return
         self._counts["admitted", principal.method.value] += 1
-        scope.setdefault("state", {})[PRINCIPAL] = principal
+        state[PRINCIPAL], state[CREDENTIALS] = principal, credentials
         await self._app(scope, receive, send)
+
+    def check_again(self) -> None:
+        """A file of keys or passwords was replaced: verify the credentials of the watched requests."""
+        self._generation += 1
+        if self._watched:
+            self._start_checks()
+
+    def watch(self, credentials: Credentials) -> None:
+        """Verify the credentials after each change from now on. They were verified before the last one: verify them."""
+        self._watched[credentials] = None
+        if credentials.generation != self._generation:
+            self._start_checks()
+
+    def forget(self, credentials: Credentials) -> None:
+        """End what `watch` began."""
+        self._watched.pop(credentials, None)
+
+    def _start_checks(self) -> None:
+        if self._checking is None or self._checking.done():
+            self._checking = asyncio.create_task(self._check_watched(), name="credentials")
+
+    async def _check_watched(self) -> None:
+        while stale := [one for one in self._watched if one.generation != self._generation]:
+            for one in stale:
+                generation = self._generation
+                if not await self._is_accepted(one):
+                    for refused in list(one.watchers.values()):
+                        refused()
+                one.generation = generation
+                await asyncio.sleep(0)
+
+    async def _is_accepted(self, credentials: Credentials) -> bool:
+        before = credentials.principal
+        try:
+            if self._authenticator.is_slow(credentials.headers):
+                now = await asyncio.to_thread(self._verified, credentials)
+            else:
+                now = self._verified(credentials)
+        except (Unauthorized, Forbidden):
+            return False
+        return before is not None and (now.role, now.original_role) == (before.role, before.original_role)
 
     def render(self) -> bytes:
         """Return the metric as text for Prometheus."""
@@ -94,12 +188,35 @@ class Authenticate:
         )
         return page.render()
 
-    def _principal(self, scope: Scope) -> Principal:
-        headers = scope["headers"]
-        sender = self._authenticator.by_headers(headers, scope.get("state", {}).get(CERTIFICATE))
-        named = [value for name, value in headers if name == ROLE_HEADER]
+    async def _sender(self, credentials: Credentials, client: Any) -> Principal:
+        if self._authenticator.is_slow(credentials.headers):
+            address = group_of(tuple(client) if client else None)
+            return await self._passwords.run(partial(self._verified, credentials), address=address)
+        return self._verified(credentials)
+
+    def _verified(self, credentials: Credentials) -> Principal:
+        """Raises Unauthorized, Forbidden. May be called in a thread."""
+        headers = credentials.headers
+        sender = self._authenticator.by_headers(headers, credentials.certificate)
+        named = [(name, value) for name, value in headers if name in _NAMING]
         if not named:
             return self._authenticator.on_behalf_of(sender, None)
-        if len(named) > 1 or len(named[0]) > ROLE_HEADER_SIZE_MAX:
-            raise Unauthorized(f"one header {ROLE_HEADER.decode()} is expected")
-        return self._authenticator.on_behalf_of(sender, unquote(named[0].decode("latin-1"), errors="replace"))
+        if len(named) > 1 or len(named[0][1]) > ROLE_HEADER_SIZE_MAX:
+            raise Unauthorized(f"one header {ROLE_HEADER.decode()} or {ORIGINAL_HEADER.decode()} is expected")
+        role = _decoded(*named[0])
+        if named[0][0] == ORIGINAL_HEADER and role == sender.role:  # as Pulsar's proxy says of what it only forwards
+            return self._authenticator.on_behalf_of(sender, None)
+        return self._authenticator.on_behalf_of(sender, role)
+
+
+def _decoded(name: bytes, value: bytes) -> str:
+    """Return the role in a header. Raises Unauthorized, because another role would act if it were repaired."""
+    try:
+        if name == ORIGINAL_HEADER:
+            return value.decode()
+        if _ENCODED.fullmatch(value):
+            return unquote(value.decode("ascii"), errors="strict")
+    except UnicodeDecodeError:
+        pass
+    encoding = "UTF-8" if name == ORIGINAL_HEADER else "percent-encoded UTF-8"
+    raise Unauthorized(f"the header {name.decode()} is not a role as {encoding}")

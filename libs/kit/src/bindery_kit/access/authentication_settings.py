@@ -2,26 +2,29 @@
 
 A service subclasses it with its own `env_prefix` and uses the subclass as its settings group `auth`. The names follow
 Pulsar's: tokenSecretKey and tokenPublicKey, tokenAuthClaim, tokenAudience, tokenAudienceClaim, anonymousUserRole,
-proxyRoles, brokerClientAuthenticationParameters.
+proxyRoles, brokerClientAuthenticationParameters; and those of its AuthenticationProviderOpenID.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
 
 from bindery_core.errors import BadRequest
 from bindery_identity.authenticator import Authenticator, CertificateRole, PasswordVerifier
 from bindery_identity.basic import Passwords
 from bindery_identity.followed import FollowedFile, FollowedFiles
 from bindery_identity.keys import key_file
+from bindery_identity.openid import IssuerKeys, OpenIdTokens, key_set_file, parse_issuers
+from bindery_identity.tls import TlsFiles, client_tls
 from bindery_identity.tokens import FollowedTokens, SignedTokens, TokenVerifier, is_subject
 
 from bindery_kit.access.own_token import OwnToken
+from bindery_kit.configuration.bounds import Gt, Le
 from bindery_kit.configuration.settings import Settings, check
 
 
 class AuthenticationSettings(Settings):
-    """Authentication of clients. It is required as soon as a file of keys or passwords, or a role of certificates, is
-    configured."""
+    """Authentication of clients. It is required as soon as a file of keys or passwords, OpenID issuers, or a role of
+    certificates are configured."""
 
     tokens_keys_file: str = ""
     """File of the keys that sign the tokens of clients: public keys (PEM) and secrets, several at a time; or
@@ -40,6 +43,31 @@ class AuthenticationSettings(Settings):
 
     tokens_issuer: str = ""
     """Value that the claim `iss` of tokens must have. Empty: any issuer whose key is configured."""
+
+    openid_issuers: str = ""
+    """URLs of the OpenID Connect issuers whose tokens are accepted, separated by commas, as in the claim `iss` of their
+    tokens: https only. Their keys are fetched in the background. `URL=FILE` reads the key set (JWKS) from a file
+    instead. Source: Pulsar's openIDAllowedTokenIssuers."""
+
+    openid_audiences: str = ""
+    """Names of this service in the audience (`aud`) of tokens of OpenID issuers, separated by commas: a token must
+    contain one of them. Required with `openid_issuers`. Source: Pulsar's openIDAllowedAudiences."""
+
+    openid_role_claim: str = "sub"
+    """Name of the claim that is the role of the client in tokens of OpenID issuers. Source: Pulsar's
+    openIDRoleClaim."""
+
+    openid_ca_file: str = ""
+    """File of the CA certificates that sign the certificates of OpenID issuers (PEM). Empty: those that the system
+    trusts. Source: Pulsar's openIDTokenIssuerTrustCertsFilePath."""
+
+    openid_refresh_s: Annotated[float, Gt(0), Le(86_400)] = 600.0
+    """Seconds between two reads of an issuer's keys. A token with an unknown key causes an earlier read, at most every
+    30 seconds. Source: Pulsar's openIDCacheRefreshAfterWriteSeconds, 18 hours there."""
+
+    openid_keys_max_age_s: Annotated[float, Gt(0), Le(30 * 86_400)] = 86_400.0
+    """Seconds for which keys remain in force while the issuer does not answer; then its tokens are refused. Source:
+    Pulsar's openIDCacheExpirationSeconds."""
 
     passwords_file: str = ""
     """File of names and passwords, as `htpasswd -m` writes it. A changed file is read within seconds. Source: Pulsar's
@@ -68,7 +96,8 @@ class AuthenticationSettings(Settings):
     @property
     def is_set(self) -> bool:
         """Whether clients must authenticate."""
-        return bool(self.tokens_keys_file or self.passwords_file) or self.certificate_role is not CertificateRole.NONE
+        has_files = bool(self.tokens_keys_file or self.passwords_file or self.openid_issuers)
+        return has_files or self.certificate_role is not CertificateRole.NONE
 
     @property
     def admits_everybody(self) -> bool:
@@ -85,7 +114,20 @@ class AuthenticationSettings(Settings):
             self.tokens_issuer,
         )
         if not self.is_set and (any(others) or self.metrics):
-            raise ValueError("authentication needs auth.tokens_keys_file, auth.passwords_file or auth.certificate_role")
+            raise ValueError(
+                "authentication needs auth.tokens_keys_file, auth.openid_issuers, auth.passwords_file or "
+                "auth.certificate_role"
+            )
+        if self.openid_issuers and not self.audiences_of_openid:
+            raise ValueError("auth.openid_issuers needs the names of this service in tokens: set auth.openid_audiences")
+        if not self.openid_issuers and (self.openid_audiences or self.openid_ca_file):
+            raise ValueError("auth.openid_audiences and auth.openid_ca_file need auth.openid_issuers")
+        if not self.openid_role_claim:
+            raise ValueError("auth.openid_role_claim must be the name of a claim")
+        try:
+            parse_issuers(self.openid_issuers)
+        except BadRequest as error:
+            raise ValueError(f"auth.openid_issuers: {error}") from error
         if self.anonymous_role and not is_subject(self.anonymous_role):
             raise ValueError("auth.anonymous_role must be printable text")
         if self.broker_token_file and not self.roles_of_proxies:
@@ -95,14 +137,55 @@ class AuthenticationSettings(Settings):
     def roles_of_proxies(self) -> frozenset[str]:
         return frozenset(filter(None, (role.strip() for role in self.proxy_roles.split(","))))
 
-    def authenticator(
-        self, *, now_s: Callable[[], float], follow: Callable[[FollowedFiles[Any]], None]
-    ) -> Authenticator | None:
-        """Return the authenticator; None if clients need not authenticate. `now_s`: seconds since 1970. `follow`: gets
-        the files, whose changes take effect if they are followed.
+    @property
+    def audiences_of_openid(self) -> frozenset[str]:
+        return frozenset(filter(None, (name.strip() for name in self.openid_audiences.split(","))))
+
+    def openid(self, *, follow: Callable[[FollowedFiles[Any]], None]) -> tuple[IssuerKeys, ...]:
+        """Return the OpenID issuers, for `authenticator` and for who fetches their keys. `follow`: gets the files of
+        key sets.
 
         Raises BadRequest for unusable files.
         """
+        found = []
+        for url, path in parse_issuers(self.openid_issuers):
+            file = None
+            if path:
+                file = key_set_file(path)
+                follow(file)
+            found.append(
+                IssuerKeys(
+                    url,
+                    audiences=self.audiences_of_openid,
+                    role_claim=self.openid_role_claim,
+                    max_age_s=self.openid_keys_max_age_s,
+                    file=file,
+                )
+            )
+        return tuple(found)
+
+    def openid_tls(self) -> TlsFiles:
+        """Return the TLS of connections to OpenID issuers. Raises BadRequest."""
+        try:
+            return client_tls(ca_file=self.openid_ca_file)
+        except BadRequest as error:
+            raise BadRequest(f"cannot use auth.openid_ca_file: {error}") from error
+
+    def authenticator(
+        self,
+        *,
+        now_s: Callable[[], float],
+        follow: Callable[[FollowedFiles[Any]], None],
+        issuers: Sequence[IssuerKeys] = (),
+        own_token: OwnToken | None = None,
+    ) -> Authenticator | None:
+        """Return the authenticator; None if clients need not authenticate. `now_s`: seconds since 1970. `follow`: gets
+        the files, whose changes take effect if they are followed. `issuers`: the result of `openid`. `own_token`: that
+        of this process, whose role the other processes of the service have, too.
+
+        Raises BadRequest for unusable files.
+        """
+        assert len(issuers) == len(parse_issuers(self.openid_issuers))
         if not self.is_set:
             return None
         tokens: TokenVerifier | None = None
@@ -121,6 +204,8 @@ class AuthenticationSettings(Settings):
             keys = FollowedFile(path, verifier, what="the file of keys (auth.tokens_keys_file)")
             follow(keys)
             tokens = FollowedTokens(keys)
+        if issuers:
+            tokens = OpenIdTokens(issuers, others=tokens)
         passwords: PasswordVerifier | None = None
         if self.passwords_file:
             file = FollowedFile(self.passwords_file, Passwords, what="the file of passwords (auth.passwords_file)")
@@ -133,6 +218,7 @@ class AuthenticationSettings(Settings):
             certificate_role=self.certificate_role,
             anonymous_role=self.anonymous_role or None,
             proxy_roles=self.roles_of_proxies,
+            own_role=lambda: None if own_token is None else own_token.role,
         )
 
     def own_token(self, *, follow: Callable[[FollowedFiles[Any]], None]) -> OwnToken | None:
@@ -157,3 +243,6 @@ class _FollowedPasswords:
 
     def verify(self, name: str, password: bytes) -> str:
         return self._file.value.verify(name, password)
+
+    def remembers(self, name: str, password: bytes) -> bool:
+        return self._file.value.remembers(name, password)

@@ -8,7 +8,8 @@ The headers of a request:
 | bindery-role    | the role of the client                         | the role of the process            |
 """
 
-from typing import Final, NamedTuple
+from dataclasses import dataclass, field
+from typing import Final
 from urllib.parse import quote
 
 from bindery_core.errors import BadRequest, Unauthorized
@@ -16,14 +17,16 @@ from bindery_identity.followed import FollowedFile
 from bindery_identity.principal import Principal
 from bindery_identity.tokens import is_subject, unverified
 
-from bindery_kit.access.authenticate import ROLE_HEADER
+from bindery_kit.access.authenticate import ORIGINAL_HEADER, ROLE_HEADER
 
-CREDENTIALS: Final = frozenset((b"authorization", ROLE_HEADER))
+CREDENTIALS: Final = frozenset((b"authorization", ROLE_HEADER, ORIGINAL_HEADER))
 """Headers of a client that are never passed on by a process with a token of its own."""
 
 
-class _Token(NamedTuple):
-    text: bytes
+@dataclass(frozen=True, slots=True)
+class _Token:
+    text: bytes = field(repr=False)
+    """The secret: it never appears in a repr."""
     role: str
 
 

@@ -74,11 +74,17 @@ class PeerTlsSettings(Settings):
     key_file: str = ""
     """File of the private key of that certificate (PEM, not encrypted). Empty: it is in the certificate's file."""
 
-    def load(self) -> TlsFiles:
-        """Return the TLS of connections to peers whose address begins with https. Raises BadRequest."""
+    def load(self, *, now_s: Callable[[], float]) -> TlsFiles:
+        """Return the TLS of connections to peers whose address begins with https. `now_s`: seconds since 1970.
+
+        Raises BadRequest for settings that contradict each other, for files that cannot be used, and for a certificate
+        that has expired.
+        """
         if self.key_file and not self.certificate_file:
             raise BadRequest("peers.key_file needs peers.certificate_file")
         try:
-            return client_tls(ca_file=self.ca_file, certificate_file=self.certificate_file, key_file=self.key_file)
+            return client_tls(
+                ca_file=self.ca_file, certificate_file=self.certificate_file, key_file=self.key_file, now_s=now_s
+            )
         except BadRequest as error:
             raise BadRequest(f"cannot use the files of peers: {error}") from error

@@ -6,7 +6,7 @@
 | `bindery_tls_reload_failed{port}`              | 1: the files have changed and cannot be used, so the ones     |
 |                                                | before them are in use                                        |
 
-`port` is what the certificate is for: `http`, `ledger`, or a kind of clients, such as `peers`.
+`port` is what the certificate is for: `http`, `ledger`, or what this process connects to: `peers`, `bookies`.
 """
 
 from bindery_identity.tls import TlsFiles
@@ -21,8 +21,8 @@ class TlsMetrics:
         self._files: dict[str, TlsFiles] = {}
 
     def add(self, port: str, files: TlsFiles | None) -> None:
-        """Show `files` from now on; None: this port has no TLS."""
-        if files is not None:
+        """Show `files` from now on; None: this port has no TLS. Also ignored if no file is configured."""
+        if files is not None and files.paths:
             self._files[port] = files
 
     @property

@@ -8,22 +8,22 @@ names the same cause and fix.
 
 Later requests of a start use `retry_while_unavailable`, because a restart of ZooKeeper must not make the start fail.
 
-kazoo does not report why it cannot connect, so this module connects to the servers itself to find it. Importing this
-module is cheap, because the start of a bookie needs it.
+kazoo does not report why it cannot connect, so this module connects to the servers itself to find it, with TLS if the
+service uses it. Importing this module is cheap, because the start of a bookie needs it.
 """
 
 import asyncio
-import contextlib
 import os
 import socket
+import ssl
 import time
 from collections.abc import Awaitable, Callable
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
-from bindery_core.errors import MetadataOutcomeUnknown, MetadataUnavailable, NotThere, TryAgain
+from bindery_core.errors import BadRequest, MetadataOutcomeUnknown, MetadataUnavailable, NotThere, TryAgain
 from bindery_metadata.layout.layout import LedgersLayout
 from bindery_metadata.stores.store import MetadataStore
-from bindery_metadata.stores.zookeeper_access import ConnectionRefused
+from bindery_metadata.stores.zookeeper_access import ConnectionRefused, ZooKeeperAccess, tls_reason
 
 from bindery_kit.observability.health import Health
 from bindery_kit.observability.logs import error_fields, get_logger
@@ -38,6 +38,9 @@ RETRY_S: Final = 1.0
 """Delay in seconds before `retry_while_unavailable` repeats a failed call."""
 PROBE_TIMEOUT_S: Final = 3.0
 """Timeout in seconds of one connection attempt to one server."""
+PROBE_SILENCE_S: Final = 1.0
+"""Seconds without an end of the connection after which the server has accepted this client. With TLS 1.3, a server
+refuses the certificate of a client, or its absence, only after the client's handshake."""
 CLOSE_TIMEOUT_S: Final = 2.0
 """Time limit in seconds for the close of a failed client. Without a limit, a name server that does not answer would
 block the close for a minute."""
@@ -67,11 +70,13 @@ class ClusterWait:
         health: Health,
         timeout_s: float,
         wall_clock_ms: Callable[[], int],
+        access: Callable[[], ZooKeeperAccess] | None = None,
     ) -> None:
         """Set the limits and names of the wait.
 
         `setting`: the environment variable that sets `zookeeper`, for messages. `timeout_s`: time limit in seconds of
-        both waits together; 0: no limit.
+        both waits together; 0: no limit. `access`: reads the TLS files of the connections, to find why TLS refuses
+        them; None: no TLS.
         """
         self._zookeeper = zookeeper
         self._layout = layout
@@ -79,6 +84,7 @@ class ClusterWait:
         self._health = health
         self._timeout_s = timeout_s
         self._wall_clock_ms = wall_clock_ms
+        self._access = access
         self._began_s: float | None = None
         self._since = ""
 
@@ -142,8 +148,15 @@ class ClusterWait:
     async def _zookeeper_reason(self) -> str:
         """Return "cause; fix" of the wait for ZooKeeper."""
         servers = [server.strip() for server in self._zookeeper.split(",")]
-        causes = await asyncio.gather(*(_probe(server) for server in servers))
-        return f"{', '.join(causes)}; start ZooKeeper, or set {self._setting} to its servers"
+        try:
+            tls = None if self._access is None else (await asyncio.to_thread(self._access)).presented.tls
+        except BadRequest as error:
+            return str(error)
+        causes = await asyncio.gather(*(_probe(server, tls) for server in servers))
+        reason = ", ".join(cause.text for cause in causes)
+        if any(cause.is_tls for cause in causes):
+            return f"{reason}; correct zookeeper_access, or set {self._setting} to the servers' ports for TLS"
+        return f"{reason}; start ZooKeeper, or set {self._setting} to its servers"
 
     def _cluster_reason(self) -> str:
         return (
@@ -188,19 +201,49 @@ def limit_s(timeout_s: float) -> float:
     return timeout_s or FOREVER_S
 
 
-async def _probe(server: str) -> str:
+class _Cause(NamedTuple):
+    """Why there is no session with a server. `is_tls`: TLS refused the connection."""
+
+    text: str
+    is_tls: bool = False
+
+
+async def _probe(server: str, tls: ssl.SSLContext | None) -> _Cause:
     """Return the probable cause of the missing session with the server `host:port`."""
     host, _, port = server.rpartition(":")
+    host = host.strip("[]")
     try:
         async with asyncio.timeout(PROBE_TIMEOUT_S):
-            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+            _, writer = await asyncio.open_connection(host, int(port))
     except (socket.gaierror, UnicodeError):  # UnicodeError: a part of the name is empty or too long
-        return f"the name {host} does not resolve"
+        return _Cause(f"the name {host} does not resolve")
     except TimeoutError:
-        return f"{server} does not answer"
+        return _Cause(f"{server} does not answer")
     except OSError as error:
-        return f"{server}: {os.strerror(error.errno).lower() if error.errno else error}"
-    writer.close()
-    with contextlib.suppress(OSError):
-        await writer.wait_closed()
-    return f"{server} accepts connections but opens no session (does it have a quorum?)"
+        return _Cause(f"{server}: {os.strerror(error.errno).lower() if error.errno else error}")
+    writer.transport.abort()
+    refusal = None if tls is None else await _tls_refusal(host, int(port), tls)
+    if refusal is not None:
+        return _Cause(f"{server}: {refusal}", is_tls=True)
+    return _Cause(f"{server} accepts connections but opens no session (does it have a quorum?)")
+
+
+async def _tls_refusal(host: str, port: int, tls: ssl.SSLContext) -> str | None:
+    """Return why TLS fails with a server that accepts connections, and what to check; None: it does not fail."""
+    try:
+        async with asyncio.timeout(PROBE_TIMEOUT_S):
+            reader, writer = await asyncio.open_connection(
+                host, port, ssl=tls, server_hostname=host.removesuffix("."), ssl_handshake_timeout=2 * PROBE_TIMEOUT_S
+            )
+    except (OSError, ValueError) as error:  # SSLError and TimeoutError are OSErrors; ValueError: not a name for TLS
+        return tls_reason(error)
+    try:
+        async with asyncio.timeout(PROBE_SILENCE_S):
+            await reader.read(1)
+    except TimeoutError:
+        return None
+    except OSError as error:
+        return tls_reason(error)
+    finally:
+        writer.transport.abort()
+    return "the server ends the connection after the TLS handshake; does it require a client certificate?"

@@ -10,6 +10,7 @@ disk cannot be used and the last good ones are in force, 0 otherwise.
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Final
 
 from bindery_identity.followed import FollowedFiles
@@ -20,6 +21,9 @@ from bindery_kit.observability.metrics_page import Page, labels
 POLL_INTERVAL_S: Final = 1.0
 """Seconds between two polls: the longest time until a changed file is in force, plus that of the read."""
 
+PART: Final = "followed_files"
+"""Name of the part of a process that polls its files: `life.start_part(PART, files.run())`."""
+
 log = get_logger(__name__)
 
 
@@ -29,11 +33,15 @@ class FileFollower:
     def __init__(self) -> None:
         self._files: list[FollowedFiles[Any]] = []
         self._reported: dict[int, str | None] = {}
+        self.on_replaced: Callable[[], None] = lambda: None
+        """Called in the event loop after the value of a file was replaced."""
+        self._replacements: dict[int, int] = {}
 
     def follow(self, file: FollowedFiles[Any]) -> None:
         """Poll `file` from now on."""
         if not any(known is file for known in self._files):
             self._files.append(file)
+            self._replacements[id(file)] = file.replacements
 
     def render(self) -> bytes:
         """Return the metric as text for Prometheus; nothing if no file is followed."""
@@ -60,11 +68,13 @@ class FileFollower:
     async def poll(self) -> None:
         """Poll all files once, in a thread, because a file system may be slow."""
         for file in tuple(self._files):
-            was_replaced = await asyncio.to_thread(file.poll)
-            failure = file.failure
-            if was_replaced:
+            await asyncio.to_thread(file.poll)
+            failure, replacements = file.failure, file.replacements
+            if replacements != self._replacements[id(file)]:  # others may have polled it, too
+                self._replacements[id(file)] = replacements
+                self.on_replaced()
                 log.info("followed_file_read", file=_name(file))
-            elif failure is not None and failure != self._reported.get(id(file)):
+            if failure is not None and failure != self._reported.get(id(file)):
                 log.error(
                     "followed_file_not_usable",
                     file=_name(file),

@@ -1,8 +1,8 @@
-"""ZooKeeperStore: the metadata store over kazoo. The only module that imports kazoo.
+"""ZooKeeperStore: the metadata store over kazoo. Only this module and `zookeeper_connections` import kazoo.
 
 kazoo owns one thread, which communicates with the server. Responses, watch events and connection states enter the event
-loop through one queue, `_Crossing`, in the order in which they occurred. No callback of a caller runs on kazoo's
-thread, and kazoo never blocks the loop.
+loop through one queue, `Crossing`, in the order in which they occurred. No callback of a caller runs on kazoo's thread,
+and kazoo never blocks the loop.
 
 kazoo's retries are used only to connect. A request is sent once, because only its caller can decide to repeat it.
 
@@ -19,17 +19,12 @@ sees the final outcome.
 kazoo drops watches when the connection breaks. All of them therefore fire once the store is CONNECTED again, so that no
 change is missed.
 
-TLS and credentials (`zookeeper_access`): kazoo's own TLS verifies no host names by default and loads the authorities of
-the operating system, so `_LoopHandler` opens the sockets itself. Before each connection, the files are read again if
-they have changed. kazoo presents the credentials on each connection before it sends any request, also in a new session.
+kazoo presents the credentials (`zookeeper_access`) on each connection before it sends any request, also in a new
+session.
 """
 
 import asyncio
-import contextlib
 import logging
-import socket
-import ssl
-import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
@@ -65,13 +60,12 @@ from kazoo.exceptions import (
     SessionMovedError,
 )
 from kazoo.exceptions import RuntimeInconsistency as RuntimeInconsistencyError
-from kazoo.handlers.threading import SequentialThreadingHandler
-from kazoo.protocol.states import Callback, EventType, KazooState, WatchedEvent, ZnodeStat
+from kazoo.protocol.states import EventType, KazooState, WatchedEvent, ZnodeStat
 from kazoo.retry import KazooRetry
 from kazoo.security import ACL, Id
 
 from bindery_metadata.layout.znode_path import validate_path, validate_size
-from bindery_metadata.stores.access_lists import AccessList, Entry, NewNodes, NodeAccess
+from bindery_metadata.stores.access_lists import AccessList, Credential, Entry, NewNodes, NodeAccess
 from bindery_metadata.stores.parents import create_with_parents
 from bindery_metadata.stores.store import (
     SESSION_TIMEOUT_S,
@@ -86,6 +80,7 @@ from bindery_metadata.stores.store import (
     Watch,
 )
 from bindery_metadata.stores.zookeeper_access import NO_ACCESS, ConnectionRefused, ZooKeeperAccess
+from bindery_metadata.stores.zookeeper_connections import Connections, Crossing, LoopHandler
 
 OPERATION_TIMEOUT_S: Final = 10.0
 """Maximum time in seconds of one operation, including the wait for a connection."""
@@ -130,91 +125,6 @@ _NAMED_ERRORS: Final[dict[type[KazooException], tuple[type[BinderyError], str]]]
 }
 
 
-class _Crossing:
-    """The only way from kazoo's thread into the event loop, in order."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._lock = threading.Lock()
-        self._events: list[Callable[[], None]] = []
-
-    def put(self, event: Callable[[], None]) -> None:
-        """Call `event` in the loop after all earlier events. May be called on any thread; never blocks for long."""
-        with self._lock:
-            self._events.append(event)
-            if len(self._events) > 1:
-                return  # the scheduled drain processes this event too
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._drain)
-
-    def _drain(self) -> None:
-        with self._lock:
-            events, self._events = self._events, []
-        for event in events:
-            try:
-                event()
-            except Exception:
-                _log.exception("metadata_callback_failed")
-
-
-class _LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
-    """kazoo's threading handler with the event loop instead of two worker threads, which do not keep the order."""
-
-    def __init__(
-        self, crossing: _Crossing, thread_ended: Callable[[], None], open_socket: Callable[..., socket.socket]
-    ) -> None:
-        super().__init__()
-        self.callback_queue = self.completion_queue = crossing
-        self._thread_ended = thread_ended
-        self._open_socket = open_socket
-
-    @property
-    def running(self) -> bool:
-        return True  # otherwise kazoo would call back on its current thread
-
-    def start(self) -> None:
-        """No-op: there are no workers."""
-
-    def stop(self) -> None:
-        """No-op: there are no workers."""
-
-    def spawn(self, func: Callable[..., None], *args: Any, **kwargs: Any) -> threading.Thread:
-        """Start kazoo's connection thread, and notify the loop when it has ended for any reason."""
-
-        def run() -> None:
-            try:
-                func(*args, **kwargs)
-            except Exception:
-                _log.exception("kazoo_thread_failed")
-            finally:
-                self.callback_queue.put(self._thread_ended)
-
-        thread = super().spawn(run)
-        assert isinstance(thread, threading.Thread)
-        return thread
-
-    def create_connection(
-        self, address: tuple[str, int], hostname: str = "", timeout: float | None = None, **_: Any
-    ) -> socket.socket:
-        """Connect to `address`, an IP address and a port, of the server that is configured as `hostname`.
-
-        kazoo's options of TLS are ignored.
-        """
-        return self._open_socket(address, hostname or address[0], timeout)
-
-    def select(self, readable: Any, writable: Any, failed: Any, timeout: float | None = None) -> Any:
-        """Wait as `select.select` does. TLS sockets that hold decrypted bytes are readable at once.
-
-        A TLS record may contain several responses. The operating system reports the socket once for all of them.
-        """
-        held = [one for one in readable if isinstance(one, ssl.SSLSocket) and one.pending()]
-        found, *others = super().select(readable, writable, failed, 0 if held else timeout)
-        return [*held, *(one for one in found if one not in held)], *others
-
-    def dispatch_callback(self, callback: Callback) -> None:
-        self.callback_queue.put(partial(callback.func, *callback.args))
-
-
 class _KazooWatch:
     """A watch as kazoo stores it. Two of them are equal if their watches are, so that a watch set twice on a path fires
     once."""
@@ -243,9 +153,7 @@ class ZooKeeperStore:
     ) -> None:
         self._operation_timeout_s = operation_timeout_s
         self._access = access
-        self._presented = access.presented
-        self._refusal: str | None = None
-        self._files_failure: str | None = None
+        self._connections = Connections(access, servers=len(hosts.split(",")), present=self._present)
         self._state = SessionState.LOST
         self._session_id = 0
         self._closed = False
@@ -254,18 +162,18 @@ class ZooKeeperStore:
         self._in_flight = asyncio.Semaphore(IN_FLIGHT_MAX)
         self._listeners: list[Callable[[SessionState], None]] = []
         self._dropped_watches: list[Watch] = []
-        self._crossing = _Crossing(asyncio.get_running_loop())
+        self._crossing = Crossing(asyncio.get_running_loop())
         self._client = KazooClient(
             hosts=hosts,
             timeout=session_timeout_s,
-            handler=_LoopHandler(self._crossing, self._on_thread_ended, self._open_socket),
+            handler=LoopHandler(self._crossing, self._on_thread_ended, self._connections.open),
             connection_retry=KazooRetry(
                 max_tries=-1,
                 delay=_RECONNECT_DELAY_S,
                 max_delay=_RECONNECT_DELAY_S_MAX,
-                sleep_func=_LoopHandler.sleep_func,
+                sleep_func=LoopHandler.sleep_func,
             ),
-            command_retry=KazooRetry(max_tries=0, sleep_func=_LoopHandler.sleep_func),
+            command_retry=KazooRetry(max_tries=0, sleep_func=LoopHandler.sleep_func),
             logger=_kazoo_log,
         )
         self._client.add_listener(self._on_kazoo_state)
@@ -297,8 +205,8 @@ class ZooKeeperStore:
                 await store._connected.wait()
         except TimeoutError:
             await store.close()
-            if store._refusal is not None:
-                raise ConnectionRefused(f"cannot connect to zookeeper: {store._refusal}", hosts=hosts) from None
+            if (refusal := store._connections.refusal) is not None:
+                raise ConnectionRefused(f"cannot connect to zookeeper: {refusal}", hosts=hosts) from None
             raise MetadataUnreachable("no zookeeper server responds", hosts=hosts, waited_s=connect_timeout_s) from None
         except BaseException:
             await store.close()
@@ -426,39 +334,11 @@ class ZooKeeperStore:
         """Return the list of a new node; None: kazoo's default, which is open."""
         if self._access.new_nodes is NewNodes.OPEN:
             return None
-        return _kazoo_list(self._access.list_of_new_nodes(self._presented))
+        return _kazoo_list(self._access.list_of_new_nodes(self._connections.presented))
 
-    # --- connections ----------------------------------------------------------------------------------------------
-
-    def _open_socket(self, address: tuple[str, int], hostname: str, timeout_s: float | None) -> socket.socket:
-        """Open a connection with the files as they are now. Runs on kazoo's thread. Raises OSError."""
-        self._presented = presented = self._access.refresh()
-        self._report_files()
-        # kazoo presents these on the connection before it sends requests
-        self._client.auth_data = {("digest", credential.secret) for credential in presented.credentials}
-        connection = socket.create_connection(address, timeout_s)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if presented.tls is None:
-            return connection
-        try:
-            connection = presented.tls.wrap_socket(connection, server_hostname=hostname.removesuffix("."))
-        except (OSError, ValueError) as error:  # SSLError is an OSError; ValueError: a name that TLS cannot express
-            connection.close()
-            self._refuse(f"{hostname}:{address[1]}: {_tls_reason(error)}")
-            raise ConnectionError(str(error)) from error
-        self._refusal = None
-        return connection
-
-    def _refuse(self, reason: str) -> None:
-        if reason != self._refusal:
-            _log.warning("zookeeper_connection_refused", extra={"reason": reason})
-        self._refusal = reason
-
-    def _report_files(self) -> None:
-        failure = self._access.failure
-        if failure is not None and failure != self._files_failure:
-            _log.error("zookeeper_files_not_usable", extra={"reason": f"{failure}; the last good files are in use"})
-        self._files_failure = failure
+    def _present(self, credentials: Sequence[Credential]) -> None:
+        """Have kazoo present these on the next connection, before it sends requests. Runs on kazoo's thread."""
+        self._client.auth_data = {("digest", credential.secret) for credential in credentials}
 
     # --- requests -------------------------------------------------------------------------------------------------
 
@@ -611,17 +491,6 @@ def _multi_result(result: object, path: str) -> str | Stat | None:
 
 def _kazoo_list(entries: AccessList) -> list[ACL]:
     return [ACL(entry.permissions, Id(entry.scheme, entry.id)) for entry in entries]
-
-
-def _tls_reason(error: Exception) -> str:
-    """Return why a TLS connection was refused, and what to check."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        reason = error.verify_message.rstrip(".")
-        return f"the server's certificate is refused: {reason}; check the server list and ca_file"
-    if isinstance(error, TimeoutError):
-        return "the server does not answer the TLS handshake; is it a secureClientPort?"
-    reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
-    return f"the TLS handshake failed: {reason}; is it a secureClientPort, and does it require a client certificate?"
 
 
 def _version(version: int | None) -> int:

@@ -25,6 +25,7 @@ from typing import Final
 
 from bindery_core.errors import BadRequest, MetadataUnavailable
 from bindery_identity.followed import FollowedFiles
+from bindery_identity.tls import configure_client
 
 from bindery_metadata.stores.access_lists import AccessList, Credential, NewNodes, list_of, parse_credentials
 
@@ -106,16 +107,9 @@ class AccessFiles:
         content = dict(zip(options, contents, strict=True))
         tls = None
         if self.ca_file:
-            if not content["ca_file"].strip():  # the context would trust the authorities of the operating system
-                raise BadRequest("the file of the certificate authority is empty")
-            try:
-                tls = ssl.create_default_context(cadata=content["ca_file"].decode("ascii"))
-                if self.certificate_file:
-                    tls.load_cert_chain(self.certificate_file, self.key_file, password=lambda: b"")
-            except (OSError, ValueError) as error:  # SSLError is an OSError
-                reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or type(error).__name__
-                raise BadRequest(f"not a usable certificate or key: {reason}") from None
-            tls.minimum_version = ssl.TLSVersion.TLSv1_2
+            tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            pair = (content["certificate_file"], content["key_file"]) if self.certificate_file else None
+            configure_client(tls, authorities=content["ca_file"], pair=pair)
         credentials = parse_credentials(content["credentials_file"]) if self.credentials_file else ()
         return Presented(tls, credentials)
 
@@ -153,6 +147,17 @@ class ZooKeeperAccess:
     def list_of_new_nodes(self, presented: Presented) -> AccessList:
         """Return the access list of nodes that are created with these credentials."""
         return list_of(self.new_nodes, presented.credentials)
+
+
+def tls_reason(error: Exception) -> str:
+    """Return why a TLS connection was refused, and what to check."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        reason = error.verify_message.rstrip(".")
+        return f"the server's certificate is refused: {reason}; check the server list and ca_file"
+    if isinstance(error, TimeoutError):
+        return "the server does not answer the TLS handshake; is it a secureClientPort?"
+    reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
+    return f"the TLS handshake failed: {reason}; is it a secureClientPort, and does it require a client certificate?"
 
 
 NO_ACCESS: Final = AccessFiles()

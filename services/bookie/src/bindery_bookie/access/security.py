@@ -102,12 +102,14 @@ class Security:
     tls: ssl.SSLContext | None = None
     """Makes each handshake with the newest files."""
     tls_files: TlsFiles | None = None
-    """The files of `tls`, for who polls them."""
+    """The files of `tls`, for their poller."""
     tls_required: bool = False
     handshake_timeout_s: float = 10.0
     authenticator: Authenticator | None = None
     auth_timeout_s: float = 30.0
     roles: Roles = NO_ROLES
+    tokens: TokenVerifier | None = None
+    """Verifies the tokens of `authenticator`; None if it uses none. The HTTP port shares it."""
 
     def gate(self) -> Gate | None:
         """Return the gate of a new connection; None if every request is allowed."""
@@ -129,12 +131,14 @@ def load_security(
     Raises BadRequest for settings that contradict each other and for unusable files.
     """
     files = _tls_files(auth, tls, now_s=now_s)
+    tokens = _verifier(auth, follow) if auth.provider is AuthProvider.TOKEN else None
     return Security(
         tls=None if files is None else files.context,
         tls_files=files,
         tls_required=tls.required or auth.provider is AuthProvider.CERTIFICATE,
         handshake_timeout_s=tls.handshake_timeout_s,
-        authenticator=_authenticator(auth, now_s, follow),
+        authenticator=_authenticator(auth, tokens, now_s),
+        tokens=tokens,
         auth_timeout_s=auth.timeout_s,
         roles=load_roles(auth),
     )
@@ -179,30 +183,38 @@ def admin_access(
     *,
     host: str,
     now_s: Callable[[], float],
+    tokens: TokenVerifier | None = None,
     follow: Follow = once,
 ) -> AdminAccess:
     """Return the checks of requests to the admin API (the table in `bindery_kit.admin.access`).
 
-    `host`: the address of the port. `now_s`: seconds since 1970. `follow`: as of `load_security`. Raises BadRequest.
+    `host`: the address of the port. `now_s`: seconds since 1970. `tokens`: `Security.tokens`, so that their file is
+    read and followed once; None: read here if `auth` needs it. `follow`: as of `load_security`. Raises BadRequest.
     """
     by_operators = admin.access(now_s=now_s, follow=follow)
     if by_operators is not None:
         return AdminAccess(own=by_operators, cluster=by_operators)
-    own = access_by_provider(auth, now_s=now_s, follow=follow)
+    own = access_by_provider(auth, now_s=now_s, tokens=tokens, follow=follow)
     cluster = own if is_loopback(host) else Access(None, now_s=now_s, hint=CLUSTER_HINT)
     return AdminAccess(own=own, cluster=cluster)
 
 
-def access_by_provider(auth: AuthSettings, *, now_s: Callable[[], float], follow: Follow = once) -> Access | None:
-    """Return the check of requests by the tokens of the ledger port; None if it needs none. Raises BadRequest."""
+def access_by_provider(
+    auth: AuthSettings, *, now_s: Callable[[], float], tokens: TokenVerifier | None = None, follow: Follow = once
+) -> Access | None:
+    """Return the check of requests by the tokens of the ledger port; None if it needs none. `tokens`: as of
+    `admin_access`. Raises BadRequest."""
     if auth.provider is AuthProvider.NONE:
         return None
-    has_secrets = bool(auth.secrets_file or auth.keys_file)
+    if tokens is None and (auth.secrets_file or auth.keys_file):
+        tokens = _verifier(auth, follow)
     hint = "set admin.token_file, auth.secrets_file or auth.keys_file of this bookie"
-    return Access(_verifier(auth, follow) if has_secrets else None, now_s=now_s, hint=hint)
+    return Access(tokens, now_s=now_s, hint=hint)
 
 
-def _authenticator(auth: AuthSettings, now_s: Callable[[], float], follow: Follow) -> Authenticator | None:
+def _authenticator(
+    auth: AuthSettings, tokens: TokenVerifier | None, now_s: Callable[[], float]
+) -> Authenticator | None:
     match auth.provider:
         case AuthProvider.NONE:
             return None
@@ -210,7 +222,8 @@ def _authenticator(auth: AuthSettings, now_s: Callable[[], float], follow: Follo
             allowed = [name.strip() for name in auth.allowed_names.split(",") if name.strip()]
             return CertificateAuthenticator(plugin=auth.plugin, allowed=allowed)
         case AuthProvider.TOKEN:
-            return TokenAuthenticator(_verifier(auth, follow), plugin=auth.plugin, now_s=now_s)
+            assert tokens is not None
+            return TokenAuthenticator(tokens, plugin=auth.plugin, now_s=now_s)
 
 
 def _verifier(auth: AuthSettings, follow: Follow) -> TokenVerifier:

@@ -1,16 +1,17 @@
 """Check what roles may do. The HTTP API calls `check` before an operation looks at anything that exists.
 
-A call that waits (a receive, a stream) is checked again when the permissions of its tenant change, and when there has
-been no connection to ZooKeeper for too long. If it is not allowed any more, it is ended (`Waiting`).
+A call that waits (a receive, a stream) is checked again when the permissions of its tenant change, and while ZooKeeper
+does not confirm permissions. If it is not allowed any more, it is ended (`Waiting`).
 """
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+import shlex
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
-from bindery_core.errors import Forbidden, MetadataUnavailable
+from bindery_core.errors import Forbidden, MetadataUnavailable, TooManyRequests
 from bindery_core.sources import MonotonicClock
 from bindery_metadata.stores.store import MetadataStore
 from bindery_pulsar.topic_name import TopicName
@@ -24,12 +25,21 @@ from bindery_broker.access.decision import (
     decide_by_settings,
     decide_by_tenant,
 )
-from bindery_broker.access.records import AccessRecords
+from bindery_broker.access.records import AccessRecords, ListReads
 from bindery_broker.access.requirements import requirement
+from bindery_broker.keyed_locks import KeyedLocks
 from bindery_broker.namespaces.permissions import Action
 
+INCLUDES_DERIVED: Final = frozenset((Rule.SUPER_USER, Rule.TENANT_ADMIN, Rule.NAMESPACE))
+"""Rules by which a role that may consume from a topic may also use the retry and dead-letter topics of its
+subscriptions. They hold in the whole namespace. A permission of a single topic does not include those topics, because
+the names of different topics and subscriptions can have the same retry topic."""
 RECHECK_S: Final = 2.0
-"""Seconds between checks of the waiting calls while there is no connection to ZooKeeper."""
+"""Seconds between checks of the waiting calls while ZooKeeper does not confirm the permissions."""
+LISTS_MAX: Final = 4
+"""Maximum number of filtered lists at a time, each of which may read very many records from ZooKeeper."""
+LIST_WAIT_S: Final = 5.0
+"""Maximum seconds that a list waits for others, then TooManyRequests."""
 _NEEDS: Final = {Action.PRODUCE: Need.PRODUCE, Action.CONSUME: Need.CONSUME}
 _WHAT: Final = {
     Need.LOOKUP: "use the topic",
@@ -65,6 +75,8 @@ class Waiting:
     need: Need
     target: Target
     task: "asyncio.Task[object]"
+    also: Callable[[], Awaitable[None]] | None = field(default=None)
+    """Another check that the call requires while it waits; raises Forbidden. None: there is none."""
     error: Forbidden | MetadataUnavailable | None = field(default=None)
     """Why the call was ended; None: it was not."""
 
@@ -80,6 +92,9 @@ class Access:
         """By tenant."""
         self._checks: set[asyncio.Task[None]] = set()
         self._outage: asyncio.Task[None] | None = None
+        self._lists = asyncio.Semaphore(LISTS_MAX)
+        self._lists_of: KeyedLocks[Sequence[str | None]] = KeyedLocks()
+        """By roles, each of which may have one list in progress: one client must not delay the lists of all others."""
 
     async def check(self, roles: Sequence[str | None], operation: str, target: Target) -> None:
         """Raise Forbidden unless all `roles` may do the operation, MetadataUnavailable if that cannot be decided.
@@ -95,36 +110,84 @@ class Access:
             if not decision.is_allowed:
                 raise refusal(role, need, target)
 
-    async def may(self, roles: Sequence[str | None], need: Need, target: Target, *, follow: bool = True) -> bool:
-        """Return whether all `roles` have what is needed. `follow`: see AccessRecords. Raises MetadataUnavailable."""
+    async def may(
+        self, roles: Sequence[str | None], need: Need, target: Target, *, reads: ListReads | None = None
+    ) -> bool:
+        """Return whether all `roles` have what is needed. `reads`: see AccessRecords. Raises MetadataUnavailable."""
         for role in roles:
-            if not (await self.decide(role, need, target, follow=follow)).is_allowed:
+            if not (await self.decide(role, need, target, reads=reads)).is_allowed:
                 return False
         return True
 
-    async def decide(self, role: str | None, need: Need, target: Target, *, follow: bool = True) -> Decision:
+    async def check_derived(self, roles: Sequence[str | None], target: Target, *derived: TopicName) -> None:
+        """Raise Forbidden unless all `roles` may use topics that belong to the subscription of `target` by their names.
+
+        A role needs consume on the topic and the subscription by one of the rules INCLUDES_DERIVED, or produce and
+        consume on each of `derived`.
+        """
+        for role in roles:
+            lacking = await self._lacking(role, target, derived)
+            if lacking is not None:
+                raise _refusal_of_derived(role, lacking)
+
+    async def may_use_derived(self, roles: Sequence[str | None], target: Target, *derived: TopicName) -> bool:
+        """Return whether `check_derived` allows it. Raises MetadataUnavailable."""
+        for role in roles:
+            if await self._lacking(role, target, derived) is not None:
+                return False
+        return True
+
+    async def _lacking(self, role: str | None, target: Target, derived: Sequence[TopicName]) -> TopicName | None:
+        """Return the first of the topics that the role may not use; None: it may use all."""
+        own = await self.decide(role, Need.CONSUME, target)
+        if own.is_allowed and own.rule in INCLUDES_DERIVED:
+            return None
+        for name in derived:
+            there = Target(name.tenant, name.namespace, name)
+            for need in (Need.CONSUME, Need.PRODUCE):
+                if not own.is_allowed or not (await self.decide(role, need, there)).is_allowed:
+                    return name
+        return None
+
+    async def decide(self, role: str | None, need: Need, target: Target, *, reads: ListReads | None = None) -> Decision:
         """Return the decision for one role. Raises MetadataUnavailable, BadRequest for a name that nothing can have."""
         found = decide_by_settings(role, need, self.rules)
         if found is not None:
             return found
         assert role is not None
         assert target.tenant is not None, need
-        found = decide_by_tenant(role, need, await self.records.admins(target.tenant, follow=follow))
+        found = decide_by_tenant(role, need, await self.records.admins(target.tenant, reads=reads))
         if found is not None:
             return found
         assert target.namespace is not None, need
-        permissions = await self.records.permissions(target.tenant, target.namespace, follow=follow)
+        permissions = await self.records.permissions(target.tenant, target.namespace, reads=reads)
         topic = None if need in (Need.NAMESPACE_USE, Need.NAMESPACE_CONSUME) else target.topic
         return decide_by_permissions(role, need, permissions, self.rules, topic=topic, subscription=target.subscription)
 
     def is_super_user(self, roles: Sequence[str | None]) -> bool:
         return all(role in self.rules.super_users for role in roles)
 
+    @contextlib.asynccontextmanager
+    async def listing(self, roles: tuple[str | None, ...]) -> AsyncIterator[None]:
+        """The block filters a list. Raises TooManyRequests if others do for too long."""
+        async with contextlib.AsyncExitStack() as turn:
+            try:
+                async with asyncio.timeout(LIST_WAIT_S):
+                    await turn.enter_async_context(self._lists_of.hold(roles))
+                    await turn.enter_async_context(self._lists)
+            except TimeoutError:
+                raise TooManyRequests(
+                    "too many lists are being filtered by permissions; retry, or list one namespace or tenant",
+                    lists_max=LISTS_MAX,
+                ) from None
+            yield
+
     @contextlib.contextmanager
-    def waiting(self, roles: Sequence[str | None], operation: str, target: Target) -> Iterator[Waiting]:
+    def waiting(self, roles: Sequence[str | None], operation: str, target: Target, *, since: int) -> Iterator[Waiting]:
         """The block is a call that was allowed. Its task is cancelled when it is not allowed any more.
 
-        After the block was left by CancelledError, `Waiting.error` tells whether that is the reason.
+        `since`: `records.changes` before the call was checked; if it has changed, the call is checked again. After the
+        block was left by CancelledError, `Waiting.error` tells whether that is the reason.
         """
         task = asyncio.current_task()
         assert task is not None
@@ -133,6 +196,8 @@ class Access:
         same = self._waiting.setdefault(tenant, set())
         same.add(one)
         release = self.records.hold(target.tenant, target.namespace) if target.tenant else _nothing
+        if self.records.changes != since:
+            self._start(self._check_one(one))
         if self._outage is None:
             self._outage = asyncio.create_task(self._check_in_outages(), name="permissions-in-outages")
         try:
@@ -153,25 +218,33 @@ class Access:
 
     def _changed(self, tenant: str) -> None:
         if tenant in self._waiting:
-            task = asyncio.create_task(self._check_waiting(tenant))
-            self._checks.add(task)
-            task.add_done_callback(self._checks.discard)
+            self._start(self._check_waiting(tenant))
+
+    def _start(self, check: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(check)
+        self._checks.add(task)
+        task.add_done_callback(self._checks.discard)
 
     async def _check_waiting(self, tenant: str) -> None:
         for one in list(self._waiting.get(tenant, ())):
-            if one.error is not None:
-                continue
-            try:
-                await self.check_need(one.roles, one.need, one.target)
-            except (Forbidden, MetadataUnavailable) as error:
-                if one in self._waiting.get(tenant, ()):
-                    one.error = error
-                    one.task.cancel()
+            await self._check_one(one)
+
+    async def _check_one(self, one: Waiting) -> None:
+        if one.error is not None:
+            return
+        try:
+            await self.check_need(one.roles, one.need, one.target)
+            if one.also is not None:
+                await one.also()
+        except (Forbidden, MetadataUnavailable) as error:
+            if one.error is None and one in self._waiting.get(one.target.tenant or "", ()):
+                one.error = error
+                one.task.cancel()
 
     async def _check_in_outages(self) -> None:
         while True:
             await asyncio.sleep(RECHECK_S)
-            if self.records.silent_s:
+            if self.records.has_stale:
                 for tenant in list(self._waiting):
                     await self._check_waiting(tenant)
 
@@ -192,6 +265,20 @@ def refusal(role: str | None, need: Need, target: Target) -> Forbidden:
     else:
         advice = "an administrator of the tenant can grant it: `bindery permissions grant`"
     return Forbidden(f"the role may not {what}; {advice}", **facts)
+
+
+def _refusal_of_derived(role: str | None, derived: TopicName) -> Forbidden:
+    """Return the error for a role that has a permission of the topic only."""
+    if role is None:
+        return Forbidden("the request has no role; send credentials", requires=Need.CONSUME.value)
+    command = f"bindery permissions grant {shlex.quote(derived.short)} --role {shlex.quote(role)}"
+    return Forbidden(
+        "the role may not use the retry or dead-letter topic of the subscription, because it has the permission of a "
+        f"single topic; an administrator of the tenant can grant it: `{command} --action produce --action consume`",
+        role=role,
+        requires="produce and consume on the topic",
+        resource=derived.short,
+    )
 
 
 def _nothing() -> None:

@@ -1,12 +1,19 @@
 """Keep the permissions of the tenants and namespaces in use in memory, and follow their changes.
 
 Each record is read once, and again when the watch of its znode fires. At most RECORDS_MAX records are followed; the
-least recently used one is forgotten first, unless a waiting call uses it. A change through this process is in force at
-once (`stored`), a change by another process when the watch has fired.
+least recently used one is forgotten first, unless a waiting call uses it: those in use are kept beyond the maximum, and
+there are at most two for each waiting call. A change through this process is in force at once (`stored`), a change by
+another process when the watch has fired.
 
-Without a connection to ZooKeeper the records that were read last are used for KNOWN_S_MAX seconds. After that, and for
-records that were never read, MetadataUnavailable is raised: a permission may have been revoked meanwhile. A record that
-cannot be decoded does not replace the one that was read before; if there is none, it grants nothing.
+A missing record grants nothing. It has no watch, because clients can ask for any number of names: that it is missing
+is remembered for ABSENT_S seconds, and then read again. Watches cannot be removed from ZooKeeper, but a record has the
+same one whenever it is followed again. So there is at most one watch for each tenant and namespace that exists.
+
+A record is confirmed while its watch is set and ZooKeeper is connected. A record that is not confirmed, because the
+connection was lost, or because it has changed and cannot be read or decoded, is used for KNOWN_S_MAX seconds. After
+that, and for records that were never read, MetadataUnavailable is raised: a permission may have been revoked meanwhile.
+That ZooKeeper is connected again confirms nothing: each record is used again when it was read. A record that could
+never be decoded grants nothing.
 """
 
 import asyncio
@@ -17,8 +24,8 @@ from typing import Final
 
 from bindery_core.errors import Corrupt, MetadataUnavailable, NoSuchNode
 from bindery_core.sources import MonotonicClock
-from bindery_metadata.stores.followers import Followers
-from bindery_metadata.stores.store import MetadataStore, Node, SessionState, Watch
+from bindery_metadata.stores.followers import End, Followers
+from bindery_metadata.stores.store import MetadataStore, SessionState, Watch
 from bindery_pulsar import znode_layout
 
 from bindery_broker.namespaces import records
@@ -26,11 +33,17 @@ from bindery_broker.namespaces.permissions import NONE, Permissions, admins_of, 
 from bindery_broker.namespaces.records import Json
 
 RECORDS_MAX: Final = 2_000
-"""Maximum number of followed records of tenants and namespaces, each with a watch in ZooKeeper."""
+"""Maximum number of followed records of tenants and namespaces that no waiting call uses."""
 KNOWN_S_MAX: Final = 300.0
-"""Seconds without a connection to ZooKeeper for which the records that were read last are used."""
+"""Seconds for which a record is used that ZooKeeper does not confirm."""
 READ_WAIT_S: Final = 10.0
 """Maximum seconds to wait for the first read of a record."""
+ABSENT_S: Final = 1.0
+"""Seconds for which it is remembered that there is no record."""
+ABSENT_MAX: Final = 2_000
+"""Maximum number of missing records that are remembered."""
+LIST_RECORDS_MAX: Final = 64
+"""Maximum number of records that one list keeps. Names are sorted, so few are in use at a time."""
 
 
 @dataclass(slots=True)
@@ -40,12 +53,41 @@ class _Record:
     is_tenant: bool
     admins: frozenset[str] = frozenset()
     permissions: Permissions = NONE
-    exists: bool = False
     is_readable: bool = True
     was_read: asyncio.Event = field(default_factory=asyncio.Event)
     stop: Callable[[], None] = lambda: None
+    changed: Callable[[], None] = lambda: None
+    """Causes a read, as the watch does."""
     users: int = 0
-    """Number of calls that use the record at present."""
+    """Number of calls that use the record, or wait for its first read, at present."""
+    stale_since: float | None = None
+    """When the record was last confirmed, in monotonic seconds; None: it is."""
+
+
+@dataclass(slots=True, frozen=True)
+class _Changed:
+    """The watch of a record. All watches of a path are equal, so that a store keeps one of them."""
+
+    records: "AccessRecords"
+    path: str
+
+    def __call__(self) -> None:
+        self.records.look_again(self.path)
+
+
+class ListReads:
+    """Records that a list has read and does not read again. They are not followed."""
+
+    def __init__(self) -> None:
+        self._records: OrderedDict[str, _Record] = OrderedDict()
+
+    def get(self, path: str) -> _Record | None:
+        return self._records.get(path)
+
+    def put(self, record: _Record) -> None:
+        self._records[record.path] = record
+        if len(self._records) > LIST_RECORDS_MAX:
+            self._records.popitem(last=False)
 
 
 class AccessRecords:
@@ -54,49 +96,64 @@ class AccessRecords:
     def __init__(self, store: MetadataStore, *, now: MonotonicClock) -> None:
         self.on_change: Callable[[str], None] = lambda _tenant: None
         """Called with a tenant after its record or that of one of its namespaces has changed."""
+        self.changes = 0
+        """Number of times that a record has changed or was forgotten. If it is the same before and after a decision,
+        the records are followed from which the decision was made."""
         self._store = store
         self._now = now
         self._followers = Followers()
         self._records: OrderedDict[str, _Record] = OrderedDict()
+        self._pending: dict[str, _Record] = {}
+        """Records that are being read for the first time."""
+        self._absent: OrderedDict[str, float] = OrderedDict()
+        """Paths without a record, and until when that is not read again; monotonic seconds."""
+        self._stores = 0
+        """Number of changes of any record through this process."""
         self._lost_at: float | None = None
         if store.session_state is not SessionState.CONNECTED:
             self._lost_at = now()
         self._forget_listener = store.on_session_change(self._session_changed)
 
     def __len__(self) -> int:
+        """Number of followed records."""
         return len(self._records)
 
     @property
-    def silent_s(self) -> float:
-        """Seconds for which there has been no connection to ZooKeeper; 0 with a connection."""
-        return 0.0 if self._lost_at is None else self._now() - self._lost_at
+    def has_stale(self) -> bool:
+        """Whether ZooKeeper does not confirm some of the records at present."""
+        return self._lost_at is not None or any(one.stale_since is not None for one in self._records.values())
 
-    async def admins(self, tenant: str, *, follow: bool = True) -> frozenset[str]:
+    async def admins(self, tenant: str, *, reads: ListReads | None = None) -> frozenset[str]:
         """Return the roles of the tenant's administrators; none if it does not exist.
 
-        `follow`: keep the record in memory. Lists, which need very many records once, do not. Raises
+        `reads`: those of a list, which needs very many records once; None: follow the record. Raises
         MetadataUnavailable, BadRequest for a name that no tenant can have.
         """
         path = znode_layout.tenant_policies(tenant)
-        return (await self._read(path, tenant, is_tenant=True, follow=follow)).admins
+        return (await self._read(path, tenant, is_tenant=True, reads=reads)).admins
 
-    async def permissions(self, tenant: str, namespace: str, *, follow: bool = True) -> Permissions:
+    async def permissions(self, tenant: str, namespace: str, *, reads: ListReads | None = None) -> Permissions:
         """Return the permissions of a namespace; none if it does not exist. Otherwise as `admins`."""
         path = znode_layout.namespace_policies(tenant=tenant, namespace=namespace)
-        return (await self._read(path, tenant, is_tenant=False, follow=follow)).permissions
+        return (await self._read(path, tenant, is_tenant=False, reads=reads)).permissions
 
     def hold(self, tenant: str, namespace: str | None) -> Callable[[], None]:
-        """Keep the records of a tenant and a namespace, if they are followed. Return a function that ends this."""
-        paths = [znode_layout.tenant_policies(tenant)]
+        """Follow the records of a tenant and a namespace, if they exist. Return a function that ends this."""
+        paths = [(znode_layout.tenant_policies(tenant), True)]
         if namespace is not None:
-            paths.append(znode_layout.namespace_policies(tenant=tenant, namespace=namespace))
-        held = [self._records[path] for path in paths if path in self._records]
-        for record in held:
-            record.users += 1
+            paths.append((znode_layout.namespace_policies(tenant=tenant, namespace=namespace), False))
+        held = []
+        for path, is_tenant in paths:
+            record = self._records.get(path)
+            if record is None and not self._is_absent(path):
+                record = self._follow(path, tenant, is_tenant=is_tenant)
+            if record is not None:
+                record.users += 1
+                held.append(record)
 
         def release() -> None:
             for record in held:
-                record.users -= 1
+                self._release(record)
 
         return release
 
@@ -106,40 +163,61 @@ class AccessRecords:
         return record is None or record.is_readable
 
     def stored(self, path: str, value: Json | None) -> None:
-        """Take over what this process has stored in a followed znode; None: it was deleted."""
+        """Take over what this process has stored in a znode; None: it was deleted."""
+        self._stores += 1
+        self._absent.pop(path, None)
         record = self._records.get(path)
-        if record is not None and record.was_read.is_set():
+        if record is not None:
             self._apply(record, value)
+
+    def look_again(self, path: str) -> None:
+        """The watch of a record has fired."""
+        record = self._records.get(path) or self._pending.get(path)
+        if record is not None:  # else it was forgotten
+            record.changed()
 
     async def close(self) -> None:
         """End all watching."""
         self._forget_listener()
         await self._followers.close()
 
-    async def _read(self, path: str, tenant: str, *, is_tenant: bool, follow: bool) -> _Record:
+    async def _read(self, path: str, tenant: str, *, is_tenant: bool, reads: ListReads | None) -> _Record:
         record = self._records.get(path)
-        if record is None and not follow:
-            return await self._read_once(_Record(path, tenant, is_tenant))
-        if record is None:
-            record = self._follow(path, tenant, is_tenant=is_tenant)
-        else:
+        if record is not None:
             self._records.move_to_end(path)
-        if not record.was_read.is_set():
+        elif self._is_absent(path):
+            return _Record(path, tenant, is_tenant)
+        elif reads is not None:
+            return await self._read_once(_Record(path, tenant, is_tenant), reads)
+        else:
+            record = self._follow(path, tenant, is_tenant=is_tenant)
             await self._first_read(record)
-        elif self._lost_at is not None and self.silent_s > KNOWN_S_MAX:
-            raise MetadataUnavailable(
-                "permissions cannot be checked: there has been no connection to ZooKeeper for too long; retry",
-                seconds=round(self.silent_s),
-                seconds_max=round(KNOWN_S_MAX),
-            )
+        self._check_confirmed(record)
         return record
 
-    async def _read_once(self, record: _Record) -> _Record:
+    def _check_confirmed(self, record: _Record) -> None:
+        if record.stale_since is None or (stale_s := self._now() - record.stale_since) <= KNOWN_S_MAX:
+            return
+        raise MetadataUnavailable(
+            "permissions cannot be checked: ZooKeeper has not confirmed for too long what was read last; retry, and "
+            "see the log of the broker for the reason (its connection to ZooKeeper, permissions_unreadable)",
+            seconds=round(stale_s),
+            seconds_max=round(KNOWN_S_MAX),
+        )
+
+    async def _read_once(self, record: _Record, reads: ListReads) -> _Record:
+        known = reads.get(record.path)
+        if known is not None:
+            return known
+        stores = self._stores
         try:
             node = await self._store.get(record.path)
             self._apply(record, records.decode(node.data, path=record.path))
-        except (NoSuchNode, Corrupt):
+        except NoSuchNode:
+            self._remember_absent(record.path, stores)
+        except Corrupt:
             pass  # it grants nothing
+        reads.put(record)
         return record
 
     async def _first_read(self, record: _Record) -> None:
@@ -152,31 +230,71 @@ class AccessRecords:
                 "permissions cannot be checked: ZooKeeper does not answer; retry", path=record.path
             ) from None
         finally:
-            record.users -= 1
+            self._release(record)
+
+    def _release(self, record: _Record) -> None:
+        record.users -= 1
+        if not record.users and not record.was_read.is_set():  # nobody waits for the first read any more
+            record.stop()
+            if self._pending.get(record.path) is record:
+                del self._pending[record.path]
 
     def _follow(self, path: str, tenant: str, *, is_tenant: bool) -> _Record:
-        record = self._records[path] = _Record(path, tenant, is_tenant)
+        """Return the record that is being read. The caller becomes a user of it at once."""
+        pending = self._pending.get(path)
+        if pending is not None:
+            return pending
+        record = self._pending[path] = _Record(path, tenant, is_tenant)
 
         async def look(changed: Watch) -> None:
-            node = await self._get(path, changed)
+            record.changed = changed
+            if record.was_read.is_set() and record.stale_since is None:
+                record.stale_since = self._now()
+            stores = self._stores
             try:
-                self._apply(record, None if node is None else records.decode(node.data, path=path))
+                node = await self._store.get(path, watch=_Changed(self, path))
+            except NoSuchNode:
+                self._end(record, stores)
+                raise End from None
+            self._keep(record)
+            try:
+                self._apply(record, records.decode(node.data, path=path))
             except Corrupt:
                 record.is_readable = False
                 record.was_read.set()
                 raise
+            record.stale_since = self._lost_at
 
         record.stop = self._followers.follow("permissions", look, path=path)
-        self._drop()
         return record
 
-    async def _get(self, path: str, watch: Watch) -> Node | None:
-        while True:
-            try:
-                return await self._store.get(path, watch=watch)
-            except NoSuchNode:
-                if await self._store.exists(path, watch=watch) is None:
-                    return None
+    def _keep(self, record: _Record) -> None:
+        """The record exists: follow it from now on."""
+        if self._pending.get(record.path) is record:
+            del self._pending[record.path]
+            self._records[record.path] = record
+            self._drop()
+
+    def _end(self, record: _Record, stores: int) -> None:
+        """The record does not exist, or not any more. `stores`: `_stores` before this was read."""
+        self._apply(record, None)
+        if self._pending.get(record.path) is record:
+            del self._pending[record.path]
+        if self._records.get(record.path) is record:
+            del self._records[record.path]
+            self.changes += 1
+        self._remember_absent(record.path, stores)
+
+    def _remember_absent(self, path: str, stores: int) -> None:
+        if self._stores == stores:  # else this process may have created it meanwhile
+            self._absent[path] = self._now() + ABSENT_S
+            self._absent.move_to_end(path)
+            if len(self._absent) > ABSENT_MAX:
+                self._absent.popitem(last=False)
+
+    def _is_absent(self, path: str) -> bool:
+        until = self._absent.get(path)
+        return until is not None and self._now() < until
 
     def _apply(self, record: _Record, value: Json | None) -> None:
         """Raises Corrupt, with nothing changed."""
@@ -185,9 +303,10 @@ class AccessRecords:
             record.admins = admins_of(value, path=record.path)
         else:
             record.permissions = permissions_of(value, path=record.path)
-        record.exists, record.is_readable = value is not None, True
+        record.is_readable = True
         record.was_read.set()
         if before != (record.admins, record.permissions) and self._records.get(record.path) is record:
+            self.changes += 1
             self.on_change(record.tenant)
 
     def _drop(self) -> None:
@@ -198,9 +317,13 @@ class AccessRecords:
             if not record.users:
                 record.stop()
                 del self._records[path]
+                self.changes += 1
 
     def _session_changed(self, state: SessionState) -> None:
         if state is SessionState.CONNECTED:
-            self._lost_at = None
+            self._lost_at = None  # the watches fire now, and confirm the records one by one
         elif self._lost_at is None:
             self._lost_at = self._now()
+            for record in self._records.values():
+                if record.stale_since is None:
+                    record.stale_since = self._lost_at

@@ -21,6 +21,7 @@ from bindery_broker.http.exchange import has_reasons, reason_reply
 from bindery_broker.http.gate import Carry, Gate, HotRoutes
 from bindery_broker.http.peers.moves import Peers
 from bindery_broker.http.peers.retries import RemoteRetries
+from bindery_broker.http.peers.senders import Senders
 from bindery_broker.http.proxy import Proxy
 from bindery_broker.http.route import HotRoute
 from bindery_broker.http.v1.partitioned.operations import PartitionedOperations
@@ -80,6 +81,11 @@ class BrokerApp(FastAPI):
             budget=self._budget,
             routes=HotRoutes(routes),
             limiter=self.limiter,
+            senders=Senders(
+                self.limiter,
+                own_role=lambda: self._proxy.own_role,
+                must_authenticate=broker.settings.auth.is_set,
+            ),
         )
         at_owner.app = self._gate
         broker.deletions.delete_topic = at_owner.delete_topic

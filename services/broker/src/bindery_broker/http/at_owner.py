@@ -80,9 +80,10 @@ class AtOwner:
     ) -> Coroutine[Any, Any, Response]:
         """Return the answer of the operation or of the owner. `begin`: runs before it, if the request may have it.
 
-        Raises Forbidden before anything that exists is looked at, what the operation raises, or NotOwner (retry).
+        Raises Forbidden before anything that exists is looked at, LimitExceeded before `begin`, what the operation
+        raises, or NotOwner (retry).
         """
-        if self.broker.access is None and begin is None:
+        if self.broker.access is None and begin is None and exchange.allowance is None:
             return self._run(exchange, operation)
 
         async def run() -> Response:

@@ -7,9 +7,10 @@ is checked.
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import groupby
-from typing import Final
+from typing import Final, TypeVar
 
 from bindery_core.errors import BadRequest, Forbidden, NoSuchTopic, TooLarge
 from bindery_identity.principal import Principal
@@ -18,6 +19,7 @@ from starlette.responses import Response
 
 from bindery_broker.access.access import Access, Target
 from bindery_broker.access.decision import Need, has_permission_of_a_topic
+from bindery_broker.access.requirements import requirement
 from bindery_broker.errors import NoSuchTenant
 from bindery_broker.http.exchange import PARTITION_HEADER, Answered, Exchange, Reply
 from bindery_broker.http.paths import topic_of
@@ -30,6 +32,7 @@ PAGE_SIZE: Final = 1_000
 PAGES_MAX: Final = 20
 """Maximum number of such reads for one request."""
 _CREATES_PART: Final = "createTopic"
+T = TypeVar("T")
 
 
 def roles_of(exchange: Exchange) -> tuple[str | None, ...]:
@@ -55,19 +58,27 @@ def target_of(exchange: Exchange) -> Target:
 
 
 async def run_allowed(exchange: Exchange, run: Callable[[], Awaitable[Response]]) -> Response:
-    """Return the answer of the operation if the request may have it. Raises Forbidden, MetadataUnavailable.
+    """Return the answer of the operation if the request may have it. Raises Forbidden, MetadataUnavailable, and
+    LimitExceeded by the limits of the tenant and the namespace in its path.
 
-    A waiting operation ends when the permission is lost: with 403, or with the end of a stream that has begun.
+    These count only requests that a permission allows, so that nobody else uses up the rates of a tenant. A waiting
+    operation ends when the permission is lost: with 403, or with the end of a stream that has begun.
     """
     access = exchange.broker.access
     if access is None:
+        await exchange.charge_resource()
         return await run()
     roles, target = roles_of(exchange), target_of(exchange)
+    since = access.records.changes
     await _check(exchange, access, roles, target)
     if exchange.operation not in WAITING:
+        if requirement(exchange.operation) is not Need.ANYONE:
+            await exchange.charge_resource()
         return await run()
     try:
-        with access.waiting(roles, exchange.operation, target) as waiting:
+        with access.waiting(roles, exchange.operation, target, since=since) as waiting:
+            exchange.waiting = waiting
+            await exchange.charge_resource()
             response = await run()
             if not isinstance(response, Reply):  # it may take as long as the client reads
                 await response(exchange.scope, exchange.receive, exchange.answer)
@@ -92,6 +103,26 @@ async def check_topic(exchange: Exchange, need: Need, topic: TopicName, *, subsc
         await access.check_need(roles_of(exchange), need, target_for(topic, subscription=subscription))
 
 
+async def check_derived(exchange: Exchange, subscription: str, *derived: TopicName) -> None:
+    """Raise Forbidden unless the request may use the retry or dead-letter topics of a subscription of its topic."""
+    access = exchange.broker.access
+    if access is not None:
+        await access.check_derived(roles_of(exchange), _of_subscription(exchange, subscription), *derived)
+
+
+async def may_use_derived(exchange: Exchange, subscription: str, *derived: TopicName) -> bool:
+    """Return whether `check_derived` allows it. If the request waits, it ends when that is not allowed any more."""
+    access = exchange.broker.access
+    if access is None:
+        return True
+    roles, target = roles_of(exchange), _of_subscription(exchange, subscription)
+    if not await access.may_use_derived(roles, target, *derived):
+        return False
+    if exchange.waiting is not None:
+        exchange.waiting.also = partial(access.check_derived, roles, target, *derived)
+    return True
+
+
 async def visible_page(
     exchange: Exchange,
     fetch: Callable[[str | None, int], Awaitable[Page]],
@@ -104,31 +135,40 @@ async def visible_page(
 
     `fetch`: reads names after a name; `visible`: returns those of them that the request may see. `next` of the page is
     a name in it, because one that the request may not see would reveal what exists. Raises TooLarge if the request may
-    see less than `limit` of very many names.
+    see less than `limit` of very many names, TooManyRequests if too many lists are in progress.
     """
     if is_unlimited(exchange):
         return await fetch(after, limit)
     found: list[str] = []
-    for _ in range(PAGES_MAX):
-        page = await fetch(after, PAGE_SIZE)
-        found += await visible(exchange, page.names)
-        if len(found) > limit:
-            return Page(found[:limit], found[limit - 1])
-        if page.next is None:
-            return Page(found, None)
-        after = page.next
+    async with listing(exchange):
+        for _ in range(PAGES_MAX):
+            page = await fetch(after, PAGE_SIZE)
+            found += await visible(exchange, page.names)
+            if len(found) > limit:
+                return Page(found[:limit], found[limit - 1])
+            if page.next is None:
+                return Page(found, None)
+            after = page.next
     raise TooLarge("the role may see too few of very many names; list those of one namespace or tenant instead")
+
+
+@contextlib.asynccontextmanager
+async def listing(exchange: Exchange) -> AsyncIterator[None]:
+    """The block filters a list of many names. Raises TooManyRequests if too many such lists are in progress."""
+    access = exchange.broker.access
+    async with contextlib.nullcontext() if access is None else access.listing(roles_of(exchange)):
+        yield
 
 
 async def visible_topics(exchange: Exchange, names: Sequence[str]) -> list[str]:
     """Return those of the topics, in their short form, that the request may use."""
     found: list[str] = []
+    access, roles, reads = exchange.broker.access, roles_of(exchange), exchange.list_reads
     for space, some in groupby(names, key=_space_of):
         if await may_see_namespace(exchange, space):
-            access = exchange.broker.access
             for name in some:
                 target = target_for(TopicName.parse(name))
-                if access is None or await access.may(roles_of(exchange), Need.LOOKUP, target, follow=False):
+                if access is None or await access.may(roles, Need.LOOKUP, target, reads=reads):
                     found.append(name)
     return found
 
@@ -163,6 +203,11 @@ async def visible_subscriptions(exchange: Exchange, topic: TopicName, names: Ite
     return [name for name in names if await access.may(roles, Need.CONSUME, target_for(topic, subscription=name))]
 
 
+async def of_visible_subscriptions(exchange: Exchange, topic: TopicName, values: Mapping[str, T]) -> dict[str, T]:
+    """Return what belongs to those of the subscriptions of a topic that the request may use. `values`: by name."""
+    return {name: values[name] for name in await visible_subscriptions(exchange, topic, values)}
+
+
 def is_unlimited(exchange: Exchange) -> bool:
     """Return whether the request may see everything."""
     access = exchange.broker.access
@@ -179,9 +224,9 @@ async def may_see_namespace(exchange: Exchange, name: str) -> bool:
     for role in roles_of(exchange):
         if role is None:
             return False
-        if (await access.decide(role, Need.NAMESPACE_USE, target, follow=False)).is_allowed:
+        if (await access.decide(role, Need.NAMESPACE_USE, target, reads=exchange.list_reads)).is_allowed:
             continue
-        permissions = await access.records.permissions(tenant, namespace, follow=False)
+        permissions = await access.records.permissions(tenant, namespace, reads=exchange.list_reads)
         if not has_permission_of_a_topic(role, permissions, access.rules):
             return False
     return True
@@ -189,11 +234,19 @@ async def may_see_namespace(exchange: Exchange, name: str) -> bool:
 
 async def may_administer(exchange: Exchange, tenant: str) -> bool:
     access = exchange.broker.access
-    return access is None or await access.may(roles_of(exchange), Need.TENANT_ADMIN, Target(tenant), follow=False)
+    if access is None:
+        return True
+    return await access.may(roles_of(exchange), Need.TENANT_ADMIN, Target(tenant), reads=exchange.list_reads)
 
 
 def target_for(topic: TopicName, *, subscription: str | None = None) -> Target:
     return Target(topic.tenant, topic.namespace, topic, subscription)
+
+
+def _of_subscription(exchange: Exchange, subscription: str) -> Target:
+    """Return the subscription of the topic in the path, also if the request is one for the owner of another topic."""
+    topic = target_of(exchange).topic
+    return target_for(exchange.topic if topic is None else topic, subscription=subscription)
 
 
 def _space_of(name: str) -> str:

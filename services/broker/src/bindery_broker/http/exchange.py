@@ -17,7 +17,7 @@ import msgspec.structs
 from bindery_core.errors import BadRequest, TooLarge
 from bindery_identity.principal import Principal
 from bindery_kit.access.audit_trail import DENIED
-from bindery_kit.access.authenticate import PRINCIPAL
+from bindery_kit.access.authenticate import CREDENTIALS, PRINCIPAL, Credentials
 from bindery_kit.admin.content_types import (
     JSON_TYPE,
     check_codings,
@@ -31,7 +31,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from bindery_broker.access.access import Waiting
 from bindery_broker.access.audited import PROXIED_HEADER as PROXIED_HEADER
+from bindery_broker.access.records import ListReads
 from bindery_broker.broker import Broker
 from bindery_broker.http.budget import ByteBudget
 from bindery_broker.http.charging.allowance import Allowance, Limiter, announced_size
@@ -46,15 +48,19 @@ ROUTED_BY_HEADER: Final = b"bindery-routed-by"
 """Name of a topic, percent-encoded: the owner of the topic in the path has sent the request to the owner of this."""
 PARTITION_HEADER: Final = b"bindery-partition"
 """Set in requests that a broker sends to a partition on behalf of a request to the whole topic."""
+ROOM_HEADER: Final = b"bindery-room"
+"""Maximum bytes of messages in the answer to a receive that a broker passes on: what the limits of its client leave."""
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 
+ROOM_DIGITS_MAX: Final = 18
 SCOPE_KEY: Final = "bindery.exchange"
 """Key of the exchange in the ASGI scope."""
 PIECES_PER_TURN: Final = 16
 """Number of pieces of an answer after which other tasks run, even if the client reads at once."""
 _PULSAR_PATHS: Final = (b"/admin/", b"/lookup/")
-EXPIRY_WAIT_S_MAX: Final = 7 * 86_400.0
-"""Maximum seconds that a request waits whose client has credentials that expire."""
+EXPIRY_CHECK_S_MAX: Final = 3_600.0
+"""Maximum seconds between two checks of the expiry of credentials during a call: timers measure another time than the
+clock that decides, which may be set."""
 QUERY_SIZE_MAX: Final = 256 * 1024
 """Maximum bytes of a query string."""
 
@@ -150,7 +156,7 @@ class Exchange(Request):
     gone: bool = False
     """Whether the client closed the connection."""
     is_expired: bool = False
-    """Whether the client's credentials expired while the request waited."""
+    """Whether the client's credentials expired, or were taken back, while the request waited."""
     _read: bytes | None = None
     _passed_on: bool = False
     """Whether the complete body was streamed to another consumer (the proxy)."""
@@ -161,7 +167,10 @@ class Exchange(Request):
     """What the request may use by the limits of its client, tenant and namespace; None: nothing is limited."""
     _is_counted: bool = False
     """Whether the body was counted by its announced size."""
+    waiting: Waiting | None = None
+    """The check of a call that waits, while it runs; None: the call does not wait, or nothing is checked."""
     _named: dict[bytes, bytes] | None = None
+    _list_reads: ListReads | None = None
 
     def __init__(
         self,
@@ -212,11 +221,26 @@ class Exchange(Request):
             return None
         return TopicName.parse(unquote(text.decode("ascii", errors="replace")))
 
+    def room(self, wanted: int) -> int:
+        """Return how many of the `wanted` bytes of messages the limits of the client leave, here and at the broker that
+        passed the request on; at least 1."""
+        if self.allowance is not None:
+            wanted = self.allowance.sending_room(wanted)
+        text = self.header(ROOM_HEADER)
+        return max(1, min(wanted, int(text))) if text.isdigit() and len(text) <= ROOM_DIGITS_MAX else wanted
+
     @property
     def principal(self) -> Principal | None:
         """The client; None without authentication."""
         principal = self.scope.get("state", {}).get(PRINCIPAL)
         return principal if isinstance(principal, Principal) else None
+
+    @property
+    def list_reads(self) -> ListReads:
+        """The permissions that this request has read for a list."""
+        if self._list_reads is None:
+            self._list_reads = ListReads()
+        return self._list_reads
 
     def header(self, name: bytes) -> bytes:
         """Return the first header `name` (lower case), or b"" if there is none."""
@@ -289,11 +313,17 @@ class Exchange(Request):
         return await self.read_body(size_max=self.broker.settings.control_bytes_max)
 
     async def admit(self, limiter: Limiter) -> None:
-        """Return when it is the request's turn by its limits. Raises LimitExceeded."""
+        """Return when it is the request's turn by the limits of its client. Raises LimitExceeded."""
         announced = announced_size(self.header(b"content-length"), size_max=self.broker.settings.request_bytes_max)
         self._is_counted = announced > 0
         self.allowance = limiter.allowance(self.scope, self.raw_path, self.header(PASSED_ON_HEADER))
         await self.allowance.begin(body_size=announced)
+
+    async def charge_resource(self) -> None:
+        """The request is allowed: return when it is its turn by the limits of the tenant and the namespace in its path.
+        Raises LimitExceeded."""
+        if self.allowance is not None:
+            await self.allowance.allow()
 
     async def read_body(self, *, size_max: int) -> bytes:
         """Return the complete body. Raises TooLarge beyond `size_max`, TooManyRequests beyond the budget, ClientGone,
@@ -420,22 +450,37 @@ class Exchange(Request):
 
     @contextlib.contextmanager
     def until_expiry(self, on_expired: Callable[[], None]) -> Iterator[None]:
-        """Set `is_expired` and call `on_expired` if the credentials of the client expire within the block."""
+        """Set `is_expired` and call `on_expired` once if the credentials of the client expire within the block, or are
+        not accepted any more because a file of keys or passwords was replaced."""
         expires_at_s = None if self.principal is None else self.principal.expires_at_s
+        credentials: Credentials | None = self.scope.get("state", {}).get(CREDENTIALS)
+        loop = asyncio.get_running_loop()
+        timer: asyncio.TimerHandle | None = None
 
         def expire() -> None:
-            self.is_expired = True
-            on_expired()
+            if not self.is_expired:
+                self.is_expired = True
+                on_expired()
 
-        timer = None
+        def check(expires_at_s: float) -> None:
+            nonlocal timer
+            left_s = expires_at_s - self.broker.clock() / 1000
+            if left_s > 0:
+                timer = loop.call_later(min(left_s, EXPIRY_CHECK_S_MAX), check, expires_at_s)
+            else:
+                expire()
+
+        release = None if credentials is None else credentials.watch(expire)
         if expires_at_s is not None:
-            wait_s = min(expires_at_s - self.broker.clock() / 1000, EXPIRY_WAIT_S_MAX)
-            timer = asyncio.get_running_loop().call_later(max(0.0, wait_s), expire)
+            left_s = expires_at_s - self.broker.clock() / 1000
+            timer = loop.call_later(max(0.0, min(left_s, EXPIRY_CHECK_S_MAX)), check, expires_at_s)
         try:
             yield
         finally:
             if timer is not None:
                 timer.cancel()
+            if release is not None:
+                release()
 
     # -- answer ---------------------------------------------------------------------------------------------------
 

@@ -2,18 +2,17 @@
 
 FastAPI's middleware, routers and request handling cost more than everything else that happens before a message is
 stored; see docs/adr. The gate turns the errors of both paths into problems. Every answer has `X-Request-Id`: the
-client's id if it is valid (`_REQUEST_ID`), else a serial number.
+client's id if it is valid, else a serial number.
 """
 
 import functools
-import itertools
-import re
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 from bindery_core.errors import BinderyError
 from bindery_kit.access.audit_trail import entry_of
 from bindery_kit.http.problem import problem_of, problem_response
+from bindery_kit.http.request_id import RequestIds
 from bindery_kit.observability.logs import error_fields, get_logger
 from bindery_pulsar.topic_name import TopicName
 from starlette.responses import Response
@@ -24,6 +23,7 @@ from bindery_broker.http.at_owner import AtOwner
 from bindery_broker.http.budget import ByteBudget
 from bindery_broker.http.charging.allowance import Limiter
 from bindery_broker.http.exchange import SCOPE_KEY, ClientGone, Exchange, has_reasons, reason_reply
+from bindery_broker.http.peers.senders import Senders
 from bindery_broker.http.route import HotRoute
 
 REMEMBERED_MAX: Final = 4_096
@@ -34,8 +34,9 @@ CLIENT_GONE: Final = 499
 """Status in logs and metrics of a request whose client disconnected before the answer. Source: nginx."""
 RECEIVE: Final = "receive"
 """Id of the hot operation whose answer waits for the limits of bytes; a stream waits by itself."""
-_REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 _PAGES: Final = ("/docs", "/openapi.json")
+_LIMITS_PATH: Final = "/v1/limits"
+"""Path of the limits of the caller, which does not wait for the limits of bytes: a client with a debt must see it."""
 
 log = get_logger(__name__)
 
@@ -89,23 +90,34 @@ class Carry:
 
 class Gate:
     def __init__(
-        self, app: ASGIApp, *, at_owner: AtOwner, budget: ByteBudget, routes: HotRoutes, limiter: Limiter | None = None
+        self,
+        app: ASGIApp,
+        *,
+        at_owner: AtOwner,
+        budget: ByteBudget,
+        routes: HotRoutes,
+        limiter: Limiter | None = None,
+        senders: Senders | None = None,
     ) -> None:
-        """`limiter`: limits of clients, tenants and namespaces; None: there are none."""
+        """`limiter`: limits of clients, tenants and namespaces; None: there are none. `senders`: tells the requests of
+        other brokers; None: any client may send their headers."""
+        self._senders = senders
+        self._ids = RequestIds()
         self._limiter = limiter
         self._app = app
         self._at_owner = at_owner
         self._broker = at_owner.broker
         self._budget = budget
         self._routes = routes
-        self._serials = itertools.count(1)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if self._senders is not None:
+            self._senders.check(scope)
         exchange = Exchange(
-            scope, receive, send, at_owner=self._at_owner, budget=self._budget, request_id=self._request_id(scope)
+            scope, receive, send, at_owner=self._at_owner, budget=self._budget, request_id=self._ids.of(scope)
         )
         began = self._broker.now()
         try:
@@ -165,7 +177,8 @@ class Gate:
         scope = exchange.scope
         if exchange.path in _PAGES:
             exchange.operation = "docs"
-        if exchange.allowance is not None and exchange.asked_method == "GET":
+        is_free = exchange.path.rstrip("/") == _LIMITS_PATH
+        if exchange.allowance is not None and exchange.asked_method == "GET" and not is_free:
             await exchange.allowance.wait_to_send()
         if scope["method"] == "HEAD":  # a copy, because the server itself reads the method in its scope
             scope = exchange.scope = {**scope, "method": "GET"}
@@ -202,9 +215,3 @@ class Gate:
             **error_fields(error),
             exc_info=error,
         )
-
-    def _request_id(self, scope: Scope) -> str:
-        for name, value in scope["headers"]:
-            if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
-                return str(value.decode("ascii"))
-        return str(next(self._serials))

@@ -10,11 +10,13 @@ from typing import Final
 
 from bindery_core.errors import BinderyError
 from bindery_kit.http.problem import problem_of, problem_response
+from bindery_kit.http.request_id import RequestIds
 from bindery_kit.observability.health import AsgiApp, Receive, Scope, Send
 from starlette.responses import Response
 
 PULSAR_PATHS: Final = ("/admin/", "/lookup/")
 """Beginnings of the paths whose errors have the form of Pulsar's admin API."""
+_ids: Final = RequestIds(prefix="refused-")
 
 
 class LateApp:
@@ -38,6 +40,7 @@ async def refuse_unknown(
         response = Response(json.dumps({"reason": str(error)}), error.status, media_type="application/json")
     for challenge in challenges:
         response.headers.append("www-authenticate", challenge)
+    response.headers["x-request-id"] = _ids.of(scope)
     await response(scope, receive, send)
 
 
@@ -50,6 +53,7 @@ async def _starting(scope: Scope, receive: Receive, send: Send) -> None:
                 return
     elif scope["type"] == "http":
         response = problem_response(status=503, code="starting", detail="the broker is starting; see /startupz")
+        response.headers["x-request-id"] = _ids.of(scope)
         await response(scope, receive, send)
     else:
         await send({"type": "websocket.close", "code": 1013})

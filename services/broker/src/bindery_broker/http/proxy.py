@@ -21,7 +21,14 @@ from bindery_kit.admin.content_types import JSON_TYPE, check_codings
 
 from bindery_broker.errors import NotOwner
 from bindery_broker.http.charging.passed_on import PASSED_ON_HEADER
-from bindery_broker.http.exchange import PROXIED_HEADER, ROUTED_BY_HEADER, ClientGone, Exchange, Reply
+from bindery_broker.http.exchange import (
+    PROXIED_HEADER,
+    ROOM_HEADER,
+    ROUTED_BY_HEADER,
+    ClientGone,
+    Exchange,
+    Reply,
+)
 
 CONNECT_TIMEOUT_S: Final = 5.0
 """Time limit in seconds for a connection to the broker that owns the topic."""
@@ -35,8 +42,9 @@ _HOP_HEADERS: Final = frozenset(
         b"transfer-encoding", b"upgrade", b"host", b"expect",
     )
 )  # fmt: skip
-_OF_BROKERS: Final = frozenset((ROUTED_BY_HEADER, PASSED_ON_HEADER))
+_OF_BROKERS: Final = frozenset((PROXIED_HEADER, ROUTED_BY_HEADER, ROOM_HEADER, PASSED_ON_HEADER))
 """Headers that only brokers send: those of a client are not passed on."""
+_ROOM_MAX: Final = 2**53
 _BODYLESS: Final = ("GET", "HEAD", "DELETE")
 """Methods whose body has no meaning: it is read and not forwarded."""
 
@@ -67,6 +75,11 @@ class Proxy:
             for _ in range(2)
         )
 
+    @property
+    def own_role(self) -> str | None:
+        """The role of the token with which this broker authenticates at others; None: it has none."""
+        return None if self._own_token is None else self._own_token.role
+
     async def forward(self, exchange: Exchange, url: str, *, body_size_max: int) -> None:
         """Forward the request to the broker at `url`, and its answer to the client.
 
@@ -84,6 +97,8 @@ class Proxy:
         left_out = _OF_BROKERS | CREDENTIALS if self._own_token is not None else _OF_BROKERS
         headers = [(k, v) for k, v in scope["headers"] if k not in stays and k not in left_out]
         headers += [(PROXIED_HEADER, b"1"), *self.passing_headers(), *self._credentials(exchange.principal)]
+        if exchange.allowance is not None and (room := exchange.room(_ROOM_MAX)) < _ROOM_MAX:
+            headers.append((ROOM_HEADER, b"%d" % room))  # limits count at this broker only
         if not has_body:
             await exchange.read_body(size_max=exchange.broker.settings.control_bytes_max)
         body_sent = asyncio.Event()
@@ -102,7 +117,7 @@ class Proxy:
             if exchange.is_answered:  # the client has its answer
                 return
             if exchange.is_expired:
-                raise Unauthorized("the credentials of the client have expired") from None
+                raise Unauthorized("the credentials of the client have expired, or were taken back") from None
             raise
         await exchange.send_chunk(b"", more=False)
 

@@ -1,7 +1,8 @@
 """Count what clients, tenants and namespaces use, and limit it. Pure; times are monotonic seconds.
 
 A request belongs to up to three owners: the client (the role that it has proved, or its address), and the tenant and
-the namespace in its path. Each owner with a limit has an Account.
+the namespace in its path. Each owner with a limit has an Account. The client's is charged first, the others once the
+request is known to be allowed.
 
 | limit       | counts                                              | above it, a request                              |
 |-------------|-----------------------------------------------------|--------------------------------------------------|
@@ -11,10 +12,10 @@ the namespace in its path. Each owner with a limit has an Account.
 | bytes_out   | bytes of response bodies, per second                | for messages waits until the debt is paid        |
 | connections | connections with a request in progress              | LimitExceeded at once                            |
 
-What a request needs is taken from all of its accounts, or from none. Each request has its own turn, so that a client
-above its limit delays nobody else. In any span of t seconds, an owner uses at most rate * t and `burst_s` seconds of
-its rate, or one request if that is larger. Bytes that go out are known only when they go, so that there the responses
-in progress are added.
+`take` takes what a request needs from all of the given accounts, or from none. Each request has its own turn, so that
+a client above its limit delays nobody else. In any span of t seconds, an owner uses at most rate * t and `burst_s`
+seconds of its rate, or one request if that is larger. Bytes that go out are known only when they go, so that there the
+responses in progress are added.
 
 Memory: at most `tracked_max` accounts. The account that was not used for the longest time is dropped, of the oldest
 SEARCHED one that is full and has no connections if there is one: it would be created again in the same state.
@@ -109,9 +110,14 @@ NO_OVERRIDES: Final = Overrides()
 
 
 def decode_overrides(content: bytes) -> Overrides:
-    """Return the content of a file of overrides. Raises BadRequest with the place of the first error."""
+    """Return the content of a file of overrides. Raises BadRequest with the place of the first error.
+
+    An empty file is an error, because a file that was cut off must not remove the limits of owners.
+    """
+    if not content.strip():
+        raise BadRequest("the file of limits is empty; write {} if no owner has limits of its own")
     try:
-        found = msgspec.json.decode(content or b"{}", type=Overrides)
+        found = msgspec.json.decode(content, type=Overrides)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest(f"not a file of limits: {error}") from error
     count = 0
@@ -283,18 +289,26 @@ class Accounts:
         for account in accounts:
             account.connections -= 1
 
-    def take(self, accounts: Sequence[Account], needs: Mapping[Limit, float], now: float) -> float:
+    def take(
+        self,
+        accounts: Sequence[Account],
+        needs: Mapping[Limit, float],
+        now: float,
+        *,
+        wait_s_max: float | None = None,
+    ) -> float:
         """Take what a request needs from each account. Returns the seconds until it is its turn.
 
-        Raises LimitExceeded if that is more than `wait_s_max`; then nothing was taken.
+        Raises LimitExceeded if that is more than `wait_s_max` (None: that of the settings); then nothing was taken.
         """
+        wait_s_max = self.wait_s_max if wait_s_max is None else wait_s_max
         longest, most, exceeded = 0.0, None, Limit.REQUESTS
         for account in accounts:
             for limit, count in needs.items():
                 bucket = account.bucket(limit)
                 if bucket is not None and (wait_s := bucket.wait_for_s(count, now)) > longest:
                     longest, most, exceeded = wait_s, account, limit
-        if most is not None and longest > self.wait_s_max:
+        if most is not None and longest > wait_s_max:
             raise self._refusal(most, exceeded, longest)
         for account in accounts:
             for limit, count in needs.items():

@@ -54,8 +54,9 @@ log = get_logger(__name__)
 
 class Directory:
     def __init__(self, store: MetadataStore, policies: PolicyStore, names: Names) -> None:
-        self.on_stored: Callable[[str, Json], None] = _ignore
-        """Called with the path and the record of a tenant after it was changed through this directory."""
+        self.on_stored: Callable[[str, Json | None], None] = _ignore
+        """Called with the path of a tenant and its record after this directory has changed it, and with the path of a
+        tenant or a namespace and None after it was deleted."""
         self._store = store
         self._names = names
         self._policies = policies
@@ -112,6 +113,7 @@ class Directory:
             raise TenantNotEmpty(
                 "the tenant has namespaces; delete them first", tenant=tenant, namespaces=namespaces[:SHOWN_MAX]
             ) from error
+        self.on_stored(path, None)  # its administrators are none of a new tenant of this name
 
     # -- namespaces ----------------------------------------------------------------------------------------------
 
@@ -175,8 +177,9 @@ class Directory:
                     await delete_topic(name)
                     deleted.append(name)
         await self._delete_dependents(tenant, namespace)
-        with contextlib.suppress(NoSuchNode):
-            await self._store.delete(znode_layout.namespace_policies(tenant=tenant, namespace=namespace), version=None)
+        path = znode_layout.namespace_policies(tenant=tenant, namespace=namespace)
+        await self._delete(path)
+        self.on_stored(path, None)
         log.info("namespace_deleted", namespace=f"{tenant}/{namespace}", topics=len(deleted))
         return deleted
 
@@ -231,7 +234,7 @@ class Directory:
         raise MetadataUnavailable("the responses to a creation were lost", path=path, attempts=ATTEMPTS_MAX)
 
 
-def _ignore(_path: str, _record: Json) -> None:
+def _ignore(_path: str, _record: Json | None) -> None:
     pass
 
 

@@ -283,13 +283,14 @@ class PolicyStore:
         await prune_empty_parents(self._store, topic_policies_path(name), up_to=TOPIC_POLICIES_ROOT)
 
     async def _remove_permissions(self, name: TopicName) -> None:
-        """Remove the permissions of a topic and its partitions, so that a new topic of this name does not have them."""
-        space = self._namespaces.get((name.tenant, name.namespace))
+        """Remove the permissions of a topic and its partitions, so that a new topic of this name does not have them.
+
+        What is in memory may lack a permission that another broker has just granted, so the record is read again. Only
+        a record with such permissions is written, because each write costs work for all topics of the namespace.
+        """
         try:
-            if space is not None and space.record is not None and space.was_read.is_set():
-                stored = space.record
-            else:
-                stored = await self.read_namespace(name.tenant, name.namespace)
+            await self._store.sync(znode_layout.namespace_policies(tenant=name.tenant, namespace=name.namespace))
+            stored = await self.read_namespace(name.tenant, name.namespace)
             if without_topic(stored, name.full) is not stored:
                 await self.update_namespace(name.tenant, name.namespace, lambda found: without_topic(found, name.full))
         except (NoSuchNamespace, Corrupt):  # there is nothing that could grant anything

@@ -83,9 +83,15 @@ class PartitionedConsumers:
         self._states: OrderedDict[tuple[TopicName, str], _State] = OrderedDict()
 
     def subscription(
-        self, name: TopicName, whole: PartitionedRecord, subscription: str, *, tags: Sequence[str] = ()
+        self,
+        name: TopicName,
+        whole: PartitionedRecord,
+        subscription: str,
+        *,
+        tags: Sequence[str] = (),
+        has_retries: bool = True,
     ) -> "PartitionedSubscription":
-        """Return a subscription for one call. `tags`: those that it must have."""
+        """Return a subscription for one call. `tags`: those that it must have. `has_retries`: with its retry topic."""
         key = name, subscription
         state = self._states.get(key)
         if state is None:
@@ -93,7 +99,8 @@ class PartitionedConsumers:
             if len(self._states) > SUBSCRIPTIONS_MAX:
                 self._states.popitem(last=False)
         self._states.move_to_end(key)
-        return PartitionedSubscription(self, name, whole, subscription, tags, state)
+        link = state.link if has_retries else RetryLink(None, None, subscription)
+        return PartitionedSubscription(self, name, whole, subscription, tags, state, link)
 
     async def side(self, partition: TopicName, subscription: str, tags: Sequence[str], state: _State) -> RetrySide:
         """Return the subscription in a partition. Raises NoSuchTopic, NoSuchSubscription, TryAgain."""
@@ -142,6 +149,7 @@ class PartitionedSubscription:
         subscription: str,
         tags: Sequence[str],
         state: _State,
+        link: RetryLink,
     ) -> None:
         self._owner = owner
         self._name = name
@@ -149,6 +157,7 @@ class PartitionedSubscription:
         self._subscription = subscription
         self._tags = tags
         self._state = state
+        self._link = link
         self.make: MakeSubscription | None = None
         """None: a missing subscription is an error."""
 
@@ -189,7 +198,7 @@ class PartitionedSubscription:
             if has_changed:
                 end()
 
-        link = self._state.link
+        link = self._link
         with catalog.watched(self._name, changed):
             link.waiting[changed] = None
             try:
@@ -289,7 +298,7 @@ class PartitionedSubscription:
                 raise one
         if kind in ("shared", "key_shared"):
             try:
-                retry = await self._owner.retry_topics.find(self._state.link)
+                retry = await self._owner.retry_topics.find(self._link)
             except BinderyError as error:
                 retry, failure = None, error
             if retry is not None:
@@ -372,7 +381,7 @@ class PartitionedSubscription:
         unknown = [one for one in ids if not RETRY_PARTITION <= one.partition < self._whole.partitions]
         retry = None
         if not unknown and RETRY_PARTITION in by_partition:
-            retry = await self._owner.retry_topics.find(self._state.link)
+            retry = await self._owner.retry_topics.find(self._link)
             if retry is None:
                 unknown = by_partition[RETRY_PARTITION]
         if unknown:
@@ -386,7 +395,7 @@ class PartitionedSubscription:
 
     async def leave_retry_topic(self, consumer: str) -> None:
         """End the session of a consumer in the retry topic, if there is one."""
-        retry = await self._owner.retry_topics.find(self._state.link)
+        retry = await self._owner.retry_topics.find(self._link)
         if retry is not None:
             await retry.leave(consumer)
 

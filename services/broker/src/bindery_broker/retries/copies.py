@@ -26,6 +26,7 @@ from collections.abc import Mapping
 from hashlib import sha256
 from typing import Final, NamedTuple
 
+from bindery_core.errors import BinderyError
 from bindery_pulsar.message_codec import Message, OutgoingMessage
 from bindery_pulsar.message_id import MessageId, Position
 from bindery_pulsar.topic_name import TopicName
@@ -86,6 +87,23 @@ def _short(text: str | None) -> str:
     if not text or (len(text) <= TEXT_MAX and text.isascii() and text.isprintable()):
         return text or ""
     return f"sha256:{sha256(text.encode(errors='surrogatepass')).hexdigest()}"
+
+
+def names_other(properties: Mapping[str, str], *, topic: TopicName, subscription: str) -> bool:
+    """Return whether REAL_TOPIC or REAL_SUBSCRIPTION names another topic than `topic`, or another subscription.
+
+    `topic`: without the partition. A property that is missing names nothing; clients may name a partition of the topic.
+    """
+    named = properties.get(REAL_SUBSCRIPTION)
+    if named is not None and named != subscription:
+        return True
+    text = properties.get(REAL_TOPIC)
+    if text is None or text == topic.full:
+        return False
+    try:
+        return TopicName.parse(text).partitioned_topic != topic
+    except BinderyError:
+        return True
 
 
 def reconsume_times(properties: Mapping[str, str]) -> int:

@@ -80,22 +80,53 @@ class ReceiveCall(msgspec.Struct, frozen=True, kw_only=True):
     """The bytes of the response; its owner releases it."""
 
 
-class TagFilter:
-    """The tags of a subscription: the property keys whose value is `TAG_VERSION`."""
+class MessageFilter:
+    """Which messages a subscription delivers: those with its tags, and in a retry topic those of its own.
 
-    def __init__(self, properties: Mapping[str, str]) -> None:
+    The tags of a subscription are the property keys whose value is `TAG_VERSION`.
+    """
+
+    def __init__(
+        self,
+        properties: Mapping[str, str],
+        *,
+        is_foreign: Callable[[Mapping[str, str]], bool] | None = None,
+        is_kept: Callable[[Mapping[str, str]], bool] = lambda _properties: False,
+    ) -> None:
+        """`is_foreign`: whether a message with these properties belongs to another subscription, so that consumers of
+        this one do not receive it; None: no message does. `is_kept`: whether that other subscription keeps it."""
+        self.is_foreign = is_foreign
+        self._is_kept = is_kept
         self.tags = frozenset(name for name, value in properties.items() if value == TAG_VERSION)
         """Tags to deliver. If there are none, or if `*` is one of them, all messages are delivered."""
         self._required = self.tags if "*" not in self.tags else frozenset()
 
     @property
     def is_active(self) -> bool:
-        """Whether some messages may not match."""
+        """Whether some messages may not match because of their tags."""
         return bool(self._required)
 
     def matching(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Return the messages that match. A message without tags always matches."""
+        """Return the messages that match. A message without tags matches all tags."""
+        is_foreign = self.is_foreign
+        if is_foreign is not None:
+            messages = [message for message in messages if not is_foreign(message.properties)]
         required = self._required
         if not required:
             return messages
         return [message for message in messages if not (tags := message.tags) or not tags.isdisjoint(required)]
+
+    def split(self, messages: Sequence[Message]) -> tuple[Sequence[Message], Sequence[Message]]:
+        """Return the messages that match, and those of the others that this subscription does not need any more.
+
+        Those in neither are foreign messages that nothing else keeps.
+        """
+        matching = self.matching(messages)
+        if len(matching) == len(messages):
+            return matching, ()
+        offered = {message.batch_index for message in matching}
+        others = [message for message in messages if message.batch_index not in offered]
+        is_foreign = self.is_foreign
+        if is_foreign is None:
+            return matching, others
+        return matching, [one for one in others if not is_foreign(one.properties) or self._is_kept(one.properties)]

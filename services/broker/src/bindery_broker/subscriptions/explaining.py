@@ -6,7 +6,7 @@
 | leased            | is held by a consumer, until when                                                  |
 | returned          | was returned by a consumer and waits for its redelivery, until when                |
 | delayed           | is not due, until when                                                             |
-| filtered          | has tags, none of which the subscription wants                                     |
+| filtered          | has tags, none of which the subscription wants; or belongs to another subscription |
 | unreadable        | is damaged, or comes after a message that is                                       |
 | unacked_max       | waits until messages are acknowledged: a limit is reached                          |
 | dispatch_rate     | waits because a policy limits the rate of deliveries                               |
@@ -97,6 +97,12 @@ class Explainer:
                 found = await self._look(position, max(index, 0))
             except BinderyError as error:
                 return Reason("unreadable", f"the message cannot be decoded: {error}")
+            if found.is_foreign:
+                return Reason(
+                    "filtered",
+                    "the message belongs to another subscription: its properties REAL_TOPIC and REAL_SUBSCRIPTION "
+                    "do not name this one and its topic",
+                )
             if found.filtered:
                 wanted = " or ".join(sorted(self._reader.filter.tags))
                 return Reason(
@@ -240,7 +246,9 @@ class Explainer:
     async def _look(self, position: Position, index: int) -> "_Found":
         entry, message = await self._reader.peek(position, index)
         hash_of = self._loop.dispatcher.hash_of
+        is_foreign = self._reader.filter.is_foreign
         return _Found(
+            is_foreign=message is not None and is_foreign is not None and is_foreign(message.properties),
             deliver_at_ms=entry.deliver_at_ms or None,
             key_hash=0 if hash_of is None else hash_of(entry.key_bytes),
             filtered=message is not None and not self._reader.filter.matching([message]),
@@ -251,3 +259,4 @@ class _Found(NamedTuple):
     deliver_at_ms: int | None
     key_hash: int
     filtered: bool
+    is_foreign: bool

@@ -1,4 +1,4 @@
-"""Read the messages of a subscription: decode entries, apply the tag filter, and offer the result to a dispatcher.
+"""Read the messages of a subscription: decode entries, apply the filter, and offer the result to a dispatcher.
 
 The read position is a message: a batch of very many messages is read in parts, and a dispatcher that puts messages
 down (`step_back`) gets exactly those again. The sizes of batches are remembered from the first decoding of an entry
@@ -19,7 +19,7 @@ from bindery_broker.dispatch.dispatcher import Dispatcher
 from bindery_broker.dispatch.item import NOT_IN_BATCH, SINGLE, Delivery, Item, MessageRef, bits_of, indexes_of, lowest
 from bindery_broker.errors import NoSuchMessage
 from bindery_broker.managed_ledger import BatchAck, ManagedCursor, ManagedLedger
-from bindery_broker.subscriptions.consumer import TagFilter
+from bindery_broker.subscriptions.consumer import MessageFilter
 from bindery_broker.subscriptions.decoding import EntryDecoder, RoomNeeded
 
 log = structlog.get_logger()
@@ -109,8 +109,17 @@ class BatchSizes:
 class MessageReader:
     """Reads for one subscription. At most one of its reads is in progress; the dispatch loop ensures that."""
 
-    def __init__(self, cursor: ManagedCursor, ledger: ManagedLedger, *, partition: int, decoder: EntryDecoder) -> None:
-        self.filter = TagFilter(cursor.properties)
+    def __init__(
+        self,
+        cursor: ManagedCursor,
+        ledger: ManagedLedger,
+        *,
+        partition: int,
+        decoder: EntryDecoder,
+        message_filter: MessageFilter | None = None,
+    ) -> None:
+        """`message_filter`: what is delivered; None: the messages with the tags of the subscription."""
+        self.filter = MessageFilter(cursor.properties) if message_filter is None else message_filter
         self.batch_sizes = BatchSizes(cursor, ledger)
         self.stuck: str | None = None
         """Reason why the entry at the read position cannot be decoded; None: it can be decoded."""
@@ -206,9 +215,9 @@ class MessageReader:
         `room`: maximum number of entries. `decoded_max`: the bytes for which the caller has room, at least
         READ_BYTES_MAX. `messages_max`: maximum number of messages to decode. `now_ms`: ms since 1970; entries to be
         delivered later are added to `delays`, if the dispatcher keeps delays. Messages that do not match the filter are
-        acknowledged. If the dispatcher is reset meanwhile, the result is dropped. If an entry cannot be decoded, or not
-        in the room that is left, the read stops before it; a read that begins with such an entry raises the error, or
-        RoomNeeded.
+        acknowledged, except for foreign ones that nothing else keeps. If the dispatcher is reset meanwhile, the result
+        is dropped. If an entry cannot be decoded, or not in the room that is left, the read stops before it; a read
+        that begins with such an entry raises the error, or RoomNeeded.
         """
         generation = dispatcher.generation
         if dispatcher.keeps_delays and self._position <= self.delays.covered_upto:
@@ -264,7 +273,7 @@ class MessageReader:
                 decoded_size += message.size + MESSAGE_OVERHEAD
             waits = False
             if not (has_waited and self._cursor.is_acked(position)):
-                matching = self.filter.matching(messages)
+                matching, others = self.filter.split(messages)
                 if matching and is_delayed:
                     if not self.delays.add(position, entry.deliver_at_ms):
                         end = (position, first)
@@ -272,14 +281,15 @@ class MessageReader:
                     waits = True
                 elif matching:
                     dispatcher.offer([_item(dispatcher, position, entry, matching)], generation=generation)
-                if not matching and len(part) == entry.count:  # completely filtered, or a marker without messages
+                if len(matching) + len(others) < len(messages):  # some stay as they are
+                    if others:
+                        parts.append(BatchAck(position, entry.count, [one.batch_index for one in others]))
+                elif not matching and len(part) == entry.count:  # completely filtered, or a marker without messages
                     consumed.append(position)
                 elif not matching:
                     parts.append(BatchAck(position, entry.count, part))
-                elif len(matching) < len(messages):
-                    offered = {message.batch_index for message in matching}
-                    indexes = [message.batch_index for message in messages if message.batch_index not in offered]
-                    parts.append(BatchAck(position, entry.count, indexes))
+                elif others:
+                    parts.append(BatchAck(position, entry.count, [one.batch_index for one in others]))
             if part.stop < entry.count and not waits:
                 end = (position, part.stop)
                 break
@@ -344,31 +354,32 @@ class MessageReader:
         if generation != dispatcher.generation:
             return
         items: list[Item[Messages]] = []
-        others: list[BatchAck] = []
+        consumed: list[Position] = []
+        parts: list[BatchAck] = []
         present: dict[Position, int] = {}
         for position, bits in rest:
             present[position] = present.get(position, 0) | bits
         singles: set[Position] = set()
         for position, entry, messages in found:
-            matching = self.filter.matching(messages)
+            matching, others = self.filter.split(messages)
+            if others and others[0].batch_index == NOT_IN_BATCH:
+                consumed.append(position)
+            elif others:  # a part of a delayed batch that was not read before
+                parts.append(BatchAck(position, entry.count, [one.batch_index for one in others]))
             if matching:
                 items.append(item := _item(dispatcher, position, entry, matching))
                 if item.sizes is None:  # `offer_again` forgets whatever else the entry was thought to have
                     singles.add(position)
                     continue
                 present[position] = present.get(position, 0) | item.bits
-            if len(matching) < len(messages):  # a part of a delayed batch that was not read before
-                offered = {message.batch_index for message in matching}
-                indexes = [message.batch_index for message in messages if message.batch_index not in offered]
-                others.append(BatchAck(position, entry.count, indexes))
         dispatcher.offer_again(items, generation=generation)
         dispatcher.give_back(rest)
         missing = [
             MessageRef(position, bits & ~present.get(position, 0)) for position, bits in refs if position not in singles
         ]
         dispatcher.forget_missing([ref for ref in missing if ref.bits])  # acknowledged or trimmed since
-        if others:
-            self.batch_sizes.forget(await self._cursor.ack_many((), batches=others))
+        if consumed or parts:
+            self.batch_sizes.forget(await self._cursor.ack_many(consumed, batches=parts))
 
     async def peek(self, position: Position, index: int) -> tuple[PackedEntry, Message | None]:
         """Return an entry, and one of its messages unless the entry is large or has no such message."""

@@ -34,11 +34,19 @@ from bindery_broker.managed_ledger import (
     WallClock,
 )
 from bindery_broker.namespaces.policies import DEFAULTS, EffectivePolicies, Rate
+from bindery_broker.retries.copies import REAL_SUBSCRIPTION, names_other
+from bindery_broker.retries.names import origin_topic
 from bindery_broker.retries.targets import Targets
 from bindery_broker.statistics.delivery import ConsumerStatistics, SubscriptionStatistics
 from bindery_broker.statistics.traffic import Rates
 from bindery_broker.subscriptions.acknowledging import Acknowledger
-from bindery_broker.subscriptions.consumer import ClientWatch, ReceiveCall, ReceiveRequest, SubscriptionType
+from bindery_broker.subscriptions.consumer import (
+    ClientWatch,
+    MessageFilter,
+    ReceiveCall,
+    ReceiveRequest,
+    SubscriptionType,
+)
 from bindery_broker.subscriptions.decoding import EntryDecoder
 from bindery_broker.subscriptions.dispatch_loop import Deliveries, DispatchLoop
 from bindery_broker.subscriptions.expiring import Expiring
@@ -82,11 +90,12 @@ class Subscription:
         dispatch_rate: RateLimit | None = None,
         publish_rate: Callable[[], Rates] = lambda: Rates(0.0, 0.0),
         check_joining: Callable[[str], None] = lambda _consumer: None,
+        is_kept: Callable[[str], bool] = lambda _subscription: False,
     ) -> None:
         """`read_ahead` and `decoder`: shared by the broker's subscriptions. `targets`: topics to which messages are
         moved. `policies`: those in force. `dispatch_rate`: limit of the topic, shared by its subscriptions.
         `publish_rate`: at which the topic is published now. `check_joining`: called before a new consumer is admitted;
-        raises an error if that is refused."""
+        raises an error if that is refused. `is_kept`: whether the topic has another stored subscription of a name."""
         partition = topic.partition
         self.name = cursor.name
         self.cursor = cursor
@@ -106,7 +115,9 @@ class Subscription:
         self._check_joining = check_joining
         self._topic_rate = RateLimit() if dispatch_rate is None else dispatch_rate
         self._own_rate = RateLimit()
-        self._reader = MessageReader(cursor, ledger, partition=partition, decoder=decoder)
+        self._reader = MessageReader(
+            cursor, ledger, partition=partition, decoder=decoder, message_filter=_filter(cursor, topic, is_kept)
+        )
         self._loop = DispatchLoop(
             self._reader,
             self.sessions,
@@ -668,3 +679,16 @@ class Subscription:
 def _least(limit: int, policy: int) -> int:
     """Return the smaller of a limit and of a policy, of which 0 stands for no limit."""
     return min(limit, policy) if policy else limit
+
+
+def _filter(cursor: ManagedCursor, topic: TopicName, is_kept: Callable[[str], bool]) -> MessageFilter:
+    """Return what a subscription delivers. A retry topic may be that of several subscriptions, by its name: each
+    delivers the messages of which REAL_TOPIC and REAL_SUBSCRIPTION do not name another one."""
+    source = origin_topic(topic, cursor.name)
+    if source == topic.partitioned_topic:
+        return MessageFilter(cursor.properties)
+    return MessageFilter(
+        cursor.properties,
+        is_foreign=functools.partial(names_other, topic=source, subscription=cursor.name),
+        is_kept=lambda properties: is_kept(properties.get(REAL_SUBSCRIPTION, "")),
+    )

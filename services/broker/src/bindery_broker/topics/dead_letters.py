@@ -18,14 +18,14 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from bindery_core.errors import BadRequest, BinderyError
+from bindery_core.errors import BinderyError
 from bindery_pulsar.message_codec import CorruptMessage, Message
 from bindery_pulsar.message_id import EARLIEST, MessageId, Position
 from bindery_pulsar.topic_name import TopicName
 
 from bindery_broker.dispatch.item import NOT_IN_BATCH
 from bindery_broker.errors import UnknownMessages
-from bindery_broker.retries.copies import DELAY_TIME, REAL_SUBSCRIPTION, REAL_TOPIC, RECONSUMETIMES, Copy
+from bindery_broker.retries.copies import DELAY_TIME, REAL_SUBSCRIPTION, REAL_TOPIC, RECONSUMETIMES, Copy, names_other
 from bindery_broker.retries.names import DEAD_LETTERS
 from bindery_broker.retries.targets import Destination
 from bindery_broker.subscriptions.response_budget import Charge
@@ -272,19 +272,11 @@ class DeadLetterTopic:
     def _counts(self, message: Message, before_ms: int | None = None) -> bool:
         if before_ms is not None and message.publish_time_ms >= before_ms:
             return False
-        subscription, topic = map(message.properties.get, (REAL_SUBSCRIPTION, REAL_TOPIC))
-        if subscription is None or topic is None:
-            return self._is_default and subscription in (None, self._of) and (topic is None or self._is_source(topic))
-        return subscription == self._of and self._is_source(topic)
-
-    def _is_source(self, text: str) -> bool:
-        """Whether a REAL_TOPIC is the topic of the subscription. Clients may name one of its partitions."""
-        if text == self._source.full:
-            return True
-        try:
-            return TopicName.parse(text).partitioned_topic == self._source
-        except BadRequest:
-            return False
+        properties = message.properties
+        is_marked = REAL_SUBSCRIPTION in properties and REAL_TOPIC in properties
+        return (is_marked or self._is_default) and not names_other(
+            properties, topic=self._source, subscription=self._of
+        )
 
     def _letter(self, one: ReadMessage) -> Letter:
         message, keeper = one.message, self.keeper

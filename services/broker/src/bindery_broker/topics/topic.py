@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from bindery_core.errors import (
@@ -738,10 +739,16 @@ class Topic:
             dispatch_rate=self._dispatch_rate,
             publish_rate=lambda: self.statistics.published.rates(self._now()),
             check_joining=self._check_joining,
+            is_kept=partial(self._keeps, cursor.name),
         )
         self._subscriptions[cursor.name] = subscription
         self._on_subscription(cursor.name)
         return subscription
+
+    def _keeps(self, name: str, other: str) -> bool:
+        """Return whether there is another stored subscription than `name`."""
+        found = self._subscriptions.get(other)
+        return other != name and found is not None and found.is_durable
 
     def _check_joining(self, consumer: str) -> None:
         """Check the policies before a new consumer is admitted. Raises TooManyRequests or SubscribeRateExceeded."""

@@ -432,8 +432,6 @@ class Topics:
                 await self.check_new(name)
             if not is_explicit:
                 await self.forced_deletions.check(name)
-            if self.admit_new is not None:
-                await self.admit_new(name, 1)
         is_owner = self._ownership.proof(name) if self._ownership is not None else None
         if self._ownership is not None and is_owner is None:
             raise NotOwner("the topic's owner is changing; retry", topic=name.short)
@@ -441,6 +439,8 @@ class Topics:
         self._opening += 1
         try:
             await self._followed.follow(name)
+            if is_new and self.admit_new is not None:  # not before: requests that another broker runs count there
+                await self.admit_new(name, 1)
             topic = await self._load_checked(name, create=create, is_new=is_new, is_owner=is_owner)
             if is_new and self.check_new is not None:
                 await self._check_created(topic, self.check_new)

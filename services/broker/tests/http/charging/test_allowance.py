@@ -55,6 +55,7 @@ class Limited:
         return
 
     async def run(self, exchange: Exchange, _operation: Any) -> Response:
+        await exchange.charge_resource()
         await exchange.read_body(size_max=2**20)
         await asyncio.sleep(TOOK_S)
         return Reply(200, b"stored")
@@ -148,6 +149,22 @@ def test_a_body_is_counted_before_it_is_read_if_its_size_is_announced() -> None:
     announced, chunked = limited.play(run())
     assert (announced.status, len(announced.unread)) == (429, 1)
     assert (chunked.status, len(chunked.unread)) == (429, 0)
+
+
+def test_the_client_and_the_tenant_together_delay_a_request_no_longer_than_the_maximum() -> None:
+    limited = Limited(principal_requests_rate=1, namespace_requests_rate=1, burst_s=1, wait_ms_max=1_500)
+
+    async def run() -> tuple[int, float, Line]:
+        await limited.call("etl")
+        other = asyncio.create_task(limited.call("other"))  # takes the next turn of the namespace
+        await asyncio.sleep(0.1)
+        answer = await limited.call("etl")
+        await other
+        return answer
+
+    status, seconds, line = limited.play(run())
+    assert (status, httpx.Response(status, content=line.body).json()["facts"]["kind"]) == (429, "namespace")
+    assert seconds <= 1.5
 
 
 def test_bytes_that_went_out_delay_reads_and_not_writes() -> None:
@@ -373,6 +390,42 @@ async def test_a_request_that_was_passed_on_counts_at_the_first_broker_only(
         await harness.close()
 
 
+async def test_a_request_from_a_broker_without_limits_is_charged(
+    tree: MemoryTree, ledgers: MemoryLedgers, clock: Clock
+) -> None:
+    limits = LimitSettings(principal_requests_rate=1_000)
+    one = Harness(tree=tree, ledgers=ledgers, clock=clock, url="http://one")
+    two = Harness(tree=tree, ledgers=ledgers, clock=clock, url="http://two", limits=limits)
+    one.peers["two"] = httpx.ASGITransport(app=two.app)
+    for harness in (one, two):
+        harness.app.limiter.passed_on = PassedOn(await fetch_key(harness.store, randomness=_Fixed()))
+    await two.produce("owned by two")
+    await one.produce("passed on")
+    account = two.broker.accounts.account(Owner.ADDRESS, "127.0.0.1", clock.now())
+    assert account is not None
+    assert [use.burst - use.available for use in account.usage(clock.now())] == [2]
+    for harness in (one, two):
+        await harness.close()
+
+
+async def test_the_limit_of_bytes_holds_for_a_receive_that_is_passed_on(
+    tree: MemoryTree, ledgers: MemoryLedgers, clock: Clock
+) -> None:
+    limits = LimitSettings(principal_bytes_out_rate=5_000)
+    one, two = (
+        Harness(tree=tree, ledgers=ledgers, clock=clock, url=f"http://{name}", limits=limits) for name in ("one", "two")
+    )
+    one.peers["two"] = httpx.ASGITransport(app=two.app)
+    for harness in (one, two):
+        harness.app.limiter.passed_on = PassedOn(await fetch_key(harness.store, randomness=_Fixed()))
+    await two.client.put(f"{TOPIC}/subscriptions/s", json={"initial": "earliest"})
+    await two.produce(*("x" * 1_000 for _ in range(20)))
+    clock.advance(10)
+    assert 1 <= len(await one.receive(max=20)) <= 5
+    for harness in (one, two):
+        await harness.close()
+
+
 class _Fixed:
     def getrandbits(self, count: int, /) -> int:
         return 2 ** (count - 1) + 7
@@ -387,6 +440,7 @@ class _Fixed:
         Sender(is_part=False, client=None),
         Sender(is_part=True, client=(Owner.ROLE, "röle with spaces/ and : %")),
         Sender(is_part=False, client=(Owner.ADDRESS, "2001:db8::/64")),
+        Sender(is_part=False, client=None, is_charged=False),
     ],
 )
 def test_a_proof_is_read_by_brokers_with_the_same_key_only(sender: Sender) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable
 from typing import Any, Final
 
-from bindery_core.errors import Conflict
+from bindery_core.errors import Conflict, Forbidden
 from bindery_pulsar.message_id import EARLIEST, LATEST, MessageId, Position
 from fastapi import APIRouter
 from starlette.responses import Response
@@ -83,8 +83,18 @@ async def expire(exchange: Exchange) -> Response:
 
 @call(router, "POST", TOPIC + "/all_subscription/expireMessages/{seconds:form}", "adminExpireAll")
 async def expire_all(exchange: Exchange) -> Response:
+    """The role must be allowed to use each subscription of the topic; otherwise nothing is done."""
     before_ms = _before_ms(exchange)
-    for subscription in list((await topic_of(exchange)).subscriptions.values()):
+    topic = await topic_of(exchange)
+    subscriptions = dict(topic.subscriptions)
+    names = [name for name, one in subscriptions.items() if not one.is_system]
+    if len(await visible_subscriptions(exchange, topic.name, names)) < len(names):
+        raise Forbidden(
+            "the role may not use all subscriptions of the topic; expire those that it may use one by one, or ask an "
+            "administrator of the tenant",
+            topic=topic.name.short,
+        )
+    for subscription in subscriptions.values():
         await subscription.expire(before_ms)
     return done()
 

@@ -15,6 +15,7 @@ from bindery_broker.http.admin.calls import ROOT, TOPIC, Refused, answer, call, 
 from bindery_broker.http.admin.stored_entry import entry_reply
 from bindery_broker.http.admin.topic_json import internal_info, internal_stats, topic_stats
 from bindery_broker.http.admin.upkeep.properties import given_properties
+from bindery_broker.http.authorization import of_visible_subscriptions
 from bindery_broker.http.exchange import Exchange
 from bindery_broker.http.v1.statistics_view import read_oldest
 from bindery_broker.topics.topic import Topic
@@ -71,17 +72,25 @@ async def delete_topic(exchange: Exchange) -> Response:
 async def stats(exchange: Exchange) -> Response:
     topic = await topic_of(exchange)
     await read_oldest(list(topic.subscriptions.values()))
-    return answer(topic_stats(topic, exchange.broker, owner=urlsplit(exchange.broker.url).netloc))
+    found = topic_stats(topic, exchange.broker, owner=urlsplit(exchange.broker.url).netloc)
+    found["subscriptions"] = await of_visible_subscriptions(exchange, topic.name, found["subscriptions"])
+    if found["oldestBacklogMessageSubscriptionName"] not in found["subscriptions"]:
+        found["oldestBacklogMessageSubscriptionName"] = None
+    return answer(found)
 
 
 @call(router, "GET", TOPIC + "/internalStats", "adminInternalStats")
 async def stats_internal(exchange: Exchange) -> Response:
-    return answer(internal_stats(await topic_of(exchange)))
+    topic = await topic_of(exchange)
+    found = internal_stats(topic)
+    return answer({**found, "cursors": await of_visible_subscriptions(exchange, topic.name, found["cursors"])})
 
 
 @call(router, "GET", TOPIC + "/internal-info", "adminInternalInfo")
 async def info_internal(exchange: Exchange) -> Response:
-    return answer(internal_info(await topic_of(exchange)))
+    topic = await topic_of(exchange)
+    found = internal_info(topic)
+    return answer({**found, "cursors": await of_visible_subscriptions(exchange, topic.name, found["cursors"])})
 
 
 @call(router, "GET", TOPIC + "/lastMessageId", "adminLastMessageId")

@@ -2,12 +2,17 @@
 
 | when                                    | what                                                                       |
 |-----------------------------------------|----------------------------------------------------------------------------|
-| before the operation                    | a request, its connection, and the body that `Content-Length` announces    |
+| when the head has arrived (`begin`)     | for the client: a request, its connection, and the body that               |
+|                                         | `Content-Length` announces                                                 |
+| when it is allowed (`allow`)            | the same for the tenant and the namespace                                  |
 | after a piece of a chunked body         | its bytes                                                                  |
 | before messages are read or leased      | waits until the bytes that went out are paid: a receive and a stream as    |
 |                                         | long as they may wait for messages, a GET `wait_s_max`, then LimitExceeded |
 | when bytes of the response go out       | counts them, of every response                                             |
 | when a topic is created                 | one topic; for a partitioned topic, its partitions at once                 |
+
+Permissions are checked between `begin` and `allow`, so that a client without permission uses up nothing but its own
+rates. Both together wait `wait_s_max` at most. The body is read after them.
 
 The client is the role that it has proved, or on whose behalf a proxy sends the request; the address of a client that
 has proved none, also if it has the role of anonymous clients. Tenant and namespace are those in the path. A request
@@ -17,6 +22,7 @@ counted already: they count nothing but the topics that they create.
 
 import asyncio
 import functools
+from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Any, Final
 from urllib.parse import unquote
@@ -72,24 +78,58 @@ class Allowance:
     """What one request may use. It is the current one of its task until `close`, which must be called there."""
 
     def __init__(
-        self, accounts: Accounts, of_request: tuple[Account, ...], *, sender: Sender, now: MonotonicClock
+        self,
+        accounts: Accounts,
+        of_client: tuple[Account, ...],
+        of_path: tuple[tuple[Owner, str], ...],
+        *,
+        sender: Sender,
+        now: MonotonicClock,
     ) -> None:
+        """`of_path`: the tenant and the namespace. They count nothing before `allow`, which also creates their
+        accounts: names that a client invents must not displace the accounts of others."""
         self._accounts = accounts
-        self._of_request = of_request
+        self._of_request = of_client
+        self._of_path = of_path
         self._now = now
-        self._is_connected = False
+        self._needs: dict[Limit, float] = {}
+        self._turn_ends = 0.0
+        """When the time ends that `begin` and `allow` may wait."""
+        self._sending_ends: float | None = None
+        """When the time ends for which `wait_to_send` may wait; None: it was not called."""
+        self._connected: tuple[Account, ...] = ()
         self._is_closed = False
         self._before = _current.set(self)
         self.sender = sender
         """Whose request it is, for the brokers that it is passed on to."""
 
     async def begin(self, *, body_size: int) -> None:
-        """Return when it is the request's turn. `body_size`: what is known of the body. Raises LimitExceeded."""
-        if not self._of_request:
+        """Return when it is the request's turn by the limits of its client. `body_size`: what is known of the body.
+        Raises LimitExceeded."""
+        self._needs = {Limit.REQUESTS: 1, **({Limit.BYTES_IN: body_size} if body_size else {})}
+        self._turn_ends = self._now() + self._accounts.wait_s_max
+        await self._charge(self._of_request)
+
+    async def allow(self) -> None:
+        """The request is allowed. Return when it is its turn by the limits of the tenant and the namespace, which count
+        it from now on. Raises LimitExceeded; then they count nothing. Only the first call has an effect."""
+        owners, self._of_path = self._of_path, ()
+        added = accounts_of(self._accounts, owners, self._now())
+        if not added:
             return
-        self._accounts.connect(self._of_request)
-        self._is_connected = True
-        await self._take({Limit.REQUESTS: 1, **({Limit.BYTES_IN: body_size} if body_size else {})})
+        await self._charge(added)
+        self._of_request += added
+        if self._sending_ends is not None:
+            await self._wait_to_send_until(self._sending_ends)
+
+    async def _charge(self, accounts: tuple[Account, ...]) -> None:
+        if not accounts:
+            return
+        self._accounts.connect(accounts)
+        self._connected += accounts
+        now = self._now()
+        left_s = max(0.0, self._turn_ends - now)
+        await _sleep(self._accounts.take(accounts, self._needs, now, wait_s_max=left_s))
 
     async def received(self, size: int) -> None:
         """Count bytes of the body of which `begin` did not know. Raises LimitExceeded."""
@@ -106,11 +146,15 @@ class Allowance:
         return self._accounts.debt_s(self._of_request, Limit.BYTES_OUT, self._now()) if self._of_request else 0.0
 
     async def wait_to_send(self, *, wait_s_max: float | None = None) -> None:
-        """Return when more may be sent. Raises LimitExceeded after `wait_s_max`; None: that of the settings."""
+        """Return when more may be sent. Raises LimitExceeded after `wait_s_max`; None: that of the settings. `allow`
+        then also waits for the debts of the tenant and the namespace, until the same time."""
+        self._sending_ends = self._now() + (self._accounts.wait_s_max if wait_s_max is None else wait_s_max)
+        await self._wait_to_send_until(self._sending_ends)
+
+    async def _wait_to_send_until(self, ends: float) -> None:
         debt_s = self.sending_debt_s()
         if not debt_s:
             return
-        ends = self._now() + (self._accounts.wait_s_max if wait_s_max is None else wait_s_max)
         self._accounts.delayed += 1
         while debt_s:
             left_s = ends - self._now()
@@ -130,20 +174,24 @@ class Allowance:
         owners = [self.sender.client] if self.sender.client is not None else []
         owners += [(Owner.TENANT, name.tenant), (Owner.NAMESPACE, f"{name.tenant}/{name.namespace}")]
         now = self._now()
-        accounts = [account for owner in owners if (account := self._accounts.account(*owner, now)) is not None]
+        accounts = accounts_of(self._accounts, owners, now)
         await _sleep(self._accounts.take(accounts, {Limit.TOPICS: count}, now))
 
     def close(self) -> None:
         """The request has ended. Idempotent."""
-        if self._is_connected:
-            self._is_connected = False
-            self._accounts.disconnect(self._of_request)
+        connected, self._connected = self._connected, ()
+        self._accounts.disconnect(connected)
         if not self._is_closed:
             self._is_closed = True
             _current.reset(self._before)
 
     async def _take(self, needs: dict[Limit, float]) -> None:
         await _sleep(self._accounts.take(self._of_request, needs, self._now()))
+
+
+def accounts_of(accounts: Accounts, owners: Sequence[tuple[Owner, str]], now: float) -> tuple[Account, ...]:
+    """Return the accounts of those owners that have limits."""
+    return tuple(account for owner in owners if (account := accounts.account(*owner, now)) is not None)
 
 
 async def _sleep(wait_s: float) -> None:
@@ -169,21 +217,22 @@ class Limiter:
     def allowance(self, scope: Any, raw_path: bytes, passed_on: bytes) -> Allowance:
         """Return that of a request. `passed_on`: its header PASSED_ON_HEADER."""
         parent: Allowance | None = scope.get(PARENT_KEY)
-        of_request: tuple[Account, ...] = ()
+        of_client: tuple[Account, ...] = ()
+        of_path: tuple[tuple[Owner, str], ...] = ()
         if parent is not None:
             sender: Sender | None = Sender(is_part=True, client=parent.sender.client)
         elif self.passed_on is not None and passed_on:
             sender = self.passed_on.read(passed_on)
+            if sender is not None and not sender.is_charged:
+                sender = None
         else:
             sender = None
         if sender is None:
             sender = Sender(is_part=False, client=client_of(scope, by_address=self._by_address))
-            owners = scopes_in(raw_path) if sender.client is None else (sender.client, *scopes_in(raw_path))
-            now = self._now()
-            of_request = tuple(
-                account for owner in owners if (account := self.accounts.account(*owner, now)) is not None
-            )
-        return Allowance(self.accounts, of_request, sender=sender, now=self._now)
+            if sender.client is not None:
+                of_client = accounts_of(self.accounts, [sender.client], self._now())
+            of_path = scopes_in(raw_path)
+        return Allowance(self.accounts, of_client, of_path, sender=sender, now=self._now)
 
     async def create_topics(self, name: TopicName, count: int) -> None:
         """Count topics that the current request creates. Raises LimitExceeded. A single partition counts only if it is
@@ -198,7 +247,9 @@ class Limiter:
         if self.passed_on is None:
             return []
         current = _current.get()
-        return [self.passed_on.header(Sender(is_part=False, client=None) if current is None else current.sender)]
+        if current is not None:
+            return [self.passed_on.header(current.sender)]
+        return [self.passed_on.header(Sender(is_part=False, client=None, is_charged=not self.is_off))]
 
 
 def client_of(scope: Any, *, by_address: bool) -> tuple[Owner, str] | None:

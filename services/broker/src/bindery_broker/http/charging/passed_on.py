@@ -1,19 +1,21 @@
 """Prove between brokers that a request was passed on by a broker, so that limits count it once.
 
-Any client can send the header `bindery-proxied`. Brokers with limits therefore share a key, which is in ZooKeeper and
-never leaves the brokers, and send a second header with it:
+Any client can send the header `bindery-proxied`. Brokers with limits or authentication therefore share a key, which is
+in ZooKeeper and never leaves the brokers, and send a second header with it:
 
     bindery-passed-on: <proof> <part> <client>
 
 | field  | value                                                                                                |
 |--------|------------------------------------------------------------------------------------------------------|
 | proof  | HMAC-SHA256 of the rest of the value, its length before it, under the key; 64 hexadecimal digits     |
-| part   | `1`: the request concerns a partition, on behalf of one to the whole topic; `0`: any other request   |
+| part   | `1`: the request concerns a partition, on behalf of one to the whole topic; `0`: any other request;  |
+|        | `-`: any request of a broker without limits, which has charged it to nobody                          |
 | client | whose limits count: `role:<name>` or `address:<name>`, percent-encoded; `-`: nobody's                |
 
-A broker counts nothing for a request with a valid proof, except for the topics that it creates, of which the first
-broker does not know. A header without a valid proof is ignored. The proof covers the client, so that one that was seen
-in the network does not serve for another client; who can read the network between brokers can repeat it for the same.
+A broker counts nothing for a request with a valid proof of a broker with limits, except for the topics that it creates,
+of which the first broker does not know. A header without a valid proof is ignored. The proof covers the client, so that
+one that was seen in the network does not serve for another client; who can read the network between brokers can repeat
+it for the same.
 """
 
 import hmac
@@ -31,7 +33,8 @@ from bindery_broker.limits.accounts import Owner
 
 PASSED_ON_HEADER: Final = b"bindery-passed-on"
 KEY_PATH: Final = f"{BINDERY_ROOT}/passed-on-key"
-"""Node with the key of all brokers, KEY_SIZE random bytes. It is created by the first broker with limits."""
+"""Node with the key of all brokers, KEY_SIZE random bytes. It is created by the first broker with limits or
+authentication."""
 KEY_SIZE: Final = 32
 _CLIENTS: Final = (Owner.ROLE, Owner.ADDRESS)
 
@@ -41,6 +44,8 @@ class Sender(NamedTuple):
 
     is_part: bool
     client: tuple[Owner, str] | None
+    is_charged: bool = True
+    """Whether the broker has charged the request; False: it has no limits."""
 
 
 class PassedOn:
@@ -54,7 +59,8 @@ class PassedOn:
     def header(self, sender: Sender) -> tuple[bytes, bytes]:
         """Return the header of a request that is passed on."""
         client = "-" if sender.client is None else quote(f"{sender.client[0]}:{sender.client[1]}", safe=":")
-        rest = f"{int(sender.is_part)} {client}".encode()
+        part = str(int(sender.is_part)) if sender.is_charged else "-"
+        rest = f"{part} {client}".encode()
         return PASSED_ON_HEADER, self._proof(rest) + b" " + rest
 
     def read(self, value: bytes) -> Sender | None:
@@ -65,7 +71,7 @@ class PassedOn:
         part, _, client = rest.decode().partition(" ")
         owner, _, name = unquote(client).partition(":")
         known = next((one for one in _CLIENTS if one == owner), None)
-        return Sender(part == "1", None if known is None else (known, name))
+        return Sender(part == "1", None if known is None else (known, name), part != "-")
 
     def _proof(self, rest: bytes) -> bytes:
         return hmac.digest(self._key, b"%d %b" % (len(rest), rest), sha256).hex().encode()

@@ -20,7 +20,7 @@ from bindery_broker.dispatch.key_ranges import KeyRange, checked_ranges
 from bindery_broker.dispatch.key_shared import KeySharedMode
 from bindery_broker.errors import ResponsesFull, RetryTopicAway
 from bindery_broker.http import openapi
-from bindery_broker.http.authorization import check_topic
+from bindery_broker.http.authorization import check_derived, check_topic, may_use_derived
 from bindery_broker.http.exchange import PARTITION_HEADER, Exchange, json_reply
 from bindery_broker.http.route import JsonLine, OwnedRoute, hot
 from bindery_broker.http.v1 import paths
@@ -142,7 +142,7 @@ class EventStream(Response):
                     if not exchange.gone:
                         await self._push(push, sources_of(parts))
                 if exchange.is_expired:
-                    raise Unauthorized("the credentials of the client have expired")
+                    raise Unauthorized("the credentials of the client have expired, or were taken back")
             except BinderyError as error:
                 await push(b"event: error\ndata: " + bytes(problem_of(error).body).strip() + b"\n\n")
         if not exchange.gone:
@@ -202,7 +202,7 @@ async def receive(exchange: Exchange) -> Response:
         )
     else:
         subscribed = topic.subscription(exchange.path_params["subscription"], tags=tags)
-    subscription = _retried(exchange, topic, subscribed)
+    subscription = await _retried(exchange, topic, subscribed)
     if isinstance(body.ack, list):
         await subscription.ack(parse_ids(body.ack), consumer=body.consumer)
     is_end = partial(_is_end, topic, subscribed)
@@ -233,7 +233,7 @@ async def stream(exchange: Exchange) -> Response:
     subscription = topic.subscription(exchange.path_params["subscription"], tags=tags)
     subscription.join(query.consumer, query.type)
     await exchange.read_body(size_max=0)
-    return EventStream(exchange, topic.name, _retried(exchange, topic, subscription), query)
+    return EventStream(exchange, topic.name, await _retried(exchange, topic, subscription), query)
 
 
 @hot(
@@ -377,6 +377,7 @@ async def retry_to(exchange: Exchange, body: RetryBody) -> RetryTo:
     topic_text = body.dead_letter_topic if isinstance(body.dead_letter_topic, str) else None
     retry = Destination(retry_topic(name, subscription_name), subscription_name)
     dead_letters = Destination(chosen_dead_letter_topic(topic_text, name, subscription_name), DEAD_LETTERS)
+    await check_derived(exchange, subscription_name, retry.topic)
     await _check_target(exchange, dead_letters)
     return RetryTo(
         retry=retry,
@@ -397,7 +398,7 @@ async def receive_request(exchange: Exchange, body: ReceiveBody) -> ReceiveReque
     return ReceiveRequest(
         consumer=body.consumer,
         count_max=body.max,
-        bytes_max=body.max_bytes if exchange.allowance is None else exchange.allowance.sending_room(body.max_bytes),
+        bytes_max=exchange.room(body.max_bytes),
         wait_s=0.0 if broker.draining else min(body.wait_ms, broker.settings.receive_wait_ms_max) / 1000,
         ack_timeout_s=body.ack_timeout_ms / 1000,
         session_ttl_s=body.session_ttl_ms / 1000,
@@ -414,12 +415,15 @@ async def receive_request(exchange: Exchange, body: ReceiveBody) -> ReceiveReque
 async def _check_target(exchange: Exchange, to: Destination) -> None:
     """Raise Forbidden unless the request may produce to the dead-letter topic that it names.
 
-    The topic with the default name belongs to the subscription, so that it needs no permission of its own. So does the
-    subscription with the default name; another one needs that for consuming from it.
+    The topic with the default name belongs to the subscription: see `check_derived`. So does the subscription with the
+    default name; another one needs that for consuming from it.
     """
     if exchange.broker.access is None:
         return
-    if to.topic != dead_letter_topic(exchange.topic, exchange.path_params["subscription"]):
+    subscription = exchange.path_params["subscription"]
+    if to.topic == dead_letter_topic(exchange.topic, subscription):
+        await check_derived(exchange, subscription, to.topic)
+    else:
         await check_topic(exchange, Need.PRODUCE, to.topic)
         if to.subscription != DEAD_LETTERS:
             await check_topic(exchange, Need.CONSUME, to.topic, subscription=to.subscription)
@@ -427,12 +431,25 @@ async def _check_target(exchange: Exchange, to: Destination) -> None:
 
 async def _subscription(exchange: Exchange) -> RetriedSubscription:
     topic = await exchange.broker.topic(exchange.topic)
-    return _retried(exchange, topic, topic.subscription(exchange.path_params["subscription"]))
+    return await _retried(exchange, topic, topic.subscription(exchange.path_params["subscription"]))
 
 
-def _retried(exchange: Exchange, topic: Topic, subscription: Subscription) -> RetriedSubscription:
-    """Return the subscription with its retry topic. A partition that is used as a part of its topic is alone."""
-    is_alone = bool(exchange.header(PARTITION_HEADER))
+async def may_use_retries(exchange: Exchange) -> bool:
+    """Return whether the request may use the retry topic of its subscription. True if it can have none."""
+    if exchange.broker.access is None:
+        return True
+    subscription = exchange.path_params["subscription"]
+    try:
+        name = retry_topic(exchange.topic, subscription)
+    except BinderyError:
+        return True
+    return await may_use_derived(exchange, subscription, name)
+
+
+async def _retried(exchange: Exchange, topic: Topic, subscription: Subscription) -> RetriedSubscription:
+    """Return the subscription with its retry topic. It is alone if it is that of a partition that is used as a part of
+    its topic, or if the request may not use the retry topic."""
+    is_alone = bool(exchange.header(PARTITION_HEADER)) or not await may_use_retries(exchange)
     return RetriedSubscription(topic, subscription, exchange.broker.retry_topics, is_alone=is_alone)
 
 

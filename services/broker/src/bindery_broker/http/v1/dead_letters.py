@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from bindery_broker.access.decision import Need
 from bindery_broker.http import openapi
-from bindery_broker.http.authorization import check_topic
+from bindery_broker.http.authorization import check_derived, check_topic
 from bindery_broker.http.exchange import Exchange
 from bindery_broker.http.route import JsonLine, OwnedRoute
 from bindery_broker.http.v1 import paths
@@ -98,6 +98,7 @@ async def redrive_dead_letters(
     ids = None if body.message_ids is None else parse_ids(body.message_ids)
     after = None if body.after is None else MessageId.parse(body.after)
     target = retry_topic(name, subscription)
+    await check_derived(exchange, subscription, target)
     if exchange.routed_by is None:
         check_receives_retries(name, (await exchange.broker.topic(name)).subscription(subscription))
     _, found = await _find(exchange, name, subscription, body.topic, body.initial_subscription)
@@ -168,10 +169,12 @@ async def _find(
     BadRequest if it is a topic of the subscription.
     """
     broker = exchange.broker
-    if exchange.routed_by is None:
-        (await broker.topic(name)).subscription(subscription)  # it must exist
     default = dead_letter_topic(name, subscription)
     wanted = chosen_dead_letter_topic(topic, name, subscription)
+    if wanted == default:
+        await check_derived(exchange, subscription, default)
+    if exchange.routed_by is None:
+        (await broker.topic(name)).subscription(subscription)  # it must exist
     must_exist = wanted != default or keeper is not None
     keeper = keeper or DEAD_LETTERS
     if must_exist:

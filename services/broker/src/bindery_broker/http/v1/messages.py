@@ -144,8 +144,10 @@ async def produce(exchange: Exchange) -> Response:
 
 def _request_key(exchange: Exchange, query: ProduceQuery, body: bytes) -> RequestKey:
     headers = exchange.scope["headers"]
+    principal = exchange.principal
     return request_key(
         parse_idempotency_key([value for name, value in headers if name == IDEMPOTENCY_KEY]),
+        client="" if principal is None else principal.original_role or principal.role,
         operation="produce",
         topic=exchange.topic.full,
         content_type=exchange.media_type(),

@@ -49,8 +49,6 @@ LINES_PER_MESSAGE_MAX: Final = 4
 IDEMPOTENCY_KEY: Final = b"idempotency-key"
 KEY_SIZE_MAX: Final = 255
 """Maximum characters of an idempotency key."""
-PRINCIPAL: Final = ""
-"""The client in the scope of an idempotency key: clients are not authenticated yet."""
 _QUOTED = re.compile(r'"((?:[^"\\]|\\["\\])*)"', re.ASCII)
 _ESCAPED = re.compile(r"\\(.)")
 
@@ -148,6 +146,7 @@ def parse_idempotency_key(values: Sequence[bytes]) -> str:
 def request_key(
     key: str,
     *,
+    client: str,
     operation: str,
     topic: str,
     content_type: str,
@@ -155,7 +154,11 @@ def request_key(
     headers: Sequence[tuple[bytes, bytes]],
     body: bytes,
 ) -> RequestKey:
-    """Return the digests of an idempotency key, of an operation on a topic, and of the content of the request."""
+    """Return the digests of an idempotency key, of an operation on a topic, and of the content of the request.
+
+    `client`: the role whose key it is, so that those of different roles have nothing in common; empty: clients do not
+    authenticate.
+    """
     meant = msgspec.structs.replace(query, redirect=False)
     properties = sorted(header for header in headers if header[0].startswith(PROPERTY_HEADER))
     content = blake2b(digest_size=DIGEST_SIZE)
@@ -163,7 +166,7 @@ def request_key(
         content.update(b"%d:" % len(part))
         content.update(part)
     content.update(body)
-    scope = msgspec.json.encode((PRINCIPAL, operation, topic, key))
+    scope = msgspec.json.encode((client, operation, topic, key))
     return RequestKey(blake2b(scope, digest_size=DIGEST_SIZE).digest(), content.digest())
 
 

@@ -10,10 +10,11 @@ from fastapi import APIRouter, Query
 from fastapi import Response as Status
 
 from bindery_broker.http import openapi
-from bindery_broker.http.authorization import visible_subscriptions
+from bindery_broker.http.authorization import may_use_derived, visible_subscriptions
 from bindery_broker.http.exchange import Exchange
 from bindery_broker.http.route import JsonLine, OwnedRoute
 from bindery_broker.http.v1 import paths
+from bindery_broker.http.v1.consuming import may_use_retries
 from bindery_broker.http.v1.message_view import parse_place
 from bindery_broker.http.v1.models import (
     ClearBody,
@@ -37,6 +38,7 @@ from bindery_broker.http.v1.policies_view import policies_of
 from bindery_broker.http.v1.produce_request import split_tags
 from bindery_broker.http.v1.statistics_view import Times, read_oldest
 from bindery_broker.http.v1.subscription_view import dead_letters_lost, explain, info, size_of
+from bindery_broker.retries.names import dead_letter_topic, retry_topic
 from bindery_broker.subscriptions.subscription import Subscription
 from bindery_broker.topics.retried import RetriedSubscription
 from bindery_broker.topics.topic import Topic
@@ -78,7 +80,7 @@ async def list_subscriptions(
         shown.append(subscription)
     await read_oldest(shown)
     times = _times(exchange)
-    answer.subscriptions = [info(topic, one, _retried(exchange, topic, one), times) for one in shown]
+    answer.subscriptions = [info(topic, one, await _retried(exchange, topic, one), times) for one in shown]
     if damaged := topic.ledger.damaged_cursors:
         visible = await visible_subscriptions(exchange, name, sorted(damaged))
         answer.damaged = {one: str(damaged[one]) for one in visible}
@@ -246,7 +248,7 @@ async def explain_subscription(
     topic = await exchange.broker.topic(name)
     found = topic.subscription(subscription)
     await read_oldest([found])
-    retried = _retried(exchange, topic, found)
+    retried = await _retried(exchange, topic, found)
     lost: str | None = None
     if query.message_id is None:
         with contextlib.suppress(BinderyError):  # an explanation that leaves one warning out is better than none
@@ -285,7 +287,9 @@ async def leave(
     _query: Routing,
 ) -> Deleted:
     topic = await exchange.broker.topic(name)
-    await _retried(exchange, topic, topic.subscription(subscription)).leave(consumer)
+    is_alone = not await may_use_retries(exchange)
+    found = topic.subscription(subscription)
+    await RetriedSubscription(topic, found, exchange.broker.retry_topics, is_alone=is_alone).leave(consumer)
     topic.end_readers()
     return Deleted(deleted=consumer)
 
@@ -294,8 +298,14 @@ def _times(exchange: Exchange) -> Times:
     return Times(exchange.broker.now(), exchange.broker.clock())
 
 
-def _retried(exchange: Exchange, topic: Topic, subscription: Subscription) -> RetriedSubscription:
-    return RetriedSubscription(topic, subscription, exchange.broker.retry_topics)
+async def _retried(exchange: Exchange, topic: Topic, subscription: Subscription) -> RetriedSubscription:
+    """Return the subscription with its retry and dead-letter topics, or alone if the request may not use both."""
+    derived: list[TopicName] = []
+    if exchange.broker.access is not None:
+        with contextlib.suppress(BinderyError):  # the subscription can have none
+            derived += retry_topic(topic.name, subscription.name), dead_letter_topic(topic.name, subscription.name)
+    is_alone = bool(derived) and not await may_use_derived(exchange, subscription.name, *derived)
+    return RetriedSubscription(topic, subscription, exchange.broker.retry_topics, is_alone=is_alone)
 
 
 async def _find(exchange: Exchange, name: TopicName, subscription: str) -> Subscription:

@@ -7,7 +7,12 @@ from bindery_pulsar.topic_name import TopicName
 from fastapi import APIRouter, Query, Response
 
 from bindery_broker.http import openapi
-from bindery_broker.http.authorization import visible_page, visible_topics
+from bindery_broker.http.authorization import (
+    of_visible_subscriptions,
+    visible_page,
+    visible_subscriptions,
+    visible_topics,
+)
 from bindery_broker.http.exchange import Exchange
 from bindery_broker.http.route import JsonLine, OwnedRoute
 from bindery_broker.http.v1 import paths
@@ -31,6 +36,7 @@ from bindery_broker.topics.topic import Topic
 
 router = APIRouter(route_class=OwnedRoute, default_response_class=JsonLine, tags=["topics"])
 Routing = Annotated[RoutingQuery, Query()]
+HIDDEN_REASON = "a subscription that the role may not use needs the ledger"
 
 
 @router.get(
@@ -39,7 +45,7 @@ Routing = Annotated[RoutingQuery, Query()]
     summary="List the topics of the cluster or of a namespace, sorted by name",
     response_model_exclude_unset=True,
     response_description=openapi.TITLES[200],
-    responses=openapi.problems(413),
+    responses=openapi.problems(413, 429),
 )
 async def list_topics(exchange: Exchange, query: Annotated[TopicListQuery, Query()]) -> TopicList:
     namespace: tuple[str, str] | None = None
@@ -92,7 +98,9 @@ async def topic_stats(exchange: Exchange, name: paths.Topic, _query: Routing) ->
             **delivery_fields(topic, subscription, times),
         )
     policies = policies_of(broker, topic, list(topic.subscriptions.values()))
-    return _stats_of(topic, subscriptions, policies, owner=broker.url, times=times)
+    answer = _stats_of(topic, subscriptions, policies, owner=broker.url, times=times)
+    answer.subscriptions = await of_visible_subscriptions(exchange, name, subscriptions)
+    return answer
 
 
 def _stats_of(
@@ -173,7 +181,8 @@ async def delete_topic(exchange: Exchange, name: paths.Topic, query: Annotated[F
 )
 async def topic_internal_stats(exchange: Exchange, name: paths.Topic, _query: Routing) -> dict[str, Any]:
     topic = await exchange.broker.topic(name)
-    return dict(topic.ledger.internal_stats())
+    found = dict(topic.ledger.internal_stats())
+    return {**found, "cursors": await of_visible_subscriptions(exchange, name, found["cursors"])}
 
 
 @router.get(
@@ -185,7 +194,9 @@ async def topic_internal_stats(exchange: Exchange, name: paths.Topic, _query: Ro
 )
 async def topic_retention(exchange: Exchange, name: paths.Topic, _query: Routing) -> TopicRetention:
     topic = await exchange.broker.topic(name)
-    rule = topic.ledger.retention
+    rule, verdicts = topic.ledger.retention, topic.ledger.explain_retention()
+    named = {verdict.subscription for verdict in verdicts if verdict.subscription is not None}
+    hidden = named - set(await visible_subscriptions(exchange, name, named))
     return TopicRetention(
         topic=topic.name.short,
         time_s=rule.time_s,
@@ -198,10 +209,10 @@ async def topic_retention(exchange: Exchange, name: paths.Topic, _query: Routing
                 size=verdict.size,
                 closed_at=verdict.closed_ms or None,
                 code=verdict.code,
-                reason=verdict.detail,
+                reason=HIDDEN_REASON if verdict.subscription in hidden else verdict.detail,
                 until=verdict.until_ms,
-                subscription=verdict.subscription,
+                subscription=None if verdict.subscription in hidden else verdict.subscription,
             )
-            for verdict in topic.ledger.explain_retention()
+            for verdict in verdicts
         ],
     )

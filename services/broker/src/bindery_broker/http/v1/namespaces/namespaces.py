@@ -6,7 +6,7 @@ from fastapi import APIRouter, Query, Response
 
 from bindery_broker.errors import NoSuchTenant
 from bindery_broker.http import openapi
-from bindery_broker.http.authorization import is_unlimited, may_administer, visible_namespaces, visible_page
+from bindery_broker.http.authorization import is_unlimited, listing, may_administer, visible_namespaces, visible_page
 from bindery_broker.http.exchange import Exchange
 from bindery_broker.http.route import JsonLine, OwnedRoute
 from bindery_broker.http.v1.namespaces import models
@@ -26,7 +26,7 @@ ListQuery = Annotated[models.ListQuery, Query()]
     summary="List the namespaces of all tenants, sorted by name",
     response_model_exclude_unset=True,
     response_description=openapi.TITLES[200],
-    responses=openapi.problems(413),
+    responses=openapi.problems(413, 429),
 )
 async def list_namespaces(exchange: Exchange, query: ListQuery) -> models.NamespaceList:
     names = exchange.broker.names
@@ -47,7 +47,7 @@ async def list_namespaces(exchange: Exchange, query: ListQuery) -> models.Namesp
     summary="List the namespaces of a tenant, sorted by name",
     response_model_exclude_unset=True,
     response_description=openapi.TITLES[200],
-    responses=openapi.problems(404),
+    responses=openapi.problems(404, 429),
 )
 async def list_namespaces_of_tenant(
     exchange: Exchange, tenant: models.Tenant, query: ListQuery
@@ -59,7 +59,8 @@ async def list_namespaces_of_tenant(
             return models.NamespaceList(namespaces=[])
         raise
     if not is_unlimited(exchange):
-        names = await visible_namespaces(exchange, names)
+        async with listing(exchange):
+            names = await visible_namespaces(exchange, names)
     return _page([name for name in names if query.after is None or name > query.after], query)
 
 

@@ -24,7 +24,7 @@ NoQuery = Annotated[models.NoQuery, Query()]
     summary="List the tenants, sorted by name",
     response_model_exclude_unset=True,
     response_description=openapi.TITLES[200],
-    responses=openapi.problems(413),
+    responses=openapi.problems(413, 429),
 )
 async def list_tenants(exchange: Exchange, query: Annotated[models.ListQuery, Query()]) -> models.TenantList:
     tenants = await exchange.broker.directory.tenants()

@@ -18,18 +18,17 @@ from starlette.responses import Response
 from starlette.types import Message
 
 from bindery_broker.http.charging.allowance import PARENT_KEY
-from bindery_broker.http.charging.passed_on import PASSED_ON_HEADER
-from bindery_broker.http.exchange import PARTITION_HEADER, PROXIED_HEADER, ROUTED_BY_HEADER, Exchange, Reply
+from bindery_broker.http.exchange import PARTITION_HEADER, Exchange, Reply
 from bindery_broker.http.paths import path_of
 from bindery_broker.http.peers.problems import remote_error
+from bindery_broker.http.peers.senders import OF_BROKERS
 
 PARALLEL_MAX: Final = 16
 """Maximum number of requests to partitions that one request has in progress."""
 _NOT_PASSED_ON: Final = frozenset(
     (
         b"accept", b"connection", b"content-encoding", b"content-length", b"content-type", b"expect", b"keep-alive",
-        b"te", b"trailer", b"transfer-encoding", b"upgrade", PROXIED_HEADER, ROUTED_BY_HEADER, PARTITION_HEADER,
-        PASSED_ON_HEADER,
+        b"te", b"trailer", b"transfer-encoding", b"upgrade", *OF_BROKERS,
     )
 )  # fmt: skip
 

@@ -13,7 +13,14 @@ from starlette.responses import Response
 
 from bindery_broker.errors import NotSupported
 from bindery_broker.http.exchange import Exchange, json_reply
-from bindery_broker.http.v1.consuming import EventStream, moved, receive_request, received, retry_to
+from bindery_broker.http.v1.consuming import (
+    EventStream,
+    may_use_retries,
+    moved,
+    receive_request,
+    received,
+    retry_to,
+)
 from bindery_broker.http.v1.message_view import parse_ids
 from bindery_broker.http.v1.partitioned.calls import call, enter, raise_failure
 from bindery_broker.http.v1.produce_request import split_tags
@@ -45,7 +52,7 @@ async def receive(exchange: Exchange, whole: PartitionedRecord, _operation: Oper
         )
     tags = split_tags(body.tags) if isinstance(body.tags, str) else []
     request = await receive_request(exchange, body)
-    subscription = _subscription(exchange, whole, tags=tags)
+    subscription = await _subscription(exchange, whole, tags=tags)
     if query.create:
         validate_subscription(exchange.path_params["subscription"])
         subscription.make = _maker(exchange, body)
@@ -57,7 +64,7 @@ async def receive(exchange: Exchange, whole: PartitionedRecord, _operation: Oper
 async def stream(exchange: Exchange, whole: PartitionedRecord, _operation: Operation) -> Response:
     query = exchange.query(StreamQuery)
     tags = split_tags(query.tags) if isinstance(query.tags, str) else []
-    subscription = _subscription(exchange, whole, tags=tags)
+    subscription = await _subscription(exchange, whole, tags=tags)
     await subscription.check()
     await exchange.read_body(size_max=0)
     return EventStream(exchange, exchange.topic, subscription, query)
@@ -76,7 +83,7 @@ async def ack(exchange: Exchange, whole: PartitionedRecord, operation: Operation
         raise BadRequest("exactly one of message_ids and cumulative is required")
     assert isinstance(body.message_ids, list)
     ids = parse_ids(body.message_ids)
-    await _subscription(exchange, whole).ack(ids, consumer=_text(body.consumer))
+    await (await _subscription(exchange, whole)).ack(ids, consumer=_text(body.consumer))
     return json_reply(Acknowledged(acknowledged=len(ids)))
 
 
@@ -84,9 +91,8 @@ async def nack(exchange: Exchange, whole: PartitionedRecord, _operation: Operati
     exchange.query(RoutingQuery)
     body = await exchange.json_body(NackBody)
     ids = parse_ids(body.message_ids)
-    returned = await _subscription(exchange, whole).nack(
-        ids, delay_s=body.delay_ms / 1000, consumer=_text(body.consumer)
-    )
+    subscription = await _subscription(exchange, whole)
+    returned = await subscription.nack(ids, delay_s=body.delay_ms / 1000, consumer=_text(body.consumer))
     return json_reply(Returned(returned=list(map(str, returned))))
 
 
@@ -94,7 +100,8 @@ async def retry(exchange: Exchange, whole: PartitionedRecord, _operation: Operat
     exchange.query(RoutingQuery)
     body = await exchange.json_body(RetryBody)
     ids = parse_ids(body.message_ids)
-    return await moved(exchange, _subscription(exchange, whole), ids, await retry_to(exchange, body), body)
+    to = await retry_to(exchange, body)
+    return await moved(exchange, await _subscription(exchange, whole), ids, to, body)
 
 
 async def leave(exchange: Exchange) -> None:
@@ -105,14 +112,20 @@ async def leave(exchange: Exchange) -> None:
     if whole is None:
         return
     try:
-        await _subscription(exchange, whole).leave_retry_topic(consumer)
+        await (await _subscription(exchange, whole)).leave_retry_topic(consumer)
     except BinderyError as error:
         log.warning("consumer_stays_in_retry_topic", topic=name.short, error=str(error))
 
 
-def _subscription(exchange: Exchange, whole: PartitionedRecord, *, tags: Sequence[str] = ()) -> PartitionedSubscription:
-    consumers = exchange.broker.partitioned_consumers
-    return consumers.subscription(exchange.topic, whole, exchange.path_params["subscription"], tags=tags)
+async def _subscription(
+    exchange: Exchange, whole: PartitionedRecord, *, tags: Sequence[str] = ()
+) -> PartitionedSubscription:
+    """Return the subscription, without its retry topic if the request may not use that."""
+    name = exchange.path_params["subscription"]
+    has_retries = await may_use_retries(exchange)
+    return exchange.broker.partitioned_consumers.subscription(
+        exchange.topic, whole, name, tags=tags, has_retries=has_retries
+    )
 
 
 def _maker(exchange: Exchange, body: ReceiveBody) -> Callable[[TopicName], Awaitable[None]]:
