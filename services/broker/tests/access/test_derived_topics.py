@@ -56,11 +56,13 @@ async def broker():
 
 async def test_messages_of_another_topic_are_not_reached_through_a_retry_topic_of_the_same_name(broker):
     await retried(broker, OWNER, "secret")
+    await retried(broker, OTHER, "retried")  # so that its subscription of the retry topic exists
     assert await receive(broker, OTHER, role="reader") == []
     shown = await ask(broker, "GET", f"{ROOT}/a/subscriptions", role="reader")
     assert "retry" not in shown.json()["subscriptions"][0]
     explained = (await ask(broker, "GET", f"{OTHER}/explain", role="reader")).json()
     assert "retry" not in explained["subscription"]
+    assert payloads(await receive(broker, OTHER, role="consumer")) == ["retried"]
     assert payloads(await receive(broker, OWNER, role="consumer")) == ["secret"]
 
 
