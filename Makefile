@@ -193,6 +193,10 @@ mutants: $(COMPILED) ## mutation testing: change code in a scratch copy; the tes
 proto: $(SETUP) ## generate the protobuf modules from our .proto files
 	@$(BIN)/python tools/generate_proto.py
 
+.PHONY: sbom
+sbom: $(SETUP) ## check hashes and licences of all locked packages; write their bills of materials to dist/sbom (ARGS=--check)
+	@$(BIN)/python tools/sbom.py $(ARGS)
+
 .PHONY: lock
 lock: $(SETUP) ## resolve requirements.lock again (ARGS="--upgrade")
 	@$(BIN)/python tools/lock.py $(ARGS)
