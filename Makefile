@@ -80,8 +80,8 @@ test: $(COMPILED) ## run every test that needs no Kubernetes, without the simula
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 20 -m "not simulator" $(ARGS)
 
 .PHONY: interop
-interop: $(SETUP) ## test against Apache BookKeeper, Pulsar's managed ledger and pulsar-admin; needs a JDK and Maven (ARGS=--write)
-	@exec $(BIN)/python -m pytest e2e/interop e2e/cursors e2e/pulsar_admin e2e/beside_pulsar $(ARGS)
+interop: $(SETUP) ## test against Apache BookKeeper, Pulsar's managed ledger, pulsar-admin and pulsar tokens; needs a JDK and Maven (ARGS=--write)
+	@exec $(BIN)/python -m pytest e2e/interop e2e/cursors e2e/pulsar_admin e2e/pulsar_tokens e2e/beside_pulsar $(ARGS)
 
 .PHONY: healing
 healing: $(COMPILED) ## kill bookies, auditors and ZooKeeper under load, and measure recovery
