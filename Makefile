@@ -80,8 +80,8 @@ test: $(COMPILED) ## run every test that needs no Kubernetes, without the simula
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 20 -m "not simulator" $(ARGS)
 
 .PHONY: interop
-interop: $(SETUP) ## test against Apache BookKeeper's client, bookies and tools, and Pulsar's managed ledger; needs a JDK and Maven (ARGS=--write)
-	@exec $(BIN)/python -m pytest e2e/interop e2e/cursors $(ARGS)
+interop: $(SETUP) ## test against Apache BookKeeper's client, bookies and tools, Pulsar's managed ledger and pulsar tokens; needs a JDK and Maven (ARGS=--write)
+	@exec $(BIN)/python -m pytest e2e/interop e2e/cursors e2e/pulsar_tokens $(ARGS)
 
 .PHONY: interop-admin
 interop-admin: $(SETUP) ## run pulsar-admin against Bindery and Pulsar, and compare; needs a JDK and Maven
@@ -200,6 +200,10 @@ mutants: $(COMPILED) ## mutation testing: change code in a scratch copy; the tes
 .PHONY: proto
 proto: $(SETUP) ## generate the protobuf modules from our .proto files
 	@$(BIN)/python tools/generate_proto.py
+
+.PHONY: sbom
+sbom: $(SETUP) ## check hashes and licences of all locked packages; write their bills of materials to dist/sbom (ARGS=--check)
+	@$(BIN)/python tools/sbom.py $(ARGS)
 
 .PHONY: lock
 lock: $(SETUP) ## resolve requirements.lock again (ARGS="--upgrade")

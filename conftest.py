@@ -5,7 +5,7 @@ longest files first, share one Spark session among the files that use it, and un
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Final
@@ -158,3 +158,25 @@ def logs_as_they_were(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     if structlog.is_configured():
         structlog.reset_defaults()
+
+
+@pytest.fixture
+def check_section() -> Callable[[str, str, str], None]:
+    """Compare a generated section of a document: `check_section(document, name, text)`.
+
+    `document`: path relative to `docs`. The section is what stands between `<!-- NAME: begin -->` and
+    `<!-- NAME: end -->`. With UPDATE_DOCUMENTS=1 in the environment the section is written instead.
+    """
+
+    def check(document: str, name: str, text: str) -> None:
+        path = ROOT / "docs" / document
+        begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->"
+        before, _, rest = path.read_text().partition(begin)
+        old, found, after = rest.partition(end)
+        assert found, f"{path} has no section {name}: add the lines {begin.strip()} and {end}"
+        if os.environ.get("UPDATE_DOCUMENTS"):
+            path.write_text(f"{before}{begin}{text}\n{end}{after}")
+            return
+        assert old == f"{text}\n", f"docs/{document} differs from the code: run this test with UPDATE_DOCUMENTS=1"
+
+    return check

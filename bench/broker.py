@@ -13,10 +13,11 @@ import argparse
 import asyncio
 import json
 import platform
+import ssl
 import statistics
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 from urllib.parse import urlsplit
 
@@ -41,22 +42,24 @@ class Row:
 class Connection:
     """One keep-alive HTTP/1.1 connection."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, headers: str) -> None:
         self._reader = reader
         self._writer = writer
-        self._host = host
+        self._headers = headers
 
     @classmethod
-    async def open(cls, url: str) -> "Connection":
+    async def open(cls, url: str, *, tls: ssl.SSLContext | None = None, token: str = "") -> "Connection":
+        """Connect, with TLS if there is a context for it. `token`: sent with each request."""
         parts = urlsplit(url)
         assert parts.hostname is not None
-        reader, writer = await asyncio.open_connection(parts.hostname, parts.port or 80, limit=2**24)
-        return cls(reader, writer, parts.netloc)
+        reader, writer = await asyncio.open_connection(parts.hostname, parts.port or 80, limit=2**24, ssl=tls)
+        headers = f"Host: {parts.netloc}\r\n" + (f"Authorization: Bearer {token}\r\n" if token else "")
+        return cls(reader, writer, headers)
 
     async def request(self, method: str, path: str, body: bytes, content_type: str = "application/json") -> bytes:
         """The body of a 2xx response. Raises RuntimeError for other responses."""
         head = (
-            f"{method} {path} HTTP/1.1\r\nHost: {self._host}\r\nContent-Type: {content_type}\r\n"
+            f"{method} {path} HTTP/1.1\r\n{self._headers}Content-Type: {content_type}\r\n"
             f"Content-Length: {len(body)}\r\n\r\n"
         )
         self._writer.write(head.encode() + body)
@@ -78,8 +81,20 @@ Step = Callable[[Connection, int], Awaitable[int]]
 """Send one request, or several that belong together, on a connection. Returns the number of messages; 0: the end."""
 
 
-async def run(url: str, step: Step, *, what: str, connections: int, per_request: int, size: int, seconds: float) -> Row:
-    lines = [await Connection.open(url) for _ in range(connections)]
+async def run(
+    url: str,
+    step: Step,
+    *,
+    what: str,
+    connections: int,
+    per_request: int,
+    size: int,
+    seconds: float,
+    lines: Sequence[Connection] = (),
+) -> Row:
+    """`lines`: open connections, which stay open; without any, `connections` are opened and closed."""
+    opened = [] if lines else [await Connection.open(url) for _ in range(connections)]
+    lines = lines or opened
     latencies: list[float] = []
     messages = 0
     began, cpu_began = time.perf_counter(), time.process_time()
@@ -96,7 +111,7 @@ async def run(url: str, step: Step, *, what: str, connections: int, per_request:
 
     await asyncio.gather(*(worker(number, line) for number, line in enumerate(lines)))
     took, cpu = time.perf_counter() - began, time.process_time() - cpu_began
-    for line in lines:
+    for line in opened:
         await line.close()
     ordered = sorted(latencies) or [0.0]
     return Row(

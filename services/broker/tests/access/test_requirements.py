@@ -1,8 +1,5 @@
 """The table of requirements against the routes of the broker."""
 
-import os
-from pathlib import Path
-
 import pytest
 from bindery_broker.access.decision import Need
 from bindery_broker.access.requirements import (
@@ -18,7 +15,6 @@ from bindery_broker.http.app import BrokerApp
 
 ROUTES = [route for router in (*v1.ROUTERS, *admin.ROUTERS) for route in router.routes]
 SAFE = ("GET", "HEAD")
-DOCUMENT = Path(__file__).parents[4] / "docs" / "authorization.md"
 FAMILIES = POLICY_FAMILIES + FIXED_FAMILIES
 PREFIXES = ("/v1/", "/admin/v2/", "/admin/v3/", "/lookup/v2/")
 
@@ -81,13 +77,5 @@ def document_table() -> str:
     return "\n".join(lines)
 
 
-def test_the_document_has_the_table():
-    text = DOCUMENT.read_text()
-    begin, end = "<!-- operations: begin -->\n", "<!-- operations: end -->"
-    before, _, rest = text.partition(begin)
-    old, _, after = rest.partition(end)
-    new = document_table() + "\n"
-    if os.environ.get("UPDATE_DOCUMENTS"):
-        DOCUMENT.write_text(f"{before}{begin}{new}{end}{after}")
-        return
-    assert old == new, "run this test with UPDATE_DOCUMENTS=1"
+def test_the_document_has_the_table(check_section):
+    check_section("authorization.md", "operations", document_table())
