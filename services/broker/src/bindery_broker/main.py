@@ -101,7 +101,11 @@ class BrokerProcess:
         if self._overrides is not None:
             self._files.follow(self._overrides)
         self._authenticator = settings.auth.authenticator(now_s=_now_s, follow=self._files.follow)
-        self._own_token = settings.auth.own_token(follow=self._files.follow)
+        self._own_token = settings.auth.own_token(
+            authenticator=self._authenticator,
+            follow=self._files.follow,
+            super_users=settings.authorization.super_users if settings.authorization.enabled else None,
+        )
         may_be_reached = settings.insecure or not settings.auth.admits_everybody
         check_bind(settings.host, insecure=may_be_reached, remedy=AUTHENTICATE)
         self._server = HttpServer(

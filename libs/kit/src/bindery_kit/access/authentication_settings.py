@@ -8,7 +8,7 @@ proxyRoles, brokerClientAuthenticationParameters.
 from collections.abc import Callable
 from typing import Any
 
-from bindery_core.errors import BadRequest
+from bindery_core.errors import BadRequest, Unauthorized
 from bindery_identity.authenticator import Authenticator, CertificateRole, PasswordVerifier
 from bindery_identity.basic import Passwords
 from bindery_identity.followed import FollowedFile, FollowedFiles
@@ -88,8 +88,22 @@ class AuthenticationSettings(Settings):
             raise ValueError("authentication needs auth.tokens_keys_file, auth.passwords_file or auth.certificate_role")
         if self.anonymous_role and not is_subject(self.anonymous_role):
             raise ValueError("auth.anonymous_role must be printable text")
+        if self.anonymous_role and self.anonymous_role in self.roles_of_proxies:
+            raise ValueError(
+                f"auth.anonymous_role ({self.anonymous_role}) must not be one of auth.proxy_roles: every client "
+                "without credentials could act for every role. Remove it from one of them"
+            )
         if self.broker_token_file and not self.roles_of_proxies:
-            raise ValueError("auth.broker_token_file needs the role of that token in auth.proxy_roles")
+            raise ValueError(
+                "auth.broker_token_file needs the role of that token in auth.proxy_roles, so that other brokers accept "
+                "the requests of clients that this broker passes on. `bindery tokens show --token-file FILE` shows the "
+                "role (sub)"
+            )
+        if self.broker_token_file and not self.tokens_keys_file:
+            raise ValueError(
+                "auth.broker_token_file needs auth.tokens_keys_file, with the key that verifies that token: other "
+                "brokers check it as that of a client"
+            )
 
     @property
     def roles_of_proxies(self) -> frozenset[str]:
@@ -135,18 +149,45 @@ class AuthenticationSettings(Settings):
             proxy_roles=self.roles_of_proxies,
         )
 
-    def own_token(self, *, follow: Callable[[FollowedFiles[Any]], None]) -> OwnToken | None:
-        """Return the credentials for other brokers; None if none are configured. Raises BadRequest if the file cannot
-        be used, or if the role of the token is not one of the proxies'."""
-        if not self.broker_token_file:
+    def own_token(
+        self,
+        *,
+        authenticator: Authenticator | None,
+        follow: Callable[[FollowedFiles[Any]], None],
+        super_users: frozenset[str] | None = None,
+    ) -> OwnToken | None:
+        """Return the credentials for other brokers; None if none are configured. `authenticator`: that of clients,
+        which other brokers have, too. `super_users`: roles that may do everything; None: roles are not checked.
+
+        Raises BadRequest if the file cannot be used, if other brokers with these settings would refuse the token, or if
+        its role may not do what brokers do for one another.
+        """
+        if not self.broker_token_file or authenticator is None:
             return None
-        token = OwnToken(self.broker_token_file, role_claim=self.tokens_role_claim)
-        if token.role not in self.roles_of_proxies:
+
+        def check_role(role: str) -> None:
+            if role not in self.roles_of_proxies:
+                raise BadRequest(
+                    "the role of the token in auth.broker_token_file must be one of auth.proxy_roles, so that other "
+                    "brokers accept the requests of clients that this broker passes on: add the role there",
+                    role=role,
+                )
+            if super_users is not None and role not in super_users:
+                raise BadRequest(
+                    "the role of the token in auth.broker_token_file must be one of authorization.super_user_roles, "
+                    "because both roles of a request that a broker passes on are checked: add the role there",
+                    role=role,
+                )
+
+        token = OwnToken(self.broker_token_file, role_claim=self.tokens_role_claim, check=check_role)
+        try:
+            authenticator.by_token(token.text)
+        except Unauthorized as error:
             raise BadRequest(
-                "the role of the token in auth.broker_token_file must be one of auth.proxy_roles, so that other "
-                "brokers accept the requests of clients that this broker passes on",
+                f"other brokers would refuse the token in auth.broker_token_file: {error.message}. Create one with the "
+                "key that belongs to auth.tokens_keys_file (`bindery tokens create`)",
                 role=token.role,
-            )
+            ) from None
         follow(token.file)
         return token
 
