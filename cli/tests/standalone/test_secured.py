@@ -1,7 +1,10 @@
 """The plan and the secrets of `bindery standalone --secure`, without processes."""
 
+import re
+import shlex
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from bindery.standalone.directory import DataDirectory
@@ -122,3 +125,17 @@ def test_a_cluster_is_started_only_as_it_was_made(tmp_path: Path) -> None:
     refused = bindery("standalone", "--secure", "--data", str(not_secure))
     assert refused.returncode == 1
     assert "made without --secure" in refused.stderr
+
+
+def test_the_services_accept_the_settings_of_the_recipe() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "securing-a-cluster.md").read_text()
+    block = next(part for part in text.split("```sh\n") if part.startswith("S=")).partition("```")[0]
+    connection = block.split('"')[1]
+    commands = re.findall(r"^(bindery-\w+) \$Z ((?:.*\\\n)*.*)", block, re.MULTILINE)
+    assert [name for name, _ in commands] == ["bindery-bookie", "bindery-auditor", "bindery-broker"]
+    for name, flags in commands:
+        argv = shlex.split(f"{connection} {flags}".replace("\\\n", " ").replace("$S", "/etc/bindery"))
+        kind = {"bindery-bookie": BookieSettings, "bindery-auditor": AuditorSettings, "bindery-broker": BrokerSettings}
+        settings: Any = load(kind[name], argv, prog=name)
+        assert settings.http.tls.is_set
+        assert settings.zookeeper_access.new_nodes is NewNodes.CREATOR

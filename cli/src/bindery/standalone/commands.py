@@ -199,7 +199,7 @@ def _check_secured(options: Options, directory: DataDirectory) -> None:
     if options.secure and has_open_metadata(directory.root):
         raise StandaloneError(
             f"the cluster in {directory.root} was made without --secure, and its metadata can be changed by everyone. "
-            "Choose another directory with --data, or secure it step by step (docs/security.md)"
+            "Choose another directory with --data, or secure it step by step (docs/securing-a-cluster.md)"
         )
 
 
