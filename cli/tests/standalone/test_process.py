@@ -75,8 +75,8 @@ class Stage:
             raise self.start_error
         return self.process
 
-    async def _connect(self, host: str, port: int) -> tuple[Any, FakeWriter]:
-        assert (host, port) == ("127.0.0.1", 8000)
+    async def _connect(self, host: str, port: int, *, ssl: object = None) -> tuple[Any, FakeWriter]:
+        assert (host, port, ssl) == ("127.0.0.1", 8000, None)
         if not self.responses:
             raise ConnectionRefusedError
         writer = FakeWriter()

@@ -15,7 +15,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 SETTINGS: dict[str, Any] = {
     "authorization": {"enabled": True, "super_user_roles": "super, proxy"},
-    "auth": {"passwords_file": "/not/read"},  # WithRoles authenticates
+    "auth": {  # not read: WithRoles authenticates
+        "tokens_keys_file": "/keys",
+        "broker_token_file": "/token",
+        "proxy_roles": "proxy",
+    },
 }
 ROOT = "/v1/topics/acme/shop"
 PERMISSIONS = {

@@ -168,3 +168,12 @@ def test_the_limits_of_topics_come_from_the_settings() -> None:
         compaction_keys_bytes_max=1_048_577,
         dispatch=DispatchLimits(unacked_max=7, unacked_per_consumer_max=6),
     )
+
+
+def test_a_broker_with_tls_is_not_advertised_without_it() -> None:
+    tls: Any = {"http": {"tls": {"certificate_file": "/c"}}}
+    with pytest.raises(ValueError, match=r"advertised_url \(http://b:8080\) must begin with https:"):
+        BrokerSettings(**tls, advertised_url="http://b:8080")
+    assert BrokerSettings(**tls, advertised_url="https://b:8080").http.tls.is_set
+    assert BrokerSettings(**tls).http.tls.is_set
+    assert BrokerSettings(advertised_url="https://in-front-of-it:443").advertised_url  # TLS ends at a proxy

@@ -4,6 +4,7 @@
 |-------------|----------------------------------------------------------------------------------|
 | options     | options of the command line                                                      |
 | plan        | processes of the cluster with their commands, ports and data; pure               |
+| secured     | secrets and settings of a cluster with TLS, authentication and authorization     |
 | directory   | the data directory: its lock, pid and log files, state file                      |
 | process     | one child process: start, probes, end                                            |
 | supervisor  | all child processes: order, restarts, shutdown                                   |

@@ -67,11 +67,16 @@ def standalone(
     zookeeper: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Existing ZooKeeper to use; default: run one.")
     ] = None,
+    secure: Annotated[
+        bool, typer.Option("--secure", help="TLS, authentication and authorization on all ports.")
+    ] = False,
     detach: Annotated[
         bool, typer.Option("--detach", help="Run in the background; return when the cluster is ready.")
     ] = False,
 ) -> None:
     """Run a cluster on this machine: ZooKeeper, bookies, brokers, auditors. Ctrl-C stops it; the data is kept.
+
+    --secure makes keys, certificates and tokens in DIR/secrets, and prints how to use them.
 
     `status`, `stop [NAME]` and `start NAME` manage a running cluster with the same --data.
 
@@ -89,9 +94,11 @@ def standalone(
         zookeepers=zookeepers,
         port_offset=port_offset,
         zookeeper=zookeeper,
+        secure=secure,
     )
     check_installed(options)
     directory = DataDirectory(folder)
+    _check_secured(options, directory)
     directory.create()
     if detach:
         _detach(options, directory)
@@ -180,6 +187,22 @@ def check_installed(options: Options) -> None:
         )
 
 
+def _check_secured(options: Options, directory: DataDirectory) -> None:
+    """Raises StandaloneError if the cluster in the directory was made with another choice of --secure."""
+    from bindery.standalone.secured import has_open_metadata, is_secured
+
+    if is_secured(directory.root) and not options.secure:
+        raise StandaloneError(
+            f"the cluster in {directory.root} was made with --secure, so that processes without its secrets cannot "
+            f"read its metadata. Start it with `{directory.command()}`, or choose another directory with --data"
+        )
+    if options.secure and has_open_metadata(directory.root):
+        raise StandaloneError(
+            f"the cluster in {directory.root} was made without --secure, and its metadata can be changed by everyone. "
+            "Choose another directory with --data, or secure it step by step (docs/securing-a-cluster.md)"
+        )
+
+
 def _directory(context: typer.Context, data: Path | None) -> DataDirectory:
     return DataDirectory(data or context.obj or DEFAULT_DATA)
 
@@ -238,15 +261,23 @@ def _plan(options: Options, directory: DataDirectory) -> "ClusterPlan":
     from bindery_metadata.stores.zookeeper_access import AccessFiles
 
     from bindery.standalone.plan import plan_cluster
+    from bindery.standalone.secured import Secured, access_of
 
     def zookeeper_command(server: embedded.ServerSpec, ensemble: Sequence[embedded.ServerSpec]) -> list[str]:
         server.data_dir.mkdir(parents=True, exist_ok=True)
         config = embedded.write_config(server, ensemble)
         return embedded.command(java=embedded.find_java(), jars=embedded.find_jars(), config=config)
 
-    access = AccessFiles.of(os.environ)
+    secured = Secured(directory.root) if options.secure else None
+    access = access_of(secured, AccessFiles.of(os.environ), zookeeper=options.zookeeper)
+    plan = plan_cluster(
+        options, root=directory.root, zookeeper_command=zookeeper_command, access=access, secured=secured
+    )
+    if secured is not None:
+        url = plan.broker_urls[0] if plan.broker_urls else ""
+        secured.create(now_s=time.time(), url=url, zookeeper=plan.zookeeper_servers, access=access)
     access.load()  # the files are checked before any process starts
-    return plan_cluster(options, root=directory.root, zookeeper_command=zookeeper_command, access=access)
+    return plan
 
 
 def _run(plan: "ClusterPlan", directory: DataDirectory) -> int:
@@ -265,6 +296,8 @@ def _run(plan: "ClusterPlan", directory: DataDirectory) -> int:
         say(f"starting {_count(plan)}; data in {directory.root}")
         if plan.bookies and (warning := disk_warning(directory.root)):
             say(warning)
+        if plan.secured is not None:
+            os.environ.update(plan.access.variables())  # for `initialize`
         supervisor = Supervisor(plan, directory, init_cluster=initialize, say=say)
         return await supervisor.run(shutdown, on_ready=lambda: say("\n".join(welcome(plan, directory))))
 
@@ -307,6 +340,7 @@ def _detach(options: Options, directory: DataDirectory) -> None:
         *("--data", str(directory.root)),
         *("--port-offset", str(options.port_offset)),
         *(("--zookeeper", options.zookeeper) if options.zookeeper else ()),
+        *(("--secure",) if options.secure else ()),
     ]
     directory.trim_log("standalone")
     log_path = directory.log_file("standalone")

@@ -107,6 +107,8 @@ class DataDirectory:
         program = "bindery"
         if shutil.which(program) is None and Path(sys.argv[0]).name == program:
             program = os.path.relpath(sys.argv[0])  # the environment is not activated
+        if (not words or words[0].startswith("--")) and (self.root / "secrets").is_dir():
+            words = ("--secure", *words)
         data = [] if self.root == Path("data").resolve() else ["--data", str(self.root)]
         return shlex.join([program, "standalone", *words, *data])
 

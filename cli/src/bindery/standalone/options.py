@@ -22,6 +22,8 @@ class Options:
     port_offset: int = 0
     zookeeper: str | None = None
     """host:port of an existing ZooKeeper. None: run the servers."""
+    secure: bool = False
+    """TLS, authentication and authorization on all ports."""
 
     def __post_init__(self) -> None:
         for name, count, least in (
@@ -32,5 +34,10 @@ class Options:
         ):
             if not least <= count <= PROCESSES_MAX:
                 raise BadRequest(f"--{name} must be {least} to {PROCESSES_MAX}", given=count)
+        if self.secure and self.zookeepers > 1:
+            raise BadRequest(
+                "--secure runs one ZooKeeper server, because the connections between several are not encrypted; leave "
+                "out --zookeepers, or name a secured ZooKeeper with --zookeeper"
+            )
         if self.brokers and not self.bookies and self.zookeeper is None:
             raise BadRequest("--bookies 0 leaves the brokers without storage; run bookies, or pass --brokers 0 too")

@@ -12,16 +12,17 @@ The id of a bookie is its name (`bookie-0`), not its address, so the same data c
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from bindery_metadata.stores.embedded import ServerSpec
+from bindery_metadata.stores.embedded import SecurePort, ServerSpec
 from bindery_metadata.stores.zookeeper_access import NO_ACCESS, VARIABLES, AccessFiles
 
 from bindery.standalone.directory import StandaloneError
 from bindery.standalone.options import Options
+from bindery.standalone.secured import Secured
 
 ZOOKEEPER_PORT: Final = 2181
 ZOOKEEPER_PEER_PORT: Final = 2888
@@ -57,6 +58,8 @@ class ProcessPlan:
     ports: tuple[tuple[str, int], ...]
     """(use, port); the first port answers probes."""
     command: tuple[str, ...]
+    ca_file: str = ""
+    """CA of the port that answers probes; empty: it has no TLS."""
 
     @property
     def probe_port(self) -> int:
@@ -74,6 +77,9 @@ class ClusterPlan:
     bookies: tuple[ProcessPlan, ...]
     brokers: tuple[ProcessPlan, ...]
     auditors: tuple[ProcessPlan, ...] = ()
+    access: AccessFiles = NO_ACCESS
+    """How processes and commands connect to ZooKeeper."""
+    secured: Secured | None = None
 
     @property
     def processes(self) -> tuple[ProcessPlan, ...]:
@@ -82,11 +88,16 @@ class ClusterPlan:
 
     @property
     def broker_urls(self) -> list[str]:
-        return [f"http://{HOST}:{plan.probe_port}" for plan in self.brokers]
+        return [http_url(plan) for plan in self.brokers]
 
     @property
     def auditor_urls(self) -> list[str]:
-        return [f"http://{HOST}:{plan.probe_port}" for plan in self.auditors]
+        return [http_url(plan) for plan in self.auditors]
+
+
+def http_url(plan: ProcessPlan) -> str:
+    """Return the URL of the first port of a process."""
+    return f"{'https' if plan.ca_file else 'http'}://{HOST}:{plan.probe_port}"
 
 
 ZooKeeperCommand = Callable[[ServerSpec, Sequence[ServerSpec]], Sequence[str]]
@@ -94,14 +105,20 @@ ZooKeeperCommand = Callable[[ServerSpec, Sequence[ServerSpec]], Sequence[str]]
 
 
 def plan_cluster(
-    options: Options, *, root: Path, zookeeper_command: ZooKeeperCommand, access: AccessFiles = NO_ACCESS
+    options: Options,
+    *,
+    root: Path,
+    zookeeper_command: ZooKeeperCommand,
+    access: AccessFiles = NO_ACCESS,
+    secured: Secured | None = None,
 ) -> ClusterPlan:
-    """Return the plan for `options`. `access`: how the services connect to ZooKeeper.
+    """Return the plan for `options`. `access`: how the services connect to ZooKeeper. `secured`: its secrets; None:
+    the ports are open.
 
     Raises StandaloneError if two processes would share a port, if a port is out of range, or if `access` requires TLS
     from the cluster's own ZooKeeper, which has none.
     """
-    if access.ca_file and not options.zookeeper:
+    if access.ca_file and not options.zookeeper and secured is None:
         raise StandaloneError(
             f"{VARIABLES['ca_file']} is set, but the ZooKeeper that this command starts has no TLS: unset it, or name "
             "servers with TLS with --zookeeper"
@@ -111,29 +128,47 @@ def plan_cluster(
     members = [
         ServerSpec(
             data_dir=root / f"{Kind.ZOOKEEPER}-{i}",
-            client_port=ZOOKEEPER_PORT + at + i,
+            client_port=0 if secured else ZOOKEEPER_PORT + at + i,
             server_id=i + 1,
             host=HOST,
             quorum_port=ZOOKEEPER_PEER_PORT + at + i,
             election_port=ZOOKEEPER_ELECTION_PORT + at + i,
+            secure=None if secured is None else _secure_port(secured, ZOOKEEPER_PORT + at + i),
         )
         for i in range(count)
     ]
-    servers = options.zookeeper or ",".join(f"{HOST}:{member.client_port}" for member in members)
+    servers = options.zookeeper or ",".join(member.hosts for member in members)
+    ca_file = "" if secured is None else secured.ca_file
     zookeepers = []
     for member in members:
-        ports = [("clients", member.client_port)]
+        ports = [("clients", int(member.hosts.rpartition(":")[2]))]
         if count > 1:
             ports += [("peers", member.quorum_port), ("election", member.election_port)]
         command = tuple(zookeeper_command(member, members if count > 1 else ()))
-        zookeepers.append(ProcessPlan(member.data_dir.name, Kind.ZOOKEEPER, tuple(ports), command))
+        zookeepers.append(ProcessPlan(member.data_dir.name, Kind.ZOOKEEPER, tuple(ports), command, ca_file))
     connection = ("--zookeeper", servers, *_access_flags(access))
-    bookies = [_bookie(i, at=at, connection=connection, root=root) for i in range(options.bookies)]
-    brokers = [_broker(i, at=at, connection=connection) for i in range(options.brokers)]
-    auditors = [_auditor(i, at=at, connection=connection) for i in range(options.auditors)]
-    plan = ClusterPlan(options, servers, tuple(zookeepers), tuple(bookies), tuple(brokers), tuple(auditors))
+    services = (
+        *(_bookie(i, at=at, connection=connection, root=root) for i in range(options.bookies)),
+        *(_broker(i, at=at, connection=connection) for i in range(options.brokers)),
+        *(_auditor(i, at=at, connection=connection) for i in range(options.auditors)),
+    )
+    if secured is not None:
+        services = tuple(
+            replace(plan, command=(*plan.command, *secured.flags(plan.kind, plan.name)), ca_file=ca_file)
+            for plan in services
+        )
+    bookies, brokers, auditors = (
+        tuple(plan for plan in services if plan.kind is kind) for kind in (Kind.BOOKIE, Kind.BROKER, Kind.AUDITOR)
+    )
+    plan = ClusterPlan(options, servers, tuple(zookeepers), bookies, brokers, auditors, access, secured)
     _check_ports(plan)
     return plan
+
+
+def _secure_port(secured: Secured, port: int) -> SecurePort:
+    return SecurePort(
+        port=port, key_store=Path(secured.file(f"{Kind.ZOOKEEPER}.pem")), trust_store=Path(secured.ca_file)
+    )
 
 
 def _access_flags(access: AccessFiles) -> tuple[str, ...]:

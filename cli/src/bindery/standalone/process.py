@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import signal
+import ssl
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Any, Final
@@ -47,6 +48,7 @@ class Child:
         self._clock = clock
         self._process: asyncio.subprocess.Process | None = None
         self._log_start = 0
+        self._tls: ssl.SSLContext | None = None
         self.identity: ProcessIdentity | None = None
         self.state = ChildState.DOWN
         self.since = clock()
@@ -142,14 +144,16 @@ class Child:
         return self._directory.log_tail(self.name, lines=lines, since=self._log_start)
 
     async def _probe(self) -> bool:
+        if self._tls is None and self.plan.ca_file:
+            self._tls = ssl.create_default_context(cafile=self.plan.ca_file)
         if self.plan.kind is Kind.ZOOKEEPER:
-            answer = await _exchange(self.plan.probe_port, b"srvr")
+            answer = await _exchange(self.plan.probe_port, b"srvr", tls=self._tls)
             return b"Mode:" in answer
-        status, body = await _get(self.plan.probe_port, "/readyz")
+        status, body = await _get(self.plan.probe_port, "/readyz", tls=self._tls)
         if status == 200:
             return True
         if status:
-            starting, progress = await _get(self.plan.probe_port, "/startupz")
+            starting, progress = await _get(self.plan.probe_port, "/startupz", tls=self._tls)
             self.waiting_for = _describe(progress.get("progress")) if starting == 503 else _reasons(body)
         return False
 
@@ -170,12 +174,12 @@ def _reasons(body: dict[str, Any]) -> str:
     return "it to become ready"
 
 
-async def _exchange(port: int, request: bytes) -> bytes:
+async def _exchange(port: int, request: bytes, *, tls: ssl.SSLContext | None) -> bytes:
     """Send `request` and return the complete response, or nothing if none arrives within PROBE_TIMEOUT_S."""
     writer: asyncio.StreamWriter | None = None
     try:
         async with asyncio.timeout(PROBE_TIMEOUT_S):
-            reader, writer = await asyncio.open_connection(HOST, port)
+            reader, writer = await asyncio.open_connection(HOST, port, ssl=tls)
             writer.write(request)
             received = b""
             while len(received) < PROBE_SIZE_MAX and (chunk := await reader.read(PROBE_SIZE_MAX)):
@@ -188,13 +192,13 @@ async def _exchange(port: int, request: bytes) -> bytes:
             writer.close()
 
 
-async def _get(port: int, path: str) -> tuple[int, dict[str, Any]]:
+async def _get(port: int, path: str, *, tls: ssl.SSLContext | None) -> tuple[int, dict[str, Any]]:
     """Send a GET request for a small JSON document. Return status and document, (0, {}) without a response.
 
     The import of an HTTP client would delay the start.
     """
     request = f"GET {path} HTTP/1.1\r\nHost: {HOST}\r\nConnection: close\r\n\r\n".encode()
-    head, _, body = (await _exchange(port, request)).partition(b"\r\n\r\n")
+    head, _, body = (await _exchange(port, request, tls=tls)).partition(b"\r\n\r\n")
     try:
         status = int(head.split(b" ", 2)[1])
         document = json.loads(body)

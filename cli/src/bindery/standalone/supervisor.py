@@ -11,6 +11,7 @@ earlier supervisor is alive; after `run` has returned, no process is alive.
 import asyncio
 import contextlib
 import os
+import shlex
 import signal
 import time
 from collections.abc import Awaitable, Callable, Iterable
@@ -22,8 +23,9 @@ from bindery_kit.process.runtime import Shutdown
 
 from bindery.standalone.control import ControlServer
 from bindery.standalone.directory import DataDirectory, ProcessIdentity, StandaloneError, State, is_port_free
-from bindery.standalone.plan import HOST, ClusterPlan, Kind, ProcessPlan
+from bindery.standalone.plan import ClusterPlan, Kind, ProcessPlan, http_url
 from bindery.standalone.process import STOP_TIMEOUT_S, Child, ChildState
+from bindery.standalone.secured import ENVIRONMENT
 
 RESTART_PAUSE_S: Final = 1.0
 RESTART_PAUSE_S_MAX: Final = 15.0
@@ -392,14 +394,18 @@ def _describe_exit(code: int) -> str:
     return f"killed by signal {-code}"
 
 
-def first_steps(url: str) -> list[str]:
-    """Return three shell commands: send a message, receive it, and acknowledge it by the id in the first response."""
+def first_steps(url: str, *, options: str = "") -> list[str]:
+    """Return three shell commands: send a message, receive it, and acknowledge it by the id in the first response.
+
+    `options`: of curl, as a secure cluster needs them.
+    """
+    curl = f"curl -s {options}".rstrip()
     topic = f"{url}/v1/topics/public/default/hello"
     as_json = "-H 'Content-Type: application/json'"
     return [
-        f"curl -s {topic}/messages -d 'hello, world' | tee /tmp/hello.json",
-        f"""curl -s {topic}/subscriptions/me/receive {as_json} -d '{{"consumer": "c1", "initial": "earliest"}}'""",
-        f"curl -s {topic}/subscriptions/me/ack {as_json} -d @/tmp/hello.json",
+        f"{curl} {topic}/messages -d 'hello, world' | tee /tmp/hello.json",
+        f"""{curl} {topic}/subscriptions/me/receive {as_json} -d '{{"consumer": "c1", "initial": "earliest"}}'""",
+        f"{curl} {topic}/subscriptions/me/ack {as_json} -d @/tmp/hello.json",
     ]
 
 
@@ -407,11 +413,19 @@ def welcome(plan: ClusterPlan, directory: DataDirectory) -> list[str]:
     """Return the lines to print when the cluster is ready."""
     lines = ["", f"  data and logs    {directory.root}", f"  ZooKeeper        {plan.zookeeper_servers}"]
     lines += [f"  HTTP API         {url}   (described at {url}/docs)" for url in plan.broker_urls]
-    lines += [f"  {bookie.name:<16} http://{HOST}:{bookie.probe_port}/metrics" for bookie in plan.bookies]
-    lines += [f"  {auditor.name:<16} http://{HOST}:{auditor.probe_port}/" for auditor in plan.auditors]
+    lines += [f"  {bookie.name:<16} {http_url(bookie)}/metrics" for bookie in plan.bookies]
+    lines += [f"  {auditor.name:<16} {http_url(auditor)}/" for auditor in plan.auditors]
     if plan.options.zookeeper is None and len(plan.bookies) < BOOKIES_NEEDED:
         lines += ["", f"No topic can be written with fewer than {BOOKIES_NEEDED} bookies: --bookies {BOOKIES_NEEDED}"]
     elif plan.broker_urls:
         lines += ["", "Try it, in another terminal: send, receive, acknowledge"]
-        lines += ["", *(f"  {line}" for line in first_steps(plan.broker_urls[0]))]
+        options = "" if plan.secured is None else plan.secured.curl_options()
+        lines += ["", *(f"  {line}" for line in first_steps(plan.broker_urls[0], options=options))]
+    if plan.secured is not None:
+        lines += [
+            "",
+            "All ports have TLS and need a token. For `bindery` commands in another terminal:",
+            "",
+            f"  . {shlex.quote(plan.secured.file(ENVIRONMENT))}",
+        ]
     return [*lines, "", "Ctrl-C stops everything; a later start finds all data again.", ""]

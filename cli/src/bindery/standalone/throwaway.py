@@ -98,6 +98,7 @@ class ThrowawayCluster:
             claim = _claim(self.port_offset)
         self._claim = claim
         self._options = options
+        self._scheme = "https" if "--secure" in options else "http"
         self._environment = dict(environment or {})
         self._folder = Path(tempfile.mkdtemp(prefix="bindery-"))
         self.directory = DataDirectory(self._folder / "data")
@@ -109,14 +110,14 @@ class ThrowawayCluster:
         return self.broker_url()
 
     def broker_url(self, number: int = 0) -> str:
-        return f"http://{HOST}:{BROKER_HTTP_PORT + self.port_offset + number}"
+        return f"{self._scheme}://{HOST}:{BROKER_HTTP_PORT + self.port_offset + number}"
 
     def auditor_url(self, number: int = 0) -> str:
-        return f"http://{HOST}:{AUDITOR_HTTP_PORT + self.port_offset + number}"
+        return f"{self._scheme}://{HOST}:{AUDITOR_HTTP_PORT + self.port_offset + number}"
 
     def bookie_url(self, number: int = 0) -> str:
         """Of its HTTP port."""
-        return f"http://{HOST}:{BOOKIE_HTTP_PORT + self.port_offset + number}"
+        return f"{self._scheme}://{HOST}:{BOOKIE_HTTP_PORT + self.port_offset + number}"
 
     @property
     def zookeeper(self) -> str:

@@ -133,9 +133,13 @@ async def test_the_role_of_the_own_token_passes_on_requests_of_proxies(tmp_path:
     settings = AuthenticationSettings(
         tokens_keys_file=str(keys), broker_token_file=str(file), proxy_roles="broker, edge"
     )
-    own_token = settings.own_token(follow=lambda _: None)
-    known = settings.authenticator(now_s=lambda: NOW, follow=lambda _: None, own_token=own_token)
+    own_token: OwnToken | None = None
+    known = settings.authenticator(
+        now_s=lambda: NOW, follow=lambda _: None, own_role=lambda: None if own_token is None else own_token.role
+    )
+    own_token = settings.own_token(authenticator=known, follow=lambda _: None)
     assert known is not None
+    assert own_token is not None
     broker = Principal(role="broker", method=Method.TOKEN)
     assert known.on_behalf_of(broker, "edge").original_role == "edge"
 
@@ -247,13 +251,31 @@ async def test_a_call_ends_when_its_credentials_are_taken_back(keys: Path, tmp_p
         ["--anonymous-role=x"],
         ["--proxy-roles=x"],
         ["--metrics"],
-        ["--tokens-keys-file=/k", "--broker-token-file=/t"],
         ["--tokens-keys-file=/k", "--anonymous-role=\u202e"],
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(arguments: list[str]) -> None:
     with pytest.raises((WrongSettings, SystemExit)):
         load(AuthenticationSettings, arguments, prog="x")
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"tokens_keys_file": "/k", "broker_token_file": "/t"}, "needs the role of that token in auth.proxy_roles"),
+        (
+            {"passwords_file": "/p", "broker_token_file": "/t", "proxy_roles": "broker"},
+            "broker_token_file needs auth.tokens_keys_file",
+        ),
+        (
+            {"tokens_keys_file": "/k", "proxy_roles": "edge, nobody", "anonymous_role": "nobody"},
+            r"anonymous_role \(nobody\) must not be one of auth.proxy_roles",
+        ),
+    ],
+)
+def test_dangerous_settings_are_refused_with_what_to_change(settings: dict[str, str], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        AuthenticationSettings(**settings)  # type: ignore[arg-type]
 
 
 def test_everybody_is_admitted_without_methods_or_with_an_anonymous_role() -> None:
@@ -270,7 +292,12 @@ def test_the_token_of_a_broker_must_be_that_of_a_proxy(tmp_path: Path, keys: Pat
     def settings(roles: str) -> AuthenticationSettings:
         return AuthenticationSettings(tokens_keys_file=str(keys), broker_token_file=str(file), proxy_roles=roles)
 
-    token = settings("edge,broker").own_token(follow=lambda _: None)
+    def own(roles: str = "edge,broker", super_users: frozenset[str] | None = None) -> OwnToken | None:
+        chosen = settings(roles)
+        authenticator = chosen.authenticator(now_s=lambda: NOW, follow=lambda _: None)
+        return chosen.own_token(authenticator=authenticator, follow=lambda _: None, super_users=super_users)
+
+    token = own()
     assert token is not None
     assert "broker" in repr(token.file.value)
     assert sign(KEY, subject="broker").decode() not in repr(token.file.value)
@@ -281,7 +308,24 @@ def test_the_token_of_a_broker_must_be_that_of_a_proxy(tmp_path: Path, keys: Pat
         (b"bindery-role", b"broker"),
     ]
     with pytest.raises(BadRequest, match=r"must be one of auth\.proxy_roles"):
-        settings("edge").own_token(follow=lambda _: None)
+        own("edge")
+    with pytest.raises(BadRequest, match=r"must be one of authorization\.super_user_roles.*role=broker"):
+        own(super_users=frozenset({"admin"}))
+    assert own(super_users=frozenset({"admin", "broker"})) is not None
+    for refused_token, why in (
+        (sign(b"o" * 32, subject="broker"), "wrong signature"),
+        (sign(KEY, subject="broker", expires_at_s=int(NOW) - 60), "expired"),
+        (sign(KEY, subject="broker", audience="others"), "audience"),
+    ):
+        file.write_bytes(refused_token)
+        with pytest.raises(BadRequest, match=rf"would refuse the token in auth\.broker_token_file.*{why}"):
+            own()
+    file.write_bytes(sign(KEY, subject="broker"))
+    token = own()
+    assert token is not None
+    file.write_bytes(sign(KEY, subject="stranger"))
+    token.file.poll()
+    assert (token.role, token.file.failure is None) == ("broker", False)
     for content in (b"", b"secret", sign(KEY, subject="x").rpartition(b".")[0]):
         file.write_bytes(content)
         with pytest.raises(BadRequest, match="must contain a signed token") as refused:

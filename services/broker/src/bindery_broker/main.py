@@ -25,6 +25,7 @@ from bindery_client.client import LedgerClient
 from bindery_core.errors import BadRequest
 from bindery_kit.access.audit_trail import trail
 from bindery_kit.access.authenticate import Authenticate
+from bindery_kit.access.own_token import OwnToken
 from bindery_kit.http.http_server import HttpServer
 from bindery_kit.http.listening import BindRefused, check_bind
 from bindery_kit.limits.large_blocks import return_large_blocks
@@ -110,9 +111,17 @@ class BrokerProcess:
             )
         for files in self._tls.files:
             self._files.follow(files)
-        self._own_token = settings.auth.own_token(follow=self._files.follow)
+        self._own_token: OwnToken | None = None
         self._authenticator = settings.auth.authenticator(
-            now_s=_now_s, follow=self._files.follow, issuers=issuers, own_token=self._own_token
+            now_s=_now_s,
+            follow=self._files.follow,
+            issuers=issuers,
+            own_role=lambda: None if self._own_token is None else self._own_token.role,
+        )
+        self._own_token = settings.auth.own_token(
+            authenticator=self._authenticator,
+            follow=self._files.follow,
+            super_users=settings.authorization.super_users if settings.authorization.enabled else None,
         )
         may_be_reached = settings.insecure or not settings.auth.admits_everybody
         check_bind(settings.host, insecure=may_be_reached, remedy=AUTHENTICATE)

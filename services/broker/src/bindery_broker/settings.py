@@ -325,6 +325,23 @@ class BrokerSettings(Settings):
                 "authorization.enabled needs authentication, because roles come from it: set auth.tokens_keys_file, "
                 "auth.passwords_file or auth.certificate_role"
             )
+        if self.authorization.enabled and not self.auth.broker_token_file:
+            raise ValueError(
+                "authorization.enabled needs a token of the broker itself, because what brokers do for one another is "
+                "checked, too: create one (`bindery tokens create --subject broker --output broker.token ...`), name "
+                "it with auth.broker_token_file, and add its role to auth.proxy_roles and to "
+                "authorization.super_user_roles"
+            )
+        if self.auth.anonymous_role and self.auth.anonymous_role in self.authorization.super_users:
+            raise ValueError(
+                f"auth.anonymous_role ({self.auth.anonymous_role}) must not be one of authorization.super_user_roles: "
+                "every client without credentials could do everything. Remove it from one of them"
+            )
+        if self.http.tls.is_set and self.advertised_url.lower().startswith("http:"):
+            raise ValueError(
+                f"advertised_url ({self.advertised_url}) must begin with https: because of http.tls, the port serves "
+                "https only, and other brokers could not reach this one"
+            )
         if self.request_bytes_max > self.in_flight_bytes_max:
             raise ValueError("request_bytes_max must not exceed in_flight_bytes_max")
         if self.unacked_per_consumer_max > self.unacked_max:

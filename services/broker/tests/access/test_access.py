@@ -359,10 +359,21 @@ async def test_without_authorization_it_is_said_that_nothing_is_checked():
         ({"auth": {}}, "authorization.enabled needs authentication"),
         ({"authorization": {"enabled": True}}, "at least one role in authorization.super_user_roles"),
         ({"authorization": {"enabled": True, "super_user_roles": " , "}}, "at least one role"),
+        ({"auth": {"passwords_file": "/not/read"}}, "needs a token of the broker itself"),
+        (
+            {"auth": {**SETTINGS["auth"], "anonymous_role": "super"}},
+            r"anonymous_role \(super\) must not be",
+        ),
     ],
-    ids=["without authentication", "without a super-user", "with an empty name only"],
+    ids=[
+        "without authentication",
+        "without a super-user",
+        "with an empty name only",
+        "without a token of the broker",
+        "with everybody as super-user",
+    ],
 )
-def test_authorization_needs_authentication_and_a_super_user(changes, message):
+def test_authorization_needs_authentication_a_super_user_and_a_token_of_the_broker(changes, message):
     with pytest.raises(ValueError, match=message):
         BrokerSettings(**{**SETTINGS, **changes})
 

@@ -8,14 +8,14 @@ proxyRoles, brokerClientAuthenticationParameters; and those of its Authenticatio
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
-from bindery_core.errors import BadRequest
+from bindery_core.errors import BadRequest, Unauthorized
 from bindery_identity.authenticator import Authenticator, CertificateRole, PasswordVerifier
 from bindery_identity.basic import Passwords
 from bindery_identity.followed import FollowedFile, FollowedFiles
 from bindery_identity.keys import key_file
 from bindery_identity.openid import IssuerKeys, OpenIdTokens, key_set_file, parse_issuers
 from bindery_identity.tls import TlsFiles, client_tls
-from bindery_identity.tokens import FollowedTokens, SignedTokens, TokenVerifier, is_subject
+from bindery_identity.tokens import FollowedTokens, SignedTokens, TokenVerifier, is_subject, unverified
 
 from bindery_kit.access.own_token import OwnToken
 from bindery_kit.configuration.bounds import Gt, Le
@@ -130,8 +130,22 @@ class AuthenticationSettings(Settings):
             raise ValueError(f"auth.openid_issuers: {error}") from error
         if self.anonymous_role and not is_subject(self.anonymous_role):
             raise ValueError("auth.anonymous_role must be printable text")
+        if self.anonymous_role and self.anonymous_role in self.roles_of_proxies:
+            raise ValueError(
+                f"auth.anonymous_role ({self.anonymous_role}) must not be one of auth.proxy_roles: every client "
+                "without credentials could act for every role. Remove it from one of them"
+            )
         if self.broker_token_file and not self.roles_of_proxies:
-            raise ValueError("auth.broker_token_file needs the role of that token in auth.proxy_roles")
+            raise ValueError(
+                "auth.broker_token_file needs the role of that token in auth.proxy_roles, so that other brokers accept "
+                "the requests of clients that this broker passes on. `bindery tokens show --token-file FILE` shows the "
+                "role (sub)"
+            )
+        if self.broker_token_file and not self.tokens_keys_file:
+            raise ValueError(
+                "auth.broker_token_file needs auth.tokens_keys_file, with the key that verifies that token: other "
+                "brokers check it as that of a client"
+            )
 
     @property
     def roles_of_proxies(self) -> frozenset[str]:
@@ -177,11 +191,11 @@ class AuthenticationSettings(Settings):
         now_s: Callable[[], float],
         follow: Callable[[FollowedFiles[Any]], None],
         issuers: Sequence[IssuerKeys] = (),
-        own_token: OwnToken | None = None,
+        own_role: Callable[[], str | None] = lambda: None,
     ) -> Authenticator | None:
         """Return the authenticator; None if clients need not authenticate. `now_s`: seconds since 1970. `follow`: gets
-        the files, whose changes take effect if they are followed. `issuers`: the result of `openid`. `own_token`: that
-        of this process, whose role the other processes of the service have, too.
+        the files, whose changes take effect if they are followed. `issuers`: the result of `openid`. `own_role`:
+        returns the role of this process's own token, which the other processes of the service have, too.
 
         Raises BadRequest for unusable files.
         """
@@ -218,21 +232,51 @@ class AuthenticationSettings(Settings):
             certificate_role=self.certificate_role,
             anonymous_role=self.anonymous_role or None,
             proxy_roles=self.roles_of_proxies,
-            own_role=lambda: None if own_token is None else own_token.role,
+            own_role=own_role,
         )
 
-    def own_token(self, *, follow: Callable[[FollowedFiles[Any]], None]) -> OwnToken | None:
-        """Return the credentials for other brokers; None if none are configured. Raises BadRequest if the file cannot
-        be used, or if the role of the token is not one of the proxies'."""
-        if not self.broker_token_file:
+    def own_token(
+        self,
+        *,
+        authenticator: Authenticator | None,
+        follow: Callable[[FollowedFiles[Any]], None],
+        super_users: frozenset[str] | None = None,
+    ) -> OwnToken | None:
+        """Return the credentials for other brokers; None if none are configured. `authenticator`: that of clients,
+        which other brokers have, too. `super_users`: roles that may do everything; None: roles are not checked.
+
+        Raises BadRequest if the file cannot be used, if other brokers with these settings would refuse the token, or if
+        its role may not do what brokers do for one another. Whether the token of an OpenID issuer whose keys are
+        fetched is good is not known yet, so it is not verified.
+        """
+        if not self.broker_token_file or authenticator is None:
             return None
-        token = OwnToken(self.broker_token_file, role_claim=self.tokens_role_claim)
-        if token.role not in self.roles_of_proxies:
+
+        def check_role(role: str) -> None:
+            if role not in self.roles_of_proxies:
+                raise BadRequest(
+                    "the role of the token in auth.broker_token_file must be one of auth.proxy_roles, so that other "
+                    "brokers accept the requests of clients that this broker passes on: add the role there",
+                    role=role,
+                )
+            if super_users is not None and role not in super_users:
+                raise BadRequest(
+                    "the role of the token in auth.broker_token_file must be one of authorization.super_user_roles, "
+                    "because both roles of a request that a broker passes on are checked: add the role there",
+                    role=role,
+                )
+
+        token = OwnToken(self.broker_token_file, role_claim=self.tokens_role_claim, check=check_role)
+        fetched = {url for url, path in parse_issuers(self.openid_issuers) if not path}
+        try:
+            if unverified(token.text)[1].get("iss") not in fetched:
+                authenticator.by_token(token.text)
+        except Unauthorized as error:
             raise BadRequest(
-                "the role of the token in auth.broker_token_file must be one of auth.proxy_roles, so that other "
-                "brokers accept the requests of clients that this broker passes on",
+                f"other brokers would refuse the token in auth.broker_token_file: {error.message}. Create one with the "
+                "key that belongs to auth.tokens_keys_file (`bindery tokens create`)",
                 role=token.role,
-            )
+            ) from None
         follow(token.file)
         return token
 

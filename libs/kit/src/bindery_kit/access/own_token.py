@@ -8,6 +8,7 @@ The headers of a request:
 | bindery-role    | the role of the client                         | the role of the process            |
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import quote
@@ -31,12 +32,14 @@ class _Token:
 
 
 class OwnToken:
-    """The first line of a followed file. `role_claim`: the claim that is the role.
+    """The first line of a followed file. `role_claim`: the claim that is the role. `check`: gets the role of a
+    token, and raises BadRequest if it cannot be used.
 
-    The constructor raises BadRequest if the file is not a signed token with a role.
+    The constructor raises BadRequest if the file is not a signed token with a role, and what `check` raises. A file
+    that is replaced by such a one changes nothing.
     """
 
-    def __init__(self, path: str, *, role_claim: str = "sub") -> None:
+    def __init__(self, path: str, *, role_claim: str = "sub", check: Callable[[str], None] = lambda role: None) -> None:
         def load(content: bytes) -> _Token:
             text = (content.split() or [b""])[0]
             try:
@@ -47,6 +50,7 @@ class OwnToken:
                 role = role[0]
             if not isinstance(role, str) or not is_subject(role):
                 raise BadRequest("the token has no role", claim=role_claim)
+            check(role)
             return _Token(text, role)
 
         self.file = FollowedFile(path, load, what="the file of the token")
@@ -56,10 +60,14 @@ class OwnToken:
         """The role that the token names. Its signature is verified by those that receive it."""
         return self.file.value.role
 
+    @property
+    def text(self) -> bytes:
+        return self.file.value.text
+
     def headers(self, client: Principal | None) -> list[tuple[bytes, bytes]]:
         """Return the headers of a request on behalf of `client`; None: of the process itself."""
         role = self.role if client is None else client.original_role or client.role
         return [
-            (b"authorization", b"Bearer " + self.file.value.text),
+            (b"authorization", b"Bearer " + self.text),
             (ROLE_HEADER, quote(role, safe="").encode()),
         ]

@@ -111,6 +111,7 @@ class ServerSpec:
 
     data_dir: Path
     client_port: int
+    """Port for clients without TLS; 0: none, if there is a secure one."""
     server_id: int = 1
     host: str = "127.0.0.1"
     quorum_port: int = 0
@@ -137,7 +138,7 @@ class ServerSpec:
     @property
     def hosts(self) -> str:
         """Connection string for clients: host:port."""
-        return f"{self.host}:{self.client_port}"
+        return f"{self.host}:{self.client_port or (self.secure.port if self.secure else 0)}"
 
 
 def find_jars() -> list[Path]:
@@ -207,8 +208,7 @@ def server_config(server: ServerSpec, ensemble: Sequence[ServerSpec] = ()) -> st
     """
     lines = [
         f"dataDir={server.data_dir / 'data'}",
-        f"clientPort={server.client_port}",
-        f"clientPortAddress={server.host}",
+        *((f"clientPort={server.client_port}", f"clientPortAddress={server.host}") if server.client_port else ()),
         f"tickTime={server.tick_ms}",
         f"minSessionTimeout={server.session_timeout_ms_min}",
         f"maxSessionTimeout={server.session_timeout_ms_max}",

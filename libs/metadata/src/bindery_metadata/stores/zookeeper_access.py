@@ -76,6 +76,10 @@ class AccessFiles:
             raise BadRequest(f"{variable_of('new_nodes')} must be one of {', '.join(NewNodes)}", value=text)
         return cls(**given, new_nodes=NewNodes(text))
 
+    def variables(self) -> dict[str, str]:
+        """Return the environment from which `of` takes these options, without those that are empty."""
+        return {name: str(value) for option, name in VARIABLES.items() if (value := getattr(self, option))}
+
     def load(self, name_of: Callable[[str], str] = variable_of) -> "ZooKeeperAccess":
         """Read the files. `name_of`: the name of an option in errors. Raises BadRequest if they cannot be used."""
         if (self.certificate_file or self.key_file) and not self.ca_file:
