@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 from bindery_core.errors import BadRequest
+from bindery_identity.authenticator import Authenticator
 from bindery_identity.principal import Method, Principal
 from bindery_identity.tokens import sign
 from bindery_kit.access.authenticate import Authenticate, Credentials
@@ -264,10 +265,6 @@ def test_settings_that_contradict_each_other_are_refused(arguments: list[str]) -
     [
         ({"tokens_keys_file": "/k", "broker_token_file": "/t"}, "needs the role of that token in auth.proxy_roles"),
         (
-            {"passwords_file": "/p", "broker_token_file": "/t", "proxy_roles": "broker"},
-            "broker_token_file needs auth.tokens_keys_file",
-        ),
-        (
             {"tokens_keys_file": "/k", "proxy_roles": "edge, nobody", "anonymous_role": "nobody"},
             r"anonymous_role \(nobody\) must not be one of auth.proxy_roles",
         ),
@@ -321,6 +318,8 @@ def test_the_token_of_a_broker_must_be_that_of_a_proxy(tmp_path: Path, keys: Pat
         with pytest.raises(BadRequest, match=rf"would refuse the token in auth\.broker_token_file.*{why}"):
             own()
     file.write_bytes(sign(KEY, subject="broker"))
+    with pytest.raises(BadRequest, match=r"would refuse the token.*does not accept tokens.*auth\.tokens_keys_file"):
+        settings("broker").own_token(authenticator=Authenticator(now_s=lambda: NOW), follow=lambda _: None)
     token = own()
     assert token is not None
     file.write_bytes(sign(KEY, subject="stranger"))

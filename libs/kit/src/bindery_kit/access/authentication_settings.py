@@ -141,11 +141,6 @@ class AuthenticationSettings(Settings):
                 "the requests of clients that this broker passes on. `bindery tokens show --token-file FILE` shows the "
                 "role (sub)"
             )
-        if self.broker_token_file and not self.tokens_keys_file:
-            raise ValueError(
-                "auth.broker_token_file needs auth.tokens_keys_file, with the key that verifies that token: other "
-                "brokers check it as that of a client"
-            )
 
     @property
     def roles_of_proxies(self) -> frozenset[str]:
