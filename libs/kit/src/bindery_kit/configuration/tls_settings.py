@@ -74,11 +74,20 @@ class PeerTlsSettings(Settings):
     key_file: str = ""
     """File of the private key of that certificate (PEM, not encrypted). Empty: it is in the certificate's file."""
 
+    server_name: str = ""
+    """Name that the certificates of peers must contain, if they are reached by addresses that no certificate can name,
+    as pods are. Empty: the host of their URL."""
+
     def load(self) -> TlsFiles:
         """Return the TLS of connections to peers whose address begins with https. Raises BadRequest."""
         if self.key_file and not self.certificate_file:
             raise BadRequest("peers.key_file needs peers.certificate_file")
         try:
-            return client_tls(ca_file=self.ca_file, certificate_file=self.certificate_file, key_file=self.key_file)
+            return client_tls(
+                ca_file=self.ca_file,
+                certificate_file=self.certificate_file,
+                key_file=self.key_file,
+                server_name=self.server_name,
+            )
         except BadRequest as error:
             raise BadRequest(f"cannot use the files of peers: {error}") from error
