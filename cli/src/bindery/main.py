@@ -17,6 +17,7 @@ from typer.exceptions import TyperException
 
 from bindery import audit
 from bindery.bookie import commands as bookie
+from bindery.certificates import commands as certificates
 from bindery.cluster import commands as cluster
 from bindery.common import exit_codes
 from bindery.common.options import HELP_NAMES
@@ -75,6 +76,7 @@ app.add_typer(ledgers.app, name="ledgers")
 app.add_typer(recovery.app, name="recovery")
 app.add_typer(bookie.app, name="bookie")
 app.add_typer(tokens.app, name="tokens")
+app.add_typer(certificates.app, name="certificates")
 app.add_typer(wire.app, name="wire")
 app.command("audit", context_settings=audit.SETTINGS)(audit.audit)
 

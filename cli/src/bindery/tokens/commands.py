@@ -7,29 +7,25 @@ existing file is replaced.
 
 import json
 import os
-import secrets
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 from bindery_core.errors import AlreadyExists, BadRequest
 from bindery_identity.followed import FollowedFile
-from bindery_identity.keys import ALGORITHMS, EC, HMAC, RSA, RSA_BITS_MIN, Key, key_file, private_key
+from bindery_identity.keys import ALGORITHMS, Key, key_file, private_key
+from bindery_identity.new_keys import new_key_pair, new_secret_key
+from bindery_identity.secret_directory import PUBLIC_MODE, SECRET_MODE
 from bindery_identity.tokens import SignedTokens, is_subject, sign, unverified
 
 from bindery.common.credentials import read_token
 from bindery.common.options import AsJson, group
 from bindery.common.output import emit, print_json
 
-SECRET_MODE: Final = 0o600
-PUBLIC_MODE: Final = 0o644
-KEY_SIZES: Final = {"HS256": 32, "HS384": 48, "HS512": 64}
-"""Bytes of a new secret key by its algorithm: those of the digest. Source: RFC 7518 section 3.2."""
 UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800, "y": 31_536_000}
 """Seconds of each unit of a duration. Source: Pulsar's RelativeTimeUtil."""
-PUBLIC_EXPONENT: Final = 65_537
 
 app = group("Create keys and tokens, and look into tokens.")
 
@@ -77,9 +73,7 @@ def create_secret_key(
     """
     import base64
 
-    if algorithm not in HMAC:
-        raise BadRequest(f"the algorithm of a secret key is one of {', '.join(HMAC)}", given=algorithm)
-    key = secrets.token_bytes(KEY_SIZES[algorithm])
+    key = new_secret_key(algorithm)
     content = base64.b64encode(key) if as_base64 else key
     if output is not None:
         _create(output, content, SECRET_MODE)
@@ -107,23 +101,11 @@ def create_key_pair(
 
     Example: bindery tokens create-key-pair -a ES256 --output-private-key private.key --output-public-key public.key
     """
-    from cryptography.hazmat.primitives.asymmetric import ec, rsa
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
-
-    curves: dict[str, Any] = {"ES256": ec.SECP256R1(), "ES384": ec.SECP384R1(), "ES512": ec.SECP521R1()}
-    if algorithm in curves:
-        pair: Any = ec.generate_private_key(curves[algorithm])
-    elif algorithm in RSA:
-        pair = rsa.generate_private_key(PUBLIC_EXPONENT, RSA_BITS_MIN)
-    else:
-        raise BadRequest(f"the algorithm of a key pair is one of {', '.join((*RSA, *EC.values()))}", given=algorithm)
+    private, public = new_key_pair(algorithm, as_pem=as_pem)
     for file in (output_private_key, output_public_key):
         if Path(file).exists():
             raise AlreadyExists("the file exists; a key is never replaced", file=file)
-    encoding = Encoding.PEM if as_pem else Encoding.DER
-    private = pair.private_bytes(encoding, PrivateFormat.PKCS8, NoEncryption())
     _create(output_private_key, private, SECRET_MODE)
-    public = pair.public_key().public_bytes(encoding, PublicFormat.SubjectPublicKeyInfo)
     _create(output_public_key, public, PUBLIC_MODE)
 
 

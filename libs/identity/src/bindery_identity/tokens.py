@@ -219,12 +219,14 @@ def sign(
     *,
     subject: str,
     expires_at_s: int | None = None,
+    issued_at_s: int | None = None,
     audience: str | Sequence[str] | None = None,
     algorithm: str | None = None,
     header: Mapping[str, str] | None = None,
 ) -> bytes:
     """Return a token for `subject`, valid until `expires_at_s` (seconds since 1970; None: without limit).
 
+    `issued_at_s`: seconds since 1970; None: the token does not say when it was made.
     `key`: bytes are a secret key. `audience`: one or more services that may accept the token; None: a token without an
     audience. `algorithm`: None is the first one of the key. `header`: further header parameters. Raises BadRequest for
     an algorithm that the key is not for.
@@ -237,6 +239,8 @@ def sign(
     claims: dict[str, Any] = {"sub": subject}
     if audience is not None:
         claims["aud"] = audience if isinstance(audience, str) else list(audience)
+    if issued_at_s is not None:
+        claims["iat"] = issued_at_s
     if expires_at_s is not None:
         claims["exp"] = expires_at_s
     parameters = {**(header or {}), "alg": algorithm, "typ": "JWT"}
