@@ -161,7 +161,6 @@ SHAPES: Final[Mapping[str, Schema]] = {
     "security.superUserRoles": {"items": {"type": "string", "minLength": 1}},
     "security.certificates.source": one_of("job", "certManager", "secrets"),
     "security.certificates.days": {"minimum": 2, "maximum": 3650},
-    "security.certificates.renewBeforeDays": {"minimum": 1, "maximum": 3650},
     "security.certificates.brokerNames": {"items": {"type": "string", "minLength": 1}},
     "security.certificates.issuer.kind": one_of("Issuer", "ClusterIssuer"),
     "security.credentials.source": one_of("job", "secrets"),

@@ -320,9 +320,6 @@ that may get them from `extraEnvFrom` or `podTemplate.merge` is accepted. */}}
 {{- $problems = append $problems (printf "security.superUserRoles contains %q: a role is a name without commas, other than those of the services (bookie, broker, auditor) and *" .) -}}
 {{- end -}}
 {{- end -}}
-{{- if ge (int $security.certificates.renewBeforeDays) (int $security.certificates.days) -}}
-{{- $problems = append $problems (printf "security.certificates.renewBeforeDays (%d) is not less than security.certificates.days (%d): certificates would be renewed all the time; set it to a third of days" (int $security.certificates.renewBeforeDays) (int $security.certificates.days)) -}}
-{{- end -}}
 {{- end -}}
 {{- toYaml $problems }}
 {{- end }}

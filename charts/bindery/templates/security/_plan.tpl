@@ -17,7 +17,7 @@
 {{- toYaml $names }}
 {{- end }}
 
-{{/* What the jobs write, as the JSON that `bindery cluster secrets` reads. */}}
+{{/* What the jobs write, as the JSON that `bindery certificates kubernetes` reads. */}}
 {{- define "bindery.secretsJob.plan" -}}
 {{- $security := .Values.security -}}
 {{- $certificates := list -}}
@@ -37,14 +37,13 @@
   "namespace" .Release.Namespace
   "authority" (printf "%s-authority" (include "bindery.fullname" .))
   "days" (int $security.certificates.days)
-  "renew_before_days" (int $security.certificates.renewBeforeDays)
   "certificates" $certificates
   "credentials" $credentials) }}
 {{- end }}
 
 {{/* Takes (dict "root" $ "args" (list "--rotate")). */}}
 {{- define "bindery.secretsJob.container" -}}
-args: {{ concat (list "cluster" "secrets" (printf "--settle=%ds" (int .root.Values.secretsJob.settleSeconds))) .args | toJson }}
+args: {{ concat (list "certificates" "kubernetes" (printf "--settle=%d" (int .root.Values.secretsJob.settleSeconds))) .args | toJson }}
 env:
   - name: BINDERY_SECRETS_PLAN
     value: {{ include "bindery.secretsJob.plan" .root | quote }}
