@@ -313,7 +313,7 @@ that may get them from `extraEnvFrom` or `podTemplate.merge` is accepted. */}}
 {{- end -}}
 {{- end -}}
 {{- if not $security.superUserRoles -}}
-{{- $problems = append $problems "security.superUserRoles is empty: nobody could create tenants or grant permissions; set it to [admin], or to the roles of your administrators" -}}
+{{- $problems = append $problems "security.superUserRoles is empty: no client could create tenants or grant permissions; set it to [admin], or to the roles of your administrators" -}}
 {{- end -}}
 {{- range $security.superUserRoles -}}
 {{- if or (contains "," .) (has . (list "bookie" "broker" "auditor" "*")) -}}
