@@ -24,8 +24,8 @@ spark:
 {{- define "bindery.egress" -}}
 {{- $root := . -}}
 {{- $release := dict "app.kubernetes.io/name" (include "bindery.name" .) "app.kubernetes.io/instance" .Release.Name -}}
-{{- $ports := dict "zookeeper" (list 2181) "bookie" (list 3181) "bookie http" (list 3181 8000) "broker" (list 8080) "auditor" (list 8090) "servers" (list 2888 3888) "spark" (list 7078 7079) -}}
-{{- $pods := dict "bookie http" (list "bookie") "servers" (list "zookeeper") "spark" (list "audit" "audit-executor") -}}
+{{- $ports := dict "zookeeper" (list 2181) "bookie" (list 3181) "bookie http" (list 3181 8000) "broker" (list 8080) "auditor" (list 8090) "servers" (list 2888 3888) "driver" (list 7078 7079) "executors" (list 7079) -}}
+{{- $pods := dict "bookie http" (list "bookie") "servers" (list "zookeeper") "driver" (list "audit") "executors" (list "audit-executor") -}}
 {{- $tools := list "zookeeper" "bookie http" "broker" "auditor" -}}
 {{- $needs := dict
   "bookie" (list "zookeeper" "bookie")
@@ -41,8 +41,8 @@ spark:
 {{- if .Values.audit.enabled -}}
 {{- $_ := set $needs "audit" $tools -}}
 {{- if .Values.audit.executors.enabled -}}
-{{- $_ := set $needs "audit" (concat $tools (list "spark" "api")) -}}
-{{- $_ := set $needs "audit-executor" (append $tools "spark") -}}
+{{- $_ := set $needs "audit" (concat $tools (list "executors" "api")) -}}
+{{- $_ := set $needs "audit-executor" (concat $tools (list "driver" "executors")) -}}
 {{- end -}}
 {{- end -}}
 {{- $result := dict -}}
