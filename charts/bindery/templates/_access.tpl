@@ -17,8 +17,15 @@ open:
   - "port 8000 of bookies: read entries; make a bookie read-only, compact or verify its disks"
   {{- end }}
   {{- end }}
+  {{- $readers := dig "admin" "readerRoles" "*" (include "bindery.config" (dict "root" . "component" "auditor") | fromYaml) }}
+  {{- if eq $readers "*" }}
   - "port 8000 of bookies, 8090 of auditors: read the state of ledgers, bookies and recovery"
-  {{- if .Values.zookeeper.enabled }}
+  {{- else }}
+  - "port 8000 of bookies: read the state of ledgers and bookies"
+  {{- end }}
+  {{- if .Values.security.enabled }}
+  - "ZooKeeper: create nodes at the top, and see the names of trees; the metadata needs the password"
+  {{- else if .Values.zookeeper.enabled }}
   - "port 2181 of ZooKeeper: read, change and delete the metadata of every ledger and topic"
   {{- else }}
   - "your ZooKeeper, unless you restrict it: read, change and delete the metadata of every ledger and topic"
