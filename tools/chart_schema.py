@@ -31,7 +31,18 @@ WIDTH: Final = 140
 
 Schema = dict[str, Any]
 
-WORKLOADS: Final = ("zookeeper", "bookie", "broker", "auditor", "toolbox", "audit", "init", "upgradeGate", "helmTest")
+WORKLOADS: Final = (
+    "zookeeper",
+    "bookie",
+    "broker",
+    "auditor",
+    "toolbox",
+    "audit",
+    "init",
+    "secretsJob",
+    "upgradeGate",
+    "helmTest",
+)
 """Blocks that may have all keys of `defaults`."""
 
 SERVICES: Final[Mapping[str, tuple[type[Settings], Mapping[str, type[Settings]]]]] = {
@@ -147,6 +158,15 @@ SHAPES: Final[Mapping[str, Schema]] = {
     "*.backoffLimit": {"minimum": 0},
     "*.waitSeconds": {"minimum": 0, "maximum": 3600},
     "adminToken.key": {"minLength": 1},
+    "security.superUserRoles": {"items": {"type": "string", "minLength": 1}},
+    "security.certificates.source": one_of("job", "certManager", "secrets"),
+    "security.certificates.days": {"minimum": 2, "maximum": 3650},
+    "security.certificates.brokerNames": {"items": {"type": "string", "minLength": 1}},
+    "security.certificates.issuer.kind": one_of("Issuer", "ClusterIssuer"),
+    "security.credentials.source": one_of("job", "secrets"),
+    "secretsJob.schedule": {"pattern": "^(@[a-z]+|[^ ]+( +[^ ]+){4})$"},
+    "secretsJob.settleSeconds": {"minimum": 0, "maximum": 3600},
+    "metrics.podMonitor.tlsConfig": FREE,
     "audit.schedule": {"pattern": "^(@[a-z]+|[^ ]+( +[^ ]+){4})$"},
     "audit.level": one_of("quick", "standard", "deep"),
     "audit.sinceVerified": {"pattern": "^([0-9]+[dhms])*$"},

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "bindery"
 KUBERNETES = "1.34.0"
 """Kubernetes version of the renderings; `kubeVersion` in Chart.yaml has the supported ones."""
-PRESETS = ("none", "kind", "minikube", "ha", "restricted")
+PRESETS = ("none", "kind", "minikube", "ha", "restricted", "tls-auth")
 """Names of the presets in `values-<name>.yaml`; `none`: the defaults of the chart."""
 NAMESPACE = "somewhere"
 

@@ -278,3 +278,11 @@ def test_the_values_in_the_notes_close_what_they_say(chart_with_notes: Path) -> 
     assert "port 3181" not in said
     assert "To close this" not in said
     assert "port 8080 of brokers" in said, "brokers cannot authenticate clients"
+
+
+def test_the_notes_of_the_secure_form_list_only_what_it_leaves_open(chart_with_notes: Path) -> None:
+    said = notes(chart_with_notes, "--set", "security.enabled=true")
+    for closed in ("8090", "port 3181", "port 8080", "refuses changes", "every ledger"):
+        assert closed not in said
+    assert "  - port 8000 of bookies: read the state of ledgers and bookies" in said
+    assert "  - ZooKeeper: create nodes at the top" in said

@@ -43,6 +43,11 @@ RELEASED = {
     "restricted: Deployment bindery-toolbox": "4d5c5108efdc6943",
     "restricted: StatefulSet bindery-bookie": "7dd3706b8db9ca04",
     "restricted: StatefulSet bindery-zookeeper": "fbefac785d06ef3f",
+    "tls-auth: Deployment bindery-auditor": "bf59f6b88dfac2e9",
+    "tls-auth: Deployment bindery-broker": "bad6a8022e216e68",
+    "tls-auth: Deployment bindery-toolbox": "4d5c5108efdc6943",
+    "tls-auth: StatefulSet bindery-bookie": "7dd3706b8db9ca04",
+    "tls-auth: StatefulSet bindery-zookeeper": "fbefac785d06ef3f",
 }
 """Preset and workload -> digest of its entry in the golden file. Lines are added, never changed or removed."""
 

@@ -4,19 +4,28 @@ What the notes say about access: what is open with these values, what is refused
 
 {{/* What every client that can connect may do without credentials. Use with fromYaml, key `open`. */}}
 {{- define "bindery.notes.open" -}}
-{{- $bookie := .Values.bookie.config -}}
+{{- $bookie := include "bindery.config" (dict "root" . "component" "bookie") | fromYaml -}}
 {{- $provider := dig "auth" "provider" "none" $bookie | default "none" -}}
 {{- $hasTokens := include "bindery.hasAdminTokens" (dict "root" . "service" "bookie") -}}
 open:
-  - "port 8080 of brokers: read, write and delete every topic (brokers cannot authenticate clients yet)"
+  {{- if not (include "bindery.authenticates" (dict "root" . "prefix" "BROKER_")) }}
+  - "port 8080 of brokers: read, write and delete every topic"
+  {{- end }}
   {{- if eq $provider "none" }}
   - "port 3181 of bookies: read and write every ledger"
   {{- if not $hasTokens }}
   - "port 8000 of bookies: read entries; make a bookie read-only, compact or verify its disks"
   {{- end }}
   {{- end }}
+  {{- $readers := dig "admin" "readerRoles" "*" (include "bindery.config" (dict "root" . "component" "auditor") | fromYaml) }}
+  {{- if eq $readers "*" }}
   - "port 8000 of bookies, 8090 of auditors: read the state of ledgers, bookies and recovery"
-  {{- if .Values.zookeeper.enabled }}
+  {{- else }}
+  - "port 8000 of bookies: read the state of ledgers and bookies"
+  {{- end }}
+  {{- if .Values.security.enabled }}
+  - "ZooKeeper: create nodes at the top, and see the names of trees; the metadata needs the password"
+  {{- else if .Values.zookeeper.enabled }}
   - "port 2181 of ZooKeeper: read, change and delete the metadata of every ledger and topic"
   {{- else }}
   - "your ZooKeeper, unless you restrict it: read, change and delete the metadata of every ledger and topic"
@@ -25,13 +34,13 @@ open:
 
 {{/* Not empty if a service has tokens of operators. Takes (dict "root" $ "service" "bookie"). */}}
 {{- define "bindery.hasAdminTokens" -}}
-{{- $admin := default dict (get .root.Values .service).config.admin -}}
+{{- $admin := default dict (include "bindery.config" (dict "root" .root "component" .service) | fromYaml).admin -}}
 {{- if or .root.Values.adminToken.secretName $admin.tokenFile $admin.keysFile -}}true{{- end -}}
 {{- end }}
 
 {{- define "bindery.notes.access" -}}
 {{- $policy := .Values.networkPolicy -}}
-{{- $provider := dig "auth" "provider" "none" .Values.bookie.config | default "none" -}}
+{{- $provider := dig "auth" "provider" "none" (include "bindery.config" (dict "root" . "component" "bookie") | fromYaml) | default "none" -}}
 {{- $without := list -}}
 {{- range list "bookie" "auditor" -}}
 {{- if not (include "bindery.hasAdminTokens" (dict "root" $ "service" .)) -}}{{- $without = append $without (printf "%ss" .) -}}{{- end -}}

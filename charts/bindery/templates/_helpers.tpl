@@ -59,12 +59,12 @@ annotations:
 {{/* The values of one workload, merged over `defaults`: maps are merged, lists are replaced.
 Takes (dict "root" $ "component" "bookie"); use with fromYaml. */}}
 {{- define "bindery.workload" -}}
-{{- $block := get (dict "gate" "upgradeGate" "test" "helmTest" "audit-executor" "audit") .component | default .component -}}
+{{- $block := get (dict "gate" "upgradeGate" "test" "helmTest" "audit-executor" "audit" "secrets" "secretsJob") .component | default .component -}}
 {{- $workload := mergeOverwrite (deepCopy .root.Values.defaults) (deepCopy (get .root.Values $block)) -}}
 {{- if eq .component "audit-executor" -}}
 {{- $_ := set $workload "serviceAccount" (mergeOverwrite (deepCopy .root.Values.defaults.serviceAccount) (deepCopy .root.Values.audit.executors.serviceAccount)) -}}
 {{- end -}}
-{{- if has $block (list "init" "upgradeGate" "helmTest") -}}
+{{- if has $block (list "init" "upgradeGate" "helmTest" "secretsJob") -}}
 {{- $_ := set $workload "image" (include "bindery.toolboxImage" (dict "root" .root "own" (get .root.Values $block).image) | fromYaml) -}}
 {{- end -}}
 {{- toYaml $workload }}
@@ -119,7 +119,7 @@ Takes (dict "root" $ "own" .Values.init.image); use with fromYaml. */}}
 
 {{/* URL of the broker inside the Kubernetes cluster. */}}
 {{- define "bindery.brokerUrl" -}}
-{{- printf "http://%s-broker:%d" (include "bindery.fullname" .) (int .Values.broker.service.port) }}
+{{- printf "%s://%s-broker:%d" (include "bindery.scheme" (dict "root" . "component" "broker")) (include "bindery.fullname" .) (int .Values.broker.service.port) }}
 {{- end }}
 
 {{/* Workloads that have a service account, except the gate, whose account exists only together with its job. */}}
@@ -131,6 +131,7 @@ Takes (dict "root" $ "own" .Values.init.image); use with fromYaml. */}}
 {{- if and .Values.audit.enabled .Values.audit.executors.enabled }}{{ $components = append $components "audit-executor" }}{{ end }}
 {{- if .Values.init.enabled }}{{ $components = append $components "init" }}{{ end }}
 {{- if .Values.helmTest.enabled }}{{ $components = append $components "test" }}{{ end }}
+{{- if include "bindery.secretsJob.isUsed" . }}{{ $components = append $components "secrets" }}{{ end }}
 {{- toYaml $components }}
 {{- end }}
 

@@ -117,13 +117,17 @@ spec:
       resources:
         {{- toYaml $w.resources | nindent 8 }}
       volumeMounts:
-        {{- toYaml (concat (default list $container.volumeMounts) (list (dict "name" "tmp" "mountPath" "/tmp")) (default list $w.extraVolumeMounts)) | nindent 8 }}
+        {{- $secure := include "bindery.security.mount" $context | fromYamlArray }}
+        {{- toYaml (concat (default list $container.volumeMounts) (list (dict "name" "tmp" "mountPath" "/tmp")) $secure (default list $w.extraVolumeMounts)) | nindent 8 }}
     {{- with $w.sidecars }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
   volumes:
     - name: tmp
       emptyDir: {}
+    {{- with include "bindery.security.volume" $context }}
+    {{- . | nindent 4 }}
+    {{- end }}
     {{- with .volumes }}
     {{- . | nindent 4 }}
     {{- end }}
@@ -277,9 +281,13 @@ Quantities with Ki, Mi, Gi or Ti become bytes. Takes (dict "prefix" "BOOKIE_" "c
 
 {{/* Not empty if the values configure authentication for every port of a service. Takes (dict "root" $ "prefix" "BOOKIE_"). */}}
 {{- define "bindery.authenticates" -}}
-{{- $values := .root.Values -}}
+{{- $component := .prefix | trimSuffix "_" | lower -}}
+{{- $config := include "bindery.config" (dict "root" .root "component" $component) | fromYaml -}}
 {{- if eq .prefix "BOOKIE_" -}}
-{{- if has (dig "auth" "provider" "" $values.bookie.config) (list "token" "certificate") -}}true{{- end -}}
+{{- if has (dig "auth" "provider" "" $config) (list "token" "certificate") -}}true{{- end -}}
+{{- else if eq .prefix "BROKER_" -}}
+{{- $auth := default dict $config.auth -}}
+{{- if and (or $auth.tokensKeysFile $auth.passwordsFile (ne (default "none" $auth.certificateRole) "none")) (not $auth.anonymousRole) -}}true{{- end -}}
 {{- else if eq .prefix "AUDITOR_" -}}
 {{- include "bindery.hasAdminTokens" (dict "root" .root "service" "auditor") -}}
 {{- end -}}
@@ -317,18 +325,26 @@ Takes (dict "root" $ "component" "broker"). */}}
 {{- define "bindery.httpProbes" -}}
 {{- $waitS := (get .root.Values .component).config.zookeeperConnectTimeoutS | float64 | ceil | int -}}
 startup:
-  httpGet: {path: /startupz, port: http}
+  httpGet: {{ include "bindery.httpGet" (merge (dict "path" "/startupz") .) }}
   periodSeconds: 2
   timeoutSeconds: 3
   failureThreshold: {{ max 90 (div (add $waitS 91) 2) }}
 liveness:
-  httpGet: {path: /livez, port: http}
+  httpGet: {{ include "bindery.httpGet" (merge (dict "path" "/livez") .) }}
   periodSeconds: 10
   timeoutSeconds: 5
   failureThreshold: 6
 readiness:
-  httpGet: {path: /readyz, port: http}
+  httpGet: {{ include "bindery.httpGet" (merge (dict "path" "/readyz") .) }}
   periodSeconds: 5
   timeoutSeconds: 3
   failureThreshold: 2
+{{- end }}
+
+{{/* Handler of a probe on the HTTP port. Kubernetes does not verify the certificate of a probe.
+Takes (dict "root" $ "component" "broker" "path" "/livez"). */}}
+{{- define "bindery.httpGet" -}}
+{{- $get := dict "path" .path "port" "http" -}}
+{{- if eq (include "bindery.scheme" .) "https" -}}{{- $_ := set $get "scheme" "HTTPS" -}}{{- end -}}
+{{- toJson $get }}
 {{- end }}

@@ -13,6 +13,7 @@ Combinations of values that cannot work. Each message names the values and the f
   (include "bindery.problems.stopping" . | fromYamlArray)
   (include "bindery.problems.broker" . | fromYamlArray)
   (include "bindery.problems.access" . | fromYamlArray)
+  (include "bindery.problems.security" . | fromYamlArray)
   (include "bindery.problems.audit" . | fromYamlArray)
   (include "bindery.problems.installed" . | fromYamlArray)
 -}}
@@ -36,10 +37,10 @@ Combinations of values that cannot work. Each message names the values and the f
 {{/* Values with which Kubernetes would refuse a pod after a part of the release was already installed. */}}
 {{- define "bindery.problems.workloads" -}}
 {{- $problems := list -}}
-{{- $blocks := dict "bookie" "bookie" "broker" "broker" "auditor" "auditor" "zookeeper" "zookeeper" "toolbox" "toolbox" "audit" "audit" "init" "init" "gate" "upgradeGate" "test" "helmTest" -}}
+{{- $blocks := dict "bookie" "bookie" "broker" "broker" "auditor" "auditor" "zookeeper" "zookeeper" "toolbox" "toolbox" "audit" "audit" "init" "init" "gate" "upgradeGate" "test" "helmTest" "secrets" "secretsJob" -}}
 {{- range $component, $block := $blocks -}}
 {{- $w := include "bindery.workload" (dict "root" $ "component" $component) | fromYaml -}}
-{{- if not (or $w.image.repository (has $component (list "init" "gate" "test"))) -}}
+{{- if not (or $w.image.repository (has $component (list "init" "gate" "test" "secrets"))) -}}
 {{- $problems = append $problems (printf "%s.image.repository is empty: set it to %s, or to where your copy of it is" $block (has $component (list "bookie" "broker" "auditor") | ternary (printf "bindery/%s" $component) (get (dict "zookeeper" "zookeeper" "audit" "bindery/spark") $component | default "bindery/toolbox"))) -}}
 {{- end -}}
 {{- $limit := dig "limits" "memory" "" (default dict $w.resources) -}}
@@ -64,7 +65,7 @@ use them. */}}
 {{- range $component := $components -}}
 {{- $context := dict "root" $ "component" $component -}}
 {{- $name := include "bindery.serviceAccountName" $context -}}
-{{- $block := printf "%s.serviceAccount" (get (dict "gate" "upgradeGate" "test" "helmTest" "audit-executor" "audit.executors") $component | default $component) -}}
+{{- $block := printf "%s.serviceAccount" (get (dict "gate" "upgradeGate" "test" "helmTest" "audit-executor" "audit.executors" "secrets" "secretsJob") $component | default $component) -}}
 {{- $_ := set $users $name (append (get $users $name | default list) $block) -}}
 {{- if (include "bindery.workload" $context | fromYaml).serviceAccount.create -}}
 {{- $_ := set $makers $name (append (get $makers $name | default list) $block) -}}
@@ -245,7 +246,7 @@ examined. Takes (dict "root" $ "component" "broker"); use with fromYamlArray. */
 that may get them from `extraEnvFrom` or `podTemplate.merge` is accepted. */}}
 {{- define "bindery.problems.access" -}}
 {{- $problems := list -}}
-{{- $bookie := .Values.bookie.config -}}
+{{- $bookie := include "bindery.config" (dict "root" . "component" "bookie") | fromYaml -}}
 {{- $provider := dig "auth" "provider" "none" $bookie | default "none" -}}
 {{- $needed := dict -}}
 {{- if eq $provider "token" -}}
@@ -259,7 +260,7 @@ that may get them from `extraEnvFrom` or `podTemplate.merge` is accepted. */}}
 {{- $_ := set $needed "certificateFile" "bookie.config.auth.provider is certificate" -}}
 {{- end -}}
 {{- range $service := list "broker" "auditor" -}}
-{{- $client := (get $.Values $service).config.client | default dict -}}
+{{- $client := (include "bindery.config" (dict "root" $ "component" $service) | fromYaml).client | default dict -}}
 {{- $names := include "bindery.variables" (dict "root" $ "component" $service) | fromYamlArray -}}
 {{- range $key, $why := $needed -}}
 {{- $variable := printf "CLIENT_%s" (snakecase $key | upper) -}}
@@ -269,7 +270,7 @@ that may get them from `extraEnvFrom` or `podTemplate.merge` is accepted. */}}
 {{- end -}}
 {{- end -}}
 {{- range $service := list "bookie" "auditor" -}}
-{{- $admin := default dict (get $.Values $service).config.admin -}}
+{{- $admin := default dict (include "bindery.config" (dict "root" $ "component" $service) | fromYaml).admin -}}
 {{- if and $.Values.adminToken.secretName (or $admin.tokenFile $admin.keysFile $admin.audience) -}}
 {{- $problems = append $problems (printf "adminToken.secretName and %s.config.admin are both set, and only one can apply: remove %s.config.admin, or adminToken.secretName" $service $service) -}}
 {{- end -}}
@@ -279,6 +280,46 @@ that may get them from `extraEnvFrom` or `podTemplate.merge` is accepted. */}}
 {{- range list "*" "BOOKIE_TLS_CA_FILE" "BOOKIE_REPAIR_CA_FILE" -}}{{- $isSet = or $isSet (has . $names) -}}{{- end -}}
 {{- if and (hasKey $needed "caFile") (not $isSet) -}}
 {{- $problems = append $problems (printf "%s, and bookie.config.tls.caFile and bookie.config.repair.caFile are empty: bookies could not copy lost entries from one another; set the first to a file that bookie.extraVolumes mounts" (get $needed "caFile")) -}}
+{{- end -}}
+{{- toYaml $problems }}
+{{- end }}
+
+{{/* The secure form without the Secrets that it needs, and TLS with which Kubernetes or Prometheus cannot connect. */}}
+{{- define "bindery.problems.security" -}}
+{{- $problems := list -}}
+{{- $security := .Values.security -}}
+{{- $tls := list -}}
+{{- range $component := list "bookie" "broker" "auditor" -}}
+{{- $context := dict "root" $ "component" $component -}}
+{{- if eq (include "bindery.scheme" $context) "https" -}}
+{{- $tls = append $tls $component -}}
+{{- $w := include "bindery.workload" $context | fromYaml -}}
+{{- $required := eq (dig "http" "tls" "clientCertificates" "none" (include "bindery.config" $context | fromYaml)) "required" -}}
+{{- if and $required (not (and $w.startupProbe $w.livenessProbe $w.readinessProbe)) -}}
+{{- $problems = append $problems (printf "%s.config.http.tls.clientCertificates is required, and Kubernetes has no certificate for the probes: set it to optional, or replace startupProbe, livenessProbe and readinessProbe of %s" $component $component) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if and $tls .Values.metrics.podMonitor.enabled (not $security.enabled) (not .Values.metrics.podMonitor.tlsConfig) -}}
+{{- $problems = append $problems (printf "config.http.tls is set for %s, and metrics.podMonitor.tlsConfig is empty: Prometheus would not trust the certificates; name the CA and a serverName in it" (join ", " $tls)) -}}
+{{- end -}}
+{{- if $security.enabled -}}
+{{- range $kind := list "certificates" "credentials" -}}
+{{- $values := get $security $kind -}}
+{{- range $identity := include "bindery.security.identities" $ | fromJsonArray -}}
+{{- if and (eq $values.source "secrets") (not (get $values.secretNames $identity)) -}}
+{{- $problems = append $problems (printf "security.%s.source is secrets, and security.%s.secretNames.%s is empty: name an existing Secret, or use the source job" $kind $kind $identity) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if not $security.superUserRoles -}}
+{{- $problems = append $problems "security.superUserRoles is empty: no client could create tenants or grant permissions; set it to [admin], or to the roles of your administrators" -}}
+{{- end -}}
+{{- range $security.superUserRoles -}}
+{{- if or (contains "," .) (has . (list "bookie" "broker" "auditor" "*")) -}}
+{{- $problems = append $problems (printf "security.superUserRoles contains %q: a role is a name without commas, other than those of the services (bookie, broker, auditor) and *" .) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- toYaml $problems }}
 {{- end }}

@@ -71,6 +71,16 @@ def test_a_client_without_the_check_of_names_still_checks_the_authority(authorit
         connect(port(authority).context, stranger.context)
 
 
+def test_a_client_that_reaches_servers_by_addresses_expects_one_name(authority: Authority) -> None:
+    client = client_tls(ca_file=str(authority.ca_file), server_name="brokers")
+    server = port(authority, hosts=("brokers",))
+    connect(server.context, client.context, host="10.0.0.7")
+    for _ in range(2):  # also with files that replaced the first ones
+        with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
+            connect(port(authority, hosts=("10.0.0.7",)).context, client.context, host="10.0.0.7")
+        replace(authority.ca_file, authority.pem + authority.pem)
+
+
 def test_versions_before_1_2_are_refused(authority: Authority) -> None:
     old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     old.load_verify_locations(authority.ca_file)

@@ -1,6 +1,7 @@
 """Send messages through the broker, receive them, compare every replica on every bookie, and delete the topic.
 
-Environment: BINDERY_URL, BINDERY_ZOOKEEPER, MESSAGES (number of messages), COPIES (required replicas of each entry).
+Environment: BINDERY_URL, BINDERY_ZOOKEEPER, MESSAGES (number of messages), COPIES (required replicas of each entry);
+with TLS, BINDERY_HTTP_CA_FILE (CA of the broker's certificate); with authentication, BINDERY_TOKEN_FILE.
 Exit code 0: success. Otherwise the last line has the problem and where to find details. The topic is deleted in both
 cases.
 """
@@ -8,11 +9,14 @@ cases.
 import json
 import os
 import secrets
+import ssl
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 TIMEOUT_S = 50.0
@@ -25,16 +29,25 @@ class Failed(Exception):
     """The test failed. The message has the problem and where to find details."""
 
 
+@cache
+def tls() -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=os.environ.get("BINDERY_HTTP_CA_FILE") or None)
+
+
+def headers() -> dict[str, str]:
+    token_file = os.environ.get("BINDERY_TOKEN_FILE")
+    credentials = {"Authorization": f"Bearer {Path(token_file).read_text().split()[0]}"} if token_file else {}
+    return {"Content-Type": "application/json", **credentials}
+
+
 def call(method: str, path: str, body: Any = None) -> Any:
     """Send a request to the broker. After 503 or 504, repeat it unless it is a POST, because topics may be moving."""
     deadline = time.monotonic() + REQUEST_TIMEOUT_S
     data = None if body is None else json.dumps(body).encode()
     while True:
-        request = urllib.request.Request(
-            os.environ["BINDERY_URL"] + path, data=data, method=method, headers={"Content-Type": "application/json"}
-        )
+        request = urllib.request.Request(os.environ["BINDERY_URL"] + path, data=data, method=method, headers=headers())
         try:
-            with urllib.request.urlopen(request, timeout=REQUEST_TIMEOUT_S) as answer:
+            with urllib.request.urlopen(request, timeout=REQUEST_TIMEOUT_S, context=tls()) as answer:
                 return json.loads(answer.read() or b"null")
         except urllib.error.HTTPError as error:
             said = error.read().decode(errors="replace")[:500]

@@ -122,6 +122,7 @@ volumeMounts:
   value: {{ include "bindery.zookeeperServers" . | quote }}
 - name: BINDERY_AUDIT_OUT
   value: {{ include "bindery.audit.directory" . }}
+{{- include "bindery.security.toolEnv" . }}
 {{- end }}
 
 {{- define "bindery.audit.listContainer" -}}

@@ -7,7 +7,7 @@ env:
   - name: AUDITOR_NAME
     value: $(POD_NAME)
   {{- include "bindery.adminToken.env" (dict "root" . "variable" "AUDITOR_ADMIN_TOKEN_FILE") | indent 2 }}
-  {{- include "bindery.configEnv" (dict "prefix" "AUDITOR_" "config" .Values.auditor.config) | nindent 2 }}
+  {{- include "bindery.configEnv" (dict "prefix" "AUDITOR_" "config" (include "bindery.config" (dict "root" . "component" "auditor") | fromYaml)) | nindent 2 }}
 lifecycle:
   preStop:
     # The pod is removed from the endpoints of the service before the process stops listening.

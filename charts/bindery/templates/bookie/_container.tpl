@@ -26,7 +26,7 @@ env:
   - name: BOOKIE_LEDGER_DIR
     value: /data/ledgers
   {{- include "bindery.adminToken.env" (dict "root" . "variable" "BOOKIE_ADMIN_TOKEN_FILE") | indent 2 }}
-  {{- include "bindery.configEnv" (dict "prefix" "BOOKIE_" "config" .Values.bookie.config) | nindent 2 }}
+  {{- include "bindery.configEnv" (dict "prefix" "BOOKIE_" "config" (include "bindery.config" (dict "root" . "component" "bookie") | fromYaml)) | nindent 2 }}
 lifecycle:
   preStop:
     # Puts the bookie into maintenance, so that the auditors do not copy its entries because of a restart.
@@ -52,20 +52,21 @@ volumeMounts:
 {{- end }}
 
 {{- define "bindery.bookie.probes" -}}
+{{- $context := dict "root" . "component" "bookie" -}}
 # A start takes up to half an hour: it replays the journal first and reports its progress.
 startup:
-  httpGet: {path: /startupz, port: http}
+  httpGet: {{ include "bindery.httpGet" (merge (dict "path" "/startupz") $context) }}
   periodSeconds: 3
   timeoutSeconds: 3
   failureThreshold: 600
 # The liveness probe depends only on the process, not on ZooKeeper.
 liveness:
-  httpGet: {path: /livez, port: http}
+  httpGet: {{ include "bindery.httpGet" (merge (dict "path" "/livez") $context) }}
   periodSeconds: 10
   timeoutSeconds: 5
   failureThreshold: 6
 readiness:
-  httpGet: {path: /readyz, port: http}
+  httpGet: {{ include "bindery.httpGet" (merge (dict "path" "/readyz") $context) }}
   periodSeconds: 5
   timeoutSeconds: 3
   failureThreshold: 2

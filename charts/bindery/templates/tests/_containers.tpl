@@ -32,4 +32,6 @@ spec:
   value: {{ include "bindery.zookeeperServers" . | quote }}
 - name: BOOKIE_MAINTENANCE_S
   value: "60"
+{{- $access := default dict (include "bindery.config" (dict "root" . "component" "bookie") | fromYaml).zookeeperAccess }}
+{{- include "bindery.configEnv" (dict "prefix" "BOOKIE_ZOOKEEPER_ACCESS_" "config" $access) }}
 {{- end }}

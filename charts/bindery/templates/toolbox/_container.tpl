@@ -4,6 +4,7 @@
   value: {{ include "bindery.zookeeperServers" . | quote }}
 - name: BINDERY_URL
   value: {{ include "bindery.brokerUrl" . }}
+{{- include "bindery.security.toolEnv" . }}
 {{- end }}
 
 {{- define "bindery.toolbox.container" -}}

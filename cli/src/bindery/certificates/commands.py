@@ -108,6 +108,52 @@ def create_cluster(
     _make(directory, wanted, authority=True, as_json=as_json)
 
 
+@app.command("kubernetes")
+def kubernetes(
+    plan: Annotated[
+        str,
+        typer.Option(
+            "--plan",
+            metavar="JSON",
+            envvar="BINDERY_SECRETS_PLAN",
+            show_envvar=True,
+            show_default=False,
+            help="The Secrets, and what they contain; the chart writes it.",
+        ),
+    ],
+    rotate: Annotated[
+        bool, typer.Option("--rotate", help="Replace the authority and the keys of tokens, in steps.")
+    ] = False,
+    settle: Annotated[
+        int,
+        typer.Option(
+            "--settle",
+            metavar="SECONDS",
+            min=0,
+            show_default=True,
+            help="Wait between two steps until pods have the files.",
+        ),
+    ] = 180,
+    api: Annotated[
+        str,
+        typer.Option("--api", metavar="URL", help="Kubernetes API, as of `kubectl proxy`; default: that of this pod."),
+    ] = "",
+) -> None:
+    """Fill the Secrets of a release on Kubernetes, and renew certificates and tokens that are near their end.
+
+    The jobs of the chart run it. It can be repeated at any time, and completes a replacement that was interrupted.
+
+    Example: bindery certificates kubernetes --api http://127.0.0.1:8001 --plan "$PLAN" --rotate
+    """
+    import os
+
+    from bindery.certificates.kubernetes import KubernetesSecrets, Plan, fill
+
+    wanted = Plan.parse(plan)
+    where = KubernetesSecrets(api, wanted.namespace) if api else KubernetesSecrets.of_pod(os.environ, wanted.namespace)
+    fill(where, wanted, clock=time.time, sleep=time.sleep, settle_s=settle, replace=rotate)
+
+
 @app.command("show")
 def show(
     file: Annotated[Path, typer.Argument(metavar="FILE", show_default=False, help="Certificate (PEM).")],

@@ -239,7 +239,7 @@ def _tokens(directory: SecretDirectory, roles: Sequence[str], days: int, now_s: 
     for role in dict.fromkeys(roles):
         name = f"{role}.token"
         before = directory.read(name)
-        why = "" if before is None else _outdated_token(verifier, before, role, now_s)
+        why = "" if before is None else outdated_token(verifier, before, role, now_s)
         content = before
         if content is None or why:
             expires_at_s = int(now_s) + days * 86_400
@@ -257,7 +257,7 @@ def _tokens(directory: SecretDirectory, roles: Sequence[str], days: int, now_s: 
     return made
 
 
-def _outdated_token(verifier: SignedTokens, content: bytes, role: str, now_s: float) -> str:
+def outdated_token(verifier: SignedTokens, content: bytes, role: str, now_s: float) -> str:
     """Return why a token must be replaced; empty if it need not be."""
     token = content.strip()
     try:

@@ -89,13 +89,18 @@ class FollowedContext(ssl.SSLContext):
         newest = files.value
         return None if newest is self else newest
 
+    def _expecting(self, wanted: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a connection, with the name that the server's certificate must contain."""
+        name = self.files.server_name if self.files is not None else ""
+        return {**wanted, "server_hostname": name} if name else wanted
+
     def wrap_bio(self, *args: Any, **kwargs: Any) -> ssl.SSLObject:
-        newest = self._newest()
-        return super().wrap_bio(*args, **kwargs) if newest is None else newest.wrap_bio(*args, **kwargs)
+        newest, wanted = self._newest(), self._expecting(kwargs)
+        return super().wrap_bio(*args, **wanted) if newest is None else newest.wrap_bio(*args, **wanted)
 
     def wrap_socket(self, *args: Any, **kwargs: Any) -> ssl.SSLSocket:
-        newest = self._newest()
-        return super().wrap_socket(*args, **kwargs) if newest is None else newest.wrap_socket(*args, **kwargs)
+        newest, wanted = self._newest(), self._expecting(kwargs)
+        return super().wrap_socket(*args, **wanted) if newest is None else newest.wrap_socket(*args, **wanted)
 
     def set_alpn_protocols(self, alpn_protocols: Any) -> None:
         super().set_alpn_protocols(alpn_protocols)
@@ -125,6 +130,8 @@ class TlsFiles(FollowedFiles[ssl.SSLContext]):
         self.polls_itself = polls_itself
         self.expires_at_s: float | None = None
         """When the certificate in use expires, in seconds since 1970; None: there is none."""
+        self.server_name = ""
+        """Name that the certificate of a server must contain; empty: the host to which the client connects."""
         first = FollowedContext(protocol)
         waiting = [first]
 
@@ -173,10 +180,13 @@ def client_tls(
     certificate_file: str = "",
     key_file: str = "",
     check_hostname: bool = True,
+    server_name: str = "",
     now_s: Callable[[], float] | None = None,
 ) -> TlsFiles:
     """Return the TLS of connections to servers whose certificates `ca_file` signs; empty: a CA that the system trusts.
 
+    `server_name`: the name that the certificates contain, for servers that are reached by other names or by addresses;
+    empty: the host to which the client connects.
     `now_s`: seconds since 1970, to refuse an own certificate that has expired; None: servers refuse it. Raises
     BadRequest for files that cannot be used.
     """
@@ -192,7 +202,9 @@ def client_tls(
 
     own = [certificate_file, key_file or certificate_file] if certificate_file else []
     paths = [*([ca_file] if ca_file else []), *own]
-    return TlsFiles(paths, configure, protocol=ssl.PROTOCOL_TLS_CLIENT, polls_itself=True)
+    files = TlsFiles(paths, configure, protocol=ssl.PROTOCOL_TLS_CLIENT, polls_itself=True)
+    files.server_name = server_name
+    return files
 
 
 def configure_client(

@@ -74,6 +74,10 @@ class PeerTlsSettings(Settings):
     key_file: str = ""
     """File of the private key of that certificate (PEM, not encrypted). Empty: it is in the certificate's file."""
 
+    server_name: str = ""
+    """Name that the certificates of peers must contain, if they are reached by addresses that no certificate can name,
+    as pods are. Empty: the host of their URL."""
+
     def load(self, *, now_s: Callable[[], float]) -> TlsFiles:
         """Return the TLS of connections to peers whose address begins with https. `now_s`: seconds since 1970.
 
@@ -84,7 +88,11 @@ class PeerTlsSettings(Settings):
             raise BadRequest("peers.key_file needs peers.certificate_file")
         try:
             return client_tls(
-                ca_file=self.ca_file, certificate_file=self.certificate_file, key_file=self.key_file, now_s=now_s
+                ca_file=self.ca_file,
+                certificate_file=self.certificate_file,
+                key_file=self.key_file,
+                server_name=self.server_name,
+                now_s=now_s,
             )
         except BadRequest as error:
             raise BadRequest(f"cannot use the files of peers: {error}") from error
