@@ -105,8 +105,8 @@ def traffic(url: str) -> Iterator[Traffic]:
 
 
 async def test_a_running_cluster_is_protected_and_opened_again_without_a_failed_call(credentials: Path) -> None:
-    """The steps of docs/security.md. During the first change, bookies already create restricted nodes, while brokers
-    and auditors still create open ones."""
+    """The steps of docs/zookeeper-access.md. During the first change, bookies already create restricted nodes, while
+    brokers and auditors still create open ones."""
     environment = {"BOOKIE_ZOOKEEPER_ACCESS_NEW_NODES": "creator"}
     with ThrowawayCluster(bookies=3, environment=environment) as cluster:
         zookeeper = cluster.zookeeper

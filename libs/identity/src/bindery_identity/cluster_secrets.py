@@ -17,7 +17,7 @@ made again
 - if it lacks a host that the caller names.
 
 A renewed certificate keeps its key, so that the two files of a pair match at every moment. The authority, the key pair
-and the password are never replaced, because all members of a cluster trust them; docs/security.md has the steps.
+and the password are never replaced, because all members of a cluster trust them; docs/rotation.md has the steps.
 """
 
 import re
@@ -143,7 +143,7 @@ def _authority(directory: SecretDirectory, now_s: float, *, may_create: bool) ->
     if key is None:
         raise BadRequest(
             "the key of the certificate authority is missing, so that no certificate can be made or renewed; restore "
-            "the file, or begin with a new directory and move the cluster to the new authority (docs/security.md)",
+            "the file, or begin with a new directory and move the cluster to the new authority (docs/rotation.md)",
             missing=str(files[1]),
         )
     signer = _in_file(files[0], partial(Authority.load, certificate, key))
@@ -152,7 +152,7 @@ def _authority(directory: SecretDirectory, now_s: float, *, may_create: bool) ->
     if expires_at_s <= now_s:
         raise BadRequest(
             "the certificate of the authority has expired; begin with a new directory and move the cluster to the new "
-            "authority (docs/security.md)",
+            "authority (docs/rotation.md)",
             file=str(files[0]),
         )
     return signer, [

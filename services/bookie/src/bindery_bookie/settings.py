@@ -31,7 +31,7 @@ Port = Annotated[int, Ge(0), Le(65535)]
 
 
 class ServerSettings(Settings):
-    """Limits of the ledger port. `docs/security.md` lists what a client can make a bookie hold, and its limit."""
+    """Limits of the ledger port. `docs/limits.md` lists what a client can make a bookie hold, and its limit."""
 
     model_config = SettingsConfigDict(env_prefix="BOOKIE_SERVER_")
 
