@@ -191,7 +191,10 @@ async def test_recovery_of_open_ledgers_does_not_disturb_the_owner_of_the_topic(
             for producer in range(producers):
                 group.create_task(produce(http, producer))
             group.create_task(consume(http, delivered))
-            for _ in range(rounds):
+            own: set[LedgerId] = set()
+            tries = 0
+            while tries < rounds or (not recovered - own and tries < 8 * rounds):  # a cursor often moves on too soon
+                tries += 1
                 before = len(told)
                 async with asyncio.timeout(TIMEOUT_S):
                     while len(told) < before + 20:
@@ -202,6 +205,8 @@ async def test_recovery_of_open_ledgers_does_not_disturb_the_owner_of_the_topic(
                     except NoSuchLedger:  # a cursor has moved on meanwhile
                         continue
                     recovered.add(ledger_id)
+                internal = (await ask(http, "GET", f"{url}{topic}/internal")).json()
+                own |= {LedgerId(ledger["ledgerId"]) for ledger in internal["ledgers"]}
             stop.set()
         found: dict[str, str] = {}
         start = "earliest"
@@ -210,7 +215,6 @@ async def test_recovery_of_open_ledgers_does_not_disturb_the_owner_of_the_topic(
                 break
             found |= {message["message_id"]: message["payload"] for message in page["messages"]}
             start = page["next"]
-        stats = (await ask(http, "GET", f"{url}{topic}/internal")).json()
     await ledgers.close()
     await store.close()
     assert found == told
@@ -219,8 +223,8 @@ async def test_recovery_of_open_ledgers_does_not_disturb_the_owner_of_the_topic(
     for producer in range(producers):
         words = [word for word in found.values() if word.startswith(f"{producer}/")]
         assert words == [f"{producer}/{i}" for i in range(len(words))]
-    assert len(recovered & {ledger["ledgerId"] for ledger in stats["ledgers"]}) >= rounds // 2
-    assert len(recovered) > rounds, "cursor ledgers among them"
+    assert len(recovered & own) >= rounds // 2
+    assert recovered - own, "cursor ledgers among them"
 
 
 async def test_the_process_refuses_a_public_address_without_insecure(cluster):
