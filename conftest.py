@@ -1,5 +1,7 @@
 """For all tests: check that helper modules have unique names, let the workers share the work of collecting, start the
 longest files first, share one Spark session among the files that use it, and undo changes of the logging configuration.
+
+E2E_SAMPLE=<seed>: a third of the tests with the marker `long_run`, chosen by the seed, as in `.ci/run`. Otherwise all.
 """
 
 import os
@@ -14,6 +16,8 @@ import pytest
 import structlog
 
 ROOT: Final = Path(__file__).parent
+SHARES: Final = 3
+"""A sample has one of so many shares of the tests with the marker `long_run`."""
 TEST_DIRECTORIES: Final = (
     ".ci/tests",
     "libs/*/tests",
@@ -114,9 +118,19 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     structlog.dev.ConsoleRenderer.get_active().exception_formatter = structlog.dev.plain_traceback
 
 
+def left_out(names: Sequence[str], sample: str) -> set[str]:
+    """Return what is not in the sample of this seed. The order of `names` has no effect."""
+    ordered = sorted(names)
+    return set(ordered) - set(ordered[int(sample) % SHARES :: SHARES])
+
+
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Start the longest files first. Workers also sort by path, because all of them must have the same order."""
+    if sample := os.environ.get("E2E_SAMPLE"):
+        absent = left_out([item.nodeid for item in items if item.get_closest_marker("long_run")], sample)
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in absent])
+        items[:] = [item for item in items if item.nodeid not in absent]
     is_worker = "PYTEST_XDIST_WORKER" in os.environ
     ranks: dict[Path, tuple[int, str]] = {}
     for item in items:

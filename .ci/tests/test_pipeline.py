@@ -139,13 +139,27 @@ def test_the_seed_of_the_run_selects_every_sample(tmp_path: Path, monkeypatch: p
     assert environment["E2E_SAMPLE"] == "1234"
 
 
-def test_the_longest_files_exist() -> None:
-    """A pattern of conftest.py that matches no file would silently have no effect."""
+def root_conftest() -> Any:
     spec = importlib.util.spec_from_file_location("root_conftest", ROOT / "conftest.py")
     assert spec is not None
     assert spec.loader is not None
     conftest = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(conftest)
+    return conftest
+
+
+def test_samples_of_three_seeds_in_a_row_have_every_long_run_once() -> None:
+    names = [f"test_{number}" for number in range(10)]
+    absent = root_conftest().left_out
+    samples = [set(names) - absent(names, str(seed)) for seed in (7, 8, 9)]
+    assert sorted(map(len, samples)) == [3, 3, 4]
+    assert set().union(*samples) == set(names)
+    assert absent(names[::-1], "7") == absent(names, "7"), "workers collect in different orders"
+
+
+def test_the_longest_files_exist() -> None:
+    """A pattern of conftest.py that matches no file would silently have no effect."""
+    conftest = root_conftest()
     files = [
         path.relative_to(ROOT).as_posix()
         for folder in ("libs", "services", "cli", "spark-jobs", "e2e")

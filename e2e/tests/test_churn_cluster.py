@@ -29,6 +29,7 @@ SETTINGS = ChurnSettings(
 )
 
 
+@pytest.mark.long_run
 @pytest.mark.integration
 @pytest.mark.timeout(600)  # a busy machine may need minutes
 def test_the_disk_of_bookies_follows_their_live_bytes(tmp_path: Path) -> None:
@@ -42,6 +43,7 @@ def test_the_disk_of_bookies_follows_their_live_bytes(tmp_path: Path) -> None:
         assert sum(shard["logBytes"] for shard in shards) < 0.8 * space["written"], "logs of deleted ledgers were freed"
 
 
+@pytest.mark.long_run
 @pytest.mark.integration
 @pytest.mark.timeout(600)
 def test_topics_come_and_go_and_the_kept_ones_stay_readable(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from bindery_e2e.traffic import delayed
 from bindery_e2e.traffic.delayed import DelayedFigures, DelayedSettings
 
 
+@pytest.mark.long_run
 @pytest.mark.integration
 @pytest.mark.timeout(600)  # a busy machine may need minutes
 def test_delayed_messages_survive_kills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from bindery_e2e.runs.kills import figures_of, run_kills
 from bindery_e2e.traffic.kills import KillsSettings
 
 
+@pytest.mark.long_run
 @pytest.mark.integration
 @pytest.mark.timeout(600)  # a busy machine may need minutes
 def test_a_killed_broker_keeps_counts_and_acknowledgements(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ def played(url: str, folder: Path, **changes: Any) -> Report:
     return run_ordering(settings, folder, facts={"command": "a test"}, url=url)
 
 
+@pytest.mark.long_run
 @pytest.mark.integration
 @pytest.mark.timeout(600)  # a busy machine may need minutes
 @pytest.mark.parametrize("kind", ["exclusive", "shared"])

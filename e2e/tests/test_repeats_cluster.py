@@ -7,6 +7,7 @@ from bindery_e2e.runs.repeats import run_repeats
 from bindery_e2e.traffic.repeats import RepeatsSettings
 
 
+@pytest.mark.long_run
 @pytest.mark.integration
 @pytest.mark.timeout(600)  # a busy machine may need minutes
 @pytest.mark.parametrize("partitions", [0, 4])

@@ -7,6 +7,7 @@ from bindery_e2e.runs.retries import run_retries
 from bindery_e2e.traffic.retries import RetriesSettings
 
 
+@pytest.mark.long_run
 @pytest.mark.integration
 @pytest.mark.timeout(600)  # a busy machine may need minutes
 @pytest.mark.parametrize("brokers", [1, 2])

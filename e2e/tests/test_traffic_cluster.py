@@ -36,6 +36,7 @@ async def run(cluster: ThrowawayCluster, history: History) -> None:
             pass
 
 
+@pytest.mark.long_run
 @pytest.mark.timeout(600)  # a busy machine may need minutes
 def test_a_killed_bookie_and_broker_leave_a_good_history(tmp_path: Path) -> None:
     """kill -9 of a bookie, then of the only broker, under load: some requests are unknown, and the verdict is GOOD."""

@@ -107,6 +107,7 @@ def operator(quick: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Operator]
         yield Operator(cluster)
 
 
+@pytest.mark.long_run
 def test_a_bookie_is_drained_and_returned_and_a_lost_bookie_is_recovered(operator: Operator) -> None:
     operator.produce(0)
     victim, other, *_ = sorted(operator.named())

@@ -160,6 +160,7 @@ def check(history: History, stored: list[tuple[str, str]], *, acknowledged: dict
     )
 
 
+@pytest.mark.long_run
 @pytest.mark.integration
 @pytest.mark.timeout(300 + 60 * ROUNDS)
 def test_no_acknowledged_message_is_lost_when_all_processes_are_killed_at_once(pytestconfig: pytest.Config) -> None:

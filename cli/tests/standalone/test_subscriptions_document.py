@@ -27,6 +27,7 @@ def test_every_code_of_explain_is_documented() -> None:
     )
 
 
+@pytest.mark.long_run
 @pytest.mark.integration
 @pytest.mark.timeout(400)
 def test_the_commands_work_one_after_another(tmp_path: Path) -> None:

@@ -103,6 +103,7 @@ class Totals:
             query.stop()
 
 
+@pytest.mark.long_run
 def test_totals_are_stored_once_although_micro_batches_fail_anywhere(
     spark: SparkSession, broker: FakeBroker, tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ nearly empty journals."""
 
 
 @pytest.mark.simulator
+@pytest.mark.long_run
 @pytest.mark.parametrize("name", sorted(MUTANTS))
 def test_a_broken_promise_is_reported(name: str) -> None:
     with without_logs():
@@ -21,6 +22,7 @@ def test_a_broken_promise_is_reported(name: str) -> None:
 
 
 @pytest.mark.simulator
+@pytest.mark.long_run
 @pytest.mark.parametrize("name", sorted(DAMAGE_MUTANTS))
 def test_a_check_that_is_left_out_is_reported(name: str) -> None:
     with without_logs():

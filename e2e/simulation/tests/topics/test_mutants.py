@@ -7,6 +7,7 @@ from bindery_simulation.topics.mutants import MUTANTS
 
 pytestmark = [
     pytest.mark.simulator,
+    pytest.mark.long_run,
     pytest.mark.timeout(600),  # BUDGET_S counts processor time, and the processor may be busy
 ]
 SEEDS_MAX = 150

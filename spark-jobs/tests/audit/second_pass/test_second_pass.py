@@ -17,7 +17,7 @@ from frames import DAY_MS, NOW_MS, Tables, bookie, copy, ledger, mark
 from pyspark.sql import DataFrame, SparkSession
 from scripted_source import ABC, Scripted
 
-pytestmark = pytest.mark.timeout(600)  # seconds, but minutes on a busy machine
+pytestmark = [pytest.mark.long_run, pytest.mark.timeout(600)]  # seconds, but minutes on a busy machine
 HOUR_MS = 3_600_000
 BROKEN = {
     "state": "open",
