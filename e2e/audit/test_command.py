@@ -74,6 +74,7 @@ def security(token_file: Path) -> list[str]:
     return ["--ca-file", str(CA), "--token-file", str(token_file)]
 
 
+@pytest.mark.long_run
 def test_an_interrupted_run_is_resumed_under_spark_submit(
     guarded: tuple[ThrowawayCluster, Path], tmp_path: Path
 ) -> None:
@@ -135,6 +136,7 @@ def submit(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long_run
 def test_an_audit_needs_the_token_that_bookies_require(guarded: tuple[ThrowawayCluster, Path], tmp_path: Path) -> None:
     """With a token the audit reads everything, and no file or output contains it. Without one it is incomplete."""
     cluster, token_file = guarded

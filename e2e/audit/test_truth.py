@@ -174,6 +174,7 @@ async def test_exactly_the_faults_are_found(truth: Truth) -> None:
     assert (code, verdict) == (2, "CORRUPT")
 
 
+@pytest.mark.long_run
 async def test_each_narrower_audit_finds_its_part_of_the_faults(truth: Truth) -> None:
     """The level standard finds missing entries of one bookie's ledgers; the level quick finds missing ends."""
     chosen = random.Random(f"bookie {SEED}").choice([f"bookie-{n}" for n in range(BOOKIES)])
