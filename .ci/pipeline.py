@@ -9,7 +9,7 @@ Three lanes share the machine:
 
 The first failure ends the run. One seed, the time of the commit, selects the samples (faults, tests of pods, a third
 of the tests with the marker `long_run`, Pulsar's load manager, the kill test's moments), so a run of the same commit
-repeats them. `make test`, `make e2e`, `make audit-pods`, `make chaos`, `make sim-ci` and `make interop` run in full.
+repeats them. `make test`, `make e2e`, `make audit-pods`, `make chaos` and `make sim-ci` by themselves run in full.
 The seed also selects one of each pair of `PAIRS`, because each of them takes minutes; the table names what was left
 out.
 
@@ -74,7 +74,7 @@ def main_steps() -> list[Step]:
 
 PAIRS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("audit-truth",), ("audit-pods", "spark-kills")),
-    (("interop-admin",), ("interop-beside",)),
+    (("interop",), ("interop-admin", "interop-beside")),
 )
 """Pairs of groups of targets. A run has one group of each pair, chosen by its seed."""
 
