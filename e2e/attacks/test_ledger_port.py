@@ -23,7 +23,7 @@ from bindery_e2e.attacks.services import Services, services
 from bindery_simulation.certificates import CA, certificate, key
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="module")]
-CALL_MAX_S: Final = 10.0
+CALL_MAX_S: Final = 25.0
 """Maximum duration of a call in seconds. The tests on Kubernetes of CI may use the same processors."""
 CLIENTS: Final = 2000
 """The bookie's default limit of connections."""
