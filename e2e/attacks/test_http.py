@@ -20,9 +20,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 ATTACK_S: Final = float(os.environ.get("BINDERY_ATTACK_S", "3"))
 """Minimum seconds of each attack; it goes on until all connections were opened."""
 HEALTHY_S: Final = 25.0
-"""Maximum duration of a healthy request in seconds. It took 18 at a load of 25 on two cores; in CI, the tests on
+"""Maximum seconds of each request of the healthy client. It took 18 at a load of 25 on two cores; in CI, the tests on
 Kubernetes use the same processors."""
-"""Maximum seconds of each request of the healthy client."""
 PAUSE_S: Final = 0.1
 COSTLY_PER_S: Final = 1000
 """Maximum number of connections per second if each takes about a millisecond of a process."""
