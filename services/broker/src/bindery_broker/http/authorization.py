@@ -13,7 +13,6 @@ from itertools import groupby
 from typing import Final, TypeVar
 
 from bindery_core.errors import BadRequest, Forbidden, NoSuchTopic, TooLarge
-from bindery_identity.principal import Principal
 from bindery_pulsar.topic_name import TopicName
 from starlette.responses import Response
 
@@ -37,7 +36,7 @@ T = TypeVar("T")
 
 def roles_of(exchange: Exchange) -> tuple[str | None, ...]:
     """Return the roles of the request: one, or that of the client and that of the proxy that passed it on."""
-    principal: Principal | None = exchange.scope.get("state", {}).get("principal")
+    principal = exchange.principal
     if principal is None:
         return (None,)
     if principal.original_role is not None:

@@ -463,17 +463,19 @@ class Exchange(Request):
                 on_expired()
 
         def check(expires_at_s: float) -> None:
-            nonlocal timer
-            left_s = expires_at_s - self.broker.clock() / 1000
-            if left_s > 0:
-                timer = loop.call_later(min(left_s, EXPIRY_CHECK_S_MAX), check, expires_at_s)
+            if expires_at_s > self.broker.clock() / 1000:
+                check_later(expires_at_s)
             else:
                 expire()
 
-        release = None if credentials is None else credentials.watch(expire)
-        if expires_at_s is not None:
+        def check_later(expires_at_s: float) -> None:
+            nonlocal timer
             left_s = expires_at_s - self.broker.clock() / 1000
             timer = loop.call_later(max(0.0, min(left_s, EXPIRY_CHECK_S_MAX)), check, expires_at_s)
+
+        release = None if credentials is None else credentials.watch(expire)
+        if expires_at_s is not None:
+            check_later(expires_at_s)
         try:
             yield
         finally:
