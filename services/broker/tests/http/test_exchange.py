@@ -1,7 +1,9 @@
 """One request: its headers, query and body within limits, and its answer."""
 
 import asyncio
+import gc
 import tracemalloc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -480,3 +482,20 @@ def test_a_call_ends_once_when_its_credentials_are_taken_back() -> None:
         assert (ended, watchers) == ([True], [])
 
     asyncio.run(run())
+
+
+async def test_a_call_that_has_ended_leaves_no_cyclic_garbage() -> None:
+    """The next collection is far away, and a client may send thousands of requests with large headers before it."""
+    one = exchange()
+    one.at_owner = type("At", (), {"broker": Lasting(SimLoop())})()  # type: ignore[abstract,assignment]
+    one.scope["state"] = {"principal": Principal(role="r", method=Method.TOKEN, expires_at_s=1e12)}
+    gone = weakref.ref(one)
+    gc.collect()
+    gc.disable()
+    try:
+        with one.until_expiry(lambda: None):
+            await asyncio.sleep(0)
+        del one
+        assert gone() is None
+    finally:
+        gc.enable()

@@ -143,6 +143,53 @@ class OperationRunner(Protocol):
     async def split(self, bundle: Bundle, how: Split, *, unload: bool, only_here: bool = False) -> list[Bundle]: ...
 
 
+class _CredentialsEnd:
+    """Calls `on_expired` once if the credentials of a request expire or are taken back.
+
+    The request is freed with the last reference to it, without a collection of cyclic garbage: nothing of this refers
+    to it after `forget`.
+    """
+
+    __slots__ = ("_exchange", "_on_expired", "_release", "_timer")
+
+    def __init__(self, exchange: "Exchange", on_expired: Callable[[], None]) -> None:
+        self._exchange = exchange
+        self._on_expired = on_expired
+        self._timer: asyncio.TimerHandle | None = None
+        self._release: Callable[[], None] | None = None
+
+    def watch(self) -> None:
+        exchange = self._exchange
+        credentials: Credentials | None = exchange.scope.get("state", {}).get(CREDENTIALS)
+        if credentials is not None:
+            self._release = credentials.watch(self._expire)
+        if exchange.principal is not None and exchange.principal.expires_at_s is not None:
+            self._check_later(exchange.principal.expires_at_s)
+
+    def forget(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._release is not None:
+            self._release()
+            self._release = None
+
+    def _expire(self) -> None:
+        if not self._exchange.is_expired:
+            self._exchange.is_expired = True
+            self._on_expired()
+
+    def _check(self, expires_at_s: float) -> None:
+        if expires_at_s > self._exchange.broker.clock() / 1000:
+            self._check_later(expires_at_s)
+        else:
+            self._expire()
+
+    def _check_later(self, expires_at_s: float) -> None:
+        left_s = max(0.0, min(expires_at_s - self._exchange.broker.clock() / 1000, EXPIRY_CHECK_S_MAX))
+        self._timer = asyncio.get_running_loop().call_later(left_s, self._check, expires_at_s)
+
+
 class Exchange(Request):
     """One request and its answer."""
 
@@ -452,37 +499,12 @@ class Exchange(Request):
     def until_expiry(self, on_expired: Callable[[], None]) -> Iterator[None]:
         """Set `is_expired` and call `on_expired` once if the credentials of the client expire within the block, or are
         not accepted any more because a file of keys or passwords was replaced."""
-        expires_at_s = None if self.principal is None else self.principal.expires_at_s
-        credentials: Credentials | None = self.scope.get("state", {}).get(CREDENTIALS)
-        loop = asyncio.get_running_loop()
-        timer: asyncio.TimerHandle | None = None
-
-        def expire() -> None:
-            if not self.is_expired:
-                self.is_expired = True
-                on_expired()
-
-        def check(expires_at_s: float) -> None:
-            if expires_at_s > self.broker.clock() / 1000:
-                check_later(expires_at_s)
-            else:
-                expire()
-
-        def check_later(expires_at_s: float) -> None:
-            nonlocal timer
-            left_s = expires_at_s - self.broker.clock() / 1000
-            timer = loop.call_later(max(0.0, min(left_s, EXPIRY_CHECK_S_MAX)), check, expires_at_s)
-
-        release = None if credentials is None else credentials.watch(expire)
-        if expires_at_s is not None:
-            check_later(expires_at_s)
+        end = _CredentialsEnd(self, on_expired)
+        end.watch()
         try:
             yield
         finally:
-            if timer is not None:
-                timer.cancel()
-            if release is not None:
-                release()
+            end.forget()
 
     # -- answer ---------------------------------------------------------------------------------------------------
 

@@ -184,7 +184,10 @@ class Gate:
             scope = exchange.scope = {**scope, "method": "GET"}
         scope["path"] = paths.route_path(exchange.raw_path)
         scope[SCOPE_KEY] = exchange
-        await self._app(scope, exchange.receive, exchange.answer)
+        try:
+            await self._app(scope, exchange.receive, exchange.answer)
+        finally:
+            del scope[SCOPE_KEY]  # they refer to each other: no cyclic garbage
         if exchange.failure is not None:
             raise exchange.failure
 
