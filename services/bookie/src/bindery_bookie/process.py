@@ -136,6 +136,8 @@ class BookieProcess:
         self._metrics = BookieMetrics(clock=clock, storage=[shard.stats for shard in self.shards])
         self._files = FileFollower()
         security = load_security(settings.auth, settings.tls, now_s=self._now_s, follow=self._files.follow)
+        if security.sessions is not None:
+            self._files.on_replaced = security.sessions.check_again
         self._admin_access = admin_access(
             settings.auth,
             settings.admin,

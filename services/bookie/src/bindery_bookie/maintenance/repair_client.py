@@ -6,19 +6,22 @@ with its key, and its certificate. The client is imported when it is first neede
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from bindery_core.errors import BadRequest
 from bindery_core.ids import BookieId
 from bindery_core.sources import RandomSource
+from bindery_identity.followed import FollowedFile
+from bindery_identity.keys import Key
 from bindery_identity.tokens import sign
-from bindery_kit.admin.access import read_keys, read_secrets
+from bindery_kit.admin.access import follow_keys, follow_secrets
 from bindery_kit.process.late_imports import in_thread
 from bindery_metadata.layout.layout import LedgersLayout
 from bindery_metadata.stores.store import MetadataStore
 
-from bindery_bookie.access.security import AuthProvider
+from bindery_bookie.access.security import AuthProvider, AuthSettings
 from bindery_bookie.settings import BookieSettings
 
 if TYPE_CHECKING:
@@ -53,7 +56,7 @@ def import_client() -> "type[LedgerClient]":
 
 def _security(settings: BookieSettings, bookie_id: BookieId) -> "ClientSecurity":
     """Return the credentials that the module's docstring describes. Blocks, because it reads files."""
-    from bindery_client.connection.security import ClientSecurity, load_security
+    from bindery_client.connection.security import load_security
 
     repair, tls, auth = settings.repair, settings.tls, settings.auth
     needs_certificate = auth.provider is AuthProvider.CERTIFICATE
@@ -72,16 +75,21 @@ def _security(settings: BookieSettings, bookie_id: BookieId) -> "ClientSecurity"
         plugin=auth.plugin,
     )
     if auth.provider is AuthProvider.TOKEN and security.token is None:
-        token = _own_token(settings, bookie_id)
-        return ClientSecurity(tls=security.tls, plugin=security.plugin, token=token)
+        files = _own_token(settings, bookie_id)
+        return replace(security, token=files.value, token_files=files)
     return security
 
 
-def _own_token(settings: BookieSettings, bookie_id: BookieId) -> bytes:
+def _own_token(settings: BookieSettings, bookie_id: BookieId) -> FollowedFile[bytes]:
+    """Return the token, which is made again when the file of secrets or keys was replaced."""
     auth = settings.auth
     if auth.secrets_file:
-        return read_secrets(auth.secrets_file)[0]
-    key = next((key for key in read_keys(auth.keys_file) if key.is_secret), None)
+        return follow_secrets(auth.secrets_file, lambda secrets: secrets[0])
+    return follow_keys(auth.keys_file, lambda keys: _signed(keys, auth, bookie_id))
+
+
+def _signed(keys: Sequence[Key], auth: AuthSettings, bookie_id: BookieId) -> bytes:
+    key = next((key for key in keys if key.is_secret), None)
     if key is None:
         raise BadRequest(
             "cannot repair from other bookies: auth.keys_file has only public keys, which cannot sign a token for this "
