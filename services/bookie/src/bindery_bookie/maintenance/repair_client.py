@@ -8,13 +8,14 @@ with its key, and its certificate. The client is imported when it is first neede
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from bindery_core.errors import BadRequest
 from bindery_core.ids import BookieId
 from bindery_core.sources import RandomSource
 from bindery_identity.followed import FollowedFile
 from bindery_identity.keys import Key
+from bindery_identity.tls import TlsFiles, client_tls
 from bindery_identity.tokens import sign
 from bindery_kit.admin.access import follow_keys, follow_secrets
 from bindery_kit.process.late_imports import in_thread
@@ -58,26 +59,55 @@ def _security(settings: BookieSettings, bookie_id: BookieId) -> "ClientSecurity"
     """Return the credentials that the module's docstring describes. Blocks, because it reads files."""
     from bindery_client.connection.security import load_security
 
-    repair, tls, auth = settings.repair, settings.tls, settings.auth
-    needs_certificate = auth.provider is AuthProvider.CERTIFICATE
-    ca_file = repair.ca_file or tls.ca_file
-    if (tls.required or needs_certificate) and not ca_file:
+    repair, auth = settings.repair, settings.auth
+    files = _certificate_files(settings)
+    if (settings.tls.required or auth.provider is AuthProvider.CERTIFICATE) and not files.ca_file:
         raise BadRequest("cannot repair from other bookies: they require TLS. Set repair.ca_file")
-    certificate_file, key_file = repair.certificate_file, repair.key_file
-    if needs_certificate and not certificate_file:
-        certificate_file, key_file = tls.certificate_file, tls.key_file
     security = load_security(
-        ca_file=ca_file or None,
-        certificate_file=certificate_file or None,
-        key_file=key_file or None,
+        ca_file=files.ca_file or None,
+        certificate_file=files.certificate_file or None,
+        key_file=files.key_file or None,
         check_hostname=repair.check_hostname,
         token_file=repair.token_file or None,
         plugin=auth.plugin,
     )
     if auth.provider is AuthProvider.TOKEN and security.token is None:
-        files = _own_token(settings, bookie_id)
-        return replace(security, token=files.value, token_files=files)
+        tokens = _own_token(settings, bookie_id)
+        return replace(security, token=tokens.value, token_files=tokens)
     return security
+
+
+class _CertificateFiles(NamedTuple):
+    ca_file: str
+    certificate_file: str
+    key_file: str
+
+
+def _certificate_files(settings: BookieSettings) -> _CertificateFiles:
+    """Return the files of the certificates that the client trusts and presents; empty: none."""
+    repair, tls = settings.repair, settings.tls
+    ca_file = repair.ca_file or tls.ca_file
+    if settings.auth.provider is AuthProvider.CERTIFICATE and not repair.certificate_file:
+        return _CertificateFiles(ca_file, tls.certificate_file, tls.key_file)
+    return _CertificateFiles(ca_file, repair.certificate_file, repair.key_file)
+
+
+def own_certificate(settings: BookieSettings, *, now_s: Callable[[], float]) -> TlsFiles | None:
+    """Return the files of the certificate that the client presents, to show when it expires; None: it presents none.
+
+    `now_s`: seconds since 1970. Raises BadRequest for files that cannot be used, and for a certificate that has expired.
+    """
+    files = _certificate_files(settings)
+    if not (files.ca_file and files.certificate_file):
+        return None
+    return client_tls(**files._asdict(), now_s=now_s)
+
+
+def repair_token(settings: BookieSettings) -> FollowedFile[bytes] | None:
+    """Return the file of the token that the settings name for the client, to show when it expires; None: it presents
+    none, or one that the bookie itself makes, which does not expire. Raises BadRequest if it cannot be read."""
+    path = settings.repair.token_file
+    return FollowedFile(path, lambda content: (content.split() or [b""])[0], what="the file of the token") if path else None
 
 
 def _own_token(settings: BookieSettings, bookie_id: BookieId) -> FollowedFile[bytes]:
