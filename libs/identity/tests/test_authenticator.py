@@ -77,9 +77,7 @@ def test_without_credentials_a_client_is_refused_or_anonymous() -> None:
     assert authenticator(anonymous_role="nobody").by_headers([]) == Principal(role="nobody", method=Method.NONE)
 
 
-CERTIFICATE = PeerCertificate(
-    common_name="cn", dns_names=("d.example",), uris=("spiffe://x/y",), expires_at_s=NOW + 5
-)
+CERTIFICATE = PeerCertificate(common_name="cn", dns_names=("d.example",), uris=("spiffe://x/y",), expires_at_s=NOW + 5)
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,9 @@ class PeerCertificate:
         if self.expires_at_s is not None and now_s >= self.expires_at_s:
             return "the client certificate has expired; renew it, and connect with the new one"
         if self.trust is not None and not self.trust.is_in_force:
-            return "the CA of the client certificate was removed or replaced; connect with a certificate of a trusted CA"
+            return (
+                "the CA of the client certificate was removed or replaced; connect with a certificate of a trusted CA"
+            )
         return None
 
     @classmethod

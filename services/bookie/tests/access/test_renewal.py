@@ -5,7 +5,6 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -78,18 +77,17 @@ class Cluster:
 
     def expiries(self) -> set[float | None]:
         """Return when the credentials of the open connections expire."""
-        return {one.held.expires_at_s for bookie in self.bookies for one in bookie.server.security.sessions.rechecks._watched}
+        sessions = [bookie.server.security.sessions for bookie in self.bookies]
+        return {one.held.expires_at_s for each in sessions for one in each.rechecks._watched}
 
 
 @pytest.fixture
-async def cluster(
-    tmp_path: Path, start_bookie: Any, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Cluster]:
+async def cluster(tmp_path: Path, start_bookie: Any, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     monkeypatch.setattr(held_credentials, "EXPIRY_CHECK_S_MAX", 0.02)
     monkeypatch.setattr(pool, "RENEWAL_CHECK_S", 0.02)
     made = Cluster(tmp_path, start_bookie)
     await made.start()
-    yield made
+    return made
 
 
 @pytest.mark.parametrize("wire_version", [2, 3])

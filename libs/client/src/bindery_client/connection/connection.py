@@ -96,7 +96,7 @@ class BookieConnection(asyncio.Protocol):
         self.wire_version: Final = wire_version
         self._security = security
         self.generation = security.generation
-        """Generation of the credentials (`ClientSecurity.generation`) with which the newest attempt to connect began."""
+        """Generation of the credentials (`ClientSecurity.generation`) with which the newest attempt began."""
         self._handshaking: asyncio.Transport | None = None
         """Set during START_TLS and authentication."""
         self._tls_granted = False

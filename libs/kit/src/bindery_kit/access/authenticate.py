@@ -15,8 +15,8 @@ Nothing of a refused request is read. The log has the reason of a refusal at mos
 credentials. Passwords are checked in threads, within limits (`password_checks`); above them, the answer is 429.
 
 Calls that wait for long learn that their credentials are not accepted any more: `scope["state"]["credentials"]` has the
-Credentials of the request. When a file of keys, passwords or CAs was replaced, `check_again` verifies the credentials of
-all watched requests again, and ends those that would be refused now, or have another role.
+Credentials of the request. When a file of keys, passwords or CAs was replaced, `check_again` verifies the credentials
+of all watched requests again, and ends those that would be refused now, or have another role.
 """
 
 import asyncio

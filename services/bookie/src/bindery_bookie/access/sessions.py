@@ -1,7 +1,8 @@
 """Sessions: connections of the ledger port whose client has authenticated, until its credentials are refused.
 
 A session ends when its token or certificate expires, or when a file of keys, secrets or CAs was replaced by one with
-which they are not accepted any more (`bindery_kit.access.held_credentials`). The connection then refuses new operations.
+which they are not accepted any more (`bindery_kit.access.held_credentials`). The connection then refuses new
+operations.
 """
 
 from collections.abc import Callable

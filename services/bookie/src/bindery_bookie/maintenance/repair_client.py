@@ -95,7 +95,7 @@ def _certificate_files(settings: BookieSettings) -> _CertificateFiles:
 def own_certificate(settings: BookieSettings, *, now_s: Callable[[], float]) -> TlsFiles | None:
     """Return the files of the certificate that the client presents, to show when it expires; None: it presents none.
 
-    `now_s`: seconds since 1970. Raises BadRequest for files that cannot be used, and for a certificate that has expired.
+    `now_s`: seconds since 1970. Raises BadRequest for files that cannot be used, and for an expired certificate.
     """
     files = _certificate_files(settings)
     if not (files.ca_file and files.certificate_file):
@@ -107,7 +107,11 @@ def repair_token(settings: BookieSettings) -> FollowedFile[bytes] | None:
     """Return the file of the token that the settings name for the client, to show when it expires; None: it presents
     none, or one that the bookie itself makes, which does not expire. Raises BadRequest if it cannot be read."""
     path = settings.repair.token_file
-    return FollowedFile(path, lambda content: (content.split() or [b""])[0], what="the file of the token") if path else None
+    return (
+        FollowedFile(path, lambda content: (content.split() or [b""])[0], what="the file of the token")
+        if path
+        else None
+    )
 
 
 def _own_token(settings: BookieSettings, bookie_id: BookieId) -> FollowedFile[bytes]:
