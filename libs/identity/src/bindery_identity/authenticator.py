@@ -7,7 +7,8 @@
 | none of these, and a client certificate            | the name that CertificateRole chooses                           |
 | none                                               | the role for anonymous clients, if one is configured            |
 
-The certificate of a connection is compared with the clock at each request: it may expire while the connection is open.
+The certificate of a connection is checked at each request: while the connection is open, it may expire, and its CA may
+be removed.
 
 Wrong credentials are refused, also where anonymous clients are allowed. Credentials of a kind that is not configured
 are refused, too.
@@ -74,6 +75,10 @@ class CertificateNames(Protocol):
 
     @property
     def expires_at_s(self) -> float | None: ...
+
+    def refusal(self, now_s: float) -> str | None:
+        """Return why the certificate is not accepted any more; None: it is."""
+        ...
 
 
 class PasswordVerifier(Protocol):
@@ -228,10 +233,9 @@ class Authenticator:
                 type=self._certificate_role.value,
                 names=len(names),
             )
-        principal = Principal(role=names[0], method=Method.CERTIFICATE, expires_at_s=certificate.expires_at_s)
-        if principal.is_expired(self._now_s()):  # TLS compares it only when a connection begins
-            raise Unauthorized("the client certificate has expired; renew it, and connect with the new one")
-        return principal
+        if (reason := certificate.refusal(self._now_s())) is not None:
+            raise Unauthorized(reason)
+        return Principal(role=names[0], method=Method.CERTIFICATE, expires_at_s=certificate.expires_at_s)
 
     def _remedy(self) -> str:
         ways = []

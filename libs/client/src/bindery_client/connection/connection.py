@@ -95,6 +95,8 @@ class BookieConnection(asyncio.Protocol):
         self.bookie_id: Final = bookie_id
         self.wire_version: Final = wire_version
         self._security = security
+        self.generation = security.generation
+        """Generation of the credentials (`ClientSecurity.generation`) with which the newest attempt began."""
         self._handshaking: asyncio.Transport | None = None
         """Set during START_TLS and authentication."""
         self._tls_granted = False
@@ -219,6 +221,8 @@ class BookieConnection(asyncio.Protocol):
     async def _handshake(self, transport: asyncio.Transport, host: str) -> None:
         """Secure the connection and authenticate. Raises OSError, BinderyError."""
         security = self._security
+        security.poll()
+        self.generation, token = security.generation, security.current_token
         if security.tls is not None:
             answer = await self._ask(transport, v3.encode_request(StartTlsRequest(HANDSHAKE_TXN_ID)))
             status = getattr(v3.decode_response(answer), "status", None)
@@ -229,9 +233,9 @@ class BookieConnection(asyncio.Protocol):
             if secured is None or secured.is_closing():
                 raise BookieUnavailable("connection ended during the TLS handshake", bookie_id=self.bookie_id)
             self._handshaking = transport = secured
-        if security.token is not None:
+        if token is not None:
             codec = v3 if self.wire_version == v3.VERSION else v2
-            request = AuthRequest(HANDSHAKE_TXN_ID, security.plugin, security.token)
+            request = AuthRequest(HANDSHAKE_TXN_ID, security.plugin, token)
             response = codec.decode_response(await self._ask(transport, codec.encode_request(request)))
             # A bookie without authentication answers OK under another plugin name.
             if not isinstance(response, AuthResponse) or response.status != Status.OK:

@@ -1,7 +1,9 @@
 """ClientSecurity: TLS and credentials of the connections from a client to bookies.
 
-Only `load_security` reads certificates and tokens from files: tokens once; certificates again if they have changed,
-before a new connection. Settings, options and tasks hold the names of the files, as SecurityFiles:
+Only `load_security` reads certificates and tokens from files. They are read again if they have changed: before a new
+connection, and every RENEWAL_CHECK_S seconds by the pool, which then replaces the connections that use earlier ones
+(`pool`): servers end connections whose token or certificate has expired. Settings, options and tasks hold the names of
+the files, as SecurityFiles:
 
 | option           | environment variable            | content                                                       |
 |------------------|---------------------------------|---------------------------------------------------------------|
@@ -22,8 +24,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from bindery_core.errors import BadRequest
+from bindery_identity.followed import FollowedFile, FollowedFiles
 from bindery_identity.tls import FollowedContext, TlsFiles, client_tls
 
+RENEWAL_CHECK_S: Final = 1.0
+"""Seconds between two checks whether the files of credentials have changed. Services accept tokens for longer after
+their `exp` (`bindery_identity.tokens.CLOCK_SKEW_S`)."""
 PLUGIN: Final = "bindery"
 """Default authentication plugin: the one of Bindery's bookies."""
 
@@ -38,11 +44,33 @@ class ClientSecurity:
     """Name of the bookies' auth provider."""
     token: bytes | None = field(default=None, repr=False)
     """Sent to each bookie before any request. None: not sent; a certificate may suffice, or no token is required."""
+    token_files: FollowedFiles[bytes] | None = field(default=None, repr=False, compare=False)
+    """The files from which `token` was made; None: it never changes."""
 
     @property
     def is_needed(self) -> bool:
         """Whether a new connection needs START_TLS or authentication before requests."""
         return self.tls is not None or self.token is not None
+
+    @property
+    def current_token(self) -> bytes | None:
+        """`token`, as its files were when they were last read and usable."""
+        return self.token if self.token_files is None else self.token_files.value
+
+    @property
+    def files(self) -> tuple[FollowedFiles[Any], ...]:
+        """All files that may change."""
+        return tuple(files for files in (self.token_files, self.tls_files) if files is not None and files.paths)
+
+    @property
+    def generation(self) -> int:
+        """Number of times that the files were read again with success."""
+        return sum(files.replacements for files in self.files)
+
+    def poll(self) -> None:
+        """Read the files again if they have changed. Blocks for the time of the file system's calls. Never raises."""
+        for files in self.files:
+            files.poll()
 
     @property
     def tls_files(self) -> TlsFiles | None:
@@ -73,7 +101,7 @@ def load_security(
     """
     if ca_file is None and certificate_file is not None:
         raise BadRequest("a client certificate requires ca_file too: it is used with TLS only")
-    token = None
+    tokens: FollowedFile[bytes] | None = None
     context = None
     try:
         if ca_file is not None:
@@ -85,23 +113,26 @@ def load_security(
                 now_s=now_s,
             ).context
         if token_file is not None:
-            token = _first_line(Path(token_file).read_bytes())
-    except (OSError, BadRequest) as error:
+            tokens = FollowedFile(str(token_file), _first_line, what="the token file")
+    except BadRequest as error:
         raise BadRequest(
-            f"cannot load the client's TLS or token files: {getattr(error, 'strerror', None) or error}",
+            f"cannot load the client's TLS or token files: {error}",
             ca_file=ca_file,
             certificate_file=certificate_file,
             key_file=key_file,
             token_file=token_file,
         ) from error
-    if token == b"":
-        raise BadRequest("the token file is empty", token_file=token_file)
-    return ClientSecurity(tls=context, plugin=plugin, token=token)
+    token = None if tokens is None else tokens.value
+    return ClientSecurity(tls=context, plugin=plugin, token=token, token_files=tokens)
 
 
 def _first_line(text: bytes) -> bytes:
-    """Return the first line that is not blank, or nothing: clients may have the file of secrets of a bookie."""
-    return next((line.strip() for line in text.splitlines() if line.strip()), b"")
+    """Return the first line that is not blank: clients may have the file of secrets of a bookie. Raises BadRequest if
+    there is none."""
+    for line in text.splitlines():
+        if line.strip():
+            return line.strip()
+    raise BadRequest("the token file is empty")
 
 
 VARIABLES: Final = {
