@@ -31,6 +31,7 @@ Source: Pulsar's AuthenticationService and its rules for proxyRoles and the orig
 import base64
 import binascii
 import enum
+import functools
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Final, Protocol
@@ -39,8 +40,10 @@ from bindery_core.errors import Forbidden, Unauthorized
 
 from bindery_identity.basic import PASSWORD_SIZE_MAX
 from bindery_identity.principal import Method, Principal
-from bindery_identity.tokens import SUBJECT_SIZE_MAX, TOKEN_SIZE_MAX, TokenVerifier, is_subject
+from bindery_identity.tokens import SUBJECT_SIZE_MAX, TOKEN_SIZE_MAX, Bearer, TokenVerifier, is_subject
 
+BEARERS_CACHED_MAX: Final = 1_024
+"""Maximum number of bearers whose principals are kept, because clients repeat their token in each request."""
 _BASIC_SIZE_MAX: Final = 4 * (SUBJECT_SIZE_MAX * 4 + PASSWORD_SIZE_MAX)
 """Maximum bytes of the base64 of a name and a password."""
 
@@ -174,8 +177,7 @@ class Authenticator:
             raise Unauthorized("this service does not accept tokens")
         if len(token) > TOKEN_SIZE_MAX:
             raise Unauthorized("not a signed token")
-        bearer = self._tokens.verify(token, now_s=self._now_s())
-        return Principal(role=bearer.subject, method=bearer.method, expires_at_s=bearer.expires_at_s)
+        return _principal_of(self._tokens.verify(token, now_s=self._now_s()))
 
     def by_basic(self, encoded: bytes) -> Principal:
         """Return the principal by the base64 of `name:password`. Raises Unauthorized."""
@@ -244,6 +246,11 @@ class Authenticator:
         if self._certificate_role is not CertificateRole.NONE:
             ways.append("connect with a client certificate")
         return " or ".join(ways)
+
+
+@functools.lru_cache(BEARERS_CACHED_MAX)
+def _principal_of(bearer: Bearer) -> Principal:
+    return Principal(role=bearer.subject, method=bearer.method, expires_at_s=bearer.expires_at_s)
 
 
 def _decoded(encoded: bytes) -> bytes:

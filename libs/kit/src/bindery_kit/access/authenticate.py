@@ -61,6 +61,8 @@ Refuse = Callable[[Scope, Receive, Send, BinderyError, list[str]], Awaitable[Non
 class Credentials:
     """Those of one admitted request."""
 
+    __slots__ = ("_owner", "certificate", "generation", "headers", "principal", "watchers")
+
     def __init__(
         self, rechecks: "Rechecks[Credentials]", headers: Sequence[tuple[bytes, bytes]], certificate: Any
     ) -> None:
@@ -117,7 +119,11 @@ class Authenticate:
         state = scope.setdefault("state", {})
         credentials = Credentials(self._rechecks, scope["headers"], state.get(CERTIFICATE))
         try:
-            principal = credentials.principal = await self._sender(credentials, scope.get("client"))
+            if self._authenticator.is_slow(credentials.headers):
+                principal = await self._verified_in_thread(credentials, scope.get("client"))
+            else:
+                principal = self._verified(credentials)
+            credentials.principal = principal
         except (Unauthorized, Forbidden, TooManyRequests) as error:
             self._counts["refused", "unknown"] += 1
             client = scope.get("client") or ("",)
@@ -160,11 +166,9 @@ class Authenticate:
         )
         return page.render()
 
-    async def _sender(self, credentials: Credentials, client: Any) -> Principal:
-        if self._authenticator.is_slow(credentials.headers):
-            address = group_of(tuple(client) if client else None)
-            return await self._passwords.run(partial(self._verified, credentials), address=address)
-        return self._verified(credentials)
+    async def _verified_in_thread(self, credentials: Credentials, client: Any) -> Principal:
+        address = group_of(tuple(client) if client else None)
+        return await self._passwords.run(partial(self._verified, credentials), address=address)
 
     def _verified(self, credentials: Credentials) -> Principal:
         """Raises Unauthorized, Forbidden. May be called in a thread."""

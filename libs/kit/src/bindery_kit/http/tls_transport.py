@@ -212,10 +212,13 @@ class TlsConnection(asyncio.Protocol):
         assert self._inner is not None
         parts: list[bytes] = []
         is_ended = False
+        incoming, tls = self._incoming, self._tls
         try:
-            while part := self._tls.read(READ_SIZE):
+            while incoming.pending or tls.pending():  # not until SSLWantReadError, which costs more than decrypting
+                if not (part := tls.read(READ_SIZE)):
+                    is_ended = True
+                    break
                 parts.append(part)
-            is_ended = True
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLZeroReturnError:
