@@ -61,7 +61,7 @@ Refuse = Callable[[Scope, Receive, Send, BinderyError, list[str]], Awaitable[Non
 class Credentials:
     """Those of one admitted request."""
 
-    __slots__ = ("_owner", "certificate", "generation", "headers", "principal", "watchers")
+    __slots__ = ("_generation", "_rechecks", "certificate", "headers", "principal", "watchers")
 
     def __init__(
         self, rechecks: "Rechecks[Credentials]", headers: Sequence[tuple[bytes, bytes]], certificate: Any
