@@ -34,6 +34,7 @@ ON_BOTH_LOOPS = (
     "test_protocol_v2.py",
     "test_tls.py",
     "test_authentication.py",
+    "test_sessions.py",
 )
 """Files whose tests run on uvloop, as a bookie does, and on asyncio, as a simulation does: the transports of the two
 pause, buffer and close differently."""

@@ -18,7 +18,7 @@
 | bindery_bookie_storage_<name>                            | gauge   | each number of StorageStats, by shard           |
 | bindery_bookie_connections, _long_polls, ..._size        | gauge   | current values                                  |
 | bindery_bookie_bad_frames                                | counter | connections closed because of malformed frames  |
-| bindery_bookie_auth_failures                             | counter | connections that failed to authenticate         |
+| bindery_bookie_auth_failures                             | counter | connections without accepted credentials        |
 | bindery_bookie_forbidden_requests                        | counter | requests that the roles of clients forbid       |
 | bindery_bookie_connections_ended_total                   | counter | connections that a limit ended, by reason       |
 | bindery_bookie_held_bytes, _held_bytes_max               | gauge   | bytes that slow clients hold, by kind; limits   |
@@ -153,7 +153,7 @@ class BookieMetrics:
             ("bookie_BOOKIE_FORCE_LEDGER", "Force requests.", forces.success.count + forces.failure.count),
             ("bookie_WRITE_BYTES", "Bytes of entries stored.", self.write_bytes),
             ("bookie_READ_BYTES", "Bytes of entries read.", self.read_bytes),
-            ("bindery_bookie_auth_failures", "Connections that failed to authenticate.", self.auth_failures),
+            ("bindery_bookie_auth_failures", "Connections without accepted credentials.", self.auth_failures),
             ("bindery_bookie_forbidden_requests", "Requests that the roles of clients forbid.", self.forbidden),
             ("bindery_bookie_bad_frames", "Connections closed because of malformed frames.", self.bad_frames),
         ):
