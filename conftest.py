@@ -53,6 +53,7 @@ LONGEST: Final = (
     *ONE_SPARK,
     "services/auditor/tests/*test_process.py",
     "cli/tests/*test_kill_all.py",
+    "cli/tests/*test_move_to_secure.py",
     "cli/tests/*test_recovery_cluster.py",
     "e2e/simulation/tests/service/*test_world.py",
     "spark-jobs/tests/*test_session.py",
