@@ -88,6 +88,8 @@ class AuditorProcess:
         self._tls.add("bookies", self._security.tls_files)
         for files in self._tls.files:
             self._files.follow(files)
+        if self._security.token_file is not None:
+            self._files.follow(self._security.token_file)
         self._server = HttpServer(
             OpsApp(
                 self._health,

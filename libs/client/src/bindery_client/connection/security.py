@@ -1,7 +1,8 @@
 """ClientSecurity: TLS and credentials of the connections from a client to bookies.
 
-Only `load_security` reads certificates and tokens from files: tokens once; certificates again if they have changed,
-before a new connection. Settings, options and tasks hold the names of the files, as SecurityFiles:
+Only `load_security` reads certificates and tokens from files. Files that have changed are read again before a new
+connection; while they cannot be used, the last good ones are. Settings, options and tasks hold the names of the files,
+as SecurityFiles:
 
 | option           | environment variable            | content                                                       |
 |------------------|---------------------------------|---------------------------------------------------------------|
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bindery_core.errors import BadRequest
+from bindery_identity.followed import FollowedFile
 from bindery_identity.tls import FollowedContext, TlsFiles, client_tls
 
 PLUGIN: Final = "bindery"
@@ -38,11 +40,20 @@ class ClientSecurity:
     """Name of the bookies' auth provider."""
     token: bytes | None = field(default=None, repr=False)
     """Sent to each bookie before any request. None: not sent; a certificate may suffice, or no token is required."""
+    token_file: FollowedFile[bytes] | None = None
+    """The file from which `token` was read: a new connection sends its newest token. None: `token` never changes."""
 
     @property
     def is_needed(self) -> bool:
         """Whether a new connection needs START_TLS or authentication before requests."""
         return self.tls is not None or self.token is not None
+
+    def newest_token(self) -> bytes | None:
+        """Return the token that a new connection sends; None: none. Blocks for the time of the file system's calls."""
+        if self.token_file is None:
+            return self.token
+        self.token_file.poll()
+        return self.token_file.value
 
     @property
     def tls_files(self) -> TlsFiles | None:
@@ -73,7 +84,7 @@ def load_security(
     """
     if ca_file is None and certificate_file is not None:
         raise BadRequest("a client certificate requires ca_file too: it is used with TLS only")
-    token = None
+    followed = None
     context = None
     try:
         if ca_file is not None:
@@ -85,7 +96,7 @@ def load_security(
                 now_s=now_s,
             ).context
         if token_file is not None:
-            token = _first_line(Path(token_file).read_bytes())
+            followed = FollowedFile(str(token_file), _first_line, what="the token file")
     except (OSError, BadRequest) as error:
         raise BadRequest(
             f"cannot load the client's TLS or token files: {getattr(error, 'strerror', None) or error}",
@@ -94,14 +105,16 @@ def load_security(
             key_file=key_file,
             token_file=token_file,
         ) from error
-    if token == b"":
-        raise BadRequest("the token file is empty", token_file=token_file)
-    return ClientSecurity(tls=context, plugin=plugin, token=token)
+    token = None if followed is None else followed.value
+    return ClientSecurity(tls=context, plugin=plugin, token=token, token_file=followed)
 
 
 def _first_line(text: bytes) -> bytes:
-    """Return the first line that is not blank, or nothing: clients may have the file of secrets of a bookie."""
-    return next((line.strip() for line in text.splitlines() if line.strip()), b"")
+    """Return the first line that is not blank: clients may have the file of secrets of a bookie. Raises BadRequest."""
+    found = next((line.strip() for line in text.splitlines() if line.strip()), b"")
+    if not found:
+        raise BadRequest("the token file is empty; write the token to its first line")
+    return found
 
 
 VARIABLES: Final = {
