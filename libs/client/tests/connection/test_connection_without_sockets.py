@@ -3,10 +3,11 @@
 import asyncio
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from bindery_client.connection.connection import CLOSED_BY_PEER, BookieConnection
-from bindery_client.connection.security import NO_SECURITY, ClientSecurity
+from bindery_client.connection.security import NO_SECURITY, ClientSecurity, load_security
 from bindery_core.errors import BinderyError, BookieUnavailable
 from bindery_core.ids import BookieId
 from bindery_core.wire import v2, v3
@@ -636,6 +637,23 @@ async def test_the_token_is_sent_first_and_requests_follow_its_acceptance(wire_v
     await settle()
     assert bench.connection.is_connected
     assert bench.wire.written[1:] == [b"<1>"]
+
+
+async def test_a_new_connection_presents_the_token_that_the_file_has_then(tmp_path: Path) -> None:
+    path, following = tmp_path / "token", tmp_path / "following"
+    path.write_text("one")
+    bench = Bench(security=load_security(token_file=path))
+    for token in (b"one", b"two"):
+        bench.send(b"<1>", [1])
+        await settle()
+        (request,) = v3.decode_requests([bench.wire.written[0][4:]])
+        assert request.payload == token  # type: ignore[union-attr]
+        bench.wire.receive(v3.encode_response(AuthResponse(0, Status.OK, TOKEN.plugin)))
+        await settle()
+        following.write_text("two")
+        following.rename(path)
+        bench.wire.lose(None)
+        await settle()
 
 
 @pytest.mark.parametrize(

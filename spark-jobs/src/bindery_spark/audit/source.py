@@ -1,24 +1,45 @@
 """Interface between an audit and the cluster, so that a run can be tested without a cluster."""
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 import pyarrow.parquet as parquet
 from bindery_client.connection.security import NO_FILES, SecurityFiles
+from bindery_core.errors import NoSuchNode
 from bindery_core.ids import LedgerId
 from bindery_metadata.ledgers.verified_records import Verified
 from bindery_metadata.recovery.last_audits import LastAudit
+from bindery_metadata.stores.zookeeper_access import NO_ACCESS, AccessFiles
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from bindery_spark.audit import cluster_facts as driver
 from bindery_spark.audit.cluster_facts import Facts
 from bindery_spark.schemas import TABLES
+from bindery_spark.sources import bookie_access, cluster
 from bindery_spark.sources.block_reader import read_blocks
 from bindery_spark.sources.metadata import MetadataReader
 from bindery_spark.sources.options import LedgersOptions, MetadataOptions, parse_size
+
+CHECK_TIMEOUT_S: Final = 5.0
+"""Maximum time in seconds that a bookie may take to accept the credentials of a run before it begins."""
+
+
+def check_access(zookeeper: str, ledgers_root: str, security: SecurityFiles, access: AccessFiles) -> None:
+    """Connect to ZooKeeper and the bookies. Raises Unauthorized if the bookies refuse the credentials, what ZooKeeper
+    raises, and BadRequest if a file cannot be used. A cluster that does not exist is not reported here."""
+
+    async def ask() -> None:
+        async with cluster.connected(
+            zookeeper, ledgers_root, timeout_s=CHECK_TIMEOUT_S, security=security, access=access
+        ) as here:
+            await bookie_access.check(here.pool, security, timeout_s=CHECK_TIMEOUT_S)
+
+    with suppress(NoSuchNode):
+        cluster.run(ask)
 
 
 class Source(Protocol):
@@ -53,11 +74,13 @@ class ClusterSource:
     rate: str
     timeout_s: float
     security: SecurityFiles = NO_FILES
+    access: AccessFiles = NO_ACCESS
 
     def keep_table(self, name: str, directory: Path) -> None:
         """Read the table in the driver, which takes less time than starting readers in Spark."""
         where = {"zookeeper": self.zookeeper, "ledgers_root": self.ledgers_root, "table": name}
-        reader = MetadataReader(replace(MetadataOptions.parse(where), security=self.security), TABLES[name])
+        options = replace(MetadataOptions.parse(where), security=self.security, access=self.access)
+        reader = MetadataReader(options, TABLES[name])
         directory.mkdir(parents=True, exist_ok=True)
         making = directory / "part-0.making"
         with parquet.ParquetWriter(making, to_arrow_schema(TABLES[name], timezone="UTC")) as writer:
@@ -76,6 +99,7 @@ class ClusterSource:
             rate=parse_size(self.rate, name="rate"),
             timeout_s=self.timeout_s,
             security=self.security,
+            access=self.access,
         )
         ledger_ids = [LedgerId(each) for each in ids]
         return read_blocks(self.spark, options, ledger_ids, unexpected_in=unexpected_in, unexpected_on=unexpected_on)

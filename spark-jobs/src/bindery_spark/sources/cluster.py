@@ -20,8 +20,10 @@ from bindery_metadata.bookies.directory import BookieDirectory
 from bindery_metadata.layout.layout import LedgersLayout
 from bindery_metadata.ledgers.ledger_manager import LedgerManager
 from bindery_metadata.stores.zookeeper import ZooKeeperStore
+from bindery_metadata.stores.zookeeper_access import NO_ACCESS, AccessFiles
 
 from bindery_spark.reading import zookeeper as zookeeper_connection
+from bindery_spark.sources.bookie_access import explained
 
 T = TypeVar("T")
 TIMER_TICK_S: Final = 0.05
@@ -46,11 +48,18 @@ class Cluster:
 
 @asynccontextmanager
 async def connected(
-    zookeeper: str, ledgers_root: str, *, timeout_s: float, security: SecurityFiles = NO_FILES
+    zookeeper: str,
+    ledgers_root: str,
+    *,
+    timeout_s: float,
+    security: SecurityFiles = NO_FILES,
+    access: AccessFiles = NO_ACCESS,
 ) -> AsyncIterator[Cluster]:
-    """Connect to the cluster. `timeout_s`: per-bookie read timeout; `security`: credentials presented to bookies.
+    """Connect to the cluster. `timeout_s`: per-bookie read timeout; `security`: credentials presented to bookies;
+    `access`: those presented to ZooKeeper.
 
-    Raises MetadataUnavailable if ZooKeeper does not answer, BadRequest if a credential file is unusable.
+    Raises MetadataUnavailable if ZooKeeper does not answer, BadRequest if a credential file is unusable, Unauthorized
+    if the bookies refuse the credentials.
     """
     credentials = security.load()
     layout = LedgersLayout(ledgers_root)
@@ -63,14 +72,15 @@ async def connected(
         timer_tick_s=min(TIMER_TICK_S, timeout_s / 4),
     )
     randomness = RANDOMNESS
-    store = await zookeeper_connection.connect(zookeeper)
+    store = await zookeeper_connection.connect(zookeeper, access)
     try:
         directory = BookieDirectory(store, layout)
         await directory.start()
         pool = BookiePool(directory, settings=settings, randomness=randomness, security=credentials)
         manager = LedgerManager(store, layout, randomness=randomness)
         try:
-            yield Cluster(store, layout, directory, manager, pool)
+            async with explained(security):
+                yield Cluster(store, layout, directory, manager, pool)
         finally:
             await pool.close()
             await directory.close()

@@ -229,9 +229,10 @@ class BookieConnection(asyncio.Protocol):
             if secured is None or secured.is_closing():
                 raise BookieUnavailable("connection ended during the TLS handshake", bookie_id=self.bookie_id)
             self._handshaking = transport = secured
-        if security.token is not None:
+        token = security.newest_token()
+        if token is not None:
             codec = v3 if self.wire_version == v3.VERSION else v2
-            request = AuthRequest(HANDSHAKE_TXN_ID, security.plugin, security.token)
+            request = AuthRequest(HANDSHAKE_TXN_ID, security.plugin, token)
             response = codec.decode_response(await self._ask(transport, codec.encode_request(request)))
             # A bookie without authentication answers OK under another plugin name.
             if not isinstance(response, AuthResponse) or response.status != Status.OK:

@@ -1,7 +1,7 @@
 """ClientSecurity: TLS and credentials of the connections from a client to bookies.
 
-Only `load_security` reads certificates and tokens from files: tokens once; certificates again if they have changed,
-before a new connection. Settings, options and tasks hold the names of the files, as SecurityFiles:
+Only `load_security` reads certificates and tokens from files, and each new connection reads them again if they have
+changed. Settings, options and tasks hold the names of the files, as SecurityFiles:
 
 | option           | environment variable            | content                                                       |
 |------------------|---------------------------------|---------------------------------------------------------------|
@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from bindery_core.errors import BadRequest
 from bindery_identity.tls import FollowedContext, TlsFiles, client_tls
+from bindery_identity.token_file import TokenFile
 
 PLUGIN: Final = "bindery"
 """Default authentication plugin: the one of Bindery's bookies."""
@@ -38,6 +39,12 @@ class ClientSecurity:
     """Name of the bookies' auth provider."""
     token: bytes | None = field(default=None, repr=False)
     """Sent to each bookie before any request. None: not sent; a certificate may suffice, or no token is required."""
+    token_file: TokenFile | None = field(default=None, repr=False, compare=False)
+    """The file whose first content is `token`; None: the token does not change."""
+
+    def newest_token(self) -> bytes | None:
+        """Return the token for a new connection, from its file if that has changed. None: there is none."""
+        return self.token if self.token_file is None else self.token_file.newest()
 
     @property
     def is_needed(self) -> bool:
@@ -64,7 +71,7 @@ def load_security(
     plugin: str = PLUGIN,
     now_s: Callable[[], float] | None = None,
 ) -> ClientSecurity:
-    """Load PEM files and a file whose first line is the token. TLS is used if `ca_file` is given.
+    """Load PEM files and the token in `token_file` (`TokenFile`). TLS is used if `ca_file` is given.
 
     `certificate_file`, `key_file`: presented to bookies that require client certificates. `check_hostname`: the
     bookie's certificate must name the host that the client connects to. `now_s`: seconds since 1970, to refuse an own
@@ -73,7 +80,7 @@ def load_security(
     """
     if ca_file is None and certificate_file is not None:
         raise BadRequest("a client certificate requires ca_file too: it is used with TLS only")
-    token = None
+    tokens = None
     context = None
     try:
         if ca_file is not None:
@@ -85,23 +92,17 @@ def load_security(
                 now_s=now_s,
             ).context
         if token_file is not None:
-            token = _first_line(Path(token_file).read_bytes())
-    except (OSError, BadRequest) as error:
+            tokens = TokenFile(str(token_file))
+    except BadRequest as error:
         raise BadRequest(
-            f"cannot load the client's TLS or token files: {getattr(error, 'strerror', None) or error}",
+            f"cannot load the client's TLS or token files: {error.message}",
             ca_file=ca_file,
             certificate_file=certificate_file,
             key_file=key_file,
             token_file=token_file,
         ) from error
-    if token == b"":
-        raise BadRequest("the token file is empty", token_file=token_file)
-    return ClientSecurity(tls=context, plugin=plugin, token=token)
-
-
-def _first_line(text: bytes) -> bytes:
-    """Return the first line that is not blank, or nothing: clients may have the file of secrets of a bookie."""
-    return next((line.strip() for line in text.splitlines() if line.strip()), b"")
+    token = None if tokens is None else tokens.value
+    return ClientSecurity(tls=context, plugin=plugin, token=token, token_file=tokens)
 
 
 VARIABLES: Final = {

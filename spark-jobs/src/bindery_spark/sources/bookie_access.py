@@ -1,0 +1,114 @@
+"""Explain to users of jobs why bookies refuse them, and check before an audit that they do not.
+
+Without the check, an audit with wrong credentials would try to read every copy, and report all of them as unknown.
+
+| bookies                              | check                                                                 |
+|--------------------------------------|-----------------------------------------------------------------------|
+| one accepts the credentials          | passes: the audit reports the others                                  |
+| all that answer refuse them          | raises Unauthorized, with the reason of one of them and what to do    |
+| none answers                         | passes: the audit reports them as unreachable                         |
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+from bindery_client.connection.pool import BookiePool
+from bindery_client.connection.security import VARIABLES, SecurityFiles
+from bindery_client.ledger.bookie_requests import FREE_SPACE
+from bindery_core.errors import BinderyError, BookieUnavailable, Unauthorized
+from bindery_core.ids import BookieId
+from bindery_core.wire import v3
+from bindery_core.wire.messages import BookieInfoRequest, Status
+
+UNTRUSTED: Final = "CERTIFICATE_VERIFY_FAILED"
+"""Part of the error if the certificate of a bookie is not trusted."""
+NO_TLS: Final = "bookie refuses TLS"
+WRONG_TOKEN: Final = "bookie rejects the credentials"  # noqa: S105
+NOT_AUTHENTICATED: Final = ("bookie refuses the operation", "the bookie refuses this client")
+
+
+def advice(text: str, security: SecurityFiles) -> str:
+    """Return what to do about an error of a bookie connection with this text; empty if it is no refusal."""
+    if UNTRUSTED in text:
+        return f"Name the CA of the bookies' certificates in {_name('ca_file')}"
+    if NO_TLS in text:
+        return f"These bookies have no TLS: set neither {_name('ca_file')}"
+    if WRONG_TOKEN in text:
+        return f"Put a token that the bookies accept into the file of {_name('token_file')}"
+    if not any(part in text for part in NOT_AUTHENTICATED):
+        return ""
+    missing = [_name(name) for name in ("token_file", "ca_file") if not getattr(security, name)]
+    if missing:
+        return f"Bookies that require a token or TLS need {', and '.join(missing)}"
+    return "The role of the token must be one of auth.client_roles of the bookies"
+
+
+def _name(option: str) -> str:
+    return f"option {option} or {VARIABLES[option]}"
+
+
+@asynccontextmanager
+async def explained(security: SecurityFiles) -> AsyncIterator[None]:
+    """Replace an error in the block, if bookies refused the client, by Unauthorized, which says what to do."""
+    try:
+        yield
+    except BinderyError as error:
+        what_to_do = advice(_text(error), security)
+        if not what_to_do:
+            raise
+        raise Unauthorized(f"{_text(error)}. {what_to_do}") from error
+
+
+def _text(error: BaseException) -> str:
+    """Return the error and its causes."""
+    cause = error.__cause__
+    return str(error) if cause is None or str(cause) in str(error) else f"{error}: {_text(cause)}"
+
+
+async def check(pool: BookiePool, security: SecurityFiles, *, timeout_s: float) -> None:
+    """Ask each registered bookie for its free space. Raises Unauthorized if all that answer refuse."""
+    errors = await _Answers(pool).run(list(pool.directory.bookies), timeout_s=timeout_s)
+    refusals = {bookie_id: text for bookie_id, text in errors.items() if text is None or advice(text, security)}
+    if refusals and None not in refusals.values():
+        bookie_id, text = min(refusals.items())
+        raise Unauthorized(
+            f"bookies refuse this job, {bookie_id} for example: {text}. {advice(text or '', security)}",
+        )
+
+
+class _Answers:
+    """Asks bookies for something that needs the same role as reading entries."""
+
+    def __init__(self, pool: BookiePool) -> None:
+        self._pool = pool
+        self._errors: dict[BookieId, str | None] = {}
+        self._expected = 0
+        self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def run(self, bookies: Sequence[BookieId], *, timeout_s: float) -> dict[BookieId, str | None]:
+        """Return the error of each bookie; None: it answered."""
+        self._expected = len(bookies)
+        for bookie_id in bookies:
+            request = BookieInfoRequest(self._pool.txn_id(), FREE_SPACE)
+            frame = v3.encode_request(request)
+            self._pool.connection(bookie_id).send(frame, (request.txn_id,), self, timeout_s=timeout_s)
+        if bookies:
+            await self._done
+        return self._errors
+
+    def answered(self, bookie_id: BookieId, responses: list[Any]) -> None:
+        status = responses[-1].status
+        refused = BookieUnavailable(NOT_AUTHENTICATED[0], bookie_id=bookie_id, status=status)
+        self._note(bookie_id, str(refused) if status == Status.UNAUTHORIZED else None)
+
+    def failed(self, bookie_id: BookieId, error: BinderyError) -> None:
+        self._note(bookie_id, _text(error))
+
+    expired = failed
+
+    def _note(self, bookie_id: BookieId, error: str | None) -> None:
+        self._errors[bookie_id] = error
+        if len(self._errors) == self._expected and not self._done.done():
+            self._done.set_result(None)
