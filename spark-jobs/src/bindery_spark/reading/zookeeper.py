@@ -7,6 +7,7 @@ machines.
 
 import os
 
+from bindery_core.errors import MetadataUnreachable
 from bindery_metadata.stores.zookeeper import ZooKeeperStore
 from bindery_metadata.stores.zookeeper_access import VARIABLES, AccessFiles
 
@@ -22,4 +23,9 @@ async def connect(zookeeper: str, access: AccessFiles | None = None) -> ZooKeepe
     Raises MetadataUnavailable, and BadRequest if a variable or a file is unusable.
     """
     files = AccessFiles.of(os.environ) if access is None else access
-    return await ZooKeeperStore.connect(zookeeper, access=files.load(name_of))
+    try:
+        return await ZooKeeperStore.connect(zookeeper, access=files.load(name_of))
+    except MetadataUnreachable as error:
+        if files.ca_file:
+            raise
+        raise MetadataUnreachable(f"{error}. Servers that require TLS need {name_of('ca_file')}") from error

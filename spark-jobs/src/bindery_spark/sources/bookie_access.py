@@ -5,7 +5,7 @@ Without the check, an audit with wrong credentials would try to read every copy,
 | bookies                              | check                                                                 |
 |--------------------------------------|-----------------------------------------------------------------------|
 | one accepts the credentials          | passes: the audit reports the others                                  |
-| all that answer refuse them          | raises Unauthorized, with the reason of one of them and what to do    |
+| all that answer refuse them          | fails, with the reason of one of them and what to do                  |
 | none answers                         | passes: the audit reports them as unreachable                         |
 """
 
@@ -22,7 +22,7 @@ from bindery_core.ids import BookieId
 from bindery_core.wire import v3
 from bindery_core.wire.messages import BookieInfoRequest, Status
 
-UNTRUSTED: Final = "CERTIFICATE_VERIFY_FAILED"
+UNTRUSTED: Final = "its certificate is not trusted"
 """Part of the error if the certificate of a bookie is not trusted."""
 NO_TLS: Final = "bookie refuses TLS"
 WRONG_TOKEN: Final = "bookie rejects the credentials"  # noqa: S105
@@ -35,8 +35,12 @@ def advice(text: str, security: SecurityFiles) -> str:
         return f"Name the CA of the bookies' certificates in {_name('ca_file')}"
     if NO_TLS in text:
         return f"These bookies have no TLS: set neither {_name('ca_file')}"
-    if WRONG_TOKEN in text:
+    if WRONG_TOKEN in text and security.ca_file:
         return f"Put a token that the bookies accept into the file of {_name('token_file')}"
+    if WRONG_TOKEN in text:
+        return (
+            f"Bookies that require TLS need {_name('ca_file')}; otherwise the token in {_name('token_file')} is wrong"
+        )
     if not any(part in text for part in NOT_AUTHENTICATED):
         return ""
     missing = [_name(name) for name in ("token_file", "ca_file") if not getattr(security, name)]
@@ -55,27 +59,20 @@ async def explained(security: SecurityFiles) -> AsyncIterator[None]:
     try:
         yield
     except BinderyError as error:
-        what_to_do = advice(_text(error), security)
+        what_to_do = advice(str(error), security)
         if not what_to_do:
             raise
-        raise Unauthorized(f"{_text(error)}. {what_to_do}") from error
-
-
-def _text(error: BaseException) -> str:
-    """Return the error and its causes."""
-    cause = error.__cause__
-    return str(error) if cause is None or str(cause) in str(error) else f"{error}: {_text(cause)}"
+        raise Unauthorized(f"{error}. {what_to_do}") from error
 
 
 async def check(pool: BookiePool, security: SecurityFiles, *, timeout_s: float) -> None:
-    """Ask each registered bookie for its free space. Raises Unauthorized if all that answer refuse."""
+    """Ask each registered bookie for its free space. Raises BookieUnavailable if all that answer refuse; call it in a
+    block of `explained`."""
     errors = await _Answers(pool).run(list(pool.directory.bookies), timeout_s=timeout_s)
     refusals = {bookie_id: text for bookie_id, text in errors.items() if text is None or advice(text, security)}
     if refusals and None not in refusals.values():
         bookie_id, text = min(refusals.items())
-        raise Unauthorized(
-            f"bookies refuse this job, {bookie_id} for example: {text}. {advice(text or '', security)}",
-        )
+        raise BookieUnavailable(f"no bookie accepts this job; {bookie_id}: {text}")
 
 
 class _Answers:
@@ -99,12 +96,11 @@ class _Answers:
         return self._errors
 
     def answered(self, bookie_id: BookieId, responses: list[Any]) -> None:
-        status = responses[-1].status
-        refused = BookieUnavailable(NOT_AUTHENTICATED[0], bookie_id=bookie_id, status=status)
-        self._note(bookie_id, str(refused) if status == Status.UNAUTHORIZED else None)
+        is_refused = responses[-1].status == Status.UNAUTHORIZED
+        self._note(bookie_id, NOT_AUTHENTICATED[0] if is_refused else None)
 
     def failed(self, bookie_id: BookieId, error: BinderyError) -> None:
-        self._note(bookie_id, _text(error))
+        self._note(bookie_id, error.message)
 
     expired = failed
 

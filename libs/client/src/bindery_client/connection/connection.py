@@ -16,6 +16,7 @@ requests expire at most two ticks late.
 """
 
 import asyncio
+import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Any, Final, Protocol, cast
@@ -124,6 +125,8 @@ class BookieConnection(asyncio.Protocol):
         self._tick_timer: asyncio.TimerHandle | None = None
         self._backoff = Backoff(settings.reconnect_pause_s, settings.reconnect_pause_s_max)
         self._retry_at = 0.0
+        self._why = ""
+        """Why the last attempt to connect failed, see `_why`."""
         self._received_at = 0.0
         self._closed = False
 
@@ -178,7 +181,9 @@ class BookieConnection(asyncio.Protocol):
             return BookieUnavailable("connection was closed", bookie_id=self.bookie_id)
         if self._transport is None and self._connecting is None and now < self._retry_at:
             return BookieUnavailable(
-                "bookie cannot be reached", bookie_id=self.bookie_id, retry_in_s=round(self._retry_at - now, 3)
+                f"bookie cannot be reached{self._why}",
+                bookie_id=self.bookie_id,
+                retry_in_s=round(self._retry_at - now, 3),
             )
         if self._bytes_in_flight and self._bytes_in_flight + size > self._settings.connection_bytes_max:
             return BookieUnavailable(
@@ -209,7 +214,8 @@ class BookieConnection(asyncio.Protocol):
             delay_s = self._backoff.next_delay_s()
             self._retry_at = self._loop.time() + delay_s
             log.info("bookie_connect_failed", bookie_id=self.bookie_id, error=repr(error), pause_s=delay_s)
-            self._fail_all(_unavailable("bookie cannot be reached", self.bookie_id, error))
+            self._why = _why(error)
+            self._fail_all(_unavailable(f"bookie cannot be reached{self._why}", self.bookie_id, error))
         finally:
             self._connecting = None
             if self._handshaking is not None:
@@ -468,6 +474,14 @@ class BookieConnection(asyncio.Protocol):
         if self._received_at <= batch.sent_at:
             # No byte arrived since: the peer may be gone without closing, so the next request opens a new connection.
             self._abort()
+
+
+def _why(error: Exception) -> str:
+    """Return why a handshake failed, as a part of a message; empty if the network is the reason. Messages of failed
+    operations on several bookies have only the messages of their errors."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f": its certificate is not trusted ({error.verify_message.rstrip('.')})"
+    return f": {error.message}" if isinstance(error, BinderyError) else ""
 
 
 def _unavailable(message: str, bookie_id: BookieId, cause: BaseException | None) -> BookieUnavailable:
