@@ -27,10 +27,13 @@ from bindery_spark.sources.topic.options import TOPIC_FORMAT, TopicOptions
 from bindery_spark.sources.topic.source import TopicReader
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 ORDERS = TopicName.parse("orders")
 PAYLOADS = ["one", "two", "three"]
+TOO_SLOW = "failed to connect back"
+"""What Spark says if a Python process does not start within its ten seconds, as on a machine that is very busy."""
 
 
 class Access:
@@ -101,6 +104,23 @@ def write(options: dict[str, str]) -> int:
     return write_rows(iter([rows]), parsed, sink_id="me", batch=0, partition=0).stored
 
 
+def run_stream(spark: SparkSession, source: dict[str, str], sink: dict[str, str], checkpoint: Path) -> StreamingQuery:
+    """Run a stream over the present messages, and return its query. Raises PySparkException. A start that Spark gives
+    up, because a Python process was too slow, is repeated."""
+    while True:
+        messages = spark.readStream.format(TOPIC_FORMAT).options(**source, topic="orders").load()
+        writer = messages.select("payload", "key").writeStream.format(TOPIC_FORMAT).options(**sink)
+        writer = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
+        query = writer.start()
+        try:
+            query.awaitTermination()
+        except PySparkException as error:
+            if TOO_SLOW not in str(error):
+                raise
+        else:
+            return query
+
+
 def without(options: dict[str, str], name: str, value: str | None = None) -> dict[str, str]:
     """Return the options with another value, or without the option."""
     return {each: text for each, text in {**options, name: value}.items() if text is not None}
@@ -109,10 +129,7 @@ def without(options: dict[str, str], name: str, value: str | None = None) -> dic
 def test_a_stream_runs_from_topic_to_topic_and_shows_no_secret(
     spark: SparkSession, access: Access, tmp_path: Path
 ) -> None:
-    messages = spark.readStream.format(TOPIC_FORMAT).options(**access.read, topic="orders").load()
-    writer = messages.select("payload", "key").writeStream.format(TOPIC_FORMAT).options(**access.write, topic="copies")
-    query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
-    query.awaitTermination()
+    query = run_stream(spark, access.read, {**access.write, "topic": "copies"}, tmp_path / "checkpoint")
     shown = [
         query._jsq.explainInternal(True),
         str(query.recentProgress),
@@ -128,11 +145,8 @@ def test_a_stream_with_a_wrong_token_fails_and_says_what_to_do(
     spark: SparkSession, access: Access, tmp_path: Path, wrong_token: str
 ) -> None:
     options = without(access.read, "token_file", wrong_token)
-    messages = spark.readStream.format(TOPIC_FORMAT).options(**options, topic="orders").load()
-    writer = messages.select("payload").writeStream.format(TOPIC_FORMAT).options(**access.write, topic="refused")
-    query = writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start()
     with pytest.raises(PySparkException, match="bookie rejects the credentials") as error:
-        query.awaitTermination()
+        run_stream(spark, options, {**access.write, "topic": "refused"}, tmp_path / "checkpoint")
     assert "Put a token that the bookies accept into the file of option token_file" in str(error.value)
     assert Path(wrong_token).read_text().strip() not in str(error.value)
 

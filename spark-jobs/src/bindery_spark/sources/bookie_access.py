@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
+from bindery_client.connection.connection import NOT_TRUSTED, REFUSES_CLIENT, REFUSES_TLS, REJECTS_CREDENTIALS
 from bindery_client.connection.pool import BookiePool
 from bindery_client.connection.security import VARIABLES, SecurityFiles
 from bindery_client.ledger.bookie_requests import FREE_SPACE
@@ -22,26 +23,23 @@ from bindery_core.ids import BookieId
 from bindery_core.wire import v3
 from bindery_core.wire.messages import BookieInfoRequest, Status
 
-UNTRUSTED: Final = "its certificate is not trusted"
-"""Part of the error if the certificate of a bookie is not trusted."""
-NO_TLS: Final = "bookie refuses TLS"
-WRONG_TOKEN: Final = "bookie rejects the credentials"  # noqa: S105
-NOT_AUTHENTICATED: Final = ("bookie refuses the operation", "the bookie refuses this client")
+REFUSES_READER: Final = "the bookie refuses this client"
+"""Part of the error of a read that a bookie refuses."""
 
 
 def advice(text: str, security: SecurityFiles) -> str:
     """Return what to do about an error of a bookie connection with this text; empty if it is no refusal."""
-    if UNTRUSTED in text:
+    if NOT_TRUSTED in text:
         return f"Name the CA of the bookies' certificates in {_name('ca_file')}"
-    if NO_TLS in text:
-        return f"These bookies have no TLS: set neither {_name('ca_file')}"
-    if WRONG_TOKEN in text and security.ca_file:
+    if REFUSES_TLS in text:
+        return f"These bookies have no TLS: leave out {_name('ca_file')}"
+    if REJECTS_CREDENTIALS in text and security.ca_file:
         return f"Put a token that the bookies accept into the file of {_name('token_file')}"
-    if WRONG_TOKEN in text:
+    if REJECTS_CREDENTIALS in text:
         return (
             f"Bookies that require TLS need {_name('ca_file')}; otherwise the token in {_name('token_file')} is wrong"
         )
-    if not any(part in text for part in NOT_AUTHENTICATED):
+    if REFUSES_CLIENT not in text and REFUSES_READER not in text:
         return ""
     missing = [_name(name) for name in ("token_file", "ca_file") if not getattr(security, name)]
     if missing:
@@ -97,7 +95,7 @@ class _Answers:
 
     def answered(self, bookie_id: BookieId, responses: list[Any]) -> None:
         is_refused = responses[-1].status == Status.UNAUTHORIZED
-        self._note(bookie_id, NOT_AUTHENTICATED[0] if is_refused else None)
+        self._note(bookie_id, REFUSES_CLIENT if is_refused else None)
 
     def failed(self, bookie_id: BookieId, error: BinderyError) -> None:
         self._note(bookie_id, error.message)

@@ -45,6 +45,10 @@ log = structlog.get_logger()
 
 CLOSED_BY_PEER: Final = "closed by peer"
 """Cause in the error for a connection that the bookie closed in an orderly way."""
+REFUSES_CLIENT: Final = "bookie refuses the operation: not authenticated, or not allowed"
+REJECTS_CREDENTIALS: Final = "bookie rejects the credentials"
+REFUSES_TLS: Final = "bookie refuses TLS"
+NOT_TRUSTED: Final = "its certificate is not trusted"
 HANDSHAKE_TXN_ID: Final = 0
 """Transaction id of START_TLS and AUTH, which precede all requests: no request uses it."""
 
@@ -229,7 +233,7 @@ class BookieConnection(asyncio.Protocol):
             answer = await self._ask(transport, v3.encode_request(StartTlsRequest(HANDSHAKE_TXN_ID)))
             status = getattr(v3.decode_response(answer), "status", None)
             if status != Status.OK:
-                raise BookieUnavailable("bookie refuses TLS", bookie_id=self.bookie_id, status=status)
+                raise BookieUnavailable(REFUSES_TLS, bookie_id=self.bookie_id, status=status)
             self._tls_granted = True
             secured = await self._loop.start_tls(transport, self, security.tls, server_hostname=host)
             if secured is None or secured.is_closing():
@@ -242,7 +246,7 @@ class BookieConnection(asyncio.Protocol):
             response = codec.decode_response(await self._ask(transport, codec.encode_request(request)))
             # A bookie without authentication answers OK under another plugin name.
             if not isinstance(response, AuthResponse) or response.status != Status.OK:
-                raise BookieUnavailable("bookie rejects the credentials", bookie_id=self.bookie_id)
+                raise BookieUnavailable(REJECTS_CREDENTIALS, bookie_id=self.bookie_id)
         self._handshaking = None
         self._begin(transport)
 
@@ -368,7 +372,7 @@ class BookieConnection(asyncio.Protocol):
             sink.failed(
                 self.bookie_id,
                 BookieUnavailable(
-                    "bookie refuses the operation",
+                    REFUSES_CLIENT if refusal.status == Status.UNAUTHORIZED else "bookie refuses the operation",
                     bookie_id=self.bookie_id,
                     operation=refusal.operation,
                     status=refusal.status,
@@ -480,7 +484,7 @@ def _why(error: Exception) -> str:
     """Return why a handshake failed, as a part of a message; empty if the network is the reason. Messages of failed
     operations on several bookies have only the messages of their errors."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f": its certificate is not trusted ({error.verify_message.rstrip('.')})"
+        return f": {NOT_TRUSTED} ({error.verify_message.rstrip('.')})"
     return f": {error.message}" if isinstance(error, BinderyError) else ""
 
 
