@@ -28,6 +28,7 @@ from bindery_spark.audit.options import Options
 from bindery_spark.audit.outcome import Outcome
 from bindery_spark.main import _print_outcome, main
 from bindery_spark.progress import QuietProgress
+from bindery_spark.sources import cluster as cluster_module
 from finished_runs import Cluster, deep, finished, missing, summary
 
 
@@ -451,7 +452,7 @@ class Job:
         )
         self.checked: list[tuple[Any, ...]] = []
         monkeypatch.setattr(source_module, "ClusterSource", lambda *arguments: arguments)
-        monkeypatch.setattr(source_module, "check_access", lambda *arguments: self.checked.append(arguments))
+        monkeypatch.setattr(cluster_module, "check_access", lambda *arguments: self.checked.append(arguments))
         monkeypatch.setattr(run_module, "run_audit", self.run_audit)
         monkeypatch.setattr(progress_module, "TerminalProgress", self.terminal)
 

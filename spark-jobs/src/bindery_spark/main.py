@@ -185,12 +185,13 @@ def _audit(directory: "RunDirectory", options: "Options", *, cores: int, is_new:
     from bindery_metadata.stores.zookeeper_access import AccessFiles
 
     from bindery_spark.audit.run import run_audit
-    from bindery_spark.audit.source import ClusterSource, check_access
+    from bindery_spark.audit.source import ClusterSource
     from bindery_spark.progress import QuietProgress, TerminalProgress
     from bindery_spark.session import AUDIT_CONF, session, share
+    from bindery_spark.sources import cluster
 
     access = AccessFiles.of(os.environ)
-    check_access(options.zookeeper, options.ledgers_root, options.security, access)
+    cluster.check_access(options.zookeeper, options.ledgers_root, options.security, access)
     spark = session(cores, f"bindery audit {directory.run_id}", AUDIT_CONF, with_sources=False)
     shared = directory.path / "checkpoint" / "spark"
     share(spark, shared)

@@ -1,14 +1,12 @@
 """Interface between an audit and the cluster, so that a run can be tested without a cluster."""
 
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Protocol
 
 import pyarrow.parquet as parquet
 from bindery_client.connection.security import NO_FILES, SecurityFiles
-from bindery_core.errors import NoSuchNode
 from bindery_core.ids import LedgerId
 from bindery_metadata.ledgers.verified_records import Verified
 from bindery_metadata.recovery.last_audits import LastAudit
@@ -19,27 +17,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from bindery_spark.audit import cluster_facts as driver
 from bindery_spark.audit.cluster_facts import Facts
 from bindery_spark.schemas import TABLES
-from bindery_spark.sources import bookie_access, cluster
 from bindery_spark.sources.block_reader import read_blocks
 from bindery_spark.sources.metadata import MetadataReader
 from bindery_spark.sources.options import LedgersOptions, MetadataOptions, parse_size
-
-CHECK_TIMEOUT_S: Final = 5.0
-"""Maximum time in seconds that a bookie may take to accept the credentials of a run before it begins."""
-
-
-def check_access(zookeeper: str, ledgers_root: str, security: SecurityFiles, access: AccessFiles) -> None:
-    """Connect to ZooKeeper and the bookies. Raises Unauthorized if the bookies refuse the credentials, what ZooKeeper
-    raises, and BadRequest if a file cannot be used. A cluster that does not exist is not reported here."""
-
-    async def ask() -> None:
-        async with cluster.connected(
-            zookeeper, ledgers_root, timeout_s=CHECK_TIMEOUT_S, security=security, access=access
-        ) as here:
-            await bookie_access.check(here.pool, security, timeout_s=CHECK_TIMEOUT_S)
-
-    with suppress(NoSuchNode):
-        cluster.run(ask)
 
 
 class Source(Protocol):

@@ -4,7 +4,7 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -13,6 +13,7 @@ import uvloop
 from bindery_client.connection.pool import BookiePool
 from bindery_client.connection.security import NO_FILES, SecurityFiles
 from bindery_client.settings import ClientSettings
+from bindery_core.errors import NoSuchNode
 from bindery_core.formats.ledger_metadata import LedgerMetadata
 from bindery_core.ids import LedgerId
 from bindery_kit.observability import logs
@@ -23,11 +24,13 @@ from bindery_metadata.stores.zookeeper import ZooKeeperStore
 from bindery_metadata.stores.zookeeper_access import NO_ACCESS, AccessFiles
 
 from bindery_spark.reading import zookeeper as zookeeper_connection
-from bindery_spark.sources.bookie_access import explained
+from bindery_spark.sources import bookie_access
 
 T = TypeVar("T")
 TIMER_TICK_S: Final = 0.05
 """Granularity in seconds of request timeouts."""
+CHECK_TIMEOUT_S: Final = 5.0
+"""Maximum time in seconds that a bookie may take to accept the credentials of a job before it begins."""
 RANDOMNESS: Final = random.SystemRandom()
 
 
@@ -79,7 +82,7 @@ async def connected(
         pool = BookiePool(directory, settings=settings, randomness=randomness, security=credentials)
         manager = LedgerManager(store, layout, randomness=randomness)
         try:
-            async with explained(security):
+            async with bookie_access.explained(security):
                 yield Cluster(store, layout, directory, manager, pool)
         finally:
             await pool.close()
@@ -87,6 +90,21 @@ async def connected(
             await manager.close()
     finally:
         await store.close()
+
+
+def check_access(zookeeper: str, ledgers_root: str, security: SecurityFiles, access: AccessFiles) -> None:
+    """Connect to ZooKeeper and the bookies before Spark starts. Raises Unauthorized if the bookies refuse the
+    credentials, what ZooKeeper raises, and BadRequest if a file cannot be used. It does not report that there is no
+    cluster."""
+
+    async def ask() -> None:
+        async with connected(
+            zookeeper, ledgers_root, timeout_s=CHECK_TIMEOUT_S, security=security, access=access
+        ) as here:
+            await bookie_access.check(here.pool, security, timeout_s=CHECK_TIMEOUT_S)
+
+    with suppress(NoSuchNode):
+        run(ask)
 
 
 def run(work: Callable[[], Coroutine[Any, Any, T]]) -> T:

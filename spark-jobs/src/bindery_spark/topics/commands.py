@@ -98,14 +98,16 @@ def export(
     """Write a topic's messages to Parquet, with key, properties and ids. Only reads the cluster."""
     from bindery_spark.progress import QuietProgress, TerminalProgress
     from bindery_spark.session import session
+    from bindery_spark.sources import cluster
     from bindery_spark.sources.topic.options import TopicOptions
     from bindery_spark.topics.export import check_target
     from bindery_spark.topics.export import export as run_export
 
     options = {**_options(zookeeper, ledgers_root, topic, rate, cores), "start": start, "end": end}
     options |= _files(token_file, ca_file, certificate_file, key_file, auth_plugin, check_hostname=check_hostname)
-    TopicOptions.parse(options)
+    parsed = TopicOptions.parse(options)
     check_target(out, overwrite=overwrite)
+    cluster.check_access(parsed.zookeeper, parsed.ledgers_root, parsed.security, parsed.access)
     began = time.monotonic()
     spark = session(cores, f"bindery export {topic}")
     out = out.resolve()
@@ -152,6 +154,7 @@ def count(
 ) -> None:
     """Count a topic's messages by key as a stream. Each message counts exactly once across restarts."""
     from bindery_spark.session import session
+    from bindery_spark.sources import cluster
     from bindery_spark.sources.topic.options import TopicOptions
     from bindery_spark.topics.count import read_counts, start_count
 
@@ -159,9 +162,10 @@ def count(
     options |= _files(token_file, ca_file, certificate_file, key_file, auth_plugin, check_hostname=check_hostname)
     options |= {"start": start, "max_entries_per_trigger": str(max_entries)}
     options["fail_on_data_loss"] = "false" if skip_lost else "true"
-    TopicOptions.parse(options)
+    parsed = TopicOptions.parse(options)
     every_s = None if until_now else duration_ms(every) / 1000
     checkpoint = checkpoint.resolve()
+    cluster.check_access(parsed.zookeeper, parsed.ledgers_root, parsed.security, parsed.access)
 
     def print_batch(batch_id: int, counts: "Table") -> None:
         messages = sum(counts["messages"].to_pylist())
