@@ -130,7 +130,7 @@ class BookieConnection(asyncio.Protocol):
         self._backoff = Backoff(settings.reconnect_pause_s, settings.reconnect_pause_s_max)
         self._retry_at = 0.0
         self._why = ""
-        """Why the last attempt to connect failed, see `_why`."""
+        """Why the last attempt to connect failed, as `_reason_of` returns it."""
         self._received_at = 0.0
         self._closed = False
 
@@ -218,7 +218,7 @@ class BookieConnection(asyncio.Protocol):
             delay_s = self._backoff.next_delay_s()
             self._retry_at = self._loop.time() + delay_s
             log.info("bookie_connect_failed", bookie_id=self.bookie_id, error=repr(error), pause_s=delay_s)
-            self._why = _why(error)
+            self._why = _reason_of(error)
             self._fail_all(_unavailable(f"bookie cannot be reached{self._why}", self.bookie_id, error))
         finally:
             self._connecting = None
@@ -480,7 +480,7 @@ class BookieConnection(asyncio.Protocol):
             self._abort()
 
 
-def _why(error: Exception) -> str:
+def _reason_of(error: Exception) -> str:
     """Return why a handshake failed, as a part of a message; empty if the network is the reason. Messages of failed
     operations on several bookies have only the messages of their errors."""
     if isinstance(error, ssl.SSLCertVerificationError):
