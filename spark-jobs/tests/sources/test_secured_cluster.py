@@ -141,6 +141,15 @@ def test_a_stream_runs_from_topic_to_topic_and_shows_no_secret(
     assert read(access.read, "copies") == PAYLOADS
 
 
+def test_the_plan_of_a_stream_masks_the_files_of_secrets(spark: SparkSession) -> None:
+    files = {"token_file": "/of/the/token", "zookeeper_credentials_file": "/of/zookeeper", "ca_file": "/of/the/ca"}
+    messages = spark.readStream.format(TOPIC_FORMAT).options(**files, zookeeper="h:1", topic="t").load()
+    plan = messages._jdf.queryExecution().analyzed().toString()
+    masked = {name: f"{name}=*********(redacted)" in plan for name in files}
+    assert masked == {"token_file": True, "zookeeper_credentials_file": True, "ca_file": False}
+    assert "ca_file=/of/the/ca" in plan
+
+
 def test_a_stream_with_a_wrong_token_fails_and_says_what_to_do(
     spark: SparkSession, access: Access, tmp_path: Path, wrong_token: str
 ) -> None:
