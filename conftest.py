@@ -42,6 +42,7 @@ ONE_SPARK: Final = (
     "spark-jobs/tests/audit/checks/test_topics.py",
     "spark-jobs/tests/examples/test_enrich.py",
     "spark-jobs/tests/sources/test_ledgers.py",
+    "spark-jobs/tests/sources/test_secured_cluster.py",
     "spark-jobs/tests/sources/sink/test_messages.py",
     "spark-jobs/tests/sources/sink/test_writer.py",
     "spark-jobs/tests/sources/topic/test_source.py",
