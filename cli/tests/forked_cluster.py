@@ -22,6 +22,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, Final, NoReturn
 
 from bindery.standalone.throwaway import ThrowawayCluster
@@ -169,6 +170,13 @@ def start_server() -> ForkServer:
     return ForkServer(here)
 
 
+def fork_instead_of_executing() -> None:
+    """Let asyncio of this process fork services instead of executing them. The caller restores
+    `asyncio.create_subprocess_exec`."""
+    if hasattr(os, "pidfd_open"):
+        _fork_instead_of_executing(_first_server())
+
+
 def _fork_instead_of_executing(server: ForkServer) -> None:
     async def start(*command: str, **options: Any) -> Any:
         if command[:2] != (sys.executable, "-m"):
@@ -181,19 +189,17 @@ def _fork_instead_of_executing(server: ForkServer) -> None:
 
 
 class ForkedCluster(ThrowawayCluster):
-    _server: ForkServer | None = None
-
     def _start_supervisor(self, command: Sequence[str], log: int, environment: dict[str, str]) -> Any:
         if not hasattr(os, "pidfd_open"):  # not Linux
             return super()._start_supervisor(command, log, environment)
-        if ForkedCluster._server is None:
-            ForkedCluster._server = _start_first_server()
+        server = _first_server()
         _, _, module, *arguments = command
-        pid = ForkedCluster._server.start(module, arguments, log=log, environment=environment)
-        return Supervisor(pid, ForkedCluster._server)
+        pid = server.start(module, arguments, log=log, environment=environment)
+        return Supervisor(pid, server)
 
 
-def _start_first_server() -> ForkServer:
+@cache
+def _first_server() -> ForkServer:
     """Execute a server, because the test process has threads and modules that a service must not inherit."""
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with there:

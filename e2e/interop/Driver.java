@@ -14,6 +14,7 @@ import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Properties;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
 import java.util.concurrent.ConcurrentHashMap;
@@ -293,6 +294,8 @@ public class Driver {
     /** Runs a command of `bookkeeper shell` in this process, because starting a JVM for each would take seconds.
      *
      * <p>The commands write to standard output and to their loggers, which log4j2.properties sends to standard output.
+     * A command that ends with an exception has status 1 and its stack trace at the end of the output, as in a JVM.
+     * `properties`: system properties during the command, for example those of its ZooKeeper client.
      */
     private void shell(JsonNode in, ObjectNode out) throws Exception {
         ServerConfiguration conf = new ServerConfiguration();
@@ -301,14 +304,22 @@ public class Driver {
         synchronized (shellLock) {
             ByteArrayOutputStream said = new ByteArrayOutputStream();
             PrintStream before = System.out;
+            Properties properties = System.getProperties();
+            Properties changed = (Properties) properties.clone();
+            in.path("properties").fields().forEachRemaining(e -> changed.put(e.getKey(), e.getValue().asText()));
+            System.setProperties(changed);
             System.setOut(new PrintStream(said, true));
             try {
                 BookieShell shell = new BookieShell(
                         LedgerIdFormatter.newLedgerIdFormatter(conf), EntryFormatter.newEntryFormatter(conf));
                 shell.setConf(conf);
                 out.put("status", shell.run(words));
+            } catch (Exception thrown) {
+                out.put("status", 1);
+                thrown.printStackTrace(System.out);
             } finally {
                 System.setOut(before);
+                System.setProperties(properties);
                 out.put("said", said.toString(StandardCharsets.UTF_8));
             }
         }

@@ -10,6 +10,7 @@ With four bookies and ensembles of three, every ensemble of the mixed cluster ha
 """
 
 import asyncio
+import os
 import random
 import sys
 import time
@@ -23,8 +24,9 @@ from bindery_client.client import LedgerClient
 from bindery_client.connection.security import NO_SECURITY, ClientSecurity
 from bindery_client.settings import ClientSettings
 from bindery_metadata.layout.layout import LedgersLayout
-from bindery_metadata.stores.embedded import EmbeddedZooKeeper, ServerSpec
+from bindery_metadata.stores.embedded import EmbeddedZooKeeper, SecurePort, ServerSpec
 from bindery_metadata.stores.zookeeper import ZooKeeperStore
+from bindery_metadata.stores.zookeeper_access import NO_ACCESS, AccessFiles
 
 from e2e.interop.java import DB_STORAGE, SORTED_STORAGE, Driver, apache_bookie, metadata_uri, write_conf
 from e2e.interop.processes import HOST, POLL_S, START_TIMEOUT_S, Process, free_port
@@ -57,11 +59,14 @@ class Cluster:
     directory: Path
     root: str = ROOT
     bookies: list[Bookie] = field(default_factory=list)
+    access: AccessFiles = NO_ACCESS
+    """Files with which Bindery's processes connect to ZooKeeper."""
 
     @property
     def zookeeper(self) -> str:
-        """ZooKeeper address for Bindery's processes."""
-        return self.server.hosts
+        """ZooKeeper address for all processes: the port with TLS, if there is one."""
+        spec = self.server.server
+        return f"{spec.host}:{spec.secure.port}" if spec.secure else spec.hosts
 
     @property
     def uri(self) -> str:
@@ -71,6 +76,16 @@ class Cluster:
     @property
     def shell_conf(self) -> Path:
         return self.directory / "shell.conf"
+
+    @property
+    def shell_settings(self) -> dict[str, str]:
+        return {
+            "metadataServiceUri": self.uri,
+            "allowLoopback": "true",
+            "advertisedAddress": HOST,
+            "journalDirectory": str(self.directory / "none"),
+            "ledgerDirectories": str(self.directory / "none"),
+        }
 
     def bookie(self, bookie_id: str) -> Bookie:
         return next(bookie for bookie in self.bookies if bookie.id == bookie_id)
@@ -134,11 +149,13 @@ class Clusters:
                 self.add_bookie(self[name], kind, storage=storage)
         await start_bookies(*self._clusters.values())
 
-    async def new_cluster(self, name: str) -> Cluster:
-        """Start an empty ZooKeeper for another cluster."""
+    async def new_cluster(
+        self, name: str, *, secure: SecurePort | None = None, access: AccessFiles = NO_ACCESS
+    ) -> Cluster:
+        """Start an empty ZooKeeper for another cluster. `secure`: all processes of the cluster connect to this port."""
         directory = self.directory / name
-        server = EmbeddedZooKeeper(ServerSpec(directory / "zookeeper", free_port()))
-        cluster = self._place(Cluster(name, server, directory))
+        server = EmbeddedZooKeeper(ServerSpec(directory / "zookeeper", free_port(), secure=secure))
+        cluster = self._place(Cluster(name, server, directory, access=access))
         await server.start()
         return cluster
 
@@ -151,16 +168,7 @@ class Clusters:
 
     def _place(self, cluster: Cluster) -> Cluster:
         cluster.directory.mkdir(exist_ok=True)
-        write_conf(
-            cluster.shell_conf,
-            {
-                "metadataServiceUri": cluster.uri,
-                "allowLoopback": "true",
-                "advertisedAddress": HOST,
-                "journalDirectory": str(cluster.directory / "none"),
-                "ledgerDirectories": str(cluster.directory / "none"),
-            },
-        )
+        write_conf(cluster.shell_conf, cluster.shell_settings)
         self._clusters[cluster.name] = cluster
         return cluster
 
@@ -210,10 +218,11 @@ class Clusters:
         await asyncio.gather(*(cluster.server.stop() for cluster in self._clusters.values()))
 
 
-async def run_cli(*words: str) -> str:
+async def run_cli(*words: str, access: AccessFiles = NO_ACCESS) -> str:
     """Run the `bindery` command and return its output. Fails if the command fails."""
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "bindery", *words),
+        env={**os.environ, **access.variables()},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
@@ -235,7 +244,7 @@ async def registered(*clusters: Cluster) -> None:
     """Wait until all bookies are registered. A port may be open before that."""
     async with our_client() as connect:
         for cluster in clusters:
-            client = await connect(cluster.zookeeper, root=cluster.root)
+            client = await connect(cluster.zookeeper, root=cluster.root, access=cluster.access)
             deadline = time.monotonic() + START_TIMEOUT_S
             while not {bookie.id for bookie in cluster.bookies} <= set(await client.list_bookies()):
                 assert time.monotonic() < deadline, f"not every bookie of {cluster.name} registered"
@@ -250,6 +259,7 @@ class Connect(Protocol):
         root: str = ROOT,
         settings: ClientSettings | None = None,
         security: ClientSecurity = NO_SECURITY,
+        access: AccessFiles = NO_ACCESS,
     ) -> Awaitable[LedgerClient]: ...
 
 
@@ -264,8 +274,9 @@ async def our_client() -> AsyncIterator[Connect]:
             root: str = ROOT,
             settings: ClientSettings | None = None,
             security: ClientSecurity = NO_SECURITY,
+            access: AccessFiles = NO_ACCESS,
         ) -> LedgerClient:
-            store = await ZooKeeperStore.connect(zookeeper)
+            store = await ZooKeeperStore.connect(zookeeper, access=access.load())
             stack.push_async_callback(store.close)
             client = await LedgerClient.connect(
                 store,

@@ -49,7 +49,8 @@ COLUMNS: Final = (
 CLIENT_TABLE: Final = Table("ledger cases", "case", tuple(column.title for column in COLUMNS))
 TOOL_TABLE: Final = Table("tools", "tool", ("bindery", "mixed", "apache"))
 AUTORECOVERY_TABLE: Final = Table("auto-recovery", "auto-recovery", ("bindery", "mixed", "apache"))
-TABLES: Final = (CLIENT_TABLE, TOOL_TABLE, AUTORECOVERY_TABLE)
+SECURED_TABLE: Final = Table("secured cluster", "program", ("open", "shared", "creator"))
+TABLES: Final = (CLIENT_TABLE, TOOL_TABLE, AUTORECOVERY_TABLE, SECURED_TABLE)
 
 
 @dataclass

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import json
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -98,6 +98,38 @@ def write_conf(path: Path, settings: Mapping[str, str]) -> None:
     path.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
 
 
+def zookeeper_tls(*, authority: Path, key_store: Path) -> tuple[str, ...]:
+    """Options of a JVM whose ZooKeeper clients use TLS. Files are PEM files with the suffix .pem.
+
+    `key_store`: key and certificate to present, in one file.
+    """
+    return (
+        "-Dzookeeper.client.secure=true",
+        "-Dzookeeper.clientCnxnSocket=org.apache.zookeeper.ClientCnxnSocketNetty",
+        f"-Dzookeeper.ssl.trustStore.location={authority}",
+        f"-Dzookeeper.ssl.keyStore.location={key_store}",
+    )
+
+
+async def apache_shell(conf: Path, *words: str, options: Sequence[str] = ()) -> tuple[int, str]:
+    """Run `bookkeeper shell` in a JVM of its own and return (exit status, output). `options`: of the JVM."""
+    child = await asyncio.create_subprocess_exec(
+        *java_command(*options, "org.apache.bookkeeper.bookie.BookieShell", "-conf", str(conf), *words),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        preexec_fn=die_with_parent,
+    )
+    try:
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            said, _ = await child.communicate()
+    except TimeoutError:
+        child.kill()
+        await child.wait()
+        raise
+    assert child.returncode is not None
+    return child.returncode, said.decode()
+
+
 class Refused(Exception):
     """A client refused an operation. `name`: the client's name of the error."""
 
@@ -113,8 +145,10 @@ class DriverBug(Exception):
 class Driver:
     """Driver.java in a JVM. `call` may be used concurrently: responses are matched to requests by id."""
 
-    def __init__(self, *, log: Path) -> None:
+    def __init__(self, *, log: Path, options: Sequence[str] = ()) -> None:
+        """`options`: of the JVM."""
         self._log = log
+        self._options = options
         self._ids = itertools.count()
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._child: asyncio.subprocess.Process | None = None
@@ -123,7 +157,7 @@ class Driver:
     async def start(self) -> None:
         with self._log.open("ab") as log:
             self._child = await asyncio.create_subprocess_exec(
-                *java_command("Driver", heap_mb=768),
+                *java_command(*self._options, "Driver", heap_mb=768),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -152,9 +186,12 @@ class Driver:
             raise Refused(answer["error"] + code)
         return answer
 
-    async def shell(self, conf: Path, *words: str) -> tuple[int, str]:
-        """Run `bookkeeper shell` with these arguments and return (exit status, output)."""
-        answer = await self.call("shell", conf=str(conf), words=list(words))
+    async def shell(self, conf: Path, *words: str, properties: Mapping[str, str] | None = None) -> tuple[int, str]:
+        """Run `bookkeeper shell` with these arguments and return (exit status, output).
+
+        `properties`: system properties of the JVM during the command.
+        """
+        answer = await self.call("shell", conf=str(conf), words=list(words), properties=dict(properties or {}))
         return int(answer["status"]), str(answer["said"])
 
     async def _read(self) -> None:

@@ -14,6 +14,7 @@ import pytest
 from bindery_client.connection.security import SecurityFiles
 from bindery_core.errors import BadRequest
 from bindery_core.ids import ID_MAX
+from bindery_metadata.stores.zookeeper_access import NO_ACCESS
 from bindery_spark import main as main_module
 from bindery_spark import progress as progress_module
 from bindery_spark import session as session_module
@@ -27,6 +28,7 @@ from bindery_spark.audit.options import Options
 from bindery_spark.audit.outcome import Outcome
 from bindery_spark.main import _print_outcome, main
 from bindery_spark.progress import QuietProgress
+from bindery_spark.sources import cluster as cluster_module
 from finished_runs import Cluster, deep, finished, missing, summary
 
 
@@ -448,7 +450,9 @@ class Job:
         monkeypatch.setattr(
             session_module, "share", lambda spark, path: path.mkdir(parents=True) or self.shared.append(path)
         )
+        self.checked: list[tuple[Any, ...]] = []
         monkeypatch.setattr(source_module, "ClusterSource", lambda *arguments: arguments)
+        monkeypatch.setattr(cluster_module, "check_access", lambda *arguments: self.checked.append(arguments))
         monkeypatch.setattr(run_module, "run_audit", self.run_audit)
         monkeypatch.setattr(progress_module, "TerminalProgress", self.terminal)
 
@@ -487,7 +491,8 @@ def test_an_audit_runs_in_a_session_without_data_sources_and_shows_progress_unle
     progress = job.kwargs["progress"]
     assert isinstance(progress, QuietProgress) if as_json else progress == "a bar"
     assert (job.kwargs["out"], job.kwargs["is_new"]) == (tmp_path.resolve(), True)
-    assert job.kwargs["source"] == ("spark", "127.0.0.1:2181", "/ledgers", "64MiB/s", 10.0, SecurityFiles())
+    assert job.kwargs["source"] == ("spark", "127.0.0.1:2181", "/ledgers", "64MiB/s", 10.0, SecurityFiles(), NO_ACCESS)
+    assert job.checked == [("127.0.0.1:2181", "/ledgers", SecurityFiles(), NO_ACCESS)]
     (shared,) = job.shared
     assert shared == (tmp_path / "mine" / "checkpoint" / "spark").resolve()
     assert not shared.exists(), "intermediate results are deleted"

@@ -1,7 +1,5 @@
 """The plan and the secrets of `bindery standalone --secure`, without processes."""
 
-import re
-import shlex
 import time
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from bindery_metadata.stores.access_lists import NewNodes
 from bindery_metadata.stores.embedded import ServerSpec, server_config
 from bindery_metadata.stores.zookeeper_access import NO_ACCESS, AccessFiles
 from command import bindery
+from recipe import Recipe
 
 
 def planned(root: Path, servers: list[ServerSpec]) -> ClusterPlan:
@@ -128,14 +127,9 @@ def test_a_cluster_is_started_only_as_it_was_made(tmp_path: Path) -> None:
 
 
 def test_the_services_accept_the_settings_of_the_recipe() -> None:
-    text = (Path(__file__).parents[3] / "docs" / "securing-a-cluster.md").read_text()
-    block = next(part for part in text.split("```sh\n") if part.startswith("S=")).partition("```")[0]
-    connection = block.split('"')[1]
-    commands = re.findall(r"^(bindery-\w+) \$Z ((?:.*\\\n)*.*)", block, re.MULTILINE)
-    assert [name for name, _ in commands] == ["bindery-bookie", "bindery-auditor", "bindery-broker"]
-    for name, flags in commands:
-        argv = shlex.split(f"{connection} {flags}".replace("\\\n", " ").replace("$S", "/etc/bindery"))
-        kind = {"bindery-bookie": BookieSettings, "bindery-auditor": AuditorSettings, "bindery-broker": BrokerSettings}
-        settings: Any = load(kind[name], argv, prog=name)
+    kinds = {Kind.BOOKIE: BookieSettings, Kind.AUDITOR: AuditorSettings, Kind.BROKER: BrokerSettings}
+    for kind, flags in Recipe.of_page().settings.items():
+        argv = [word for words in flags.values() for word in words]
+        settings: Any = load(kinds[kind], argv, prog=f"bindery-{kind}")
         assert settings.http.tls.is_set
         assert settings.zookeeper_access.new_nodes is NewNodes.CREATOR

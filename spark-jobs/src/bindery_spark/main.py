@@ -28,6 +28,14 @@ from typer.exceptions import TyperException
 
 from bindery_spark.arguments import EXIT_INTERRUPTED, bytes_of, duration_ms, ledger_range, level_of
 from bindery_spark.audit.findings.findings import Exit
+from bindery_spark.security_options import (
+    AuthPlugin,
+    CaFile,
+    CertificateFile,
+    CheckHostname,
+    KeyFile,
+    TokenFile,
+)
 from bindery_spark.topics.commands import count, export
 
 if TYPE_CHECKING:
@@ -106,24 +114,12 @@ def run(
     apply: Annotated[bool, typer.Option("--apply", help="Mark repairable ledgers as under-replicated.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation of --apply.")] = False,
     ledgers_root: Annotated[str, typer.Option(metavar="PATH", help="Root znode of the cluster.")] = "/ledgers",
-    token_file: Annotated[
-        str, typer.Option(metavar="FILE", help="Token presented to bookies (BINDERY_CLIENT_TOKEN_FILE).")
-    ] = "",
-    ca_file: Annotated[
-        str, typer.Option(metavar="FILE", help="CA of the bookies' certificates; enables TLS (BINDERY_CLIENT_CA_FILE).")
-    ] = "",
-    certificate_file: Annotated[
-        str, typer.Option(metavar="FILE", help="Client certificate (BINDERY_CLIENT_CERTIFICATE_FILE).")
-    ] = "",
-    key_file: Annotated[
-        str, typer.Option(metavar="FILE", help="Key of the client certificate (BINDERY_CLIENT_KEY_FILE).")
-    ] = "",
-    auth_plugin: Annotated[
-        str, typer.Option(metavar="NAME", help="Authentication plugin of the bookies (BINDERY_CLIENT_PLUGIN).")
-    ] = "",
-    check_hostname: Annotated[
-        bool, typer.Option(help="Verify host names in bookies' certificates (BINDERY_CLIENT_CHECK_HOSTNAME).")
-    ] = True,
+    token_file: TokenFile = "",
+    ca_file: CaFile = "",
+    certificate_file: CertificateFile = "",
+    key_file: KeyFile = "",
+    auth_plugin: AuthPlugin = "",
+    check_hostname: CheckHostname = True,
     http_ca_file: Annotated[
         str, typer.Option(metavar="FILE", help="CA of the bookies' https ports (BINDERY_HTTP_CA_FILE).")
     ] = "",
@@ -186,16 +182,21 @@ def run(
 
 
 def _audit(directory: "RunDirectory", options: "Options", *, cores: int, is_new: bool, is_quiet: bool) -> "Outcome":
+    from bindery_metadata.stores.zookeeper_access import AccessFiles
+
     from bindery_spark.audit.run import run_audit
     from bindery_spark.audit.source import ClusterSource
     from bindery_spark.progress import QuietProgress, TerminalProgress
     from bindery_spark.session import AUDIT_CONF, session, share
+    from bindery_spark.sources import cluster
 
+    access = AccessFiles.of(os.environ)
+    cluster.check_access(options.zookeeper, options.ledgers_root, options.security, access)
     spark = session(cores, f"bindery audit {directory.run_id}", AUDIT_CONF, with_sources=False)
     shared = directory.path / "checkpoint" / "spark"
     share(spark, shared)
     source = ClusterSource(
-        spark, options.zookeeper, options.ledgers_root, options.rate, options.timeout_s, options.security
+        spark, options.zookeeper, options.ledgers_root, options.rate, options.timeout_s, options.security, access
     )
 
     def work(progress: Any) -> "Outcome":

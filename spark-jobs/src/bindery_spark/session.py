@@ -81,14 +81,13 @@ def session(
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
-    from bindery_spark.reading.zookeeper import executor_conf
     from bindery_spark.sources import register
 
     # Spark's type stubs do not have the gateway. Under spark-submit the gateway runs already.
     if SparkContext._gateway is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
         prepare(os.environ)
     builder = SparkSession.builder.appName(app_name)
-    chosen = {**executor_conf(os.environ), **conf_of(os.environ), **(conf or {})}
+    chosen = {**conf_of(os.environ), **(conf or {})}
     all_settings = settings(cores, chosen, submitted="PYSPARK_GATEWAY_PORT" in os.environ)
     for name, value in all_settings.items():
         builder = builder.config(name, value)

@@ -1,17 +1,31 @@
-"""Executors connect to ZooKeeper as their driver does."""
+"""Which files a job presents to ZooKeeper, and what errors name."""
 
-from bindery_spark.reading.zookeeper import executor_conf
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from bindery_core.errors import BadRequest
+from bindery_metadata.stores.zookeeper_access import AccessFiles, NewNodes
+from bindery_spark.reading import zookeeper as module
 
 
-def test_executors_get_the_variables_that_are_set() -> None:
-    environment = {
-        "BINDERY_ZOOKEEPER": "zk:2281",
-        "BINDERY_ZOOKEEPER_CA_FILE": "/tls/ca.pem",
-        "BINDERY_ZOOKEEPER_CREDENTIALS_FILE": "/secrets/zookeeper",
-        "BINDERY_ZOOKEEPER_KEY_FILE": "",
-        "PATH": "/bin",
-    }
-    assert executor_conf(environment) == {
-        "spark.executorEnv.BINDERY_ZOOKEEPER_CA_FILE": "/tls/ca.pem",
-        "spark.executorEnv.BINDERY_ZOOKEEPER_CREDENTIALS_FILE": "/secrets/zookeeper",
-    }
+async def test_without_given_files_those_of_the_environment_are_presented(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BINDERY_ZOOKEEPER_CREDENTIALS_FILE", "/of/the/environment")
+
+    async def connect(servers: str, *, access: Any) -> Any:
+        return servers, access
+
+    def load(files: AccessFiles, name_of: Any) -> AccessFiles:
+        assert name_of is module.name_of
+        return files
+
+    monkeypatch.setattr(module, "ZooKeeperStore", SimpleNamespace(connect=connect))
+    monkeypatch.setattr(AccessFiles, "load", load)
+    assert await module.connect("h:1") == ("h:1", AccessFiles(credentials_file="/of/the/environment"))
+    given = AccessFiles(credentials_file="/given")
+    assert await module.connect("h:1", given) == ("h:1", given)
+
+
+async def test_errors_name_the_option_and_its_variable() -> None:
+    with pytest.raises(BadRequest, match=r"BINDERY_ZOOKEEPER_CREDENTIALS_FILE \(option zookeeper_credentials_file\)"):
+        await module.connect("h:1", AccessFiles(new_nodes=NewNodes.CREATOR))

@@ -16,6 +16,7 @@ from bindery_metadata.layout.layout import LedgersLayout
 from bindery_metadata.ledgers.ledger_manager import LedgerManager
 from bindery_metadata.stores.memory import MemoryTree
 from bindery_metadata.stores.store import MetadataStore
+from bindery_metadata.stores.zookeeper_access import NO_ACCESS, AccessFiles
 from bindery_spark.sources import cluster as module
 from bindery_spark.sources.cluster import connected, iterate, now_ms, quiet, run
 
@@ -29,6 +30,7 @@ class Opened:
         self.tree = MemoryTree()
         self.closed: list[str] = []
         self.zookeeper: list[str] = []
+        self.access: AccessFiles = NO_ACCESS
         monkeypatch.setattr(module, "zookeeper_connection", SimpleNamespace(connect=self._connect))
         for kind in (BookiePool, BookieDirectory, LedgerManager):
             monkeypatch.setattr(module, kind.__name__, self._noting(kind))
@@ -43,8 +45,9 @@ class Opened:
 
         return Noting
 
-    async def _connect(self, zookeeper: str) -> MetadataStore:
+    async def _connect(self, zookeeper: str, access: AccessFiles) -> MetadataStore:
         self.zookeeper.append(zookeeper)
+        self.access = access
         store = self.tree.connect()
         close = store.close
 
@@ -69,8 +72,9 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
 
 async def test_everything_is_open_inside_and_closed_in_reverse_order(opened: Opened) -> None:
     await opened.initialize()
-    async with connected("h:1", "/mine", timeout_s=8.0) as here:
-        assert (opened.zookeeper, opened.closed) == (["h:1"], [])
+    access = AccessFiles(credentials_file="/z")
+    async with connected("h:1", "/mine", timeout_s=8.0, access=access) as here:
+        assert (opened.zookeeper, opened.access, opened.closed) == (["h:1"], access, [])
         assert here.layout == LAYOUT
         assert here.pool.directory is here.directory
         assert dict(here.directory.bookies) == {}

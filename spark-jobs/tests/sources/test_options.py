@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 from bindery_client.connection.security import SecurityFiles
 from bindery_core.errors import BadRequest
+from bindery_metadata.stores.zookeeper_access import NO_ACCESS, AccessFiles, NewNodes
 from bindery_spark.audit.options import Options
 from bindery_spark.schemas import TABLES
-from bindery_spark.sources.options import TABLE_NAMES, LedgersOptions, MetadataOptions, parse_size
+from bindery_spark.sources.options import TABLE_NAMES, LedgersOptions, MetadataOptions, named_files, parse_size
+from bindery_spark.sources.topic.options import TopicOptions
 
 ZOOKEEPER = {"zookeeper": "h:1"}
 
@@ -82,6 +84,34 @@ def test_credential_files_are_named_by_options_or_the_environment() -> None:
         assert parse(ZOOKEEPER).security == SecurityFiles()
     with pytest.raises(BadRequest, match="one of true, false"):
         LedgersOptions.parse({**ZOOKEEPER, "check_hostname": "maybe"})
+
+
+def test_files_for_zookeeper_are_named_by_options_or_the_environment() -> None:
+    environment = {"BINDERY_ZOOKEEPER_CA_FILE": "/etc/ca", "BINDERY_ZOOKEEPER_CREDENTIALS_FILE": "/etc/zookeeper"}
+    given = {**ZOOKEEPER, "zookeeper_credentials_file": "/mine", "zookeeper_new_nodes": "creator"}
+    wanted = AccessFiles(ca_file="/etc/ca", credentials_file="/mine", new_nodes=NewNodes.CREATOR)
+    for parse in (LedgersOptions.parse, MetadataOptions.parse):
+        assert parse(given, environment).access == wanted
+        assert parse(ZOOKEEPER).access == NO_ACCESS
+    assert TopicOptions.parse({**given, "topic": "t"}, environment).access == wanted
+    pairs = {"zookeeper_certificate_file": "/c", "zookeeper_key_file": "/k", "zookeeper_ca_file": ""}
+    assert LedgersOptions.parse({**ZOOKEEPER, **pairs}, environment).access == AccessFiles(
+        ca_file="/etc/ca", certificate_file="/c", key_file="/k", credentials_file="/etc/zookeeper"
+    )
+
+
+def test_the_files_of_an_environment_become_options() -> None:
+    environment = {"BINDERY_CLIENT_TOKEN_FILE": "/t", "BINDERY_ZOOKEEPER_CA_FILE": "/z", "BINDERY_CLIENT_CA_FILE": ""}
+    found = named_files({"token_file": "", "check_hostname": "false"}, environment)
+    assert found == {"token_file": "/t", "check_hostname": "false", "zookeeper_ca_file": "/z"}
+    assert named_files({"token_file": "/mine"}, environment)["token_file"] == "/mine"
+
+
+@pytest.mark.parametrize("name", ["token", "password", "Token"])
+def test_a_secret_as_an_option_is_refused_without_its_value(name: str) -> None:
+    with pytest.raises(BadRequest, match="Spark prints options: name a file, in token_file") as error:
+        LedgersOptions.parse({**ZOOKEEPER, name: "s3cret"})
+    assert "s3cret" not in str(error.value)
 
 
 def test_tasks_contain_only_the_names_of_credential_files(tmp_path: Path) -> None:

@@ -9,10 +9,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
+from bindery_client.connection.security import SecurityFiles
+from bindery_core.errors import Unauthorized
+from bindery_metadata.stores.zookeeper_access import AccessFiles
 from bindery_spark import progress as progress_module
 from bindery_spark import session as session_module
 from bindery_spark.main import main
 from bindery_spark.progress import QuietProgress
+from bindery_spark.sources import cluster as cluster_module
 from bindery_spark.topics import count as count_module
 from bindery_spark.topics import export as export_module
 
@@ -35,6 +39,8 @@ class Jobs:
         monkeypatch.setattr(count_module, "read_counts", lambda _: pa.Table.from_pylist(self.rows))
         monkeypatch.setattr(progress_module, "TerminalProgress", lambda spark, clock: self)
         monkeypatch.delenv("BINDERY_ZOOKEEPER", raising=False)
+        self.checked: list[tuple[Any, ...]] = []
+        monkeypatch.setattr(cluster_module, "check_access", lambda *arguments: self.checked.append(arguments))
 
     def session(self, *arguments: Any) -> str:
         self.sessions.append(arguments)
@@ -96,6 +102,36 @@ def test_an_export_prints_its_result_and_problems(
         "progress": "a bar",
     }
     assert jobs.sessions == [(2, "bindery export t")]
+
+
+@pytest.mark.parametrize("command", ["export", "count"])
+def test_credentials_are_checked_before_spark_starts_and_become_options(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str
+) -> None:
+    monkeypatch.setenv("BINDERY_CLIENT_CA_FILE", "/ca")
+    monkeypatch.setenv("BINDERY_ZOOKEEPER_CREDENTIALS_FILE", "/zookeeper")
+    where = {"export": "--out", "count": "--checkpoint"}[command]
+    options = ["--token-file", "/mine", "--no-check-hostname"]
+    assert main([command, "--topic", "t", where, str(tmp_path / "x"), *options]) == 0
+    security = SecurityFiles(token_file="/mine", ca_file="/ca", check_hostname=False)
+    wanted = ("127.0.0.1:2181", "/ledgers", security, AccessFiles(credentials_file="/zookeeper"))
+    assert jobs.checked == [wanted]
+    (asked,) = jobs.exports or jobs.counts
+    named = {"token_file", "ca_file", "check_hostname", "zookeeper_credentials_file"}
+    assert {name: asked["options"].get(name) for name in named} == {
+        "token_file": "/mine",
+        "ca_file": "/ca",
+        "check_hostname": "false",
+        "zookeeper_credentials_file": "/zookeeper",
+    }
+    jobs.checked.clear()
+
+    def refuses(*_: Any) -> None:
+        raise Unauthorized("made up")
+
+    monkeypatch.setattr(cluster_module, "check_access", refuses)
+    assert main([command, "--topic", "t", where, str(tmp_path / "x")]) == 4
+    assert len(jobs.sessions) == 1
 
 
 def test_an_export_as_json_shows_no_progress(jobs: Jobs, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

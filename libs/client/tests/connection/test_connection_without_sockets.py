@@ -3,10 +3,11 @@
 import asyncio
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from bindery_client.connection.connection import CLOSED_BY_PEER, BookieConnection
-from bindery_client.connection.security import NO_SECURITY, ClientSecurity
+from bindery_client.connection.security import NO_SECURITY, ClientSecurity, load_security
 from bindery_core.errors import BinderyError, BookieUnavailable
 from bindery_core.ids import BookieId
 from bindery_core.wire import v2, v3
@@ -636,6 +637,27 @@ async def test_the_token_is_sent_first_and_requests_follow_its_acceptance(wire_v
     await settle()
     assert bench.connection.is_connected
     assert bench.wire.written[1:] == [b"<1>"]
+
+
+async def test_a_new_connection_sends_the_newest_token_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_bytes(b"the first")
+    bench = Bench(security=load_security(token_file=file))
+
+    async def token_sent() -> bytes:
+        bench.send(b"<1>", [1])
+        await settle()
+        (request,) = v3.decode_requests([bench.wire.written[0][4:]])
+        bench.wire.lose(None)
+        await asyncio.sleep(2 * SETTINGS.reconnect_pause_s_max)
+        return request.payload  # type: ignore[union-attr]
+
+    assert await token_sent() == b"the first"
+    file.with_name("new").write_bytes(b"the second\n")
+    file.with_name("new").rename(file)
+    assert await token_sent() == b"the second"
+    file.write_bytes(b"")
+    assert await token_sent() == b"the second", "an empty file changes nothing"
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import jwt
 import pytest
 from bindery_core.errors import BadRequest
 from bindery_identity.authenticator import Authenticator
@@ -330,3 +331,30 @@ def test_the_token_of_a_broker_must_be_that_of_a_proxy(tmp_path: Path, keys: Pat
         with pytest.raises(BadRequest, match="must contain a signed token") as refused:
             OwnToken(str(file))
         assert not content or content.decode() not in str(refused.value)
+
+
+def test_the_role_of_an_own_token_is_in_the_claim_of_its_issuer(tmp_path: Path, keys: Path) -> None:
+    issuer = "https://issuer.example"
+    file = tmp_path / "token"
+
+    def own(**claims: object) -> OwnToken:
+        file.write_bytes(jwt.encode({"exp": NOW + 60, **claims}, KEY, algorithm="HS256").encode())
+        settings = AuthenticationSettings(
+            tokens_keys_file=str(keys),
+            tokens_role_claim="role",
+            openid_issuers=issuer,
+            openid_audiences="bindery",
+            openid_role_claim="groups",
+            broker_token_file=str(file),
+            proxy_roles="broker",
+        )
+        issuers = settings.openid(follow=lambda _: None)
+        authenticator = settings.authenticator(now_s=lambda: NOW, follow=lambda _: None, issuers=issuers)
+        token = settings.own_token(authenticator=authenticator, follow=lambda _: None)
+        assert token is not None
+        return token
+
+    assert own(role="broker", groups="other").role == "broker"
+    assert own(iss=issuer, groups=["broker", "x"], role="other").role == "broker"
+    with pytest.raises(BadRequest, match=r"the token has no role: .*claim=groups"):
+        own(iss=issuer, role="broker")

@@ -1,11 +1,12 @@
 """Followers read a node again after each change, after errors, and until they are stopped."""
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable
 
 import pytest
-from bindery_core.errors import BadVersion, BinderyError, Corrupt, MetadataUnavailable
-from bindery_metadata.stores.followers import WATCH_RETRY_S, End, Followers
+from bindery_core.errors import BadRequest, BadVersion, BinderyError, Corrupt, MetadataUnavailable, Unauthorized
+from bindery_metadata.stores.followers import REFUSED_RETRY_S_MAX, WATCH_RETRY_S, End, Followers
 from bindery_metadata.stores.store import Watch
 from bindery_simulation.instant import InstantLoop
 
@@ -153,3 +154,23 @@ def test_after_the_close_no_task_is_left() -> None:
         assert len(node.watches) == 1
 
     simulated(work)
+
+
+@pytest.mark.parametrize("error", [BadRequest("no such path"), Unauthorized("the access list refuses")])
+def test_a_refused_read_is_repeated_ever_more_rarely_and_logged_until_it_succeeds(
+    error: BinderyError, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work(followers: Followers) -> None:
+        node = Node(*[error] * 12, None, error)
+        followers.follow("node", node.look, topic="t")
+        await asyncio.sleep(1_000)
+        waits = [after - before for before, after in itertools.pairwise(node.times)]
+        assert waits == pytest.approx([0.5, 1, 2, 4, 8, 16, 32, *[REFUSED_RETRY_S_MAX] * 5])
+        node.watches[-1]()
+        await asyncio.sleep(10)
+        assert node.times[-1] - node.times[-2] == pytest.approx(WATCH_RETRY_S), "a success ends the back-off"
+
+    simulated(work)
+    lines = [record for record in caplog.records if record.message == "node_watch_refused"]
+    assert len(lines) == 13
+    assert (lines[0].error, lines[0].retry_in_s, lines[0].topic) == (str(error), 0.5, "t")  # type: ignore[attr-defined]

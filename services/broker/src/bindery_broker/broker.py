@@ -75,15 +75,15 @@ class Broker:
         )
         self.names = Names(components.store)
         self.directory = Directory(components.store, self.policies, self.names)
-        self.access: Access | None = None
+        self.permissions = Access(
+            components.store,
+            Rules(settings.authorization.super_users, allow_wildcards=settings.authorization.allow_wildcards),
+            now=components.now,
+        )
+        """Decides what roles may do by the permissions that are stored, whether they are checked or not."""
+        self.policies.on_stored = self.directory.on_stored = self.permissions.records.stored
+        self.access = self.permissions if settings.authorization.enabled else None
         """Checks what roles may do; None: every client may do everything."""
-        if settings.authorization.enabled:
-            self.access = Access(
-                components.store,
-                Rules(settings.authorization.super_users, allow_wildcards=settings.authorization.allow_wildcards),
-                now=components.now,
-            )
-            self.policies.on_stored = self.directory.on_stored = self.access.records.stored
         self.topics = Topics(
             client=components.client,
             store=components.store,
@@ -251,8 +251,7 @@ class Broker:
         self._closing = True
         await self.topics.close()
         await self.ownership.close()
-        if self.access is not None:
-            await self.access.close()
+        await self.permissions.close()
         await self.policies.close()
 
 

@@ -347,10 +347,30 @@ async def test_a_role_is_told_only_about_itself(broker):
     assert here["rule"] == nowhere["rule"] == "no_permission"
 
 
-async def test_without_authorization_it_is_said_that_nothing_is_checked():
-    async with brokers(authorization={"enabled": False}) as (broker,):
-        found = (await explained(broker, "topic=acme/shop/t&action=consume&role=nobody", role="")).json()
-        assert (found["enabled"], found["allowed"]) == (False, True)
+async def test_without_authorization_it_is_explained_what_permissions_would_allow():
+    """So that permissions can be checked before authorization is enabled."""
+    off = {"enabled": False, "super_user_roles": "super"}
+    async with brokers(authorization=off) as (broker,):
+        of_t = "topic=acme/shop/t&action=consume&role=nobody"
+        found = (await explained(broker, of_t, role="")).json()
+        assert (found["enabled"], found["allowed"], found["allowed_if_enabled"]) == (False, True, False)
+        assert (found["rule"], found["fix"]) == (
+            "no_permission",
+            "bindery permissions grant acme/shop/t --role nobody --action consume",
+        )
+        assert "authorization.enabled is off" in found["reason"]
+        assert "if it were on, the role could not" in found["reason"]
+        path = "/v1/namespaces/acme/shop/permissions/nobody"
+        assert (await ask(broker, "PUT", path, {"actions": ["consume"]}, role="")).status_code == 200
+        found = (await explained(broker, of_t, role="")).json()
+        assert (found["enabled"], found["allowed"], found["allowed_if_enabled"]) == (False, True, True)
+        assert found["rule"] == "namespace"
+        found = (await explained(broker, of_t.replace("nobody", "super"), role="")).json()
+        assert found["rule"] == "super_user"
+        assert len(broker.broker.permissions.records) == 0, "nothing is followed"
+        own = (await explained(broker, of_t.replace("&role=nobody", ""), role="")).json()
+        assert (own["role"], own["allowed"]) == (None, True)
+        assert "rule" not in own
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from bindery_client.connection.security import NO_FILES, SecurityFiles
 from bindery_core.ids import LedgerId
 from bindery_metadata.ledgers.verified_records import Verified
 from bindery_metadata.recovery.last_audits import LastAudit
+from bindery_metadata.stores.zookeeper_access import NO_ACCESS, AccessFiles
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -53,11 +54,13 @@ class ClusterSource:
     rate: str
     timeout_s: float
     security: SecurityFiles = NO_FILES
+    access: AccessFiles = NO_ACCESS
 
     def keep_table(self, name: str, directory: Path) -> None:
         """Read the table in the driver, which takes less time than starting readers in Spark."""
         where = {"zookeeper": self.zookeeper, "ledgers_root": self.ledgers_root, "table": name}
-        reader = MetadataReader(replace(MetadataOptions.parse(where), security=self.security), TABLES[name])
+        options = replace(MetadataOptions.parse(where), security=self.security, access=self.access)
+        reader = MetadataReader(options, TABLES[name])
         directory.mkdir(parents=True, exist_ok=True)
         making = directory / "part-0.making"
         with parquet.ParquetWriter(making, to_arrow_schema(TABLES[name], timezone="UTC")) as writer:
@@ -76,6 +79,7 @@ class ClusterSource:
             rate=parse_size(self.rate, name="rate"),
             timeout_s=self.timeout_s,
             security=self.security,
+            access=self.access,
         )
         ledger_ids = [LedgerId(each) for each in ids]
         return read_blocks(self.spark, options, ledger_ids, unexpected_in=unexpected_in, unexpected_on=unexpected_on)

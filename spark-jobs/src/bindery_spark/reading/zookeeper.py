@@ -1,25 +1,31 @@
-"""Connect a job, and each of its readers, to ZooKeeper with the TLS files and credentials of the environment.
+"""Connect a job, and each of its readers, to ZooKeeper with TLS files and credentials.
 
-The variables are those of `bindery_metadata.stores.zookeeper_access`. Executors get those of the driver; the files must
-exist at the same paths there.
+The driver chooses the files, from the options of a data source or its environment
+(`bindery_metadata.stores.zookeeper_access`), and passes their names to the readers, which open them on their own
+machines.
 """
 
 import os
-from collections.abc import Mapping
 
+from bindery_core.errors import MetadataUnreachable
 from bindery_metadata.stores.zookeeper import ZooKeeperStore
 from bindery_metadata.stores.zookeeper_access import VARIABLES, AccessFiles
 
 
-async def connect(zookeeper: str) -> ZooKeeperStore:
-    """Connect to the servers. Raises MetadataUnavailable, and BadRequest if a variable or a file is unusable."""
-    return await ZooKeeperStore.connect(zookeeper, access=AccessFiles.of(os.environ).load())
+def name_of(option: str) -> str:
+    """Return the names of an option, for errors."""
+    return f"{VARIABLES[option]} (option zookeeper_{option})"
 
 
-def executor_conf(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings of Spark with which executors get the variables that are set in `environment`."""
-    return {
-        f"spark.executorEnv.{variable}": environment[variable]
-        for variable in VARIABLES.values()
-        if environment.get(variable)
-    }
+async def connect(zookeeper: str, access: AccessFiles | None = None) -> ZooKeeperStore:
+    """Connect to the servers. `access` None: the files that the environment names.
+
+    Raises MetadataUnavailable, and BadRequest if a variable or a file is unusable.
+    """
+    files = AccessFiles.of(os.environ) if access is None else access
+    try:
+        return await ZooKeeperStore.connect(zookeeper, access=files.load(name_of))
+    except MetadataUnreachable as error:
+        if files.ca_file:
+            raise
+        raise MetadataUnreachable(f"{error}. Servers that require TLS need {name_of('ca_file')}") from error

@@ -4,7 +4,7 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -13,6 +13,7 @@ import uvloop
 from bindery_client.connection.pool import BookiePool
 from bindery_client.connection.security import NO_FILES, SecurityFiles
 from bindery_client.settings import ClientSettings
+from bindery_core.errors import NoSuchNode
 from bindery_core.formats.ledger_metadata import LedgerMetadata
 from bindery_core.ids import LedgerId
 from bindery_kit.observability import logs
@@ -20,12 +21,16 @@ from bindery_metadata.bookies.directory import BookieDirectory
 from bindery_metadata.layout.layout import LedgersLayout
 from bindery_metadata.ledgers.ledger_manager import LedgerManager
 from bindery_metadata.stores.zookeeper import ZooKeeperStore
+from bindery_metadata.stores.zookeeper_access import NO_ACCESS, AccessFiles
 
 from bindery_spark.reading import zookeeper as zookeeper_connection
+from bindery_spark.sources import bookie_access
 
 T = TypeVar("T")
 TIMER_TICK_S: Final = 0.05
 """Granularity in seconds of request timeouts."""
+CHECK_TIMEOUT_S: Final = 5.0
+"""Maximum time in seconds that a bookie may take to accept the credentials of a job before it begins."""
 RANDOMNESS: Final = random.SystemRandom()
 
 
@@ -46,11 +51,18 @@ class Cluster:
 
 @asynccontextmanager
 async def connected(
-    zookeeper: str, ledgers_root: str, *, timeout_s: float, security: SecurityFiles = NO_FILES
+    zookeeper: str,
+    ledgers_root: str,
+    *,
+    timeout_s: float,
+    security: SecurityFiles = NO_FILES,
+    access: AccessFiles = NO_ACCESS,
 ) -> AsyncIterator[Cluster]:
-    """Connect to the cluster. `timeout_s`: per-bookie read timeout; `security`: credentials presented to bookies.
+    """Connect to the cluster. `timeout_s`: per-bookie read timeout; `security`: credentials presented to bookies;
+    `access`: those presented to ZooKeeper.
 
-    Raises MetadataUnavailable if ZooKeeper does not answer, BadRequest if a credential file is unusable.
+    Raises MetadataUnavailable if ZooKeeper does not answer, BadRequest if a credential file is unusable, Unauthorized
+    if the bookies refuse the credentials.
     """
     credentials = security.load()
     layout = LedgersLayout(ledgers_root)
@@ -63,20 +75,36 @@ async def connected(
         timer_tick_s=min(TIMER_TICK_S, timeout_s / 4),
     )
     randomness = RANDOMNESS
-    store = await zookeeper_connection.connect(zookeeper)
+    store = await zookeeper_connection.connect(zookeeper, access)
     try:
         directory = BookieDirectory(store, layout)
         await directory.start()
         pool = BookiePool(directory, settings=settings, randomness=randomness, security=credentials)
         manager = LedgerManager(store, layout, randomness=randomness)
         try:
-            yield Cluster(store, layout, directory, manager, pool)
+            async with bookie_access.explained(security):
+                yield Cluster(store, layout, directory, manager, pool)
         finally:
             await pool.close()
             await directory.close()
             await manager.close()
     finally:
         await store.close()
+
+
+def check_access(zookeeper: str, ledgers_root: str, security: SecurityFiles, access: AccessFiles) -> None:
+    """Connect to ZooKeeper and the bookies before Spark starts. Raises Unauthorized if the bookies refuse the
+    credentials, what ZooKeeper raises, and BadRequest if a file cannot be used. It does not report that there is no
+    cluster."""
+
+    async def ask() -> None:
+        async with connected(
+            zookeeper, ledgers_root, timeout_s=CHECK_TIMEOUT_S, security=security, access=access
+        ) as here:
+            await bookie_access.check(here.pool, security, timeout_s=CHECK_TIMEOUT_S)
+
+    with suppress(NoSuchNode):
+        run(ask)
 
 
 def run(work: Callable[[], Coroutine[Any, Any, T]]) -> T:

@@ -103,7 +103,13 @@ class LedgersReader(DataSourceReader):
 
 
 def connected_to(options: LedgersOptions) -> AbstractAsyncContextManager[Cluster]:
-    return connected(options.zookeeper, options.ledgers_root, timeout_s=options.timeout_s, security=options.security)
+    return connected(
+        options.zookeeper,
+        options.ledgers_root,
+        timeout_s=options.timeout_s,
+        security=options.security,
+        access=options.access,
+    )
 
 
 async def plan(

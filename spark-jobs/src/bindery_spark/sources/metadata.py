@@ -95,7 +95,13 @@ class MetadataReader(DataSourceReader):
 
     def _connected(self) -> AbstractAsyncContextManager[Cluster]:
         options = self._options
-        return connected(options.zookeeper, options.ledgers_root, timeout_s=TIMEOUT_S, security=options.security)
+        return connected(
+            options.zookeeper,
+            options.ledgers_root,
+            timeout_s=TIMEOUT_S,
+            security=options.security,
+            access=options.access,
+        )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, _Part)

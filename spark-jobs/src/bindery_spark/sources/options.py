@@ -16,9 +16,12 @@
 | include_unexpected | ledgers  | false          | also list orphaned data: entries that no metadata assigns to the   |
 |                    |          |                | bookie                                                             |
 
-Both sources also take the options in `bindery_client.connection.security`: the credentials presented to bookies.
-Credentials that are not given are taken from the environment. Sizes and rates may have a unit: 20MiB, 20MiB/s, 64KiB,
-1GiB. The options of `bindery-topic` are in `bindery_spark.sources.topic.options`.
+Both sources also take the options in `bindery_client.connection.security`, the credentials presented to bookies, and
+those in `bindery_metadata.stores.zookeeper_access` with `zookeeper_` before their names. They name files, because Spark
+prints options: tokens and passwords are never options. What is not given is taken from the environment of the driver.
+
+Sizes and rates may have a unit: 20MiB, 20MiB/s, 64KiB, 1GiB. The options of `bindery-topic` are in
+`bindery_spark.sources.topic.options`.
 """
 
 import re
@@ -29,6 +32,8 @@ from typing import Final
 from bindery_client.connection.security import NO_FILES, VARIABLES, SecurityFiles
 from bindery_core.errors import BadRequest
 from bindery_metadata.layout.layout import LEDGERS_ROOT_DEFAULT
+from bindery_metadata.stores.zookeeper_access import NO_ACCESS, AccessFiles
+from bindery_metadata.stores.zookeeper_access import VARIABLES as ZOOKEEPER_VARIABLES
 
 LEDGERS_FORMAT: Final = "bindery-ledgers"
 METADATA_FORMAT: Final = "bindery-metadata"
@@ -37,7 +42,11 @@ TABLE_NAMES: Final = ("ledgers", "bookies", "marks", "topics", "cursors", "verif
 
 _SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?) *(B|KiB|MiB|GiB)?(?:/s)?", re.IGNORECASE)
 _UNITS: Final = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
-COMMON: Final = ("zookeeper", "ledgers_root", *VARIABLES)
+ZOOKEEPER_OPTIONS: Final = {f"zookeeper_{name}": variable for name, variable in ZOOKEEPER_VARIABLES.items()}
+"""Environment variable by option, for the files with which jobs connect to ZooKeeper."""
+COMMON: Final = ("zookeeper", "ledgers_root", *VARIABLES, *ZOOKEEPER_OPTIONS)
+SECRETS: Final = ("token", "password", "credentials")
+"""Names that are refused with a hint, because users may expect options whose values are secrets."""
 NOTHING: Final[Mapping[str, str]] = {}
 
 
@@ -48,6 +57,7 @@ class MetadataOptions:
     zookeeper: str
     ledgers_root: str = LEDGERS_ROOT_DEFAULT
     security: SecurityFiles = NO_FILES
+    access: AccessFiles = NO_ACCESS
     table: str = "ledgers"
     ledgers_per_part: int = 5_000
 
@@ -58,6 +68,7 @@ class MetadataOptions:
         return cls(
             zookeeper=given.zookeeper(),
             security=given.security(),
+            access=given.access(),
             ledgers_root=given.text("ledgers_root", LEDGERS_ROOT_DEFAULT),
             table=given.one_of("table", TABLE_NAMES, "ledgers"),
             ledgers_per_part=given.count("ledgers_per_part", 5_000),
@@ -71,6 +82,7 @@ class LedgersOptions:
     zookeeper: str
     ledgers_root: str = LEDGERS_ROOT_DEFAULT
     security: SecurityFiles = NO_FILES
+    access: AccessFiles = NO_ACCESS
     entries: str = "all"
     rate: float = 0.0
     readers_per_bookie: int = 2
@@ -87,6 +99,7 @@ class LedgersOptions:
         return cls(
             zookeeper=given.zookeeper(),
             security=given.security(),
+            access=given.access(),
             ledgers_root=given.text("ledgers_root", LEDGERS_ROOT_DEFAULT),
             entries=given.one_of("entries", ENTRIES, "all"),
             rate=given.size("rate", 0.0),
@@ -96,6 +109,16 @@ class LedgersOptions:
             partition_entries=given.count("partition_entries", 250_000),
             include_unexpected=given.one_of("include_unexpected", ("true", "false"), "false") == "true",
         )
+
+
+def named_files(given: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the options about credentials, each from `given` or, if it is missing or empty there, from its variable.
+    Those that are set nowhere are omitted."""
+    found = {
+        name: given.get(name) or environment.get(variable, "")
+        for name, variable in {**VARIABLES, **ZOOKEEPER_OPTIONS}.items()
+    }
+    return {name: value for name, value in found.items() if value}
 
 
 def parse_size(text: str, *, name: str = "size") -> float:
@@ -113,6 +136,10 @@ class GivenOptions:
         self._environment = environment
         self._options = {name.lower(): value for name, value in options.items()}
         for name in self._options:
+            if name in SECRETS and name not in known:
+                raise BadRequest(
+                    f"option {name} does not exist, because Spark prints options: name a file, in token_file"
+                )
             if name not in known and name != "path":
                 raise BadRequest(f"unknown option {name}; known options: {', '.join(known)}")
 
@@ -127,6 +154,10 @@ class GivenOptions:
 
     def security(self) -> SecurityFiles:
         return SecurityFiles.of(self._options, self._environment)
+
+    def access(self) -> AccessFiles:
+        given = {variable: self._options.get(name, "") for name, variable in ZOOKEEPER_OPTIONS.items()}
+        return AccessFiles.of({**self._environment, **{name: value for name, value in given.items() if value}})
 
     def one_of(self, name: str, values: tuple[str, ...], default: str) -> str:
         value = self._options.get(name, default).lower()

@@ -5,6 +5,7 @@ Results go to stdout (JSON with --json), everything else to stderr. Exit codes: 
 """
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -13,6 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from bindery_spark.arguments import EXIT_INTERRUPTED, duration_ms
+from bindery_spark.security_options import (
+    AuthPlugin,
+    CaFile,
+    CertificateFile,
+    CheckHostname,
+    KeyFile,
+    TokenFile,
+)
 
 if TYPE_CHECKING:
     from pyarrow import Table
@@ -46,6 +55,24 @@ def _options(zookeeper: str, ledgers_root: str, topic: str, rate: str, cores: in
     return {"zookeeper": zookeeper, "ledgers_root": ledgers_root, "topic": topic, "rate": f"{each:.3f}"}
 
 
+def _files(
+    token_file: str, ca_file: str, certificate_file: str, key_file: str, auth_plugin: str, *, check_hostname: bool
+) -> dict[str, str]:
+    """Return the options of the data source that name files with credentials, also those of the environment: a JVM that
+    runs already has another one."""
+    from bindery_spark.sources.options import named_files
+
+    given = {
+        "token_file": token_file,
+        "ca_file": ca_file,
+        "certificate_file": certificate_file,
+        "key_file": key_file,
+        "auth_plugin": auth_plugin,
+        "check_hostname": "" if check_hostname else "false",
+    }
+    return named_files(given, os.environ)
+
+
 def export(
     topic: TopicOption,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="A new directory for the Parquet files.")],
@@ -60,18 +87,27 @@ def export(
     rate: Rate = "0",
     cores: Cores = 2,
     ledgers_root: LedgersRoot = "/ledgers",
+    token_file: TokenFile = "",
+    ca_file: CaFile = "",
+    certificate_file: CertificateFile = "",
+    key_file: KeyFile = "",
+    auth_plugin: AuthPlugin = "",
+    check_hostname: CheckHostname = True,
     as_json: AsJson = False,
 ) -> None:
     """Write a topic's messages to Parquet, with key, properties and ids. Only reads the cluster."""
     from bindery_spark.progress import QuietProgress, TerminalProgress
     from bindery_spark.session import session
+    from bindery_spark.sources import cluster
     from bindery_spark.sources.topic.options import TopicOptions
     from bindery_spark.topics.export import check_target
     from bindery_spark.topics.export import export as run_export
 
     options = {**_options(zookeeper, ledgers_root, topic, rate, cores), "start": start, "end": end}
-    TopicOptions.parse(options)
+    options |= _files(token_file, ca_file, certificate_file, key_file, auth_plugin, check_hostname=check_hostname)
+    parsed = TopicOptions.parse(options)
     check_target(out, overwrite=overwrite)
+    cluster.check_access(parsed.zookeeper, parsed.ledgers_root, parsed.security, parsed.access)
     began = time.monotonic()
     spark = session(cores, f"bindery export {topic}")
     out = out.resolve()
@@ -108,19 +144,28 @@ def count(
     rate: Rate = "0",
     cores: Cores = 2,
     ledgers_root: LedgersRoot = "/ledgers",
+    token_file: TokenFile = "",
+    ca_file: CaFile = "",
+    certificate_file: CertificateFile = "",
+    key_file: KeyFile = "",
+    auth_plugin: AuthPlugin = "",
+    check_hostname: CheckHostname = True,
     as_json: AsJson = False,
 ) -> None:
     """Count a topic's messages by key as a stream. Each message counts exactly once across restarts."""
     from bindery_spark.session import session
+    from bindery_spark.sources import cluster
     from bindery_spark.sources.topic.options import TopicOptions
     from bindery_spark.topics.count import read_counts, start_count
 
     options = _options(zookeeper, ledgers_root, topic, rate, cores)
+    options |= _files(token_file, ca_file, certificate_file, key_file, auth_plugin, check_hostname=check_hostname)
     options |= {"start": start, "max_entries_per_trigger": str(max_entries)}
     options["fail_on_data_loss"] = "false" if skip_lost else "true"
-    TopicOptions.parse(options)
+    parsed = TopicOptions.parse(options)
     every_s = None if until_now else duration_ms(every) / 1000
     checkpoint = checkpoint.resolve()
+    cluster.check_access(parsed.zookeeper, parsed.ledgers_root, parsed.security, parsed.access)
 
     def print_batch(batch_id: int, counts: "Table") -> None:
         messages = sum(counts["messages"].to_pylist())

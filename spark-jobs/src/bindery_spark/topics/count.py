@@ -12,6 +12,7 @@ so each message counts exactly once.
 """
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -61,7 +62,7 @@ def start_count(
     `on_batch` is called after the counts of a micro-batch are in the file. Raises BadRequest if the checkpoint is of
     another topic, cluster or start.
     """
-    claim(checkpoint, options, cluster_id=cluster.run(lambda: _cluster_id(TopicOptions.parse(options))))
+    claim(checkpoint, options, cluster_id=cluster.run(lambda: _cluster_id(TopicOptions.parse(options, os.environ))))
 
     def keep(frame: DataFrame, batch_id: int) -> None:
         table = frame.toArrow()
@@ -88,7 +89,7 @@ def read_counts(checkpoint: Path) -> pa.Table:
 
 async def _cluster_id(options: TopicOptions) -> str | None:
     """Return the cluster id; None if the cluster has none, as after manual initialization."""
-    store = await zookeeper_connection.connect(options.zookeeper)
+    store = await zookeeper_connection.connect(options.zookeeper, options.access)
     try:
         node = await store.get(LedgersLayout(options.ledgers_root).instance_id)
     except NoSuchNode:

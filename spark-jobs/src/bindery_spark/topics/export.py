@@ -7,6 +7,7 @@ job is killed, the hidden directory remains; readers of the parent directory ign
 """
 
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -47,7 +48,7 @@ def export(
     Raises the errors of `check_target` and of the data source.
     """
     check_target(out, overwrite=overwrite)
-    parsed = TopicOptions.parse(options)
+    parsed = TopicOptions.parse(options, os.environ)
     tasks = [part.slices for part in TopicReader(parsed).planned()]
     size = sum(each.cost for task in tasks for each in task)
     progress.plan(size, 0, 1)

@@ -3,9 +3,11 @@
 import json
 import random
 from collections.abc import Callable
+from pathlib import Path
 
 import httpx
 import pytest
+from bindery_core.errors import BadRequest
 from bindery_pulsar.topic_name import TopicName
 from bindery_spark.sources.sink.client import Brokers, SinkRefused, SinkUnavailable
 
@@ -16,10 +18,12 @@ LINES = [b'{"payload":"a","sequence_id":0}', b'{"payload":"b","sequence_id":1024
 class World:
     """Brokers a and b whose answers are scripted, on a clock that only moves when the client sleeps."""
 
-    def __init__(self, *answers: httpx.Response | Exception, retry_s: float = 60) -> None:
+    def __init__(self, *answers: httpx.Response | Exception, retry_s: float = 60, token_file: str = "") -> None:
         self.answers = list(answers)
         self.hosts: list[str] = []
         self.bodies: list[bytes] = []
+        self.tokens: list[str | None] = []
+        self.at_request: Callable[[], None] = lambda: None
         self.now = 0.0
         self.brokers = Brokers(
             ["http://a", "http://b"],
@@ -29,6 +33,7 @@ class World:
             sleep=self.sleep,
             randomness=random.Random(1),
             transport=httpx.MockTransport(self.handle),
+            token_file=token_file,
         )
 
     def sleep(self, seconds: float) -> None:
@@ -37,6 +42,8 @@ class World:
     def handle(self, request: httpx.Request) -> httpx.Response:
         self.hosts.append(request.url.host)
         self.bodies.append(request.content)
+        self.tokens.append(request.headers.get("authorization"))
+        self.at_request()
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, Exception):
             raise answer
@@ -124,3 +131,83 @@ def test_a_broker_that_does_not_deduplicate_is_refused() -> None:
     with pytest.raises(SinkRefused, match="made up"):
         World(problem(500)).brokers.last_sequence_id(T, "p")
     assert json.loads(LINES[0])["sequence_id"] == 0
+
+
+# --- credentials ------------------------------------------------------------------------------------------------------
+
+DENIED = problem(401, detail="the token has expired", code="unauthorized")
+
+
+def replace(path: Path, token: str) -> None:
+    new = path.with_name("new")
+    new.write_text(token + "\n")
+    new.rename(path)
+
+
+def test_every_request_has_the_token_of_the_file_as_it_is_then(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    replace(path, "one")
+    world = World(httpx.Response(200, json={"last_sequence_id": 5}), DONE, token_file=str(path))
+    world.brokers.last_sequence_id(T, "p")
+    replace(path, "two")
+    world.send()
+    assert world.tokens == ["Bearer one", "Bearer two"]
+    assert World(DONE).tokens == []
+    world = World(DONE)
+    world.send()
+    assert world.tokens == [None]
+
+
+def test_a_token_that_is_replaced_during_a_request_is_sent_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    replace(path, "one")
+    world = World(DENIED, DONE, token_file=str(path))
+    world.at_request = lambda: replace(path, "two") if len(world.tokens) == 1 else None
+    world.send()
+    assert (world.tokens, world.now) == (["Bearer one", "Bearer two"], 0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "has_token", "what_to_do"),
+    [
+        (DENIED, False, "No token was sent: name its file in option token_file or BINDERY_TOKEN_FILE"),
+        (DENIED, True, "Put a token that the brokers accept into "),
+        (problem(403), True, "bindery permissions grant"),
+    ],
+)
+def test_a_refused_job_ends_at_once_and_says_what_to_do(
+    tmp_path: Path, answer: httpx.Response, has_token: bool, what_to_do: str
+) -> None:
+    path = tmp_path / "token"
+    replace(path, "s3cret")
+    world = World(answer, token_file=str(path) if has_token else "")
+    with pytest.raises(SinkRefused, match=r"rows 7 to 9 of topic public/default/t: the broker refuses this job") as e:
+        world.send()
+    assert what_to_do in str(e.value)
+    assert json.loads(answer.content)["detail"] in str(e.value)
+    assert "s3cret" not in str(e.value)
+    assert (world.hosts, world.now) == (["a"], 0)
+
+
+def test_certificates_that_no_broker_proves_end_the_job_and_one_of_two_does_not() -> None:
+    untrusted = httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] self-signed certificate")
+    world = World(untrusted)
+    with pytest.raises(SinkRefused, match=r"no broker is trusted: .*in option ca_file or BINDERY_HTTP_CA_FILE"):
+        world.send()
+    assert world.hosts == ["a", "b"]
+    world = World(untrusted, DONE)
+    world.send()
+    assert world.hosts == ["a", "b"]
+
+
+@pytest.mark.parametrize("content", ["two words", "caf\u00e9", "a\x00b"])
+def test_a_file_that_is_no_token_is_refused_before_anything_is_sent(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "token"
+    replace(path, content)
+    world = World(DONE, token_file=str(path))
+    with pytest.raises(BadRequest, match="a file whose first line is not a token") as error:
+        world.send()
+    assert content not in str(error.value)
+    assert world.hosts == []
+    with pytest.raises(BadRequest, match="cannot use option token_file or BINDERY_TOKEN_FILE: cannot read"):
+        World(DONE, token_file=str(tmp_path / "none"))

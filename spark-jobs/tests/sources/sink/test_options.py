@@ -38,8 +38,21 @@ def test_defaults_and_all_options() -> None:
         ({**URL, "request_messages": "10001"}, "option request_messages"),
         ({**URL, "request_bytes": "9MiB"}, "option request_bytes"),
         ({**URL, "zookeeper": "h:1"}, "unknown option zookeeper"),
+        ({"url": "https://me:s3cret@broker:8080"}, "must not contain credentials"),
+        ({"url": "me:s3cret@broker"}, "must not contain credentials"),
+        ({**URL, "token": "s3cret"}, "name a file, in token_file"),
     ],
 )
 def test_wrong_options_are_refused(given: dict[str, str], reason: str) -> None:
-    with pytest.raises(BadRequest, match=reason):
+    with pytest.raises(BadRequest, match=reason) as error:
         SinkOptions.parse(given)
+    assert "s3cret" not in str(error.value)
+
+
+def test_files_are_named_by_options_or_the_environment() -> None:
+    environment = {"BINDERY_HTTP_CA_FILE": "/ca", "BINDERY_TOKEN_FILE": "/token", "BINDERY_CLIENT_TOKEN_FILE": "/other"}
+    options = SinkOptions.parse(URL, environment)
+    assert (options.ca_file, options.token_file) == ("/ca", "/token")
+    options = SinkOptions.parse({**URL, "ca_file": "/my/ca", "token_file": "/my/token"}, environment)
+    assert (options.ca_file, options.token_file) == ("/my/ca", "/my/token")
+    assert SinkOptions.parse({**URL, "token_file": ""}, environment).token_file == "/token"

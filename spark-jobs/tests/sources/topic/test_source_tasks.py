@@ -9,6 +9,7 @@ import pytest
 from bindery_core.errors import BadRequest, BookieUnavailable, NoSuchLedger
 from bindery_core.formats.ledger_metadata import LedgerState
 from bindery_metadata.stores.memory import MemoryTree
+from bindery_metadata.stores.zookeeper_access import AccessFiles
 from bindery_pulsar import znode_layout
 from bindery_pulsar.managed_ledger_codec import TopicInfo, encode_topic
 from bindery_pulsar.managed_ledger_records import LedgerRecord, Position
@@ -63,8 +64,9 @@ class Cluster:
         monkeypatch.setattr(module, "zookeeper_connection", SimpleNamespace(connect=self._store))
         monkeypatch.setattr(module, "LedgerClient", SimpleNamespace(connect=self._client))
 
-    async def _store(self, zookeeper: str) -> Any:
+    async def _store(self, zookeeper: str, access: AccessFiles) -> Any:
         assert zookeeper == "h:1"
+        self.access = access
         store = self.tree.connect()
         close = store.close
 

@@ -261,7 +261,12 @@ class AuthenticationSettings(Settings):
                     role=role,
                 )
 
-        token = OwnToken(self.broker_token_file, role_claim=self.tokens_role_claim, check=check_role)
+        token = OwnToken(
+            self.broker_token_file,
+            role_claim=self.tokens_role_claim,
+            role_claims={url: self.openid_role_claim for url, _ in parse_issuers(self.openid_issuers)},
+            check=check_role,
+        )
         fetched = {url for url, path in parse_issuers(self.openid_issuers) if not path}
         try:
             if unverified(token.text)[1].get("iss") not in fetched:

@@ -8,7 +8,7 @@ The headers of a request:
 | bindery-role    | the role of the client                         | the role of the process            |
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import quote
@@ -22,6 +22,7 @@ from bindery_kit.access.authenticate import ORIGINAL_HEADER, ROLE_HEADER
 
 CREDENTIALS: Final = frozenset((b"authorization", ROLE_HEADER, ORIGINAL_HEADER))
 """Headers of a client that are never passed on by a process with a token of its own."""
+NO_CLAIMS: Final[Mapping[str, str]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,24 +33,35 @@ class _Token:
 
 
 class OwnToken:
-    """The first line of a followed file. `role_claim`: the claim that is the role. `check`: gets the role of a
-    token, and raises BadRequest if it cannot be used.
+    """The first line of a followed file. `role_claim`: the claim that is the role; `role_claims`: the same by issuer
+    (`iss`), for the tokens of these issuers. `check`: gets the role of a token, and raises BadRequest if it cannot be
+    used.
 
     The constructor raises BadRequest if the file is not a signed token with a role, and what `check` raises. A file
     that is replaced by such a one changes nothing.
     """
 
-    def __init__(self, path: str, *, role_claim: str = "sub", check: Callable[[str], None] = lambda role: None) -> None:
+    def __init__(
+        self,
+        path: str,
+        *,
+        role_claim: str = "sub",
+        role_claims: Mapping[str, str] = NO_CLAIMS,
+        check: Callable[[str], None] = lambda role: None,
+    ) -> None:
         def load(content: bytes) -> _Token:
             text = (content.split() or [b""])[0]
             try:
-                role = unverified(text)[1].get(role_claim)
+                claims = unverified(text)[1]
             except Unauthorized:
                 raise BadRequest("the file must contain a signed token, as `bindery tokens create` prints it") from None
+            issuer = claims.get("iss")
+            claim = role_claims.get(issuer, role_claim) if isinstance(issuer, str) else role_claim
+            role = claims.get(claim)
             if isinstance(role, list) and role:
                 role = role[0]
             if not isinstance(role, str) or not is_subject(role):
-                raise BadRequest("the token has no role", claim=role_claim)
+                raise BadRequest("the token has no role", claim=claim)
             check(role)
             return _Token(text, role)
 

@@ -6,7 +6,12 @@
 | no connection, a cut one, a timeout; 429, 502, 503, 504;  | the request is repeated, with back-off, perhaps at      |
 | 409 because another request of the producer is running;   | another broker, for `retry_s` seconds at most           |
 | 207 with such errors only                                 |                                                         |
+| 401, and the file of the token has changed meanwhile      | the request is repeated at once, with the new token     |
+| another 401, 403; certificates that are not trusted, of   | SinkRefused, with the reason and what to do             |
+| all brokers                                               |                                                         |
 | anything else                                             | SinkRefused, with the row and the reason                |
+
+The token is read from its file again, if that has changed, before each request. No error contains it.
 """
 
 import json
@@ -16,10 +21,13 @@ from urllib.parse import quote
 
 import httpx
 from bindery_core.backoff import Backoff
-from bindery_core.errors import BinderyError, TryAgain
+from bindery_core.errors import BadRequest, BinderyError, TryAgain
 from bindery_core.sources import RandomFloats
 from bindery_identity.tls import client_tls
+from bindery_identity.token_file import TokenFile
 from bindery_pulsar.topic_name import TopicName
+
+from bindery_spark.sources.sink.options import CA_FILE_VARIABLE, TOKEN_FILE_VARIABLE
 
 RETRY_S: Final = 0.1
 """First delay in seconds before a request is repeated."""
@@ -29,6 +37,14 @@ TEMPORARY: Final = frozenset({429, 502, 503, 504})
 IN_PROGRESS: Final = "idempotency_key_in_use"
 """Code of the 409 for a producer whose earlier request is still in progress."""
 NDJSON: Final = "application/x-ndjson"
+REFUSALS: Final = frozenset({httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN})
+"""A request with the same token is refused again."""
+UNTRUSTED: Final = "CERTIFICATE_VERIFY_FAILED"
+"""Part of the error if the certificate of a broker is not trusted. Repeating the request does not help."""
+TRUST: Final = (
+    f"Name the CA of the brokers' certificates in option ca_file or {CA_FILE_VARIABLE}; the host of the URL must be in "
+    "the certificate"
+)
 
 
 class SinkUnavailable(TryAgain):
@@ -55,16 +71,25 @@ class Brokers:
         randomness: RandomFloats,
         transport: httpx.BaseTransport | None = None,
         ca_file: str = "",
+        token_file: str = "",
     ) -> None:
         """`now`: monotonic seconds. `ca_file`: CA certificates that sign those of https URLs; empty: those that the
-        system trusts. Raises BadRequest if it cannot be used."""
+        system trusts. `token_file`: the bearer token; empty: none is sent. Raises BadRequest if one cannot be used."""
         self._urls = list(urls)
         self._retry_s = retry_s
         self._now = now
         self._sleep = sleep
         self._randomness = randomness
         is_secure = any(url.startswith("https:") for url in urls)
-        verify = client_tls(ca_file=ca_file).context if is_secure else True
+        self._token_file = token_file
+        try:
+            verify: Any = client_tls(ca_file=ca_file).context if is_secure else True
+        except BadRequest as error:
+            raise BadRequest(f"cannot use option ca_file or {CA_FILE_VARIABLE}: {error}") from error
+        try:
+            self._token = TokenFile(token_file) if token_file else None
+        except BadRequest as error:
+            raise BadRequest(f"cannot use option token_file or {TOKEN_FILE_VARIABLE}: {error}") from error
         self._http = httpx.Client(timeout=timeout_s, transport=transport, trust_env=False, verify=verify)
 
     def close(self) -> None:
@@ -120,13 +145,23 @@ class Brokers:
     def _request(self, method: str, path: str, *, what: str, content: bytes | None = None) -> httpx.Response:
         backoff = Backoff(RETRY_S, RETRY_S_MAX, jitter=0.25, randomness=self._randomness)
         deadline = self._now() + self._retry_s
-        headers = {} if content is None else {"content-type": NDJSON}
+        untrusted: set[str] = set()
         while True:
+            token = None if self._token is None else self._token.newest()
+            headers = _headers(token, is_post=content is not None)
             try:
                 answer = self._http.request(method, self._urls[0] + path, content=content, headers=headers)
             except httpx.TransportError as error:
                 reason = f"{type(error).__name__}: {error}"
+                if UNTRUSTED in reason:
+                    untrusted.add(self._urls[0])
+                if untrusted.issuperset(self._urls):
+                    raise SinkRefused(f"{what}: no broker is trusted: {reason}. {TRUST}", url=self._urls[0]) from None
             else:
+                if answer.status_code in REFUSALS:
+                    if self._token is not None and self._token.newest() != token:
+                        continue
+                    raise self._refused(what, answer)
                 if not _is_temporary(answer):
                     return answer
                 reason = _reason(answer)
@@ -139,6 +174,29 @@ class Brokers:
                 )
             self._sleep(delay_s)
             self._urls.append(self._urls.pop(0))
+
+    def _refused(self, what: str, answer: httpx.Response) -> SinkRefused:
+        """Return the error for a 401 or 403, which says what to do."""
+        if answer.status_code == httpx.codes.FORBIDDEN:
+            advice = "Grant the role of the token the permission (bindery permissions grant --action produce)"
+        elif not self._token_file:
+            advice = f"No token was sent: name its file in option token_file or {TOKEN_FILE_VARIABLE}"
+        else:
+            advice = (
+                f"Put a token that the brokers accept into {self._token_file}; `bindery tokens validate` checks "
+                "signature and expiry"
+            )
+        return SinkRefused(f"{what}: the broker refuses this job: {_reason(answer)}. {advice}", url=self._urls[0])
+
+
+def _headers(token: bytes | None, *, is_post: bool) -> dict[str, str]:
+    """Return the headers of a request. Raises BadRequest for a token that no header can contain."""
+    headers = {"content-type": NDJSON} if is_post else {}
+    if token is not None:
+        if not token.isascii() or not token.decode("ascii").isprintable() or b" " in token:
+            raise BadRequest(f"option token_file or {TOKEN_FILE_VARIABLE} names a file whose first line is not a token")
+        headers["authorization"] = f"Bearer {token.decode('ascii')}"
+    return headers
 
 
 def _path(topic: TopicName) -> str:

@@ -12,7 +12,10 @@
 | timeout_s        | 30                  | maximum seconds of one request                                              |
 | ca_file          | BINDERY_HTTP_CA_FILE| CA certificates (PEM) that sign those of https URLs, on the executors; else |
 |                  |                     | those that their systems trust                                              |
+| token_file       | BINDERY_TOKEN_FILE  | file on the executors with the bearer token, read again when it changes     |
 | retry_s          | 300                 | maximum seconds for which a request is repeated before the task fails       |
+
+Spark prints options, so none is a secret: a token is not an option, and a URL with credentials is refused.
 """
 
 import re
@@ -27,6 +30,9 @@ from bindery_spark.sources.options import NOTHING, GivenOptions
 
 URL_VARIABLE: Final = "BINDERY_URL"
 CA_FILE_VARIABLE: Final = "BINDERY_HTTP_CA_FILE"
+TOKEN_FILE_VARIABLE: Final = "BINDERY_TOKEN_FILE"  # noqa: S105
+FILES: Final = ("ca_file", "token_file")
+"""Options that name files on the executors."""
 SINK_ID: Final = re.compile(r"[-A-Za-z0-9_.:]{1,100}")
 """What a sink id may be: it is a part of the names of producers."""
 REQUEST_MESSAGES_MAX: Final = 10_000
@@ -48,15 +54,21 @@ class SinkOptions:
     timeout_s: float = 30.0
     retry_s: float = 300.0
     ca_file: str = ""
+    token_file: str = ""
 
     @classmethod
     def parse(cls, options: Mapping[str, str], environment: Mapping[str, str] = NOTHING) -> "SinkOptions":
         """Parse `options`. Raises BadRequest with the option's name and its valid values."""
-        names = ("url", "topic", "sink_id", "request_messages", "request_bytes", "timeout_s", "retry_s", "ca_file")
+        names = ("url", "topic", "sink_id", "request_messages", "request_bytes", "timeout_s", "retry_s")
         # Spark passes the name of a query and the location of its checkpoint to its sink, too.
-        given = GivenOptions(options, environment, (*names, "checkpointlocation", "queryname"))
+        given = GivenOptions(options, environment, (*names, *FILES, "checkpointlocation", "queryname"))
         text = given.text("url", environment.get(URL_VARIABLE, ""))
         urls = tuple(url.strip().rstrip("/") for url in text.split(",") if url.strip())
+        if "@" in text:  # the value may contain a password, so that the error must not
+            raise BadRequest(
+                "option url must not contain credentials, because Spark prints options: remove what is before the @, "
+                "and name a file with a token in option token_file"
+            )
         if not urls or not all(url.startswith(("http://", "https://")) for url in urls):
             raise BadRequest("option url must be the URL of a broker, like http://broker:8080", value=text)
         topic = given.text("topic", "")
@@ -77,5 +89,6 @@ class SinkOptions:
             request_bytes=size,
             timeout_s=given.seconds("timeout_s", 30.0),
             retry_s=given.seconds("retry_s", 300.0),
-            ca_file=given.text("ca_file", environment.get(CA_FILE_VARIABLE, "")),
+            ca_file=given.text("ca_file", "") or environment.get(CA_FILE_VARIABLE, ""),
+            token_file=given.text("token_file", "") or environment.get(TOKEN_FILE_VARIABLE, ""),
         )

@@ -120,6 +120,7 @@ def write_rows(
         sleep=time.sleep,
         randomness=random.SystemRandom(),
         ca_file=options.ca_file,
+        token_file=options.token_file,
     )
     producer = producer_name(sink_id, partition)
     rows = PartitionRows(batch)

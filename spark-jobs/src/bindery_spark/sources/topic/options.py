@@ -21,6 +21,7 @@ from typing import Final
 from bindery_client.connection.security import NO_FILES, SecurityFiles
 from bindery_core.errors import BadRequest
 from bindery_metadata.layout.layout import LEDGERS_ROOT_DEFAULT
+from bindery_metadata.stores.zookeeper_access import NO_ACCESS, AccessFiles
 from bindery_pulsar.topic_name import TopicName
 
 from bindery_spark.sources.options import COMMON, NOTHING, GivenOptions
@@ -37,6 +38,7 @@ class TopicOptions:
     topic: TopicName
     ledgers_root: str = LEDGERS_ROOT_DEFAULT
     security: SecurityFiles = NO_FILES
+    access: AccessFiles = NO_ACCESS
     bounds: Bounds = ALL
     rate: float = 0.0
     timeout_s: float = 10.0
@@ -56,6 +58,7 @@ class TopicOptions:
         return cls(
             zookeeper=given.zookeeper(),
             security=given.security(),
+            access=given.access(),
             topic=TopicName.parse(topic),
             ledgers_root=given.text("ledgers_root", LEDGERS_ROOT_DEFAULT),
             bounds=parse_bounds(given.text("start", "earliest"), given.text("end", "latest")),

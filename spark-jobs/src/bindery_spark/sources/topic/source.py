@@ -50,6 +50,7 @@ from bindery_spark.reading import zookeeper as zookeeper_connection
 from bindery_spark.reading.throttle import Budget
 from bindery_spark.schemas import MESSAGES
 from bindery_spark.sources import cluster
+from bindery_spark.sources.bookie_access import explained
 from bindery_spark.sources.filters import Wanted
 from bindery_spark.sources.sink.options import SinkOptions
 from bindery_spark.sources.sink.writer import TopicStreamWriter, TopicTableWriter
@@ -278,7 +279,7 @@ async def _connected(options: TopicOptions) -> AsyncIterator[_Access]:
     settings = ClientSettings(
         wire_version=2, read_timeout_s=options.timeout_s, connect_timeout_s=min(5.0, options.timeout_s)
     )
-    store = await zookeeper_connection.connect(options.zookeeper)
+    store = await zookeeper_connection.connect(options.zookeeper, options.access)
     try:
         client = await LedgerClient.connect(
             store,
@@ -288,7 +289,8 @@ async def _connected(options: TopicOptions) -> AsyncIterator[_Access]:
             security=options.security.load(),
         )
         try:
-            yield _Access(store, client)
+            async with explained(options.security):
+                yield _Access(store, client)
         finally:
             await client.close()
     finally:

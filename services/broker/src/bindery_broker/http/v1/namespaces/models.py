@@ -181,6 +181,8 @@ class Explained(models.Answer):
     """Whether the brokers check roles."""
     allowed: bool
     reason: str
+    allowed_if_enabled: bool | None = None
+    """While authorization is off: whether the permissions that are stored allow it. The members below say why."""
     rule: str | None = None
     """Rule that decided: `super_user`, `tenant_admin`, `namespace`, `topic`, `partitioned_topic`, `subscription_roles`,
     `subscription_prefix` or `no_permission`."""

@@ -34,6 +34,7 @@ from bindery_broker.namespaces.permissions import (
 
 router = APIRouter(route_class=OwnedRoute, default_response_class=JsonLine, tags=["permissions"])
 NoQuery = Annotated[models.NoQuery, Query()]
+_OFF = "authorization.enabled is off: every client may do everything"
 _WHY: dict[Rule, str] = {
     Rule.SUPER_USER: "the role is one of authorization.super_user_roles",
     Rule.TENANT_ADMIN: "the role is an administrator of the tenant",
@@ -182,18 +183,18 @@ async def revoke_in_topic(exchange: Exchange, name: Topic, role: models.Role, _q
     responses=openapi.problems(413),
 )
 async def explain(exchange: Exchange, query: Annotated[models.ExplainQuery, Query()]) -> models.Explained:
-    """Administrators of the tenant may ask for every role, others for their own, without the reason of a refusal."""
+    """Administrators of the tenant may ask for every role, others for their own, without the reason of a refusal.
+
+    While authorization is off, every client may ask for every role. `allowed` is true then; `allowed_if_enabled`,
+    `rule` and `fix` are what permissions decide once it is on, so that they can be prepared.
+    """
     name = TopicName.parse(query.topic)
-    access, own = exchange.broker.access, roles_of(exchange)[0]
+    access, own = exchange.broker.permissions, roles_of(exchange)[0]
     role = query.role if query.role is not None else own
-    if access is None:
+    is_enabled = exchange.broker.access is not None
+    if not is_enabled and role is None:
         return models.Explained(
-            role=role,
-            action=query.action,
-            topic=name.short,
-            enabled=False,
-            allowed=True,
-            reason="authorization.enabled is off: every client may do everything",
+            role=role, action=query.action, topic=name.short, enabled=False, allowed=True, reason=_OFF
         )
     is_admin = await may_administer(exchange, name.tenant)
     if role is None or (role != own and not is_admin):
@@ -203,10 +204,16 @@ async def explain(exchange: Exchange, query: Annotated[models.ExplainQuery, Quer
         )
     action = Action(query.action)
     target = target_for(name, subscription=query.subscription if action is Action.CONSUME else None)
-    decision = await access.decide(role, need_of(action), target)
+    # While it is off, nothing is followed, so that the records of this question are not read again for each change.
+    decision = await access.decide(role, need_of(action), target, reads=None if is_enabled else exchange.list_reads)
     if not decision.is_allowed and not is_admin:
         decision = Decision(False, Rule.NO_PERMISSION)
-    return _explained(access, role, action, name, decision, query.subscription)
+    explained = _explained(access, role, action, name, decision, query.subscription)
+    if not is_enabled:
+        explained.enabled, explained.allowed, explained.allowed_if_enabled = False, True, decision.is_allowed
+        could = "could" if decision.is_allowed else "could not"
+        explained.reason = f"{_OFF}; if it were on, the role {could}: {explained.reason}"
+    return explained
 
 
 def _explained(
