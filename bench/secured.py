@@ -12,6 +12,7 @@ time. Memory is the growth of the broker's resident set with `--idle` connection
 """
 
 import argparse
+import asyncio
 import contextlib
 import itertools
 import os
@@ -23,18 +24,29 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import broker
 import httpx
+import msgspec
 import uvloop
 from bindery.standalone.throwaway import ThrowawayCluster
+from bindery_broker.access.access import Access, Target
+from bindery_broker.access.decision import Rules
 from bindery_identity.authenticator import Authenticator
+from bindery_identity.tls import TlsFiles, server_tls
 from bindery_identity.tokens import SignedTokens, sign
+from bindery_kit.access.authenticate import Authenticate
+from bindery_kit.configuration.http_settings import HttpSettings
+from bindery_kit.http.http_limits import ServerLimits
+from bindery_kit.http.http_stats import HttpStats
+from bindery_kit.http.tls_transport import TlsConnection
 from bindery_kit.process.runtime import DIE_WITH_PARENT
+from bindery_metadata.stores.memory import MemoryTree
+from bindery_pulsar.topic_name import TopicName
 from bindery_simulation.certificates.authority import Authority
 
 HOST: Final = "127.0.0.1"
@@ -44,6 +56,9 @@ OPERATOR: Final = "operator"
 BROKERS: Final = "brokers"
 """Role of the secured broker itself."""
 START_TIMEOUT_S: Final = 120.0
+REQUEST_SIZE: Final = 1_300
+ANSWER_SIZE: Final = 250
+"""Bytes of a request with a message of 1 KiB, and of its answer."""
 TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 
@@ -243,6 +258,7 @@ def show_parts(folder: Path) -> None:
     print(f"| token, remembered | {least_us(lambda: authenticator.by_headers(headers)):.1f} |")
     first = least_us(lambda: SignedTokens([KEY]).verify(token, now_s=time.time()))
     print(f"| token, first time (HS256) | {first:.1f} |")
+    uvloop.run(show_checks(headers, authenticator))
     authority = Authority(folder, "ca")
     certificate, key = authority.issue("broker")
     accepting = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -256,6 +272,9 @@ def show_parts(folder: Path) -> None:
             one.do_handshake()
     with contextlib.suppress(ssl.SSLWantReadError):
         client.read()
+    files = server_tls(certificate_file=str(certificate), key_file=str(key), now_s=time.time)
+    served = uvloop.run(served_us(files, trusting))
+    print(f"| TLS of the server: request of {REQUEST_SIZE:,} bytes, answer of {ANSWER_SIZE} | {served:.1f} |")
     for size in (1_300, 130_000):
 
         def both(size: int = size) -> None:
@@ -265,6 +284,106 @@ def show_parts(folder: Path) -> None:
                 left -= len(server.read(65_536))
 
         print(f"| TLS: encrypt and decrypt {size:,} bytes | {least_us(both):.1f} |")
+
+
+async def show_checks(headers: list[tuple[bytes, bytes]], authenticator: Authenticator) -> None:
+    """Show what authentication and permissions cost a request, once the broker knows the role and the records."""
+
+    async def app(_scope: Any, _receive: Any, _send: Any) -> None:
+        return
+
+    async def refuse(*_: Any) -> None:
+        raise AssertionError("refused")
+
+    port = Authenticate(app, authenticator, refuse=refuse, clock=time.monotonic)
+    client = ("127.0.0.1", 1)
+
+    def authenticate() -> None:
+        at_once(port({"type": "http", "path": "/v1", "headers": headers, "client": client}, app, app))
+
+    print(f"| authentication of a request | {least_us(authenticate):.1f} |")
+    tree = MemoryTree()
+    store = tree.connect()
+    grants = {"auth_policies": {"namespace_auth": {ROLE: ["produce", "consume"]}}}
+    for path, record in (
+        ("/admin", {}),
+        ("/admin/policies", {}),
+        ("/admin/policies/shop", {"adminRoles": ["admin"]}),
+        ("/admin/policies/shop/orders", grants),
+    ):
+        await store.create(path, msgspec.json.encode(record))
+    access = Access(store, Rules(super_users=frozenset()), now=time.monotonic)
+    topic = TopicName("shop", "orders", "new")
+    roles = (ROLE,)
+
+    def check() -> None:
+        at_once(access.check(roles, "produce", Target("shop", "orders", topic)))
+
+    await access.check(roles, "produce", Target("shop", "orders", topic))
+    print(f"| permission of a request | {least_us(check):.1f} |")
+    await access.close()
+    await store.close()
+
+
+def at_once(call: Coroutine[Any, Any, object]) -> None:
+    """Run a call that does not wait."""
+    try:
+        call.send(None)
+    except StopIteration:
+        return
+    raise AssertionError("the call waits")
+
+
+class Wire:
+    """Stands for the transport of a connection: what the server writes goes to the client's end of TLS."""
+
+    def __init__(self, to_client: ssl.MemoryBIO) -> None:
+        self.write = to_client.write
+
+    def get_extra_info(self, _name: str) -> tuple[str, int]:
+        return (HOST, 1)
+
+    def is_closing(self) -> bool:
+        return False
+
+
+class Answering(asyncio.Protocol):
+    """Answers each read of the decrypted connection."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.write = transport.write  # type: ignore[attr-defined]
+
+    def data_received(self, _data: bytes) -> None:
+        self.write(bytes(ANSWER_SIZE))
+
+
+async def served_us(files: TlsFiles, trusting: ssl.SSLContext, *, count: int = 300, rounds: int = 40) -> float:
+    """Return the least processor time in microseconds of a request and its answer at the server's end of TLS."""
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = trusting.wrap_bio(to_client, to_server, server_hostname="localhost")
+    shared = ServerLimits(HttpSettings(), connections_max=16, stats=HttpStats(), clock=time.monotonic)
+    connection = TlsConnection(files, shared, lambda _certificate: Answering(), set())
+    connection.connection_made(cast(asyncio.Transport, Wire(to_client)))
+    for _ in range(3):
+        with contextlib.suppress(ssl.SSLWantReadError):
+            client.do_handshake()
+        if to_server.pending:
+            connection.data_received(to_server.read())
+    found = []
+    for _ in range(rounds):
+        took = 0.0
+        for _ in range(count):
+            client.write(bytes(REQUEST_SIZE))
+            data = to_server.read()
+            began = time.process_time()
+            connection.data_received(data)
+            took += time.process_time() - began
+            left = ANSWER_SIZE
+            while left:
+                left -= len(client.read(left))
+        found.append(took / count * 1e6)
+    connection.connection_lost(None)
+    return min(found)
 
 
 def main() -> None:

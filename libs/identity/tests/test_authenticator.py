@@ -1,11 +1,11 @@
 import base64
-from dataclasses import dataclass
 
 import pytest
 from bindery_core.errors import Forbidden, Unauthorized
 from bindery_identity.authenticator import Authenticator, CertificateRole
 from bindery_identity.basic import Passwords
 from bindery_identity.principal import Method, Principal
+from bindery_identity.tls import PeerCertificate
 from bindery_identity.tokens import CLOCK_SKEW_S, SignedTokens, sign
 
 KEY = b"k" * 32
@@ -13,14 +13,6 @@ NOW = 1_700_000_000.0
 TOKEN = sign(KEY, subject="alice", expires_at_s=int(NOW) + 60)
 PASSWORDS = Passwords(b"bob:$apr1$abcdefgh$ZAdX7G.l3eDbgTYbm5ePE0")
 BASIC = base64.b64encode(b"bob:secret pass")
-
-
-@dataclass(frozen=True)
-class Certificate:
-    common_name: str | None = None
-    dns_names: tuple[str, ...] = ()
-    uris: tuple[str, ...] = ()
-    expires_at_s: float | None = None
 
 
 def authenticator(**options: object) -> Authenticator:
@@ -85,7 +77,7 @@ def test_without_credentials_a_client_is_refused_or_anonymous() -> None:
     assert authenticator(anonymous_role="nobody").by_headers([]) == Principal(role="nobody", method=Method.NONE)
 
 
-CERTIFICATE = Certificate("cn", ("d.example",), ("spiffe://x/y",), NOW + 5)
+CERTIFICATE = PeerCertificate(common_name="cn", dns_names=("d.example",), uris=("spiffe://x/y",), expires_at_s=NOW + 5)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +94,11 @@ def test_the_rule_chooses_the_name_of_a_certificate(rule: CertificateRole, role:
     assert known.by_headers([], CERTIFICATE) == known.by_method("tls", b"", CERTIFICATE) == expected
     assert known.by_headers([(b"authorization", b"Bearer " + TOKEN)], CERTIFICATE).role == "alice"
     assert known.by_headers([], None).role == "nobody"
-    for several in (Certificate(), Certificate(None, ("a", "b"), ("a", "b")), Certificate("a\nb", ("\u202e",), ("",))):
+    for several in (
+        PeerCertificate(),
+        PeerCertificate(dns_names=("a", "b"), uris=("a", "b")),
+        PeerCertificate(common_name="a\nb", dns_names=("\u202e",), uris=("",)),
+    ):
         with pytest.raises(Unauthorized, match="exactly one printable name"):
             known.by_headers([], several)
 
@@ -115,7 +111,7 @@ def test_a_certificate_that_expires_while_its_connection_is_open_is_refused() ->
     for refused in (lambda: known.by_headers([], CERTIFICATE), lambda: known.by_method("tls", b"", CERTIFICATE)):
         with pytest.raises(Unauthorized, match="the client certificate has expired"):
             refused()
-    unlimited = Certificate("cn")
+    unlimited = PeerCertificate(common_name="cn")
     assert known.by_headers([], unlimited).role == "cn"
 
 

@@ -7,7 +7,8 @@ import ssl
 from pathlib import Path
 
 import pytest
-from bindery_core.errors import BadRequest
+from bindery_core.errors import BadRequest, Unauthorized
+from bindery_identity.authenticator import Authenticator, CertificateRole
 from bindery_identity.tls import ClientCertificates, PeerCertificate, client_tls, server_tls
 from bindery_simulation.certificates import OTHER_CA
 from bindery_simulation.certificates.authority import Authority, replace
@@ -31,13 +32,13 @@ def port(authority: Authority, name: str = "server", **options: object):  # type
 
 
 def connect(
-    server: ssl.SSLContext, client: ssl.SSLContext, host: str = "localhost"
+    server: ssl.SSLContext, client: ssl.SSLContext, host: str = "localhost", *, session: ssl.SSLSession | None = None
 ) -> tuple[ssl.SSLObject, ssl.SSLObject]:
     """Return both ends of a connection after the handshake. Raises ssl.SSLError."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = (
         server.wrap_bio(to_server, to_client, server_side=True),
-        client.wrap_bio(to_client, to_server, server_hostname=host),
+        client.wrap_bio(to_client, to_server, server_hostname=host, session=session),
     )
     for _ in range(4):
         for end in reversed(ends):
@@ -220,6 +221,77 @@ def test_the_certificate_of_a_client_is_required_optional_or_not_requested(autho
     assert PeerCertificate.of(connect(served(ClientCertificates.OPTIONAL), known)[0].getpeercert()) == seen
     assert PeerCertificate.of(connect(served(ClientCertificates.OPTIONAL), anonymous)[0].getpeercert()) is None
     assert PeerCertificate.of(connect(served(ClientCertificates.NONE), known)[0].getpeercert()) is None
+
+
+class Mutual:
+    """A port that trusts two authorities, and clients with certificates of both."""
+
+    def __init__(self, directory: Path) -> None:
+        self.old, self.new = Authority(directory, "old"), Authority(directory, "new")
+        self.trusted = directory / "trusted.pem"
+        self.ahead_s = 0.0
+        replace(self.trusted, self.old.pem + self.new.pem)
+        certificate, key = self.new.issue("server")
+        self.files = server_tls(
+            certificate_file=str(certificate),
+            key_file=str(key),
+            ca_file=str(self.trusted),
+            client_certificates=ClientCertificates.REQUIRED,
+            now_s=lambda: NOW_S + self.ahead_s,
+        )
+
+    def client(self, authority: Authority) -> ssl.SSLContext:
+        own, own_key = authority.issue("client")
+        return client_tls(ca_file=str(self.new.ca_file), certificate_file=str(own), key_file=str(own_key)).context
+
+    def presented(self, connection: ssl.SSLObject) -> PeerCertificate:
+        found = PeerCertificate.presented(connection, self.files)
+        assert found is not None
+        return found
+
+
+def test_a_certificate_is_not_accepted_any_more_when_its_authority_is_removed(tmp_path: Path) -> None:
+    port = Mutual(tmp_path)
+    of_old, of_new = (
+        port.presented(connect(port.files.context, port.client(authority))[0]) for authority in (port.old, port.new)
+    )
+    assert (of_old.refusal(), of_new.refusal()) == (None, None)
+    authenticator = Authenticator(now_s=now_s, certificate_role=CertificateRole.COMMON_NAME)
+    assert authenticator.by_headers([], of_old).role == "client"
+    replace(port.trusted, port.new.pem)
+    assert port.files.poll()
+    assert "was removed" in (of_old.refusal() or "")
+    with pytest.raises(Unauthorized, match="was removed"):
+        authenticator.by_headers([], of_old)
+    assert of_new.refusal() is None
+    replace(port.trusted, port.new.pem + port.old.pem)
+    assert port.files.poll()
+    assert of_old.refusal() is None
+    port.ahead_s = 100 * 366 * 86_400.0
+    assert "has expired" in (of_new.refusal() or "")
+
+
+def test_an_authority_that_is_removed_during_the_handshake_is_not_accepted(tmp_path: Path) -> None:
+    port = Mutual(tmp_path)
+    connection, _ = connect(port.files.context, port.client(port.old))
+    replace(port.trusted, port.new.pem)
+    assert port.files.poll()
+    assert "was removed" in (port.presented(connection).refusal() or "")
+
+
+def test_a_resumed_session_ends_with_any_change_of_the_files(tmp_path: Path) -> None:
+    """The chain of the certificate is not known then."""
+    port = Mutual(tmp_path)
+    context = port.client(port.old)
+    context.maximum_version = ssl.TLSVersion.TLSv1_2  # sessions of 1.3 arrive after the handshake
+    _, first = connect(port.files.context, context)
+    resumed, second = connect(port.files.context, context, session=first.session)
+    assert second.session_reused
+    found = port.presented(resumed)
+    assert found.refusal() is None
+    replace(port.trusted, port.new.pem)
+    assert port.files.poll()
+    assert "was removed" in (found.refusal() or "")
 
 
 def test_client_certificates_need_an_authority(authority: Authority) -> None:

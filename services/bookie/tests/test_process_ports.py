@@ -13,16 +13,18 @@ import pytest
 import structlog
 from bindery_bookie.access.security import AuthProvider, AuthSettings
 from bindery_bookie.process import BookieProcess
-from bindery_bookie.settings import AdminSettings, BookieSettings
+from bindery_bookie.settings import AdminSettings, BookieSettings, RepairSettings
 from bindery_client.client import LedgerClient
 from bindery_client.connection.security import ClientSecurity
 from bindery_core.errors import BadRequest, BinderyError, NoSuchLedger
+from bindery_identity.tokens import sign
 from bindery_kit.http.listening import BindRefused
 from bindery_kit.process import followed_files
 from bindery_kit.process.runtime import Shutdown
 from bindery_metadata.cluster import initialize_cluster
 from bindery_metadata.layout.layout import LedgersLayout
 from bindery_metadata.stores.memory import MemoryTree
+from bindery_simulation.certificates import CA, certificate, key
 
 CLIENT = "a-secret-of-the-clients"
 OPERATOR = "a-secret-of-the-operators"
@@ -212,3 +214,32 @@ async def test_files_are_followed_while_the_start_waits(
         with pytest.raises(BadRequest, match="the test ends"):
             await starting
         await world.process.stop()
+
+
+async def test_the_expiry_of_what_the_repair_presents_is_a_metric(start: Any, tmp_path: Path) -> None:
+    token = tmp_path / "repair-token"
+    token.write_bytes(sign(b"a key of more than thirty-two bytes", subject="b0", expires_at_s=4_000_000_000) + b"\n")
+    repair = RepairSettings(
+        token_file=str(token), ca_file=str(CA), certificate_file=str(certificate("client")), key_file=str(key("client"))
+    )
+    world = await start(host="127.0.0.1", repair=repair)
+    async with httpx.AsyncClient() as client:
+        page = (await client.get(f"http://127.0.0.1:{world.process.http_port}/metrics")).text
+    assert 'bindery_tls_certificate_expiry_seconds{port="bookies"} ' in page
+    assert 'bindery_token_expiry_seconds{port="bookies"} 4000000000\n' in page
+
+
+async def test_connections_end_when_their_secret_is_removed(start: Any, by_token: AuthSettings) -> None:
+    world = await start(host="127.0.0.1", auth=by_token)
+    security = ClientSecurity(token=CLIENT.encode())
+    client = await LedgerClient.connect(world.tree.connect(), randomness=random.Random(2), security=security)
+    try:
+        writer = await client.create(ensemble_size=1, write_quorum=1, ack_quorum=1)
+        await writer.add_many([b"one"])
+        assert world.process._server.connection_count == 1
+        Path(by_token.secrets_file).write_text("another secret of the clients")
+        async with asyncio.timeout(60):  # the bookie polls its files
+            while world.process._server.connection_count:
+                await asyncio.sleep(0.01)
+    finally:
+        await client.close()

@@ -14,6 +14,7 @@ from bindery_client.connection.security import (
 )
 from bindery_core.errors import BadRequest
 from bindery_simulation.certificates import CA, certificate, key
+from bindery_simulation.certificates.authority import replace
 
 
 def test_files_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
@@ -98,3 +99,17 @@ def test_without_options_the_defaults_are_used_and_a_bad_value_is_refused() -> N
     assert SecurityFiles(**NO_FILES.to_json()) == NO_FILES
     with pytest.raises(BadRequest):
         SecurityFiles.of({"check_hostname": "no"}, {})
+
+
+def test_the_token_file_is_followed(tmp_path: Path) -> None:
+    token_file = tmp_path / "token"
+    token_file.write_bytes(b"first\n")
+    security = load_security(token_file=token_file)
+    assert (security.current_token, security.generation) == (b"first", 0)
+    replace(token_file, b"second\n")
+    security.poll()
+    assert (security.current_token, security.generation) == (b"second", 1)
+    replace(token_file, b"\n")
+    security.poll()
+    assert (security.current_token, security.generation) == (b"second", 1)
+    assert security.files[0].failure is not None

@@ -7,7 +7,8 @@
 | none of these, and a client certificate            | the name that CertificateRole chooses                           |
 | none                                               | the role for anonymous clients, if one is configured            |
 
-The certificate of a connection is compared with the clock at each request: it may expire while the connection is open.
+The certificate of a connection is checked at each request: while the connection is open, it may expire, and its CA may
+be removed.
 
 Wrong credentials are refused, also where anonymous clients are allowed. Credentials of a kind that is not configured
 are refused, too.
@@ -30,6 +31,7 @@ Source: Pulsar's AuthenticationService and its rules for proxyRoles and the orig
 import base64
 import binascii
 import enum
+import functools
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Final, Protocol
@@ -38,8 +40,10 @@ from bindery_core.errors import Forbidden, Unauthorized
 
 from bindery_identity.basic import PASSWORD_SIZE_MAX
 from bindery_identity.principal import Method, Principal
-from bindery_identity.tokens import SUBJECT_SIZE_MAX, TOKEN_SIZE_MAX, TokenVerifier, is_subject
+from bindery_identity.tokens import SUBJECT_SIZE_MAX, TOKEN_SIZE_MAX, Bearer, TokenVerifier, is_subject
 
+BEARERS_CACHED_MAX: Final = 1_024
+"""Maximum number of bearers whose principals are kept, because clients repeat their token in each request."""
 _BASIC_SIZE_MAX: Final = 4 * (SUBJECT_SIZE_MAX * 4 + PASSWORD_SIZE_MAX)
 """Maximum bytes of the base64 of a name and a password."""
 
@@ -71,6 +75,10 @@ class CertificateNames(Protocol):
 
     @property
     def expires_at_s(self) -> float | None: ...
+
+    def refusal(self, now_s: float) -> str | None:
+        """Return why the certificate is not accepted any more; None: it is."""
+        ...
 
 
 class PasswordVerifier(Protocol):
@@ -169,8 +177,7 @@ class Authenticator:
             raise Unauthorized("this service does not accept tokens")
         if len(token) > TOKEN_SIZE_MAX:
             raise Unauthorized("not a signed token")
-        bearer = self._tokens.verify(token, now_s=self._now_s())
-        return Principal(role=bearer.subject, method=bearer.method, expires_at_s=bearer.expires_at_s)
+        return _principal_of(self._tokens.verify(token, now_s=self._now_s()))
 
     def by_basic(self, encoded: bytes) -> Principal:
         """Return the principal by the base64 of `name:password`. Raises Unauthorized."""
@@ -226,10 +233,9 @@ class Authenticator:
                 type=self._certificate_role.value,
                 names=len(names),
             )
-        principal = Principal(role=names[0], method=Method.CERTIFICATE, expires_at_s=certificate.expires_at_s)
-        if principal.is_expired(self._now_s()):  # TLS compares it only when a connection begins
-            raise Unauthorized("the client certificate has expired; renew it, and connect with the new one")
-        return principal
+        if (reason := certificate.refusal(self._now_s())) is not None:
+            raise Unauthorized(reason)
+        return Principal(role=names[0], method=Method.CERTIFICATE, expires_at_s=certificate.expires_at_s)
 
     def _remedy(self) -> str:
         ways = []
@@ -240,6 +246,11 @@ class Authenticator:
         if self._certificate_role is not CertificateRole.NONE:
             ways.append("connect with a client certificate")
         return " or ".join(ways)
+
+
+@functools.lru_cache(BEARERS_CACHED_MAX)
+def _principal_of(bearer: Bearer) -> Principal:
+    return Principal(role=bearer.subject, method=bearer.method, expires_at_s=bearer.expires_at_s)
 
 
 def _decoded(encoded: bytes) -> bytes:

@@ -17,14 +17,21 @@ off.
 A `FollowedContext` can be handed to anything that takes a context and keeps it, such as asyncio or an HTTP client: each
 new connection is made with the newest context of its TlsFiles. Connections that exist keep what they began with. A
 client's context polls its files before each new connection; a process may poll them, too, to report failures.
+
+TLS checks the certificate of a client only when a connection begins. A server therefore asks `PeerCertificate.refusal`
+later on: the certificate expires, or its CA may have been removed from the files. The CA of a certificate is the last
+one of the chain that the handshake verified. If the chain is unknown, because the session of an earlier connection was
+resumed, any change of the files counts as a removal, and the client has to connect again.
 """
 
+import _ssl
+import hashlib
 import os
 import ssl
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, cast
 
 from bindery_core.errors import BadRequest
 
@@ -49,6 +56,24 @@ _VERIFY: Final = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """Why the certificate of a client was trusted when its connection began."""
+
+    files: "TlsFiles"
+    authority: bytes | None
+    """Digest of the CA certificate at the end of the verified chain; None: unknown."""
+    replacements: int
+    """`files.replacements` at that time; -1: the CA was removed during the handshake."""
+
+    @property
+    def is_in_force(self) -> bool:
+        """Whether the CA is still among those of the files."""
+        if self.authority is None:
+            return self.files.replacements == self.replacements
+        return self.authority in self.files.authorities
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerCertificate:
     """The names in the certificate of a client, which a trusted CA signed. `expires_at_s`: seconds since 1970."""
@@ -57,6 +82,36 @@ class PeerCertificate:
     dns_names: tuple[str, ...] = ()
     uris: tuple[str, ...] = ()
     expires_at_s: float | None = None
+    trust: Trust | None = field(default=None, compare=False, repr=False)
+    """None: nothing of it can change."""
+
+    def refusal(self, now_s: float | None = None) -> str | None:
+        """Return why the certificate is not accepted any more; None: it is. `now_s`: seconds since 1970; None: by the
+        clock of the port."""
+        if now_s is None:
+            clock = None if self.trust is None else self.trust.files.now_s
+            now_s = 0.0 if clock is None else clock()
+        if self.expires_at_s is not None and now_s >= self.expires_at_s:
+            return "the client certificate has expired; renew it, and connect with the new one"
+        if self.trust is not None and not self.trust.is_in_force:
+            return (
+                "the CA of the client certificate was removed or replaced; connect with a certificate of a trusted CA"
+            )
+        return None
+
+    @classmethod
+    def presented(cls, connection: ssl.SSLObject, files: "TlsFiles | None") -> "PeerCertificate | None":
+        """Return the certificate of a client after the handshake; None if it presented none. `files`: of the port."""
+        found = cls.of(connection.getpeercert())
+        if found is None or files is None:
+            return found
+        replacements = files.replacements
+        authority = _authority(connection)
+        if authority not in files.authorities:
+            authority = None
+            if connection.context is not files.value:  # the files were replaced during the handshake
+                replacements = -1
+        return replace(found, trust=Trust(files, authority, replacements))
 
     @classmethod
     def of(cls, decoded: Mapping[str, Any] | None) -> "PeerCertificate | None":
@@ -122,14 +177,19 @@ class TlsFiles(FollowedFiles[ssl.SSLContext]):
         *,
         protocol: int,
         polls_itself: bool,
+        now_s: Callable[[], float] | None = None,
     ) -> None:
         """`configure`: sets up a new context with the contents, and returns when its certificate expires.
 
         Raises BadRequest.
         """
         self.polls_itself = polls_itself
+        self.now_s = now_s
+        """Seconds since 1970; None: the expiry of certificates is not compared."""
         self.expires_at_s: float | None = None
         """When the certificate in use expires, in seconds since 1970; None: there is none."""
+        self.authorities: frozenset[bytes] = frozenset()
+        """Digests of the CA certificates that may sign certificates of clients."""
         self.server_name = ""
         """Name that the certificate of a server must contain; empty: the host to which the client connects."""
         first = FollowedContext(protocol)
@@ -139,6 +199,8 @@ class TlsFiles(FollowedFiles[ssl.SSLContext]):
             made = waiting.pop() if waiting else ssl.SSLContext(protocol)
             expires_at_s = configure(made, contents)
             self.expires_at_s = expires_at_s
+            if protocol == ssl.PROTOCOL_TLS_SERVER:
+                self.authorities = frozenset(_digest(one) for one in made.get_ca_certs(binary_form=True))
             return made
 
         super().__init__(paths, load)
@@ -171,7 +233,7 @@ def server_tls(
     if client_certificates is not ClientCertificates.NONE and not ca_file:
         raise BadRequest("client certificates need the CA certificates that sign them")
     paths = [certificate_file, key_file or certificate_file, *([ca_file] if ca_file else [])]
-    return TlsFiles(paths, configure, protocol=ssl.PROTOCOL_TLS_SERVER, polls_itself=False)
+    return TlsFiles(paths, configure, protocol=ssl.PROTOCOL_TLS_SERVER, polls_itself=False, now_s=now_s)
 
 
 def client_tls(
@@ -202,7 +264,7 @@ def client_tls(
 
     own = [certificate_file, key_file or certificate_file] if certificate_file else []
     paths = [*([ca_file] if ca_file else []), *own]
-    files = TlsFiles(paths, configure, protocol=ssl.PROTOCOL_TLS_CLIENT, polls_itself=True)
+    files = TlsFiles(paths, configure, protocol=ssl.PROTOCOL_TLS_CLIENT, polls_itself=True, now_s=now_s)
     files.server_name = server_name
     return files
 
@@ -256,6 +318,16 @@ def _load_pair(
     finally:
         os.close(descriptor)
     return expires_at_s
+
+
+def _authority(connection: ssl.SSLObject) -> bytes | None:
+    """Return the digest of the last certificate of the verified chain of the peer; None if the chain is unknown."""
+    chain = cast(Any, connection)._sslobj.get_verified_chain()  # public since Python 3.13
+    return _digest(chain[-1].public_bytes(_ssl.ENCODING_DER)) if chain else None
+
+
+def _digest(certificate: bytes) -> bytes:
+    return hashlib.sha256(certificate).digest()
 
 
 def _expiry(certificate: bytes) -> float:

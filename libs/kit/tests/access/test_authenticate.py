@@ -54,7 +54,7 @@ class Port:
 
     async def checked(self) -> None:
         """Return when the credentials of waiting calls have been verified again."""
-        while self.guard._checking is not None and not self.guard._checking.done():
+        while (task := self.guard._rechecks.task) is not None and not task.done():
             await asyncio.sleep(0)
 
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
@@ -244,7 +244,7 @@ async def test_a_call_ends_when_its_credentials_are_taken_back(keys: Path, tmp_p
     for one in (second, fourth):
         one.ended.set()
         await one.task
-    assert not port.guard._watched
+    assert not len(port.guard._rechecks)
 
 
 @pytest.mark.parametrize(

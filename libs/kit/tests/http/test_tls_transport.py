@@ -127,6 +127,54 @@ async def test_the_certificate_of_a_client_is_required_and_passed_on(authority: 
     assert (app.certificate.common_name, app.certificate.dns_names) == ("role", ("me.test",))
 
 
+async def test_an_open_connection_does_not_outlive_the_certificate_of_its_client(tmp_path: Path) -> None:
+    old, new = Authority(tmp_path, "old"), Authority(tmp_path, "new")
+    trusted = tmp_path / "trusted.pem"
+    replace(trusted, old.pem + new.pem)
+    certificate, key = new.issue("server")
+    ahead_s = 0.0
+    files = server_tls(
+        certificate_file=str(certificate),
+        key_file=str(key),
+        ca_file=str(trusted),
+        client_certificates=ClientCertificates.REQUIRED,
+        now_s=lambda: time.time() + ahead_s,
+    )
+    app, stats, removed = App(), HttpStats(), asyncio.Event()
+
+    def client(authority: Authority) -> httpx.AsyncClient:
+        own, own_key = authority.issue(f"of-{authority.ca_file.stem}")
+        context = client_tls(ca_file=str(new.ca_file), certificate_file=str(own), key_file=str(own_key)).context
+        return httpx.AsyncClient(base_url=server.url, verify=context, trust_env=False)
+
+    async def slow_body() -> Any:
+        yield b"abc"
+        await removed.wait()
+        yield b"def"
+
+    async with HttpServer(app, tls=files, stats=stats) as server, client(old) as first, client(new) as second:
+        for one in (first, second):
+            assert (await one.get("/")).status_code == 200
+        app.certificate = None
+        in_progress = asyncio.create_task(first.post("/", content=slow_body()))
+        async with asyncio.timeout(30):
+            while app.certificate is None:
+                await asyncio.sleep(0.005)
+        replace(trusted, new.pem)
+        assert files.poll()
+        removed.set()
+        assert (await in_progress).content == b"6"
+        refused = await first.get("/")
+        assert (refused.status_code, refused.json()["code"]) == (401, "unauthorized")
+        assert refused.headers["connection"] == "close"
+        with pytest.raises((httpx.TransportError, ssl.SSLError)):
+            await first.get("/")
+        assert stats.refused["certificate"] == 1
+        assert (await second.get("/")).status_code == 200
+        ahead_s = 100 * 366 * 86_400.0
+        assert "has expired" in (await second.get("/")).json()["detail"]
+
+
 async def test_certificates_and_authorities_are_replaced_while_clients_call(tmp_path: Path) -> None:
     """Eight clients call with new connections all the time, while the server moves from one authority to another."""
     old, new = Authority(tmp_path, "old"), Authority(tmp_path, "new")

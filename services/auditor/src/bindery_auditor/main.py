@@ -86,7 +86,9 @@ class AuditorProcess:
         self._tls = TlsMetrics()
         self._tls.add("http", tls)
         self._tls.add("bookies", self._security.tls_files)
-        for files in self._tls.files:
+        self._tls.add("zookeeper", settings.zookeeper_access.certificate(now_s=_now_s))
+        self._tls.add_token("bookies", lambda: self._security.current_token)
+        for files in (*self._tls.files, *self._security.files):
             self._files.follow(files)
         self._server = HttpServer(
             OpsApp(

@@ -40,7 +40,7 @@ from bindery_bookie.maintenance.deleted_ledgers import GarbageCollector
 from bindery_bookie.maintenance.limbo_listing import LimboListing
 from bindery_bookie.maintenance.refill_history import refill_recorder
 from bindery_bookie.maintenance.repair import Repairer
-from bindery_bookie.maintenance.repair_client import connector
+from bindery_bookie.maintenance.repair_client import connector, own_certificate, repair_token
 from bindery_bookie.maintenance.rollback_guard import RollbackGuard
 from bindery_bookie.maintenance.storage_watch import StorageWatch
 from bindery_bookie.membership.advertised import AdvertisedName
@@ -136,6 +136,8 @@ class BookieProcess:
         self._metrics = BookieMetrics(clock=clock, storage=[shard.stats for shard in self.shards])
         self._files = FileFollower()
         security = load_security(settings.auth, settings.tls, now_s=self._now_s, follow=self._files.follow)
+        if security.sessions is not None:
+            self._files.on_replaced = security.sessions.check_again
         self._admin_access = admin_access(
             settings.auth,
             settings.admin,
@@ -154,6 +156,12 @@ class BookieProcess:
         self._tls = TlsMetrics()
         self._tls.add("http", self._http_tls)
         self._tls.add("ledger", security.tls_files)
+        self._tls.add("bookies", own_certificate(settings, now_s=self._now_s))
+        self._tls.add("zookeeper", settings.zookeeper_access.certificate(now_s=self._now_s))
+        own_token = repair_token(settings)
+        if own_token is not None:
+            self._files.follow(own_token)
+            self._tls.add_token("bookies", lambda: own_token.value)
         for files in self._tls.files:
             self._files.follow(files)
         self._audit_log = settings.audit_log.open(service="bookie", clock=clock, wall_clock_ms=wall_clock_ms)

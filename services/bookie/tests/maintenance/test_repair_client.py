@@ -161,3 +161,14 @@ async def test_the_certificate_of_the_repair_settings_comes_first(monkeypatch: p
         security = await security_of(monkeypatch, tls=tls, repair=repair, auth=auth)
         assert files_of(security) == (str(CA), str(certificate("client")), str(key("client")))
     assert loaded.count == 2
+
+
+async def test_the_own_token_follows_the_file_of_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = put(tmp_path / "keys", "a-key-of-at-least-thirty-two-bytes-1\n")
+    security = await security_of(monkeypatch, auth=AuthSettings(provider=AuthProvider.TOKEN, keys_file=keys))
+    put(tmp_path / "new", "a-key-of-at-least-thirty-two-bytes-2\n")
+    (tmp_path / "new").replace(keys)
+    security.poll()
+    token = security.current_token
+    assert token is not None
+    assert SignedTokens([b"a-key-of-at-least-thirty-two-bytes-2"]).verify(token, now_s=0).subject == "b-1"

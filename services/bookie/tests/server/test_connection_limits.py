@@ -16,6 +16,7 @@ from bindery_core.entry import pack
 from bindery_core.formats.ledger_metadata import DigestType
 from bindery_core.wire import messages as m
 from bindery_core.wire import v3
+from bindery_identity.tokens import Bearer
 from bindery_simulation.certificates import CA, certificate, key
 
 KEY = master_key(b"")
@@ -27,8 +28,8 @@ START_TLS = "0a06080310091801d20600"
 class Anyone:
     plugin = "any"
 
-    def by_token(self, token: bytes) -> str:
-        return "someone"
+    def by_token(self, token: bytes) -> Bearer:
+        return Bearer("someone")
 
     def by_certificate(self, names: Any) -> None:
         return None

@@ -96,6 +96,9 @@ class BrokerProcess:
         self._tls.add("http", tls)
         self._tls.add("peers", self._peers_tls)
         self._tls.add("bookies", self._security.tls_files)
+        self._tls.add("zookeeper", settings.zookeeper_access.certificate(now_s=_now_s))
+        self._tls.add_token("bookies", lambda: self._security.current_token)
+        self._tls.add_token("peers", lambda: None if self._own_token is None else self._own_token.text)
         self._topic_metrics = TopicMetrics(topics_max=settings.metrics_topics_max)
         self._files = FileFollower()
         self._overrides = settings.limits.overrides()
@@ -109,7 +112,7 @@ class BrokerProcess:
             self._openid = OpenIdKeys(
                 issuers, tls=issuers_tls.context, now_s=_now_s, refresh_s=settings.auth.openid_refresh_s
             )
-        for files in self._tls.files:
+        for files in (*self._tls.files, *self._security.files):
             self._files.follow(files)
         self._own_token: OwnToken | None = None
         self._authenticator = settings.auth.authenticator(

@@ -100,6 +100,8 @@ class BookieConnection(asyncio.Protocol):
         self.bookie_id: Final = bookie_id
         self.wire_version: Final = wire_version
         self._security = security
+        self.generation = security.generation
+        """Generation of the credentials (`ClientSecurity.generation`) with which the newest attempt began."""
         self._handshaking: asyncio.Transport | None = None
         """Set during START_TLS and authentication."""
         self._tls_granted = False
@@ -229,6 +231,8 @@ class BookieConnection(asyncio.Protocol):
     async def _handshake(self, transport: asyncio.Transport, host: str) -> None:
         """Secure the connection and authenticate. Raises OSError, BinderyError."""
         security = self._security
+        security.poll()
+        self.generation, token = security.generation, security.current_token
         if security.tls is not None:
             answer = await self._ask(transport, v3.encode_request(StartTlsRequest(HANDSHAKE_TXN_ID)))
             status = getattr(v3.decode_response(answer), "status", None)
@@ -239,7 +243,6 @@ class BookieConnection(asyncio.Protocol):
             if secured is None or secured.is_closing():
                 raise BookieUnavailable("connection ended during the TLS handshake", bookie_id=self.bookie_id)
             self._handshaking = transport = secured
-        token = security.newest_token()
         if token is not None:
             codec = v3 if self.wire_version == v3.VERSION else v2
             request = AuthRequest(HANDSHAKE_TXN_ID, security.plugin, token)

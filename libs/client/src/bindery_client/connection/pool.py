@@ -5,12 +5,17 @@ quarantine ends early when the bookie registers again. A bookie that disappears 
 for ABSENT_TIME_S, and longer while requests are in flight: it may only have lost its session and still serve
 requests. After a longer outage of ZooKeeper, all bookies lose their sessions at once. New ledgers do not choose a
 bookie that is absent from the directory.
+
+If the client's token or certificate is replaced, the pool opens a new connection beside each one that began with an
+earlier one, sends new requests to it once it is ready, and closes the old one when all of its requests are answered. A
+bookie ends connections whose credentials have expired or were taken back, so requests would fail if clients waited for
+that. If the new connection fails, the old one stays, and the next check tries again.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from itertools import count
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from bindery_core.errors import BookieUnavailable, NotEnoughBookies
 from bindery_core.ids import BookieId
@@ -19,11 +24,13 @@ from bindery_core.sources import RandomFloats
 from bindery_metadata.bookies.registration import BookieDirectory, BookieRecord
 
 from bindery_client.connection.connection import BookieConnection
-from bindery_client.connection.security import NO_SECURITY, ClientSecurity
+from bindery_client.connection.security import NO_SECURITY, RENEWAL_CHECK_S, ClientSecurity
 from bindery_client.settings import ClientSettings
 
 Chosen = TypeVar("Chosen")
 
+UNUSED_CHECK_S: Final = 0.1
+"""Seconds between two checks whether a connection that was replaced has answered all of its requests."""
 ABSENT_TIME_S: Final = 60.0
 """Time in seconds for which the connection to an absent bookie is kept, many times as long as a bookie needs to
 register again. BookKeeper's clients keep such connections forever."""
@@ -56,6 +63,9 @@ class BookiePool:
         self._closing: set[asyncio.Task[None]] = set()
         self._closed = False
         self._txn_ids = count(1)
+        self._renewing: asyncio.Task[None] | None = None
+        if security.files:
+            self._renewing = self._loop.create_task(self._renew_always(), name="renew-credentials")
         self._unwatch = directory.on_change(self._directory_changed)
 
     # -- connections --------------------------------------------------------------------------------------------------
@@ -64,18 +74,52 @@ class BookiePool:
         """Return the connection to this bookie. After `close`, it fails every request."""
         connection = self._connections.get((bookie_id, wire_version))
         if connection is None:
-            connection = BookieConnection(
-                bookie_id,
-                resolve=self._resolve,
-                settings=self.settings,
-                wire_version=wire_version,
-                security=self._security,
-            )
+            connection = self._new_connection(bookie_id, wire_version)
             if self._closed:
                 connection.shut()
             else:
                 self._connections[bookie_id, wire_version] = connection
         return connection
+
+    def _new_connection(self, bookie_id: BookieId, wire_version: int) -> BookieConnection:
+        return BookieConnection(
+            bookie_id,
+            resolve=self._resolve,
+            settings=self.settings,
+            wire_version=wire_version,
+            security=self._security,
+        )
+
+    async def _renew_always(self) -> None:
+        while True:
+            await asyncio.sleep(RENEWAL_CHECK_S)
+            await asyncio.to_thread(self._security.poll)
+            await self.renew()
+
+    async def renew(self) -> None:
+        """Replace the connections that began with credentials that were replaced since then."""
+        generation = self._security.generation
+        old = [key for key, one in self._connections.items() if one.is_connected and one.generation != generation]
+        await asyncio.gather(*map(self._renew, old))
+
+    async def _renew(self, key: tuple[BookieId, int]) -> None:
+        old, new = self._connections[key], self._new_connection(*key)
+        try:
+            is_ready = await new.probe()
+        except asyncio.CancelledError:
+            await new.close()
+            raise
+        if is_ready and self._connections.get(key) is old:
+            self._connections[key] = new
+            self._keep(self._close_unused(old))
+        else:
+            self._keep(new.close())
+
+    async def _close_unused(self, connection: BookieConnection) -> None:
+        """Close a connection that gets no more requests, once it has answered those that it has."""
+        while connection.requests_in_flight and connection.is_connected:  # noqa: ASYNC110 - rare, and never urgent
+            await asyncio.sleep(UNUSED_CHECK_S)
+        await connection.close()
 
     def _connections_to(self, bookie_id: BookieId) -> list[BookieConnection]:
         return [c for version in (2, 3) if (c := self._connections.get((bookie_id, version))) is not None]
@@ -119,7 +163,11 @@ class BookiePool:
             self._loop.call_later(ABSENT_TIME_S, self._drop_absent, gone)
 
     def _drop(self, key: tuple[BookieId, int]) -> None:
-        task = self._loop.create_task(self._connections.pop(key).close())
+        self._keep(self._connections.pop(key).close())
+
+    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` until it ends, or until the pool is closed."""
+        task = self._loop.create_task(work)
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
@@ -225,5 +273,8 @@ class BookiePool:
         """Close all connections; requests in flight fail with BookieUnavailable."""
         self._closed = True
         self._unwatch()
+        if self._renewing is not None:
+            self._renewing.cancel()
+            await asyncio.gather(self._renewing, return_exceptions=True)
         connections, self._connections = self._connections, {}
         await asyncio.gather(*(connection.close() for connection in connections.values()), *self._closing)

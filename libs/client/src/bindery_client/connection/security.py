@@ -1,7 +1,9 @@
 """ClientSecurity: TLS and credentials of the connections from a client to bookies.
 
-Only `load_security` reads certificates and tokens from files, and each new connection reads them again if they have
-changed. Settings, options and tasks hold the names of the files, as SecurityFiles:
+Only `load_security` reads certificates and tokens from files. They are read again if they have changed: before a new
+connection, and every RENEWAL_CHECK_S seconds by the pool, which then replaces the connections that use earlier ones
+(`pool`): servers end connections whose token or certificate has expired. Settings, options and tasks hold the names of
+the files, as SecurityFiles:
 
 | option           | environment variable            | content                                                       |
 |------------------|---------------------------------|---------------------------------------------------------------|
@@ -22,9 +24,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from bindery_core.errors import BadRequest
+from bindery_identity.followed import FollowedFiles
 from bindery_identity.tls import FollowedContext, TlsFiles, client_tls
 from bindery_identity.token_file import TokenFile
 
+RENEWAL_CHECK_S: Final = 1.0
+"""Seconds between two checks whether the files of credentials have changed. Services accept tokens for longer after
+their `exp` (`bindery_identity.tokens.CLOCK_SKEW_S`)."""
 PLUGIN: Final = "bindery"
 """Default authentication plugin: the one of Bindery's bookies."""
 
@@ -39,17 +45,33 @@ class ClientSecurity:
     """Name of the bookies' auth provider."""
     token: bytes | None = field(default=None, repr=False)
     """Sent to each bookie before any request. None: not sent; a certificate may suffice, or no token is required."""
-    token_file: TokenFile | None = field(default=None, repr=False, compare=False)
-    """The file whose first content is `token`; None: the token does not change."""
-
-    def newest_token(self) -> bytes | None:
-        """Return the token for a new connection, from its file if that has changed. None: there is none."""
-        return self.token if self.token_file is None else self.token_file.newest()
+    token_files: FollowedFiles[bytes] | None = field(default=None, repr=False, compare=False)
+    """The files from which `token` was made; None: it never changes."""
 
     @property
     def is_needed(self) -> bool:
         """Whether a new connection needs START_TLS or authentication before requests."""
         return self.tls is not None or self.token is not None
+
+    @property
+    def current_token(self) -> bytes | None:
+        """`token`, as its files were when they were last read and usable."""
+        return self.token if self.token_files is None else self.token_files.value
+
+    @property
+    def files(self) -> tuple[FollowedFiles[Any], ...]:
+        """All files that may change."""
+        return tuple(files for files in (self.token_files, self.tls_files) if files is not None and files.paths)
+
+    @property
+    def generation(self) -> int:
+        """Number of times that the files were read again with success."""
+        return sum(files.replacements for files in self.files)
+
+    def poll(self) -> None:
+        """Read the files again if they have changed. Blocks for the time of the file system's calls. Never raises."""
+        for files in self.files:
+            files.poll()
 
     @property
     def tls_files(self) -> TlsFiles | None:
@@ -71,7 +93,7 @@ def load_security(
     plugin: str = PLUGIN,
     now_s: Callable[[], float] | None = None,
 ) -> ClientSecurity:
-    """Load PEM files and the token in `token_file` (`TokenFile`). TLS is used if `ca_file` is given.
+    """Load PEM files and a file whose first line is the token. TLS is used if `ca_file` is given.
 
     `certificate_file`, `key_file`: presented to bookies that require client certificates. `check_hostname`: the
     bookie's certificate must name the host that the client connects to. `now_s`: seconds since 1970, to refuse an own
@@ -80,7 +102,7 @@ def load_security(
     """
     if ca_file is None and certificate_file is not None:
         raise BadRequest("a client certificate requires ca_file too: it is used with TLS only")
-    tokens = None
+    tokens: TokenFile | None = None
     context = None
     try:
         if ca_file is not None:
@@ -95,14 +117,14 @@ def load_security(
             tokens = TokenFile(str(token_file))
     except BadRequest as error:
         raise BadRequest(
-            f"cannot load the client's TLS or token files: {error.message}",
+            f"cannot load the client's TLS or token files: {error}",
             ca_file=ca_file,
             certificate_file=certificate_file,
             key_file=key_file,
             token_file=token_file,
         ) from error
     token = None if tokens is None else tokens.value
-    return ClientSecurity(tls=context, plugin=plugin, token=token, token_file=tokens)
+    return ClientSecurity(tls=context, plugin=plugin, token=token, token_files=tokens)
 
 
 VARIABLES: Final = {

@@ -15,8 +15,8 @@ Nothing of a refused request is read. The log has the reason of a refusal at mos
 credentials. Passwords are checked in threads, within limits (`password_checks`); above them, the answer is 429.
 
 Calls that wait for long learn that their credentials are not accepted any more: `scope["state"]["credentials"]` has the
-Credentials of the request. When a file of keys or passwords was replaced, `check_again` verifies the credentials of all
-watched requests again, and ends those that would be refused now, or have another role.
+Credentials of the request. When a file of keys, passwords or CAs was replaced, `check_again` verifies the credentials
+of all watched requests again, and ends those that would be refused now, or have another role.
 """
 
 import asyncio
@@ -32,6 +32,7 @@ from bindery_identity.authenticator import Authenticator
 from bindery_identity.principal import Principal
 
 from bindery_kit.access.audit_trail import entry_of
+from bindery_kit.access.held_credentials import CERTIFICATE, Rechecks
 from bindery_kit.access.password_checks import PasswordChecks
 from bindery_kit.limits.address_counts import group_of
 from bindery_kit.observability.health import METRICS_PATHS, AsgiApp, Receive, Scope, Send
@@ -46,8 +47,6 @@ ROLE_HEADER_SIZE_MAX: Final = 4096
 """Maximum bytes of the value of these headers."""
 PRINCIPAL: Final = "principal"
 """Key of the principal in the state of the scope."""
-CERTIFICATE: Final = "certificate"
-"""Key of the names in the client's certificate in the state of the scope."""
 CREDENTIALS: Final = "credentials"
 """Key of the Credentials of the request in the state of the scope."""
 PROBES: Final = ("/livez", "/readyz", "/startupz")
@@ -62,28 +61,32 @@ Refuse = Callable[[Scope, Receive, Send, BinderyError, list[str]], Awaitable[Non
 class Credentials:
     """Those of one admitted request."""
 
+    __slots__ = ("_generation", "_rechecks", "certificate", "headers", "principal", "watchers")
+
     def __init__(
-        self, owner: "Authenticate", headers: Sequence[tuple[bytes, bytes]], certificate: Any, generation: int
+        self, rechecks: "Rechecks[Credentials]", headers: Sequence[tuple[bytes, bytes]], certificate: Any
     ) -> None:
         self.headers = headers
         self.certificate = certificate
-        self.generation = generation
-        """Generation of the files with which they were verified last."""
         self.principal: Principal | None = None
         self.watchers: dict[object, Callable[[], None]] = {}
-        self._owner = owner
+        self._rechecks = rechecks
+        self._generation = rechecks.generation
+        """Generation of the files with which they are verified first."""
 
     def watch(self, on_refused: Callable[[], None]) -> Callable[[], None]:
         """Call `on_refused` once, in the event loop, if the credentials are not accepted any more. Return a function
         that ends this."""
         key = object()
+        is_first = not self.watchers
         self.watchers[key] = on_refused
-        self._owner.watch(self)
+        if is_first:
+            self._rechecks.watch(self, generation=self._generation)
 
         def end() -> None:
             self.watchers.pop(key, None)
             if not self.watchers:
-                self._owner.forget(self)
+                self._rechecks.forget(self)
 
         return end
 
@@ -107,19 +110,20 @@ class Authenticate:
         self._log = QuietLog(__name__, clock=clock)
         self._counts: Counter[tuple[str, str]] = Counter()
         self._passwords = PasswordChecks(clock=clock)
-        self._generation = 0
-        """Number of times that a file was replaced."""
-        self._watched: dict[Credentials, None] = {}
-        self._checking: asyncio.Task[None] | None = None
+        self._rechecks: Rechecks[Credentials] = Rechecks(self._is_accepted, _end)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in self._open:
             await self._app(scope, receive, send)
             return
         state = scope.setdefault("state", {})
-        credentials = Credentials(self, scope["headers"], state.get(CERTIFICATE), self._generation)
+        credentials = Credentials(self._rechecks, scope["headers"], state.get(CERTIFICATE))
         try:
-            principal = credentials.principal = await self._sender(credentials, scope.get("client"))
+            if self._authenticator.is_slow(credentials.headers):
+                principal = await self._verified_in_thread(credentials, scope.get("client"))
+            else:
+                principal = self._verified(credentials)
+            credentials.principal = principal
         except (Unauthorized, Forbidden, TooManyRequests) as error:
             self._counts["refused", "unknown"] += 1
             client = scope.get("client") or ("",)
@@ -134,34 +138,8 @@ class Authenticate:
         await self._app(scope, receive, send)
 
     def check_again(self) -> None:
-        """A file of keys or passwords was replaced: verify the credentials of the watched requests."""
-        self._generation += 1
-        if self._watched:
-            self._start_checks()
-
-    def watch(self, credentials: Credentials) -> None:
-        """Verify the credentials after each change from now on. They were verified before the last one: verify them."""
-        self._watched[credentials] = None
-        if credentials.generation != self._generation:
-            self._start_checks()
-
-    def forget(self, credentials: Credentials) -> None:
-        """End what `watch` began."""
-        self._watched.pop(credentials, None)
-
-    def _start_checks(self) -> None:
-        if self._checking is None or self._checking.done():
-            self._checking = asyncio.create_task(self._check_watched(), name="credentials")
-
-    async def _check_watched(self) -> None:
-        while stale := [one for one in self._watched if one.generation != self._generation]:
-            for one in stale:
-                generation = self._generation
-                if not await self._is_accepted(one):
-                    for refused in list(one.watchers.values()):
-                        refused()
-                one.generation = generation
-                await asyncio.sleep(0)
+        """A file of keys, passwords or CAs was replaced: verify the credentials of the watched requests."""
+        self._rechecks.check_again()
 
     async def _is_accepted(self, credentials: Credentials) -> bool:
         before = credentials.principal
@@ -188,11 +166,9 @@ class Authenticate:
         )
         return page.render()
 
-    async def _sender(self, credentials: Credentials, client: Any) -> Principal:
-        if self._authenticator.is_slow(credentials.headers):
-            address = group_of(tuple(client) if client else None)
-            return await self._passwords.run(partial(self._verified, credentials), address=address)
-        return self._verified(credentials)
+    async def _verified_in_thread(self, credentials: Credentials, client: Any) -> Principal:
+        address = group_of(tuple(client) if client else None)
+        return await self._passwords.run(partial(self._verified, credentials), address=address)
 
     def _verified(self, credentials: Credentials) -> Principal:
         """Raises Unauthorized, Forbidden. May be called in a thread."""
@@ -207,6 +183,12 @@ class Authenticate:
         if named[0][0] == ORIGINAL_HEADER and role == sender.role:  # as Pulsar's proxy says of what it only forwards
             return self._authenticator.on_behalf_of(sender, None)
         return self._authenticator.on_behalf_of(sender, role)
+
+
+def _end(credentials: Credentials) -> None:
+    """End the calls that wait with these credentials, which are not accepted any more."""
+    for refused in list(credentials.watchers.values()):
+        refused()
 
 
 def _decoded(name: bytes, value: bytes) -> str:

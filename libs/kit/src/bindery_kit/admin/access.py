@@ -27,7 +27,7 @@ The time of a comparison does not depend on how much of a token is right (`binde
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from bindery_core.errors import BadRequest, Unauthorized
 from bindery_identity.followed import FollowedFile, FollowedFiles
@@ -38,6 +38,7 @@ Follow = Callable[[FollowedFiles[Any]], None]
 """Gets each file that must be followed: `FileFollower.follow`."""
 
 _SCHEME: Final = b"bearer "
+T = TypeVar("T")
 
 
 class Access:
@@ -107,13 +108,23 @@ def load_verifier(
 
 def read_secrets(path: str) -> list[bytes]:
     """Return the non-empty lines of a file, without surrounding blanks. Raises BadRequest."""
-    return FollowedFile(path, _lines, what="the file of secrets").value
+    return follow_secrets(path, lambda secrets: secrets).value
 
 
 def read_keys(setting: str) -> list[Key]:
     """Return the keys in the file that a setting names (`bindery_identity.keys`). Raises BadRequest."""
+    return follow_keys(setting, lambda keys: keys).value
+
+
+def follow_secrets(path: str, use: Callable[[list[bytes]], T]) -> FollowedFile[T]:
+    """Return what `use` makes of the non-empty lines of a file that may change. Raises BadRequest."""
+    return FollowedFile(path, lambda content: use(_lines(content)), what="the file of secrets")
+
+
+def follow_keys(setting: str, use: Callable[[list[Key]], T]) -> FollowedFile[T]:
+    """Return what `use` makes of the keys in the file that a setting names, which may change. Raises BadRequest."""
     path, parse = key_file(setting)
-    return FollowedFile(path, parse, what="the file of keys").value
+    return FollowedFile(path, lambda content: use(parse(content)), what="the file of keys")
 
 
 def _lines(content: bytes) -> list[bytes]:

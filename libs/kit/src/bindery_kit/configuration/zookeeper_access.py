@@ -3,8 +3,10 @@
 A service subclasses it with its own `env_prefix` and uses the subclass as its settings group `zookeeper_access`.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from bindery_identity.tls import TlsFiles, client_tls
 from bindery_metadata.stores.access_lists import NewNodes
 
 from bindery_kit.configuration.settings import Settings
@@ -34,6 +36,16 @@ class ZooKeeperAccessSettings(Settings):
     """Access list of new nodes. open: every client of ZooKeeper may change them. creator: only clients with the first
     credentials may read or change them. shared: every client may read them, only clients with the first credentials
     may change them."""
+
+    def certificate(self, *, now_s: Callable[[], float]) -> TlsFiles | None:
+        """Return the files of the certificate that is presented to ZooKeeper, to show when it expires; None: there is
+        none. `now_s`: seconds since 1970. Raises BadRequest for files that cannot be used, and for a certificate that
+        has expired."""
+        if not (self.ca_file and self.certificate_file):
+            return None
+        return client_tls(
+            ca_file=self.ca_file, certificate_file=self.certificate_file, key_file=self.key_file, now_s=now_s
+        )
 
     def load(self) -> "ZooKeeperAccess":
         """Read the files. Raises BadRequest for settings that contradict each other and for unusable files."""

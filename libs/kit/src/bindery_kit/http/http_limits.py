@@ -20,6 +20,9 @@
 | application has not taken completely, and unread       | `bodies_size_max`,            | longest is closed, with 429 |
 | responses                                              | `unread_size_max`             | if nothing was done         |
 
+A request of a client whose certificate has expired since the handshake, or whose CA was removed since then, is refused
+with 401, and the connection is closed; requests in progress are answered first.
+
 uvicorn keeps headers and trailers of any size, waits forever for the rest of a head or body and for a client that does
 not read, and does not limit connections, so a client could exhaust memory or file descriptors of a process that stores
 data. uvicorn queues requests that are sent before earlier ones are answered, and continues to read after each response.
@@ -37,10 +40,12 @@ from typing import Any, ClassVar, Final, Protocol, cast
 from urllib.parse import unquote
 
 import httptools
+from bindery_identity.tls import PeerCertificate
 from uvicorn._types import HTTPScope
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from bindery_kit.access.held_credentials import CERTIFICATE
 from bindery_kit.configuration.http_settings import HttpSettings
 from bindery_kit.http.http_request import HttpRequest
 from bindery_kit.http.http_stats import HttpStats
@@ -85,6 +90,7 @@ ALWAYS_ANSWERED: Final = (b"/livez", b"/readyz", b"/startupz", b"/metrics")
 
 _REASONS: Final = {
     400: "Bad Request",
+    401: "Unauthorized",
     408: "Request Timeout",
     429: "Too Many Requests",
     431: "Request Header Fields Too Large",
@@ -450,6 +456,8 @@ class HttpLimits(HttpToolsProtocol):
             raise ValueError("too many requests are pipelined")  # the parser reports an invalid request: 400
         charge = 0
         is_waiting = self.cycle is not None and not self.cycle.response_complete
+        if not is_waiting and self._refuse_certificate():
+            return
         if is_waiting or self._unfinished_size + self._read_size > FREE_HEAD_SIZE:
             size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
             if size > HEAD_SIZE_MAX:
@@ -507,6 +515,9 @@ class HttpLimits(HttpToolsProtocol):
             return
         if self.transport.is_closing():
             self.linger()
+            return
+        if self.pipeline and self._refuse_certificate():
+            self.pipeline.clear()
             return
         self.flow.resume_reading()
         if self.pipeline:
@@ -736,6 +747,14 @@ class HttpLimits(HttpToolsProtocol):
         facts = {"connections_max": shared.connections_max, "per_address_max": shared.per_address_max}
         self._refuse("connections", 503, "too_many_connections", "too many clients are connected", facts)
 
+    def _refuse_certificate(self) -> bool:
+        """Refuse the next request if the certificate of the client is not accepted any more. Return whether it is."""
+        certificate: PeerCertificate | None = self.app_state.get(CERTIFICATE)
+        reason = None if certificate is None else certificate.refusal()
+        if reason is not None:
+            self._refuse("certificate", 401, "unauthorized", reason, {})
+        return reason is not None
+
     def _refuse_head(self) -> None:
         facts = {"size_max": HEAD_SIZE_MAX, "headers_max": HEADERS_MAX}
         self._refuse("head_size", 431, "headers_too_large", "the request's headers are too large", facts)
@@ -756,7 +775,8 @@ class HttpLimits(HttpToolsProtocol):
 def hang_up(
     transport: asyncio.WriteTransport, status: int, code: str, detail: str, facts: dict[str, Any] | None = None
 ) -> None:
-    """Send a problem for a request that does not reach the app, and close. `status`: 400, 408, 429, 431 or 503."""
+    """Send a problem for a request that does not reach the app, and close. `status`: 400, 401, 408, 429, 431 or
+    503."""
     body = bytes(problem_response(status=status, code=code, detail=detail, facts=facts).body)
     retry = f"Retry-After: {RETRY_AFTER_S}\r\n" if status in (429, 503) else ""
     head = (

@@ -25,6 +25,7 @@ from typing import Any, Final, cast
 
 from bindery_identity.tls import PeerCertificate, TlsFiles
 
+from bindery_kit.access.held_credentials import CERTIFICATE
 from bindery_kit.http.http_limits import ServerLimits, hang_up
 from bindery_kit.limits.address_counts import group_of
 
@@ -199,7 +200,7 @@ class TlsConnection(asyncio.Protocol):
         self._send_pending()
         self._end_handshake()
         self._secured = TlsTransport(self.transport, self._tls, self._outgoing)
-        certificate = PeerCertificate.of(self._tls.getpeercert())
+        certificate = PeerCertificate.presented(self._tls, self._files)
         inner = self._inner = self._create(certificate)
         inner.connection_made(self._secured)
         return True
@@ -211,10 +212,13 @@ class TlsConnection(asyncio.Protocol):
         assert self._inner is not None
         parts: list[bytes] = []
         is_ended = False
+        incoming, tls = self._incoming, self._tls
         try:
-            while part := self._tls.read(READ_SIZE):
+            while incoming.pending or tls.pending():  # not until SSLWantReadError, which costs more than decrypting
+                if not (part := tls.read(READ_SIZE)):
+                    is_ended = True
+                    break
                 parts.append(part)
-            is_ended = True
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLZeroReturnError:
@@ -286,12 +290,12 @@ def over_tls(
 ) -> Callable[..., asyncio.Protocol]:
     """Return the factory of a server's connections: TLS first, then `protocol`, uvicorn's with the limits.
 
-    The certificate of a client is in `scope["state"]["certificate"]`; without one, nothing is.
+    The certificate of a client is in `scope["state"][CERTIFICATE]`; without one, nothing is.
     """
 
     def create(*, server_state: Any, app_state: dict[str, Any], **options: Any) -> asyncio.Protocol:
         def secured(certificate: PeerCertificate | None) -> asyncio.Protocol:
-            state = app_state if certificate is None else {**app_state, "certificate": certificate}
+            state = app_state if certificate is None else {**app_state, CERTIFICATE: certificate}
             return protocol(server_state=server_state, app_state=state, **options)
 
         return TlsConnection(files, shared, secured, server_state.connections)

@@ -13,6 +13,9 @@ The gate applies until the client has authenticated and, if TLS is required, unt
 | ADD, READ                            | UNAUTHORIZED                     | UNAUTHORIZED in the operation's response |
 | any other                            | UNAUTHORIZED                     | close                                    |
 
+After the gate has opened, the credentials may expire or be taken back (`sessions`). The connection then answers all
+requests as a shut gate does (`refusals`), until the operations in progress are answered and it is closed.
+
 In v3, UNAUTHORIZED is a response with only a header and the outer status. An open gate passes every request, AUTH
 included: the operations answer it as if authentication were off. A certificate opens the gate as soon as the connection
 is secured. Source: BookKeeper AuthHandler.ServerSideHandler; it has no rows about required TLS.
@@ -25,9 +28,11 @@ from typing import Any, Protocol
 from bindery_core.errors import BinderyError, Unauthorized
 from bindery_core.wire import messages as m
 from bindery_core.wire.messages import Operation, Request, Response, Status
-from bindery_identity.tokens import TokenVerifier, is_subject
+from bindery_identity.tls import PeerCertificate
+from bindery_identity.tokens import Bearer, TokenVerifier, is_subject
 
 from bindery_bookie.access.roles import OPERATION_OF
+from bindery_bookie.access.sessions import Held
 
 
 class Authenticator(Protocol):
@@ -36,8 +41,8 @@ class Authenticator(Protocol):
     plugin: str
     """Name of the plugin, which AUTH requests must contain."""
 
-    def by_token(self, token: bytes) -> str:
-        """Return the name in the token of an AUTH request. Raises Unauthorized."""
+    def by_token(self, token: bytes) -> Bearer:
+        """Return whom the token of an AUTH request names. Raises Unauthorized."""
         ...
 
     def by_certificate(self, names: Collection[str] | None) -> str | None:
@@ -57,8 +62,8 @@ class TokenAuthenticator:
         self._verifier = verifier
         self._now_s = now_s
 
-    def by_token(self, token: bytes) -> str:
-        return self._verifier.verify(token, now_s=self._now_s()).subject
+    def by_token(self, token: bytes) -> Bearer:
+        return self._verifier.verify(token, now_s=self._now_s())
 
     def by_certificate(self, names: Collection[str] | None) -> str | None:
         return None
@@ -71,7 +76,7 @@ class CertificateAuthenticator:
         self.plugin = plugin
         self._allowed = frozenset(allowed)
 
-    def by_token(self, token: bytes) -> str:
+    def by_token(self, token: bytes) -> Bearer:
         raise Unauthorized("this bookie authenticates clients by certificate, not by token")
 
     def by_certificate(self, names: Collection[str] | None) -> str | None:
@@ -111,7 +116,7 @@ class Verdict:
 class Gate:
     """Invariant: an open gate stays open. `authenticator`: None if clients need not authenticate."""
 
-    __slots__ = ("_authenticator", "_is_known", "_is_secure", "_tls_required", "who")
+    __slots__ = ("_authenticator", "_is_known", "_is_secure", "_tls_required", "held", "who")
 
     def __init__(self, authenticator: Authenticator | None, *, tls_required: bool) -> None:
         self._authenticator = authenticator
@@ -120,19 +125,24 @@ class Gate:
         self._is_known = authenticator is None
         self.who: str | None = None
         """Name of the client; None until it has authenticated."""
+        self.held: Held | None = None
+        """The credentials of the client; None until it has authenticated."""
 
     @property
     def is_open(self) -> bool:
         return self._is_known and (self._is_secure or not self._tls_required)
 
-    def secured(self, names: Collection[str] | None) -> None:
+    def secured(self, names: Collection[str] | None, certificate: PeerCertificate | None = None) -> None:
         """Record that the connection is encrypted. `names`: names in the client's certificate; None without one.
+        `certificate`: the same certificate, to check later whether it is still accepted.
 
         Raises Unauthorized if certificates are required and this one is not accepted; the gate stays shut.
         """
         self._is_secure = True
         if not self._is_known and self._authenticator is not None:
-            self._know(self._authenticator.by_certificate(names))
+            who = self._authenticator.by_certificate(names)
+            if who is not None:
+                self._know(_held_certificate(who, certificate))
 
     def admit(self, requests: Sequence[Request], *, version: int) -> Verdict:
         """Check requests of protocol `version` 2 or 3, in order."""
@@ -164,13 +174,37 @@ class Gate:
             return None
         if self._tls_required and not self._is_secure:
             raise Unauthorized("a token was sent in clear: TLS is required")
-        self._know(authenticator.by_token(request.payload))
+        bearer, token = authenticator.by_token(request.payload), request.payload
+        self._know(
+            Held(
+                who=bearer.subject,
+                expires_at_s=bearer.expires_at_s,
+                verify=lambda: authenticator.by_token(token).subject,
+            )
+        )
         return m.AuthResponse(request.txn_id, Status.OK, authenticator.plugin)
 
-    def _know(self, who: str | None) -> None:
-        if who is not None:
-            self.who = who
-            self._is_known = True
+    def _know(self, held: Held) -> None:
+        self.held = held
+        self.who = held.who
+        self._is_known = True
+
+
+def _held_certificate(who: str, certificate: PeerCertificate | None) -> Held:
+    def verify() -> str:
+        reason = None if certificate is None else certificate.refusal()
+        if reason is not None:
+            raise Unauthorized(reason)
+        return who
+
+    return Held(who=who, expires_at_s=None if certificate is None else certificate.expires_at_s, verify=verify)
+
+
+def refusals(requests: Sequence[Request], *, version: int) -> list[Response]:
+    """Return the responses to requests of protocol `version` 2 or 3 that are refused as unauthorized. Requests that
+    have no such response have none."""
+    refuse = _refusal_v3 if version == 3 else _refusal_v2
+    return [answer for request in requests if (answer := refuse(request)) is not None]
 
 
 def _refusal_v3(request: Request) -> Response:

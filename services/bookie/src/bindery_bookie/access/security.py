@@ -22,6 +22,7 @@ from bindery_kit.http.listening import is_loopback
 
 from bindery_bookie.access.authentication import Authenticator, CertificateAuthenticator, Gate, TokenAuthenticator
 from bindery_bookie.access.roles import NO_ROLES, Roles
+from bindery_bookie.access.sessions import Sessions
 
 
 class AuthProvider(StrEnum):
@@ -110,6 +111,8 @@ class Security:
     roles: Roles = NO_ROLES
     tokens: TokenVerifier | None = None
     """Verifies the tokens of `authenticator`; None if it uses none. The HTTP port shares it."""
+    sessions: Sessions | None = None
+    """Ends connections whose credentials are not accepted any more. None: those accepted once remain accepted."""
 
     def gate(self) -> Gate | None:
         """Return the gate of a new connection; None if every request is allowed."""
@@ -141,6 +144,7 @@ def load_security(
         tokens=tokens,
         auth_timeout_s=auth.timeout_s,
         roles=load_roles(auth),
+        sessions=Sessions(now_s=now_s),
     )
 
 

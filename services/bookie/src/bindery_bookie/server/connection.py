@@ -30,6 +30,10 @@ nothing for `unsent_time_max_s` is disconnected if others wait for the bytes or 
 few stopped clients could block all reads of the bookie. Connections wait for the budget by turns of their addresses,
 and one whose address holds nothing of it does not wait while little more than the budget is used.
 
+When the client's credentials expire or are taken back (`access.sessions`), long polls end and new requests get
+UNAUTHORIZED. The connection is closed once its operations are answered and the client sends nothing more, and after
+`drain_timeout_s` at the latest.
+
 `port_limits` has the limits on what a client may occupy, whether others need it or not. They cost little while they are
 not near: a frame that is incomplete after a read of the socket, or unread responses, start a timer if none runs. It
 does not end with its reason; when it fires, it checks whether it still has one.
@@ -53,11 +57,13 @@ from bindery_core.wire.messages import (
     StartTlsResponse,
     Status,
 )
+from bindery_identity.tls import PeerCertificate
 from bindery_kit.limits.address_counts import NO_ADDRESS, group_of
 
-from bindery_bookie.access.authentication import certificate_names
+from bindery_bookie.access.authentication import certificate_names, refusals
 from bindery_bookie.access.clear_frames import CLEAR_FRAME_SIZE_MAX, frames_before_handshake
 from bindery_bookie.access.security import Security
+from bindery_bookie.access.sessions import Session
 from bindery_bookie.access.tls_upgrade import TlsState, TlsUpgrade
 from bindery_bookie.server.operations import Operations
 from bindery_bookie.server.peer import Wait
@@ -85,6 +91,9 @@ ADD_SIZE_MIN: Final = 4096
 TLS_SHUTDOWN_TIMEOUT_S: Final = 1.0
 """Seconds that closing a secured connection waits for the client's close_notify."""
 _FIRST_ENTRY_SIZE_GUESS = 64 * 1024
+ENDING_CHECK_S: Final = 0.1
+"""Seconds between two checks whether a connection without accepted credentials can be closed, and for which no request
+has arrived then: bytes that arrive after the close would make the kernel drop responses that are on their way."""
 LARGE_FRAME_SIZE: Final = 64 * 1024
 """Bytes of an incomplete frame from which on it waits for those of others."""
 FRAMES_CHECK_S: Final = 0.02
@@ -130,6 +139,8 @@ class BookieConnection(asyncio.Protocol):
 
     __slots__ = (
         "_decoder",
+        "_ending_timer",
+        "_ends_at_s",
         "_entry_size",
         "_first_data",
         "_first_timer",
@@ -144,6 +155,7 @@ class BookieConnection(asyncio.Protocol):
         "_held_size",
         "_is_charging",
         "_is_ended",
+        "_is_expired",
         "_is_first",
         "_is_issuing",
         "_is_known",
@@ -160,9 +172,11 @@ class BookieConnection(asyncio.Protocol):
         "_polls",
         "_read_batches",
         "_reasons",
+        "_refused_at_s",
         "_requests",
         "_room_timer",
         "_room_waits",
+        "_session",
         "_settings",
         "_tls",
         "_transport",
@@ -198,6 +212,16 @@ class BookieConnection(asyncio.Protocol):
             frame_size_max = min(frame_size_max, CLEAR_FRAME_SIZE_MAX)
         self._forbidden: frozenset[type[Request]] | None = None
         """Requests that the client's roles do not allow; None: it may send all. Set when the gate opens."""
+        self._session: Session | None = None
+        """Of the credentials, once the gate is open."""
+        self._is_expired = False
+        """Whether the credentials are not accepted any more: all requests are refused."""
+        self._ending_timer: asyncio.TimerHandle | None = None
+        """Runs from then on until the connection is closed."""
+        self._ends_at_s = 0.0
+        """Time of the loop at which it is cut off."""
+        self._refused_at_s = 0.0
+        """Time of the loop at which a request was refused last."""
         self._decoder = FrameDecoder(frame_size_max=frame_size_max)
         self._requests = RequestDecoder()
         self._first_timer: asyncio.TimerHandle | None = None
@@ -343,6 +367,10 @@ class BookieConnection(asyncio.Protocol):
             self._handle(in_v2, v2)
 
     def _handle(self, requests: Sequence[Request], codec: Codec) -> None:
+        if self._is_expired:
+            self._refused_at_s = asyncio.get_running_loop().time()
+            self.send(codec.encode_responses(refusals(requests, version=codec.VERSION)))
+            return
         self.last_request_s = self._limits.clock()
         if self._gate is not None:
             verdict = self._gate.admit(requests, version=codec.VERSION)
@@ -441,7 +469,17 @@ class BookieConnection(asyncio.Protocol):
         self._limits.close(self)
         self._limits.first_reads.forget(self._handle_first, group=self.group)
         self._first_data.clear()
-        timers = (self._first_timer, self._frame_timer, self._room_timer, self._unread_timer, self._unsent_timer)
+        if self._session is not None:
+            self._session.forget()
+            self._session = None
+        timers = (
+            self._first_timer,
+            self._frame_timer,
+            self._room_timer,
+            self._unread_timer,
+            self._unsent_timer,
+            self._ending_timer,
+        )
         for timer in timers:
             if timer is not None:
                 timer.cancel()
@@ -622,11 +660,41 @@ class BookieConnection(asyncio.Protocol):
 
     def _check_gate(self) -> None:
         if self._gate is not None and self._gate.is_open:
-            self._forbidden = self._owner.security.roles.forbidden_to(self._gate.who)
+            security, held = self._owner.security, self._gate.held
+            self._forbidden = security.roles.forbidden_to(self._gate.who)
+            if held is not None and security.sessions is not None:
+                self._session = security.sessions.begin(held, self._expire)
             self._gate = None
             self._decoder.allow(self._settings.frame_size_max)
             if self._first_timer is not None:
                 self._await_first(self._settings.first_request_timeout_s)
+
+    def _expire(self, reason: Unauthorized) -> None:
+        """Refuse new requests, and close once those in progress are answered."""
+        self._session = None
+        if self._is_ended or self._transport is None or self._transport.is_closing():
+            return
+        self._owner.refused(self, reason)
+        if self._tls.is_in_progress:
+            self.abort()  # no request has arrived over TLS yet
+            return
+        self._is_expired = True
+        self._ends_at_s = asyncio.get_running_loop().time() + self._settings.drain_timeout_s
+        self._end_polls()
+        self._close_if_answered()
+
+    def _close_if_answered(self) -> None:
+        self._ending_timer = None
+        if self._transport is None or self._transport.is_closing():
+            return
+        now_s = asyncio.get_running_loop().time()
+        is_busy = self.adds_in_progress or self._pending_reads or self._read_batches or self._operation_count
+        if now_s >= self._ends_at_s:
+            self.abort()
+        elif is_busy or self._polls or now_s - self._refused_at_s < ENDING_CHECK_S:
+            self._ending_timer = asyncio.get_running_loop().call_later(ENDING_CHECK_S, self._close_if_answered)
+        else:
+            self.close()
 
     def _first_expired(self) -> None:
         self._first_timer = None
@@ -789,8 +857,10 @@ class BookieConnection(asyncio.Protocol):
         if self._reasons:
             secured.pause_reading()
         if self._gate is not None:
+            connection = secured.get_extra_info("ssl_object")
+            certificate = None if connection is None else PeerCertificate.presented(connection, security.tls_files)
             try:
-                self._gate.secured(certificate_names(secured.get_extra_info("peercert")))
+                self._gate.secured(certificate_names(secured.get_extra_info("peercert")), certificate)
             except Unauthorized as error:
                 # As BookKeeper does: a second response to START_TLS, and a gate that stays shut.
                 self._owner.refused(self, error)

@@ -9,7 +9,7 @@ import contextlib
 import shlex
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from bindery_core.errors import Forbidden, MetadataUnavailable, TooManyRequests
 from bindery_core.sources import MonotonicClock
@@ -28,7 +28,7 @@ from bindery_broker.access.decision import (
 from bindery_broker.access.records import AccessRecords, ListReads
 from bindery_broker.access.requirements import requirement
 from bindery_broker.keyed_locks import KeyedLocks
-from bindery_broker.namespaces.permissions import Action
+from bindery_broker.namespaces.permissions import Action, Permissions
 
 INCLUDES_DERIVED: Final = frozenset((Rule.SUPER_USER, Rule.TENANT_ADMIN, Rule.NAMESPACE))
 """Rules by which a role that may consume from a topic may also use the retry and dead-letter topics of its
@@ -52,8 +52,7 @@ _WHAT: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(NamedTuple):
     """What an operation is about."""
 
     tenant: str | None = None
@@ -106,7 +105,7 @@ class Access:
     async def check_need(self, roles: Sequence[str | None], need: Need, target: Target) -> None:
         """Raise as `check`."""
         for role in roles:
-            decision = await self.decide(role, need, target)
+            decision = self._decide_now(role, need, target) or await self.decide(role, need, target)
             if not decision.is_allowed:
                 raise refusal(role, need, target)
 
@@ -139,7 +138,7 @@ class Access:
 
     async def _lacking(self, role: str | None, target: Target, derived: Sequence[TopicName]) -> TopicName | None:
         """Return the first of the topics that the role may not use; None: it may use all."""
-        own = await self.decide(role, Need.CONSUME, target)
+        own = self._decide_now(role, Need.CONSUME, target) or await self.decide(role, Need.CONSUME, target)
         if own.is_allowed and own.rule in INCLUDES_DERIVED:
             return None
         for name in derived:
@@ -161,6 +160,23 @@ class Access:
             return found
         assert target.namespace is not None, need
         permissions = await self.records.permissions(target.tenant, target.namespace, reads=reads)
+        return self._decide_by(permissions, role, need, target)
+
+    def _decide_now(self, role: str | None, need: Need, target: Target) -> Decision | None:
+        """Return what `decide` returns if the records are in memory; None: it has to read one."""
+        found = decide_by_settings(role, need, self.rules)
+        if found is not None:
+            return found
+        assert role is not None
+        assert target.tenant is not None, need
+        admins = self.records.known_admins(target.tenant)
+        if admins is None or (found := decide_by_tenant(role, need, admins)) is not None:
+            return found
+        assert target.namespace is not None, need
+        permissions = self.records.known_permissions(target.tenant, target.namespace)
+        return None if permissions is None else self._decide_by(permissions, role, need, target)
+
+    def _decide_by(self, permissions: Permissions, role: str, need: Need, target: Target) -> Decision:
         topic = None if need in (Need.NAMESPACE_USE, Need.NAMESPACE_CONSUME) else target.topic
         return decide_by_permissions(role, need, permissions, self.rules, topic=topic, subscription=target.subscription)
 

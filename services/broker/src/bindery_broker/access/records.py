@@ -17,6 +17,7 @@ never be decoded grants nothing.
 """
 
 import asyncio
+import functools
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -42,8 +43,20 @@ ABSENT_S: Final = 1.0
 """Seconds for which it is remembered that there is no record."""
 ABSENT_MAX: Final = 2_000
 """Maximum number of missing records that are remembered."""
+PATHS_CACHED_MAX: Final = 4_096
+"""Maximum number of paths of records that are kept, because each request needs two."""
 LIST_RECORDS_MAX: Final = 64
 """Maximum number of records that one list keeps. Names are sorted, so few are in use at a time."""
+
+
+@functools.lru_cache(PATHS_CACHED_MAX)
+def _tenant_path(tenant: str) -> str:
+    return znode_layout.tenant_policies(tenant)
+
+
+@functools.lru_cache(PATHS_CACHED_MAX)
+def _namespace_path(tenant: str, namespace: str) -> str:
+    return znode_layout.namespace_policies(tenant=tenant, namespace=namespace)
 
 
 @dataclass(slots=True)
@@ -129,19 +142,29 @@ class AccessRecords:
         `reads`: those of a list, which needs very many records once; None: follow the record. Raises
         MetadataUnavailable, BadRequest for a name that no tenant can have.
         """
-        path = znode_layout.tenant_policies(tenant)
+        path = _tenant_path(tenant)
         return (await self._read(path, tenant, is_tenant=True, reads=reads)).admins
 
     async def permissions(self, tenant: str, namespace: str, *, reads: ListReads | None = None) -> Permissions:
         """Return the permissions of a namespace; none if it does not exist. Otherwise as `admins`."""
-        path = znode_layout.namespace_policies(tenant=tenant, namespace=namespace)
+        path = _namespace_path(tenant, namespace)
         return (await self._read(path, tenant, is_tenant=False, reads=reads)).permissions
+
+    def known_admins(self, tenant: str) -> frozenset[str] | None:
+        """Return what `admins` returns, without waiting; None: the record is not followed. Raises as `admins`."""
+        record = self._known(_tenant_path(tenant))
+        return None if record is None else record.admins
+
+    def known_permissions(self, tenant: str, namespace: str) -> Permissions | None:
+        """Return what `permissions` returns, without waiting; None: the record is not followed. Raises as `admins`."""
+        record = self._known(_namespace_path(tenant, namespace))
+        return None if record is None else record.permissions
 
     def hold(self, tenant: str, namespace: str | None) -> Callable[[], None]:
         """Follow the records of a tenant and a namespace, if they exist. Return a function that ends this."""
-        paths = [(znode_layout.tenant_policies(tenant), True)]
+        paths = [(_tenant_path(tenant), True)]
         if namespace is not None:
-            paths.append((znode_layout.namespace_policies(tenant=tenant, namespace=namespace), False))
+            paths.append((_namespace_path(tenant, namespace), False))
         held = []
         for path, is_tenant in paths:
             record = self._records.get(path)
@@ -182,17 +205,23 @@ class AccessRecords:
         await self._followers.close()
 
     async def _read(self, path: str, tenant: str, *, is_tenant: bool, reads: ListReads | None) -> _Record:
+        record = self._known(path)
+        if record is not None:
+            return record
+        if self._is_absent(path):
+            return _Record(path, tenant, is_tenant)
+        if reads is not None:
+            return await self._read_once(_Record(path, tenant, is_tenant), reads)
+        record = self._follow(path, tenant, is_tenant=is_tenant)
+        await self._first_read(record)
+        self._check_confirmed(record)
+        return record
+
+    def _known(self, path: str) -> _Record | None:
         record = self._records.get(path)
         if record is not None:
             self._records.move_to_end(path)
-        elif self._is_absent(path):
-            return _Record(path, tenant, is_tenant)
-        elif reads is not None:
-            return await self._read_once(_Record(path, tenant, is_tenant), reads)
-        else:
-            record = self._follow(path, tenant, is_tenant=is_tenant)
-            await self._first_read(record)
-        self._check_confirmed(record)
+            self._check_confirmed(record)
         return record
 
     def _check_confirmed(self, record: _Record) -> None:

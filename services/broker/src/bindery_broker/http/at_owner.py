@@ -7,6 +7,7 @@ Requests to a partitioned topic have no owner: any broker runs them, by requests
 """
 
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from functools import partial
 from typing import Any, Final, Protocol
 from urllib.parse import quote
 
@@ -86,12 +87,15 @@ class AtOwner:
         if self.broker.access is None and begin is None and exchange.allowance is None:
             return self._run(exchange, operation)
 
-        async def run() -> Response:
-            if begin is not None:
-                await begin()
-            return await self._run(exchange, operation)
+        run = partial(self._run, exchange, operation)
+        if begin is None:
+            return run_allowed(exchange, run)
 
-        return run_allowed(exchange, run)
+        async def begin_and_run() -> Response:
+            await begin()
+            return await run()
+
+        return run_allowed(exchange, begin_and_run)
 
     async def _run(self, exchange: Exchange, operation: Callable[[Exchange], Awaitable[Response]]) -> Response:
         name = exchange.topic_name

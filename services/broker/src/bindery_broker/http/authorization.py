@@ -71,7 +71,7 @@ async def run_allowed(exchange: Exchange, run: Callable[[], Awaitable[Response]]
     since = access.records.changes
     await _check(exchange, access, roles, target)
     if exchange.operation not in WAITING:
-        if requirement(exchange.operation) is not Need.ANYONE:
+        if exchange.allowance is not None and requirement(exchange.operation) is not Need.ANYONE:
             await exchange.charge_resource()
         return await run()
     try:

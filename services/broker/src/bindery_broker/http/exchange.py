@@ -18,6 +18,7 @@ from bindery_core.errors import BadRequest, TooLarge
 from bindery_identity.principal import Principal
 from bindery_kit.access.audit_trail import DENIED
 from bindery_kit.access.authenticate import CREDENTIALS, PRINCIPAL, Credentials
+from bindery_kit.access.held_credentials import ExpiryTimer
 from bindery_kit.admin.content_types import (
     JSON_TYPE,
     check_codings,
@@ -58,9 +59,6 @@ SCOPE_KEY: Final = "bindery.exchange"
 PIECES_PER_TURN: Final = 16
 """Number of pieces of an answer after which other tasks run, even if the client reads at once."""
 _PULSAR_PATHS: Final = (b"/admin/", b"/lookup/")
-EXPIRY_CHECK_S_MAX: Final = 3_600.0
-"""Maximum seconds between two checks of the expiry of credentials during a call: timers measure another time than the
-clock that decides, which may be set."""
 QUERY_SIZE_MAX: Final = 256 * 1024
 """Maximum bytes of a query string."""
 
@@ -155,7 +153,7 @@ class _CredentialsEnd:
     def __init__(self, exchange: "Exchange", on_expired: Callable[[], None]) -> None:
         self._exchange = exchange
         self._on_expired = on_expired
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: ExpiryTimer | None = None
         self._release: Callable[[], None] | None = None
 
     def watch(self) -> None:
@@ -164,7 +162,11 @@ class _CredentialsEnd:
         if credentials is not None:
             self._release = credentials.watch(self._expire)
         if exchange.principal is not None and exchange.principal.expires_at_s is not None:
-            self._check_later(exchange.principal.expires_at_s)
+            self._timer = ExpiryTimer(
+                exchange.principal.expires_at_s,
+                now_s=lambda: exchange.broker.clock() / 1000,
+                on_expired=self._expire,
+            )
 
     def forget(self) -> None:
         if self._timer is not None:
@@ -178,16 +180,6 @@ class _CredentialsEnd:
         if not self._exchange.is_expired:
             self._exchange.is_expired = True
             self._on_expired()
-
-    def _check(self, expires_at_s: float) -> None:
-        if expires_at_s > self._exchange.broker.clock() / 1000:
-            self._check_later(expires_at_s)
-        else:
-            self._expire()
-
-    def _check_later(self, expires_at_s: float) -> None:
-        left_s = max(0.0, min(expires_at_s - self._exchange.broker.clock() / 1000, EXPIRY_CHECK_S_MAX))
-        self._timer = asyncio.get_running_loop().call_later(left_s, self._check, expires_at_s)
 
 
 class Exchange(Request):

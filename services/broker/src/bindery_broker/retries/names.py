@@ -11,6 +11,7 @@ name. Names are derived from the topic alone, not from the property REAL_TOPIC, 
 Source: Pulsar's clients (RetryMessageUtil, ConsumerBuilderImpl).
 """
 
+import functools
 from typing import Final
 
 from bindery_core.errors import BadRequest, BinderyError, TooLarge
@@ -20,6 +21,8 @@ RETRY_SUFFIX: Final = "-RETRY"
 DEAD_LETTER_SUFFIX: Final = "-DLQ"
 DEAD_LETTERS: Final = "dead-letters"
 """Default name of the subscription with which a dead-letter topic is created, so that it keeps its messages."""
+NAMES_CACHED_MAX: Final = 4_096
+"""Maximum number of names that are kept, because each call of a consumer needs those of its subscription."""
 NAME_SHOWN_MAX: Final = 256
 """Maximum characters of a name in an error."""
 
@@ -72,6 +75,7 @@ def chosen_dead_letter_topic(text: str | None, topic: TopicName, subscription: s
     return chosen
 
 
+@functools.lru_cache(NAMES_CACHED_MAX)
 def _derived(topic: TopicName, subscription: str, suffix: str) -> TopicName:
     base = origin_topic(topic, subscription)
     local = f"{base.local}-{subscription}{suffix}"
