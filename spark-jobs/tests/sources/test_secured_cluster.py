@@ -126,6 +126,7 @@ def without(options: dict[str, str], name: str, value: str | None = None) -> dic
     return {each: text for each, text in {**options, name: value}.items() if text is not None}
 
 
+@pytest.mark.long_run
 def test_a_stream_runs_from_topic_to_topic_and_shows_no_secret(
     spark: SparkSession, access: Access, tmp_path: Path
 ) -> None:
