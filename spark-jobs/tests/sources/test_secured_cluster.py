@@ -126,6 +126,7 @@ def without(options: dict[str, str], name: str, value: str | None = None) -> dic
     return {each: text for each, text in {**options, name: value}.items() if text is not None}
 
 
+@pytest.mark.long_run
 def test_a_stream_runs_from_topic_to_topic_and_shows_no_secret(
     spark: SparkSession, access: Access, tmp_path: Path
 ) -> None:
@@ -141,10 +142,13 @@ def test_a_stream_runs_from_topic_to_topic_and_shows_no_secret(
     assert read(access.read, "copies") == PAYLOADS
 
 
-def test_the_plan_of_a_stream_masks_the_files_of_secrets(spark: SparkSession) -> None:
+def test_the_plan_of_a_stream_masks_the_files_of_secrets(
+    spark: SparkSession, capsys: pytest.CaptureFixture[str]
+) -> None:
     files = {"token_file": "/of/the/token", "zookeeper_credentials_file": "/of/zookeeper", "ca_file": "/of/the/ca"}
     messages = spark.readStream.format(TOPIC_FORMAT).options(**files, zookeeper="h:1", topic="t").load()
-    plan = messages._jdf.queryExecution().analyzed().toString()
+    messages.explain(extended=True)
+    plan = capsys.readouterr().out
     masked = {name: f"{name}=*********(redacted)" in plan for name in files}
     assert masked == {"token_file": True, "zookeeper_credentials_file": True, "ca_file": False}
     assert "ca_file=/of/the/ca" in plan

@@ -45,8 +45,8 @@ class ClientSecurity:
     """Name of the bookies' auth provider."""
     token: bytes | None = field(default=None, repr=False)
     """Sent to each bookie before any request. None: not sent; a certificate may suffice, or no token is required."""
-    token_file: TokenFile | None = field(default=None, repr=False, compare=False)
-    """The file whose first content is `token`; None: the token does not change."""
+    token_files: FollowedFiles[bytes] | None = field(default=None, repr=False, compare=False)
+    """The files from which `token` was made; None: it never changes."""
 
     @property
     def is_needed(self) -> bool:
@@ -56,12 +56,12 @@ class ClientSecurity:
     @property
     def current_token(self) -> bytes | None:
         """`token`, as its files were when they were last read and usable."""
-        return self.token if self.token_file is None else self.token_file.value
+        return self.token if self.token_files is None else self.token_files.value
 
     @property
     def files(self) -> tuple[FollowedFiles[Any], ...]:
         """All files that may change."""
-        return tuple(files for files in (self.token_file, self.tls_files) if files is not None and files.paths)
+        return tuple(files for files in (self.token_files, self.tls_files) if files is not None and files.paths)
 
     @property
     def generation(self) -> int:
@@ -93,7 +93,7 @@ def load_security(
     plugin: str = PLUGIN,
     now_s: Callable[[], float] | None = None,
 ) -> ClientSecurity:
-    """Load PEM files and the token in `token_file` (`TokenFile`). TLS is used if `ca_file` is given.
+    """Load PEM files and a file whose first line is the token. TLS is used if `ca_file` is given.
 
     `certificate_file`, `key_file`: presented to bookies that require client certificates. `check_hostname`: the
     bookie's certificate must name the host that the client connects to. `now_s`: seconds since 1970, to refuse an own
@@ -102,7 +102,7 @@ def load_security(
     """
     if ca_file is None and certificate_file is not None:
         raise BadRequest("a client certificate requires ca_file too: it is used with TLS only")
-    tokens = None
+    tokens: TokenFile | None = None
     context = None
     try:
         if ca_file is not None:
@@ -117,14 +117,14 @@ def load_security(
             tokens = TokenFile(str(token_file))
     except BadRequest as error:
         raise BadRequest(
-            f"cannot load the client's TLS or token files: {error.message}",
+            f"cannot load the client's TLS or token files: {error}",
             ca_file=ca_file,
             certificate_file=certificate_file,
             key_file=key_file,
             token_file=token_file,
         ) from error
     token = None if tokens is None else tokens.value
-    return ClientSecurity(tls=context, plugin=plugin, token=token, token_file=tokens)
+    return ClientSecurity(tls=context, plugin=plugin, token=token, token_files=tokens)
 
 
 VARIABLES: Final = {
