@@ -90,8 +90,6 @@ class AuditorProcess:
         self._tls.add_token("bookies", lambda: self._security.current_token)
         for files in (*self._tls.files, *self._security.files):
             self._files.follow(files)
-        if self._security.token_file is not None:
-            self._files.follow(self._security.token_file)
         self._server = HttpServer(
             OpsApp(
                 self._health,

@@ -114,8 +114,6 @@ class BrokerProcess:
             )
         for files in (*self._tls.files, *self._security.files):
             self._files.follow(files)
-        if self._security.token_file is not None:
-            self._files.follow(self._security.token_file)
         self._own_token: OwnToken | None = None
         self._authenticator = settings.auth.authenticator(
             now_s=_now_s,

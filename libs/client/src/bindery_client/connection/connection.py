@@ -16,6 +16,7 @@ requests expire at most two ticks late.
 """
 
 import asyncio
+import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Any, Final, Protocol, cast
@@ -44,6 +45,10 @@ log = structlog.get_logger()
 
 CLOSED_BY_PEER: Final = "closed by peer"
 """Cause in the error for a connection that the bookie closed in an orderly way."""
+REFUSES_CLIENT: Final = "bookie refuses the operation: not authenticated, or not allowed"
+REJECTS_CREDENTIALS: Final = "bookie rejects the credentials"
+REFUSES_TLS: Final = "bookie refuses TLS"
+NOT_TRUSTED: Final = "its certificate is not trusted"
 HANDSHAKE_TXN_ID: Final = 0
 """Transaction id of START_TLS and AUTH, which precede all requests: no request uses it."""
 
@@ -126,6 +131,8 @@ class BookieConnection(asyncio.Protocol):
         self._tick_timer: asyncio.TimerHandle | None = None
         self._backoff = Backoff(settings.reconnect_pause_s, settings.reconnect_pause_s_max)
         self._retry_at = 0.0
+        self._why = ""
+        """Why the last attempt to connect failed, as `_reason_of` returns it."""
         self._received_at = 0.0
         self._closed = False
 
@@ -180,7 +187,9 @@ class BookieConnection(asyncio.Protocol):
             return BookieUnavailable("connection was closed", bookie_id=self.bookie_id)
         if self._transport is None and self._connecting is None and now < self._retry_at:
             return BookieUnavailable(
-                "bookie cannot be reached", bookie_id=self.bookie_id, retry_in_s=round(self._retry_at - now, 3)
+                f"bookie cannot be reached{self._why}",
+                bookie_id=self.bookie_id,
+                retry_in_s=round(self._retry_at - now, 3),
             )
         if self._bytes_in_flight and self._bytes_in_flight + size > self._settings.connection_bytes_max:
             return BookieUnavailable(
@@ -211,7 +220,8 @@ class BookieConnection(asyncio.Protocol):
             delay_s = self._backoff.next_delay_s()
             self._retry_at = self._loop.time() + delay_s
             log.info("bookie_connect_failed", bookie_id=self.bookie_id, error=repr(error), pause_s=delay_s)
-            self._fail_all(_unavailable("bookie cannot be reached", self.bookie_id, error))
+            self._why = _reason_of(error)
+            self._fail_all(_unavailable(f"bookie cannot be reached{self._why}", self.bookie_id, error))
         finally:
             self._connecting = None
             if self._handshaking is not None:
@@ -227,7 +237,7 @@ class BookieConnection(asyncio.Protocol):
             answer = await self._ask(transport, v3.encode_request(StartTlsRequest(HANDSHAKE_TXN_ID)))
             status = getattr(v3.decode_response(answer), "status", None)
             if status != Status.OK:
-                raise BookieUnavailable("bookie refuses TLS", bookie_id=self.bookie_id, status=status)
+                raise BookieUnavailable(REFUSES_TLS, bookie_id=self.bookie_id, status=status)
             self._tls_granted = True
             secured = await self._loop.start_tls(transport, self, security.tls, server_hostname=host)
             if secured is None or secured.is_closing():
@@ -239,7 +249,7 @@ class BookieConnection(asyncio.Protocol):
             response = codec.decode_response(await self._ask(transport, codec.encode_request(request)))
             # A bookie without authentication answers OK under another plugin name.
             if not isinstance(response, AuthResponse) or response.status != Status.OK:
-                raise BookieUnavailable("bookie rejects the credentials", bookie_id=self.bookie_id)
+                raise BookieUnavailable(REJECTS_CREDENTIALS, bookie_id=self.bookie_id)
         self._handshaking = None
         self._begin(transport)
 
@@ -365,7 +375,7 @@ class BookieConnection(asyncio.Protocol):
             sink.failed(
                 self.bookie_id,
                 BookieUnavailable(
-                    "bookie refuses the operation",
+                    REFUSES_CLIENT if refusal.status == Status.UNAUTHORIZED else "bookie refuses the operation",
                     bookie_id=self.bookie_id,
                     operation=refusal.operation,
                     status=refusal.status,
@@ -471,6 +481,14 @@ class BookieConnection(asyncio.Protocol):
         if self._received_at <= batch.sent_at:
             # No byte arrived since: the peer may be gone without closing, so the next request opens a new connection.
             self._abort()
+
+
+def _reason_of(error: Exception) -> str:
+    """Return why a handshake failed, as a part of a message; empty if the network is the reason. Messages of failed
+    operations on several bookies have only the messages of their errors."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f": {NOT_TRUSTED} ({error.verify_message.rstrip('.')})"
+    return f": {error.message}" if isinstance(error, BinderyError) else ""
 
 
 def _unavailable(message: str, bookie_id: BookieId, cause: BaseException | None) -> BookieUnavailable:
