@@ -252,14 +252,11 @@ def test_the_restart_of_a_killed_bookie_is_shown(cluster: ThrowawayCluster) -> N
 
     def is_back() -> bool:
         status = cluster.status()
-        return status is not None and status["state"] == "ready" and cluster.pid("bookie-0") != before
+        return status is not None and status["state"] == "ready" and cluster.has_restarted("bookie-0", since=before)
 
-    back = False
-    while not back:
+    while not is_back():
         assert time.monotonic() < deadline, cluster.output()
         time.sleep(0.05)
-        with contextlib.suppress(FileNotFoundError):  # it ended after the status request
-            back = is_back()
     assert "bookie-0 exited: killed by SIGKILL" in cluster.output(100)
     assert "bookie-0 is again ready" in cluster.output(100)
 

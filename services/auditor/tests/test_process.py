@@ -92,9 +92,7 @@ def test_the_data_of_a_stopped_bookie_is_copied_although_the_leader_is_killed(cl
         return status["marked"] == 0 and status["auditor"] is not None
 
     until(is_done, limit_s=HEALED_WITHIN_S, what="marks are left")
-    until(
-        lambda: cluster.directory.pid_file(name).exists() and cluster.pid(name) != pid, limit_s=60, what="not restarted"
-    )
+    until(lambda: cluster.has_restarted(name, since=pid), limit_s=60, what="not restarted")
 
     # The killed leader may not have marked all ledgers; the next one marks the rest in its first audit.
     until(lambda: lost not in json.dumps(ledgers()), limit_s=HEALED_WITHIN_S, what="ledgers still name it")

@@ -186,6 +186,13 @@ class ThrowawayCluster:
         """Return the pid of a process such as `bookie-1`. Raises FileNotFoundError if the process is down."""
         return int(self.directory.pid_file(name).read_text())
 
+    def has_restarted(self, name: str, *, since: int) -> bool:
+        """Return whether a process has another pid than `since`. Its pid file is away, or empty, for a moment."""
+        try:
+            return self.pid(name) != since
+        except (FileNotFoundError, ValueError):
+            return False
+
     def kill(self, name: str) -> int:
         """Send SIGKILL to one process, which the supervisor then restarts. Return its pid."""
         pid = self.pid(name)
