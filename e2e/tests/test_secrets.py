@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from bindery_e2e.cluster.cluster import Cluster, ClusterError
 from bindery_e2e.cluster.secrets import FILES, OPERATOR_FILES, SPREAD_TIMEOUT_S, ReleaseSecrets
-from test_cluster import FakeApps, FakeCore, v1_pod
+
+from .test_cluster import FakeApps, FakeCore, v1_pod
 
 
 class Kubernetes(FakeCore):
