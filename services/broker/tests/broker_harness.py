@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import httpx
@@ -22,7 +22,7 @@ from bindery_kit.http.http_server import HttpServer
 from bindery_kit.observability.metrics import Metrics
 from bindery_metadata.coordination.leases import Leases
 from bindery_metadata.stores.memory import MemoryStore, MemoryTree
-from bindery_metadata.stores.store import Create
+from bindery_metadata.stores.store import Create, SessionState
 from managed_ledger_faults import FaultyClient, FaultyStore, Plan
 
 TOPIC = "/v1/topics/public/default/t"
@@ -187,6 +187,13 @@ class _PlannedStore(FaultyStore):
     @property
     def session_id(self) -> int:
         return self._inner.session_id
+
+    @property
+    def session_state(self) -> SessionState:
+        return self._inner.session_state
+
+    def on_session_change(self, listener: Callable[[SessionState], None]) -> Callable[[], None]:
+        return self._inner.on_session_change(listener)
 
 
 class _Peers(httpx.AsyncBaseTransport):
