@@ -101,7 +101,7 @@ MUTANTS: Final[MutantTable[Conditions]] = MutantTable(Kind.TOPICS, _trials, (
     ("seek-keeps-acks", "A seek keeps the acknowledgements after its target.",
      ("seek-delivers-again", "order-exclusive", "trim-keeps-unacknowledged"), 0, CLOSES, defects.seek_keeps_acks),
     ("seek-not-stored", "A seek is answered when it is in memory.",
-     ("seek-delivers-again", "no-delivery-after-durable-ack", "order-exclusive", "acknowledged-is-delivered"), 12,
+     ("seek-delivers-again", "no-delivery-after-durable-ack", "order-exclusive", "acknowledged-is-delivered"), 80,
      KILLS, defects.seek_not_stored),
     ("last-ledger-not-fenced", "A topic is opened without fencing its last ledger.",
      ("stale-owner-changes-nothing", "trim-keeps-unacknowledged", "acknowledged-is-delivered", "nothing-invented"), 31,
