@@ -30,9 +30,6 @@ class Principal:
     """When the credentials expire, in seconds since 1970; None: never."""
     original_role: str | None = None
 
-    def is_expired(self, now_s: float) -> bool:
-        return self.expires_at_s is not None and now_s >= self.expires_at_s
-
 
 ANONYMOUS_ROLE: Final = "anonymous"
 """Default role of clients without credentials, where they are allowed. Source: Pulsar's anonymousUserRole."""

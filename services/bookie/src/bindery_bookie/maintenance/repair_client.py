@@ -16,6 +16,7 @@ from bindery_core.sources import RandomSource
 from bindery_identity.followed import FollowedFile
 from bindery_identity.keys import Key
 from bindery_identity.tls import TlsFiles, client_tls
+from bindery_identity.token_file import TokenFile
 from bindery_identity.tokens import sign
 from bindery_kit.admin.access import follow_keys, follow_secrets
 from bindery_kit.process.late_imports import in_thread
@@ -103,15 +104,11 @@ def own_certificate(settings: BookieSettings, *, now_s: Callable[[], float]) -> 
     return client_tls(**files._asdict(), now_s=now_s)
 
 
-def repair_token(settings: BookieSettings) -> FollowedFile[bytes] | None:
+def repair_token(settings: BookieSettings) -> TokenFile | None:
     """Return the file of the token that the settings name for the client, to show when it expires; None: it presents
-    none, or one that the bookie itself makes, which does not expire. Raises BadRequest if it cannot be read."""
+    none, or one that the bookie itself makes, which does not expire. Raises BadRequest if it cannot be used."""
     path = settings.repair.token_file
-    return (
-        FollowedFile(path, lambda content: (content.split() or [b""])[0], what="the file of the token")
-        if path
-        else None
-    )
+    return TokenFile(path) if path else None
 
 
 def _own_token(settings: BookieSettings, bookie_id: BookieId) -> FollowedFile[bytes]:

@@ -105,8 +105,7 @@ class Access:
     async def check_need(self, roles: Sequence[str | None], need: Need, target: Target) -> None:
         """Raise as `check`."""
         for role in roles:
-            decision = self._decide_now(role, need, target) or await self.decide(role, need, target)
-            if not decision.is_allowed:
+            if not (await self.decide(role, need, target)).is_allowed:
                 raise refusal(role, need, target)
 
     async def may(
@@ -138,7 +137,7 @@ class Access:
 
     async def _lacking(self, role: str | None, target: Target, derived: Sequence[TopicName]) -> TopicName | None:
         """Return the first of the topics that the role may not use; None: it may use all."""
-        own = self._decide_now(role, Need.CONSUME, target) or await self.decide(role, Need.CONSUME, target)
+        own = await self.decide(role, Need.CONSUME, target)
         if own.is_allowed and own.rule in INCLUDES_DERIVED:
             return None
         for name in derived:
@@ -150,7 +149,7 @@ class Access:
 
     async def decide(self, role: str | None, need: Need, target: Target, *, reads: ListReads | None = None) -> Decision:
         """Return the decision for one role. Raises MetadataUnavailable, BadRequest for a name that nothing can have."""
-        found = decide_by_settings(role, need, self.rules)
+        found = self._decide_now(role, need, target)
         if found is not None:
             return found
         assert role is not None
@@ -163,7 +162,7 @@ class Access:
         return self._decide_by(permissions, role, need, target)
 
     def _decide_now(self, role: str | None, need: Need, target: Target) -> Decision | None:
-        """Return what `decide` returns if the records are in memory; None: it has to read one."""
+        """Return the decision if the records that it needs are in memory; None: one has to be read."""
         found = decide_by_settings(role, need, self.rules)
         if found is not None:
             return found
