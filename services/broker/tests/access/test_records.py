@@ -163,12 +163,14 @@ async def test_a_waiting_call_ends_if_its_record_stays_unconfirmed_with_a_connec
     ended = asyncio.Event()
 
     async def wait() -> None:
-        with access.waiting(["consumer"], "receive", target, since=access.records.changes) as waiting:
-            try:
-                await asyncio.get_running_loop().create_future()
-            except asyncio.CancelledError:
-                assert isinstance(waiting.error, MetadataUnavailable)
-                ended.set()
+        waiting = access.waiting(["consumer"], "receive", target, since=access.records.changes)
+        waiting.begin()
+        try:
+            await asyncio.get_running_loop().create_future()
+        except asyncio.CancelledError:
+            assert isinstance(waiting.error, MetadataUnavailable)
+            ended.set()
+        waiting.end()
 
     task = asyncio.create_task(wait())
     await store.set("/admin/policies/acme/shop", b"{", version=None)
@@ -189,15 +191,62 @@ async def test_a_permission_that_is_revoked_while_a_call_is_checked_ends_the_cal
     access.records.stored("/admin/policies/acme/shop", {})
 
     async def wait() -> object:
-        with access.waiting(["consumer"], "receive", target, since=since) as waiting:
-            try:
-                await asyncio.get_running_loop().create_future()
-            except asyncio.CancelledError:
-                return waiting.error
+        waiting = access.waiting(["consumer"], "receive", target, since=since)
+        waiting.begin()
+        try:
+            await asyncio.get_running_loop().create_future()
+        except asyncio.CancelledError:
+            return waiting.error
+        finally:
+            waiting.end()
 
     async with asyncio.timeout(30):
         assert isinstance(await asyncio.create_task(wait()), Forbidden)
     await access.close()
+
+
+async def test_an_allowed_request_is_remembered_until_a_record_changes_or_is_in_doubt(parts):
+    tree, clock, store, _ = parts
+    access = Access(store, Rules(frozenset()), now=clock.now)
+    target = Target("acme", "shop", TopicName.parse("acme/shop/t"), "s")
+    key = ("receive", b"/v1/topics/acme/shop/t/subscriptions/s/receive", ("consumer",))
+
+    async def ask() -> None:
+        since = access.records.changes
+        await access.check(["consumer"], "receive", target)
+        access.remember(key, since=since)
+
+    await ask()  # the records were read for the first time
+    await ask()
+    assert access.is_remembered(key)
+    assert not access.is_remembered((*key[:2], ("other",)))
+    access.records.stored("/admin/policies/acme/shop", {})
+    assert not access.is_remembered(key), "a record has changed"
+    access.remember(key, since=access.records.changes - 1)
+    assert not access.is_remembered(key), "decided before the change"
+    await store.set("/admin/policies/acme/shop", b'{"properties": {}}', version=None)
+    await until(lambda: not access.records.has_stale)
+    access.remember(key, since=access.records.changes)
+    assert access.is_remembered(key)
+    tree.suspend(store)
+    assert not access.is_remembered(key), "ZooKeeper does not confirm the records"
+    access.remember(key, since=access.records.changes)
+    assert not access.is_remembered(key), "nothing is remembered meanwhile"
+    tree.resume(store)
+    await until(lambda: not access.records.has_stale)
+    access.remember(key, since=access.records.changes)
+    assert access.is_remembered(key)
+    await access.close()
+
+
+async def test_a_record_in_doubt_that_is_deleted_leaves_no_doubt(parts):
+    tree, _, store, records = parts
+    await records.permissions("acme", "shop")
+    tree.suspend(store)
+    assert records.has_stale
+    tree.resume(store)
+    await store.delete("/admin/policies/acme/shop", version=None)
+    await until(lambda: not records.has_stale)
 
 
 async def test_unknown_names_have_no_watch_and_displace_no_record(parts, monkeypatch):

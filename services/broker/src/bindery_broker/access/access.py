@@ -7,7 +7,7 @@ does not confirm permissions. If it is not allowed any more, it is ended (`Waiti
 import asyncio
 import contextlib
 import shlex
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -36,6 +36,10 @@ subscriptions. They hold in the whole namespace. A permission of a single topic 
 the names of different topics and subscriptions can have the same retry topic."""
 RECHECK_S: Final = 2.0
 """Seconds between checks of the waiting calls while ZooKeeper does not confirm the permissions."""
+ALLOWED_MAX: Final = 8_192
+"""Maximum number of remembered requests that are allowed."""
+ALLOWED_KEY_SIZE_MAX: Final = 512
+"""Maximum bytes of the path of a remembered request."""
 LISTS_MAX: Final = 4
 """Maximum number of filtered lists at a time, each of which may read very many records from ZooKeeper."""
 LIST_WAIT_S: Final = 5.0
@@ -68,16 +72,37 @@ class Target(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """A call in progress that ends when its roles lose their permission."""
+    """A call in progress that may wait. While it does, it ends when its roles lose their permission."""
 
+    access: "Access"
     roles: Sequence[str | None]
     need: Need
     target: Target
+    since: int
+    """`AccessRecords.changes` before the call was checked."""
     task: "asyncio.Task[object]"
     also: Callable[[], Awaitable[None]] | None = field(default=None)
     """Another check that the call requires while it waits; raises Forbidden. None: there is none."""
     error: Forbidden | MetadataUnavailable | None = field(default=None)
     """Why the call was ended; None: it was not."""
+    release: Callable[[], None] | None = field(default=None)
+    """Ends that records are followed for the call; None: it does not wait yet, or not any more."""
+
+    def begin(self) -> None:
+        """The call waits from now on. Idempotent. Its task is cancelled when it is not allowed any more.
+
+        The call is checked again if permissions have changed since its check.
+        """
+        if self.release is None:
+            self.release = self.access.begin_waiting(self)
+
+    def end(self) -> None:
+        """The call is over."""
+        self.also = None  # it refers to the request, which refers to this: no cyclic garbage
+        if self.release is not None:
+            release, self.release = self.release, None
+            release()
+            self.access.end_waiting(self)
 
 
 class Access:
@@ -89,11 +114,36 @@ class Access:
         self.records.on_change = self._changed
         self._waiting: dict[str, set[Waiting]] = {}
         """By tenant."""
+        self._allowed: set[tuple[object, ...]] = set()
+        """Keys of requests that are allowed by the records as they were at `_allowed_at`."""
+        self._allowed_at = 0
         self._checks: set[asyncio.Task[None]] = set()
         self._outage: asyncio.Task[None] | None = None
         self._lists = asyncio.Semaphore(LISTS_MAX)
         self._lists_of: KeyedLocks[Sequence[str | None]] = KeyedLocks()
         """By roles, each of which may have one list in progress: one client must not delay the lists of all others."""
+
+    def is_remembered(self, key: tuple[object, ...]) -> bool:
+        """Return whether the request with this key is allowed, as `remember` was told, and no record has changed since.
+
+        Clients repeat their requests, and each would need several decisions.
+        """
+        if self._allowed_at != self.records.changes:
+            self._allowed.clear()
+            self._allowed_at = self.records.changes
+        return key in self._allowed
+
+    def remember(self, key: tuple[object, ...], *, since: int) -> None:
+        """A request with this key is allowed. `since`: `records.changes` before that was decided.
+
+        The key must determine the roles, the operation and its target. While ZooKeeper does not confirm some records,
+        nothing is remembered: they are valid for a limited time.
+        """
+        if since != self.records.changes or self.records.has_stale or self.is_remembered(key):
+            return
+        if len(self._allowed) >= ALLOWED_MAX:
+            self._allowed.clear()
+        self._allowed.add(key)
 
     async def check(self, roles: Sequence[str | None], operation: str, target: Target) -> None:
         """Raise Forbidden unless all `roles` may do the operation, MetadataUnavailable if that cannot be decided.
@@ -197,31 +247,34 @@ class Access:
                 ) from None
             yield
 
-    @contextlib.contextmanager
-    def waiting(self, roles: Sequence[str | None], operation: str, target: Target, *, since: int) -> Iterator[Waiting]:
-        """The block is a call that was allowed. Its task is cancelled when it is not allowed any more.
+    def waiting(self, roles: Sequence[str | None], operation: str, target: Target, *, since: int) -> Waiting:
+        """Return a call of the current task that was allowed and may wait. Its `end` must be called.
 
-        `since`: `records.changes` before the call was checked; if it has changed, the call is checked again. After the
-        block was left by CancelledError, `Waiting.error` tells whether that is the reason.
+        `since`: `records.changes` before the call was checked. If the task is cancelled, `Waiting.error` tells whether
+        a lost permission is the reason.
         """
         task = asyncio.current_task()
         assert task is not None
-        one = Waiting(roles, requirement(operation), target, task)
-        tenant = target.tenant or ""
-        same = self._waiting.setdefault(tenant, set())
-        same.add(one)
-        release = self.records.hold(target.tenant, target.namespace) if target.tenant else _nothing
-        if self.records.changes != since:
+        return Waiting(self, roles, requirement(operation), target, since, task)
+
+    def begin_waiting(self, one: Waiting) -> Callable[[], None]:
+        """For `Waiting.begin`. Returns a function that ends that the records are followed."""
+        tenant = one.target.tenant
+        self._waiting.setdefault(tenant or "", set()).add(one)
+        release = self.records.hold(tenant, one.target.namespace) if tenant else _nothing
+        if self.records.changes != one.since:
             self._start(self._check_one(one))
         if self._outage is None:
             self._outage = asyncio.create_task(self._check_in_outages(), name="permissions-in-outages")
-        try:
-            yield one
-        finally:
-            release()
-            same.discard(one)
-            if not same:
-                self._waiting.pop(tenant, None)
+        return release
+
+    def end_waiting(self, one: Waiting) -> None:
+        """For `Waiting.end`."""
+        tenant = one.target.tenant or ""
+        same = self._waiting.get(tenant, set())
+        same.discard(one)
+        if not same:
+            self._waiting.pop(tenant, None)
 
     async def close(self) -> None:
         """End all checks of waiting calls, and all watching."""

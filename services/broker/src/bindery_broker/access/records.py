@@ -110,12 +110,14 @@ class AccessRecords:
         self.on_change: Callable[[str], None] = lambda _tenant: None
         """Called with a tenant after its record or that of one of its namespaces has changed."""
         self.changes = 0
-        """Number of times that a record has changed or was forgotten. If it is the same before and after a decision,
-        the records are followed from which the decision was made."""
+        """Number of times that a record has changed, was forgotten, or is not confirmed any more. If it is the same
+        before and after a decision, the records are followed from which the decision was made."""
         self._store = store
         self._now = now
         self._followers = Followers()
         self._records: OrderedDict[str, _Record] = OrderedDict()
+        self._stale: set[str] = set()
+        """Paths of the followed records that ZooKeeper does not confirm."""
         self._pending: dict[str, _Record] = {}
         """Records that are being read for the first time."""
         self._absent: OrderedDict[str, float] = OrderedDict()
@@ -134,7 +136,7 @@ class AccessRecords:
     @property
     def has_stale(self) -> bool:
         """Whether ZooKeeper does not confirm some of the records at present."""
-        return self._lost_at is not None or any(one.stale_since is not None for one in self._records.values())
+        return self._lost_at is not None or bool(self._stale)
 
     async def admins(self, tenant: str, *, reads: ListReads | None = None) -> frozenset[str]:
         """Return the roles of the tenant's administrators; none if it does not exist.
@@ -277,8 +279,8 @@ class AccessRecords:
 
         async def look(changed: Watch) -> None:
             record.changed = changed
-            if record.was_read.is_set() and record.stale_since is None:
-                record.stale_since = self._now()
+            if record.was_read.is_set():
+                self._doubt(record, self._now())
             stores = self._stores
             try:
                 node = await self._store.get(path, watch=_Changed(self, path))
@@ -292,7 +294,11 @@ class AccessRecords:
                 record.is_readable = False
                 record.was_read.set()
                 raise
-            record.stale_since = self._lost_at
+            if self._lost_at is None:
+                record.stale_since = None
+                self._stale.discard(path)
+            else:
+                self._doubt(record, self._lost_at)
 
         record.stop = self._followers.follow("permissions", look, path=path)
         return record
@@ -310,8 +316,7 @@ class AccessRecords:
         if self._pending.get(record.path) is record:
             del self._pending[record.path]
         if self._records.get(record.path) is record:
-            del self._records[record.path]
-            self.changes += 1
+            self._remove(record)
         self._remember_absent(record.path, stores)
 
     def _remember_absent(self, path: str, stores: int) -> None:
@@ -340,13 +345,24 @@ class AccessRecords:
 
     def _drop(self) -> None:
         """Forget the least recently used records above the maximum."""
-        for path, record in list(self._records.items()):
+        for record in list(self._records.values()):
             if len(self._records) <= RECORDS_MAX:
                 return
             if not record.users:
                 record.stop()
-                del self._records[path]
-                self.changes += 1
+                self._remove(record)
+
+    def _remove(self, record: _Record) -> None:
+        del self._records[record.path]
+        self._stale.discard(record.path)
+        self.changes += 1
+
+    def _doubt(self, record: _Record, since: float) -> None:
+        """ZooKeeper has not confirmed the record since then, in monotonic seconds, if not for longer."""
+        if record.stale_since is None:
+            record.stale_since = since
+            self._stale.add(record.path)
+            self.changes += 1
 
     def _session_changed(self, state: SessionState) -> None:
         if state is SessionState.CONNECTED:
@@ -354,5 +370,4 @@ class AccessRecords:
         elif self._lost_at is None:
             self._lost_at = self._now()
             for record in self._records.values():
-                if record.stale_since is None:
-                    record.stale_since = self._lost_at
+                self._doubt(record, self._lost_at)

@@ -12,17 +12,18 @@ from functools import partial
 from itertools import groupby
 from typing import Final, TypeVar
 
-from bindery_core.errors import BadRequest, Forbidden, NoSuchTopic, TooLarge
+from bindery_core.errors import BadRequest, BinderyError, Forbidden, NoSuchTopic, TooLarge
 from bindery_pulsar.topic_name import TopicName
 from starlette.responses import Response
 
-from bindery_broker.access.access import Access, Target
+from bindery_broker.access.access import ALLOWED_KEY_SIZE_MAX, Access, Target
 from bindery_broker.access.decision import Need, has_permission_of_a_topic
 from bindery_broker.access.requirements import requirement
 from bindery_broker.errors import NoSuchTenant
 from bindery_broker.http.exchange import PARTITION_HEADER, Answered, Exchange, Reply
 from bindery_broker.http.paths import topic_of
 from bindery_broker.namespaces.names import Page
+from bindery_broker.retries.names import retry_topic
 
 WAITING: Final = frozenset(("receive", "stream"))
 """Operations that may wait for long, which end when their role loses its permission."""
@@ -31,6 +32,8 @@ PAGE_SIZE: Final = 1_000
 PAGES_MAX: Final = 20
 """Maximum number of such reads for one request."""
 _CREATES_PART: Final = "createTopic"
+_RETRIES: Final = "retries"
+"""Beginning of the key with which it is remembered that a request may use a retry topic. No operation has this id."""
 T = TypeVar("T")
 
 
@@ -67,28 +70,32 @@ async def run_allowed(exchange: Exchange, run: Callable[[], Awaitable[Response]]
     if access is None:
         await exchange.charge_resource()
         return await run()
-    roles, target = roles_of(exchange), target_of(exchange)
-    since = access.records.changes
-    await _check(exchange, access, roles, target)
+    roles, since = roles_of(exchange), access.records.changes
+    await _check(exchange, access, roles, since=since)
     if exchange.operation not in WAITING:
         if exchange.allowance is not None and requirement(exchange.operation) is not Need.ANYONE:
             await exchange.charge_resource()
         return await run()
+    waiting = exchange.waiting = access.waiting(roles, exchange.operation, target_of(exchange), since=since)
     try:
-        with access.waiting(roles, exchange.operation, target, since=since) as waiting:
-            exchange.waiting = waiting
+        if exchange.allowance is not None:
+            waiting.begin()
             await exchange.charge_resource()
-            response = await run()
-            if not isinstance(response, Reply):  # it may take as long as the client reads
-                await response(exchange.scope, exchange.receive, exchange.answer)
-                response = Answered()
-            if waiting.error is not None:
-                await asyncio.sleep(0)  # the task is cancelled here, and not where the answer is sent
-            return response
+        response = await run()
+        if not isinstance(response, Reply):  # it may take as long as the client reads
+            waiting.begin()
+            await response(exchange.scope, exchange.receive, exchange.answer)
+            response = Answered()
+        if waiting.error is not None:
+            await asyncio.sleep(0)  # the task is cancelled here, and not where the answer is sent
+        return response
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if waiting.error is None or task is None or task.uncancel() > 0:
             raise
+    finally:
+        waiting.end()
+        exchange.waiting = None
     if not exchange.is_answered:
         raise waiting.error
     await exchange.send_chunk(b"", more=False)
@@ -120,6 +127,44 @@ async def may_use_derived(exchange: Exchange, subscription: str, *derived: Topic
     if exchange.waiting is not None:
         exchange.waiting.also = partial(access.check_derived, roles, target, *derived)
     return True
+
+
+async def may_use_retries(exchange: Exchange) -> bool:
+    """Return whether the request may use the retry topic of the subscription in its path. True if it can have none.
+
+    If the request waits, it ends when that is not allowed any more.
+    """
+    access = exchange.broker.access
+    if access is None:
+        return True
+    roles, since = roles_of(exchange), access.records.changes
+    key = _key_of(exchange, _RETRIES, roles)
+    if key is not None and access.is_remembered(key):
+        if exchange.waiting is not None:
+            exchange.waiting.also = partial(_check_retries, exchange)
+        return True
+    name = _retry_topic(exchange)
+    if name is None:
+        return True
+    if not await may_use_derived(exchange, exchange.path_params["subscription"], name):
+        return False
+    if key is not None:
+        access.remember(key, since=since)
+    return True
+
+
+async def _check_retries(exchange: Exchange) -> None:
+    name = _retry_topic(exchange)
+    if name is not None:
+        await check_derived(exchange, exchange.path_params["subscription"], name)
+
+
+def _retry_topic(exchange: Exchange) -> TopicName | None:
+    """Return the retry topic of the subscription in the path; None: it can have none."""
+    try:
+        return retry_topic(exchange.topic, exchange.path_params["subscription"])
+    except BinderyError:
+        return None
 
 
 async def visible_page(
@@ -252,12 +297,27 @@ def _space_of(name: str) -> str:
     return name.rpartition("/")[0]
 
 
-async def _check(exchange: Exchange, access: Access, roles: tuple[str | None, ...], target: Target) -> None:
+async def _check(exchange: Exchange, access: Access, roles: tuple[str | None, ...], *, since: int) -> None:
+    """Raise Forbidden unless the request may run. `since`: `AccessRecords.changes` now."""
+    key = _key_of(exchange, exchange.operation, roles)
+    if key is not None and access.is_remembered(key):
+        return
+    target = target_of(exchange)
     try:
         await access.check(roles, exchange.operation, target)
     except Forbidden:
         if not await _creates_part(exchange, access, roles, target):
             raise
+        return
+    if key is not None:
+        access.remember(key, since=since)
+
+
+def _key_of(exchange: Exchange, what: str, roles: tuple[str | None, ...]) -> tuple[object, ...] | None:
+    """Return a key for `Access.remember`; None: the path is too long. The operation and the path determine the target
+    of the request."""
+    raw_path = exchange.raw_path
+    return (what, raw_path, roles) if len(raw_path) <= ALLOWED_KEY_SIZE_MAX else None
 
 
 async def _creates_part(exchange: Exchange, access: Access, roles: tuple[str | None, ...], target: Target) -> bool:

@@ -24,7 +24,7 @@ from bindery_kit.admin.content_types import (
     check_codings,
     check_json_type,
 )
-from bindery_kit.http.http_request import request_of
+from bindery_kit.http.http_request import HttpRequest, request_of
 from bindery_kit.limits.address_counts import group_of
 from bindery_pulsar.topic_name import TopicName
 from starlette.datastructures import Headers, QueryParams
@@ -180,6 +180,49 @@ class _CredentialsEnd:
         if not self._exchange.is_expired:
             self._exchange.is_expired = True
             self._on_expired()
+
+
+class Watching:
+    """Watches the client of a request that waits; see `Exchange.watched`. Most calls do not wait, and never begin."""
+
+    __slots__ = ("_credentials", "_exchange", "_on_gone", "_request", "_watcher")
+
+    def __init__(self, exchange: "Exchange", on_gone: Callable[[], None], request: HttpRequest | None) -> None:
+        self._exchange = exchange
+        self._on_gone = on_gone
+        self._request = request
+        self._credentials: _CredentialsEnd | None = None
+        self._watcher: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Watch from now on; `on_gone` is called at once if the client has disconnected. Idempotent.
+
+        From now on the request also ends if its roles lose their permission.
+        """
+        if self._credentials is not None:
+            return
+        exchange = self._exchange
+        if exchange.waiting is not None:
+            exchange.waiting.begin()
+        self._credentials = _CredentialsEnd(exchange, self._on_gone)
+        self._credentials.watch()
+        if self._request is not None:
+            self._request.watch(self._lost)
+        else:
+            self._watcher = asyncio.create_task(exchange.watch_connection(self._on_gone))
+
+    def end(self) -> None:
+        if self._credentials is None:
+            return
+        self._credentials.forget()
+        if self._watcher is not None:
+            self._watcher.cancel()
+        if self._request is not None:
+            self._request.watch(None)
+
+    def _lost(self) -> None:
+        self._exchange.gone = True
+        self._on_gone()
 
 
 class Exchange(Request):
@@ -466,26 +509,17 @@ class Exchange(Request):
     def watched(self, on_gone: Callable[[], None]) -> Iterator[None]:
         """Set `gone` and call `on_gone` if the client closes the connection within the block. Set `is_expired` and call
         `on_gone` if its credentials expire: the answer still reaches it. The body must have been read."""
-        assert self._read is not None or self._passed_on
-
-        def lost() -> None:
-            self.gone = True
-            on_gone()
-
-        request = request_of(self._send)
-        watcher = None
-        if request is not None:
-            request.watch(lost)
-        else:
-            watcher = asyncio.create_task(self.watch_connection(on_gone))
+        watching = self.watching(on_gone)
+        watching.begin()
         try:
-            with self.until_expiry(on_gone):
-                yield
+            yield
         finally:
-            if watcher is not None:
-                watcher.cancel()
-            if request is not None:
-                request.watch(None)
+            watching.end()
+
+    def watching(self, on_gone: Callable[[], None]) -> "Watching":
+        """As `watched`, from `Watching.begin` to `Watching.end`, which must be called."""
+        assert self._read is not None or self._passed_on
+        return Watching(self, on_gone, request_of(self._send))
 
     @contextlib.contextmanager
     def until_expiry(self, on_expired: Callable[[], None]) -> Iterator[None]:

@@ -223,6 +223,7 @@ class PartitionedSubscription:
                             return []
                         wait_s = left_s if failure is None else min(left_s, LOOK_AGAIN_S)
                         if not sides:
+                            watch.look()
                             await _pause(min(wait_s, PAUSE_S))
                             continue
                         began = now()

@@ -136,9 +136,7 @@ async def wait_for_any(
                 watch.set_gone() if gone else watch.end_wait()
 
     on_waiting(lambda: end(gone=False))
-    client.on_gone = lambda: end(gone=True)
-    if client.is_gone:
-        end(gone=True)
+    client.begin_wait(lambda: end(gone=True))
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         # For those that still wait it is as if their client were gone: what they get now, they hand back themselves.
@@ -152,7 +150,7 @@ async def wait_for_any(
             _give_back(request, grant)
         raise
     finally:
-        client.on_gone = None
+        client.waited()
     grants = _grants(sides, tasks, extras)
     errors = [error for task in tasks if (error := _error(task)) is not None]
     serious = next((error for error in errors if not isinstance(error, PASSING)), None)

@@ -50,12 +50,31 @@ class ReceiveRequest(msgspec.Struct, frozen=True, kw_only=True):
 class ClientWatch:
     """Whether the client of calls has disconnected. A call that waits is ended at once, and no other one."""
 
-    __slots__ = ("is_gone", "on_gone")
+    __slots__ = ("_end", "is_gone", "on_wait")
 
     def __init__(self) -> None:
         self.is_gone = False
-        self.on_gone: Callable[[], None] | None = None
+        self.on_wait: Callable[[], None] | None = None
+        """Called when a call begins to wait, which most calls never do. From then on, `set_gone` is called."""
+        self._end: Callable[[], None] | None = None
         """Ends the wait of the call in progress."""
+
+    def look(self) -> None:
+        """Learn from now on whether the client has disconnected."""
+        if self.on_wait is not None:
+            self.on_wait()
+
+    def begin_wait(self, end: Callable[[], None]) -> None:
+        """A call waits from now on; `end` ends its wait, and is called at once if the client has disconnected."""
+        self._end = end
+        if self.is_gone:
+            end()
+        else:
+            self.look()
+
+    def waited(self) -> None:
+        """The call does not wait any more."""
+        self._end = None
 
     def set_gone(self) -> None:
         self.is_gone = True
@@ -63,8 +82,8 @@ class ClientWatch:
 
     def end_wait(self) -> None:
         """End the wait of the call in progress, if there is one, with the messages that it already has."""
-        if self.on_gone is not None:
-            self.on_gone()
+        if self._end is not None:
+            self._end()
 
 
 class ReceiveCall(msgspec.Struct, frozen=True, kw_only=True):

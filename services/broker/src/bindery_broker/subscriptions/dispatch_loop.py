@@ -306,14 +306,14 @@ class DispatchLoop:
         """Return when the demand is served or has ended. Raises the error with which it fails."""
         call = demand.call
         if call.client is not None:
-            call.client.on_gone = functools.partial(self._settle, demand, [])
+            call.client.begin_wait(functools.partial(self._settle, demand, []))
         left_s = call.deadline - self._now()
         timer = asyncio.get_running_loop().call_later(left_s, self._expire, demand) if left_s > 0 else None
         try:
             return await demand.result
         finally:
             if call.client is not None:
-                call.client.on_gone = None
+                call.client.waited()
             if timer is not None:
                 timer.cancel()
 

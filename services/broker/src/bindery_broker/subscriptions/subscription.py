@@ -383,6 +383,8 @@ class Subscription:
         """Wait for moves. Returns False, while they continue, if the call is over before: it ends without messages."""
         ends = asyncio.get_running_loop().time() + max(call.deadline - self._now(), DEAD_LETTERS_S)
         pending = set(moves)
+        if call.client is not None:
+            call.client.look()
         while pending and not self._loop.is_draining and not (call.client is not None and call.client.is_gone):
             left_s = ends - asyncio.get_running_loop().time()
             if left_s <= 0:

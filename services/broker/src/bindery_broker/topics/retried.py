@@ -139,6 +139,8 @@ class RetriedSubscription:
         deadline = self._retry_topics.now() + request.wait_s
         while (running := in_progress.get(key)) is not None:
             left_s = deadline - self._retry_topics.now()
+            if client is not None:
+                client.look()
             if left_s <= 0 or (client is not None and client.is_gone):
                 return []
             await asyncio.wait({running}, timeout=left_s)
@@ -327,9 +329,7 @@ class RetriedSubscription:
             retry_watch.set_gone()
 
         if client is not None:
-            client.on_gone = end_both
-            if client.is_gone:
-                end_both()
+            client.begin_wait(end_both)
         try:
             await asyncio.wait((main, retry), return_when=asyncio.FIRST_COMPLETED)
             left_s = began_s + request.wait_s - loop.time()
@@ -359,7 +359,7 @@ class RetriedSubscription:
             raise
         finally:
             if client is not None:
-                client.on_gone = None
+                client.waited()
         due, more = _result(retry), _result_of_main(main)
         error, failure = main.exception(), retry.exception()
         is_gone = client is not None and client.is_gone

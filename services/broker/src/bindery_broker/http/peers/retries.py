@@ -299,9 +299,7 @@ class RemoteRetrySide:
         def stop() -> None:
             task.cancel()
 
-        client.on_gone = stop
-        if client.is_gone:
-            task.cancel()
+        client.begin_wait(stop)
         try:
             return await task
         except asyncio.CancelledError:
@@ -312,13 +310,13 @@ class RemoteRetrySide:
             return None
         finally:
             self._owner.waiting -= 1
-            client.on_gone = None
+            client.waited()
 
     async def _wait_here(self, wait_s: float, client: ClientWatch | None) -> None:
         """Wait without a request, because too many wait already. The next call asks."""
         over = asyncio.Event()
         if client is not None:
-            client.on_gone = over.set
+            client.begin_wait(over.set)
         try:
             async with asyncio.timeout(wait_s):
                 await over.wait()
@@ -326,7 +324,7 @@ class RemoteRetrySide:
             pass
         finally:
             if client is not None:
-                client.on_gone = None
+                client.waited()
 
     def may_have_messages(self, consumer: str) -> bool:
         return self._now() >= self._quiet_until.get(consumer, 0.0) and self._now() >= self._silent_until

@@ -20,7 +20,7 @@ from bindery_broker.dispatch.key_ranges import KeyRange, checked_ranges
 from bindery_broker.dispatch.key_shared import KeySharedMode
 from bindery_broker.errors import ResponsesFull, RetryTopicAway
 from bindery_broker.http import openapi
-from bindery_broker.http.authorization import check_derived, check_topic, may_use_derived
+from bindery_broker.http.authorization import check_derived, check_topic, may_use_retries
 from bindery_broker.http.exchange import PARTITION_HEADER, Exchange, json_reply
 from bindery_broker.http.route import JsonLine, OwnedRoute, hot
 from bindery_broker.http.v1 import paths
@@ -115,6 +115,8 @@ class EventStream(Response):
 
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         client = ClientWatch()
+        if exchange.waiting is not None:
+            exchange.waiting.begin()
         request = ReceiveRequest(
             consumer=query.consumer,
             count_max=STREAM_COUNT_MAX,
@@ -434,18 +436,6 @@ async def _subscription(exchange: Exchange) -> RetriedSubscription:
     return await _retried(exchange, topic, topic.subscription(exchange.path_params["subscription"]))
 
 
-async def may_use_retries(exchange: Exchange) -> bool:
-    """Return whether the request may use the retry topic of its subscription. True if it can have none."""
-    if exchange.broker.access is None:
-        return True
-    subscription = exchange.path_params["subscription"]
-    try:
-        name = retry_topic(exchange.topic, subscription)
-    except BinderyError:
-        return True
-    return await may_use_derived(exchange, subscription, name)
-
-
 async def _retried(exchange: Exchange, topic: Topic, subscription: Subscription) -> RetriedSubscription:
     """Return the subscription with its retry topic. It is alone if it is that of a partition that is used as a part of
     its topic, or if the request may not use the retry topic."""
@@ -458,8 +448,13 @@ async def _wait_for(
 ) -> list[Part]:
     """Receive; stop when the client disconnects, so that nothing is leased to a client that is gone."""
     client = ClientWatch()
-    with exchange.watched(client.set_gone):
+    watching = exchange.watching(client.set_gone)
+    client.on_wait = watching.begin
+    try:
         return await subscription.receive(request, kind=kind, charge=exchange.charge, client=client)
+    finally:
+        client.on_wait = None  # no cyclic garbage
+        watching.end()
 
 
 def _blocked(subscription: Consumable, consumer: str) -> Blocked | UnsetType:

@@ -10,11 +10,10 @@ from fastapi import APIRouter, Query
 from fastapi import Response as Status
 
 from bindery_broker.http import openapi
-from bindery_broker.http.authorization import may_use_derived, visible_subscriptions
+from bindery_broker.http.authorization import may_use_derived, may_use_retries, visible_subscriptions
 from bindery_broker.http.exchange import Exchange
 from bindery_broker.http.route import JsonLine, OwnedRoute
 from bindery_broker.http.v1 import paths
-from bindery_broker.http.v1.consuming import may_use_retries
 from bindery_broker.http.v1.message_view import parse_place
 from bindery_broker.http.v1.models import (
     ClearBody,

@@ -12,10 +12,10 @@ from msgspec import UNSET
 from starlette.responses import Response
 
 from bindery_broker.errors import NotSupported
+from bindery_broker.http.authorization import may_use_retries
 from bindery_broker.http.exchange import Exchange, json_reply
 from bindery_broker.http.v1.consuming import (
     EventStream,
-    may_use_retries,
     moved,
     receive_request,
     received,
