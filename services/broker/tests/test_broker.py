@@ -84,7 +84,7 @@ async def test_a_drain_ends_waiting_calls_of_loaded_topics(broker: Harness) -> N
     await settle()
     assert not waiting.done()
     assert not broker.broker.draining
-    broker.broker.drain()
+    broker.broker.finish()
     assert broker.broker.draining
     assert await waiting == []
 

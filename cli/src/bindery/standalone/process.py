@@ -25,7 +25,7 @@ PROBE_TIMEOUT_S: Final = 2.0
 """Timeout in seconds of one probe."""
 PROBE_SIZE_MAX: Final = 65536
 """Size in bytes from which no more of a response is read."""
-STOP_TIMEOUT_S: Final = 15.0
+STOP_TIMEOUT_S: Final = 40.0
 """Seconds from SIGTERM to SIGKILL, in which a bookie flushes its caches."""
 
 

@@ -2,22 +2,23 @@
 
 import asyncio
 import functools
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from bindery_client.ledger.api import LedgerClient
-from bindery_core.errors import BinderyError, Conflict, NoSuchTopic
+from bindery_core.errors import BinderyError, Conflict, NoSuchNode, NoSuchTopic
 from bindery_core.sources import MonotonicClock
 from bindery_kit.observability.logs import error_fields, get_logger
 from bindery_kit.observability.metrics import Metrics
 from bindery_metadata.coordination.leases import Leases
 from bindery_metadata.stores.store import MetadataStore
+from bindery_pulsar import znode_layout
 from bindery_pulsar.topic_name import TopicName
 
 from bindery_broker.access.access import Access
 from bindery_broker.access.decision import Rules
-from bindery_broker.errors import NamespaceDeleted, NoSuchNamespace, NotOwner
+from bindery_broker.errors import NamespaceDeleted, NoSuchBroker, NoSuchNamespace, NotOwner
 from bindery_broker.limits.accounts import Accounts
 from bindery_broker.managed_ledger import WallClock
 from bindery_broker.metrics import BrokerMetrics
@@ -29,7 +30,8 @@ from bindery_broker.namespaces.records import Json, bundles_with, is_deleted
 from bindery_broker.ownership.bundles import Boundaries, Bundle
 from bindery_broker.ownership.divisions import Divisions
 from bindery_broker.ownership.ownership import Ownership, RemoteOwner
-from bindery_broker.ownership.records import OwnerRecord
+from bindery_broker.ownership.records import OwnerRecord, broker_id, web_url
+from bindery_broker.ownership.running import Running
 from bindery_broker.partitioned.catalog import PartitionedTopics
 from bindery_broker.partitioned.consumers import PartitionedConsumers
 from bindery_broker.partitioned.deletions import Deletions
@@ -41,8 +43,18 @@ from bindery_broker.topics.topic import Topic
 from bindery_broker.topics.topics import Topics
 
 log = get_logger(__name__)
+FINISH_S_MAX: Final = 5.0
+"""Maximum seconds that operations have to finish before the topics of a bundle that moves are closed. Those that wait
+are ended at once; others take as long as a write."""
 ENFORCE_S: Final = 5.0
 """Seconds between rounds of the policies, which may have short times; the interval of maintenance if that is less."""
+
+
+class Choose(Protocol):
+    async def __call__(self, bundle: Bundle, *, exclude: Collection[str] = ()) -> str | None:
+        """Return the broker (`host:port`) that a bundle is best moved to; None: no other one can take it. `exclude`:
+        brokers that are not chosen."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +82,7 @@ class Broker:
         self.clock = components.clock
         self.now = components.now
         self.store = components.store
+        self.leases = components.leases
         self.policies = PolicyStore(
             components.store, cluster=settings.cluster_name, defaults=settings.default_policies()
         )
@@ -126,13 +139,21 @@ class Broker:
             self.retry_topics,
             locate=self.locate,
             forget=self._forget_owner,
-            is_draining=lambda: self.draining,
+            is_draining=lambda: self.stopping,
         )
         self.accounts = settings.limits.accounts() if accounts is None else accounts
         self.metrics = BrokerMetrics(components.metrics, self.topics, self.policies, self.accounts)
+        self.running = Running(held_max=settings.held_requests_max)
+        """The operations on topics that run here, and the requests that wait for the next owner."""
+        self.metrics.requests_held.set_function(lambda: self.running.held)
+        self.choose: Choose | None = None
+        """Chooses the broker that takes a bundle from this one; None: there is no other broker."""
+        self.ownership.yields_to = self._yields_to
         self._closing = False
         self.draining = False
-        """Whether the process is stopping. Waiting calls are then answered at once."""
+        """Whether this broker hands its bundles over, and takes none that another broker can take."""
+        self.stops = asyncio.Event()
+        """Set when the process stops. Calls that wait are then answered at once."""
 
     async def locate(self, name: TopicName, *, create: bool) -> RemoteOwner | None:
         """Return the other broker that serves the topic; None: this broker serves it.
@@ -158,14 +179,43 @@ class Broker:
     def _forget_owner(self, name: TopicName) -> None:
         self.ownership.forget_remote(self.ownership.divisions.known(name))
 
-    async def unload(self, bundle: Bundle, *, hold_s: float, destination: str = "") -> bool:
+    async def unload(
+        self,
+        bundle: Bundle,
+        *,
+        hold_s: float,
+        destination: str = "",
+        bring: Callable[[], Awaitable[bool]] | None = None,
+    ) -> bool:
         """Close the topics of a bundle and release it. Returns False if this broker does not own it.
 
         See `Ownership.unload`.
         """
         return await self.ownership.unload(
-            bundle, close=lambda: self.topics.unload(bundle), hold_s=hold_s, destination=destination
+            bundle, close=lambda: self._close_topics(bundle), hold_s=hold_s, destination=destination, bring=bring
         )
+
+    async def _close_topics(self, bundle: Bundle) -> None:
+        """Let the operations on the topics of a bundle finish, then close the topics."""
+        self.topics.end_waits(bundle)
+        if left := await self.running.ended(bundle, timeout_s=FINISH_S_MAX):
+            log.warning("bundle_closed_with_operations", bundle=str(bundle), operations=left)
+        await self.topics.unload(bundle)
+
+    async def _yields_to(self, bundle: Bundle) -> RemoteOwner | None:
+        """Return the broker that takes a bundle without owner while this one is drained; None: this one."""
+        if not self.draining or self.choose is None:
+            return None
+        to = await self.choose(bundle, exclude=(broker_id(self.url),))
+        return None if to is None else RemoteOwner(await self.broker_url(to))
+
+    async def broker_url(self, name: str) -> str:
+        """Return the address of the web service of a live broker, `host:port`. Raises NoSuchBroker."""
+        try:
+            record = (await self.store.get(znode_layout.broker(name))).data
+        except NoSuchNode:
+            raise NoSuchBroker("there is no live broker of this name", broker=name) from None
+        return web_url(record)
 
     async def split(self, bundle: Bundle, points: Sequence[int]) -> bool:
         """Divide a bundle at `points`. Returns False if this broker does not own it. See `Ownership.split`.
@@ -238,9 +288,13 @@ class Broker:
             await self.topics.maintain()
             await self.deletions.maintain()
 
-    def drain(self) -> None:
+    @property
+    def stopping(self) -> bool:
+        return self.stops.is_set()
+
+    def finish(self) -> None:
         """End all waiting, so that requests in flight finish soon."""
-        self.draining = True
+        self.stops.set()
         for topic in self.topics:
             topic.drain()
 

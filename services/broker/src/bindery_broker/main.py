@@ -1,8 +1,10 @@
 """`bindery-broker`: the process of one broker (`bindery_kit.process.service_life` has the life cycle).
 
     start: bind the port -> ZooKeeper -> ledger client -> serve -> register
-    stop:  not ready -> end waiting calls, finish requests -> close topics (cursors stored, ledgers closed)
-           -> release bundles and the registration -> mark under-replicated ledgers -> close the session
+    stop:  not ready -> hand the bundles over to other brokers, and pass on requests for them
+           -> end waiting calls, end connections with their next response, finish requests, stop listening
+           -> close the topics that are left (cursors stored, ledgers closed), release their bundles and the
+           registration -> mark under-replicated ledgers -> close the session
 
 The port is bound first, so that a second broker on the same port fails at once. Until ZooKeeper answers, /startupz
 reports what the start waits for.
@@ -12,6 +14,7 @@ import bindery_kit.process.early_end  # noqa: F401 - first
 
 # isort: split
 import asyncio
+import contextlib
 import gc
 import random
 import socket
@@ -19,6 +22,7 @@ import sys
 import time
 from collections.abc import Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from bindery_client.client import LedgerClient
@@ -54,12 +58,22 @@ from bindery_broker.ownership.registration import keep_registered
 from bindery_broker.settings import BrokerSettings
 from bindery_broker.topic_metrics import TopicMetrics
 
+if TYPE_CHECKING:
+    from bindery_broker.http.peers.drains import Drain
+
 PROGRAM = "bindery-broker"
 DESCRIPTION = "The broker: topics over HTTP, stored in replicated ledgers."
 AUTHENTICATE = "configure authentication (--auth-tokens-keys-file)"
 """How a broker can listen where other machines can connect, for errors."""
 PAGES = ("/docs",)
 """Pages for people, to which other sites may link."""
+HAND_OVER_SHARE, FINISH_SHARE, CLOSE_SHARE = 0.6, 0.2, 0.2
+"""Parts of `stop_timeout_s`: for handing over bundles, for requests in progress, for closing topics that are left."""
+LEAVE_S_MIN = 0.2
+"""Seconds between the end of the hand-over and the end of listening: clients that use their connections learn from
+`Connection: close` that they must open the next one elsewhere."""
+LEAVE_S = 1.0
+"""Maximum seconds of the same, while requests are in progress."""
 GC_THRESHOLD = 50_000
 """Number of allocations between two collections of the youngest generation. The default of 700 causes thousands of
 collections per second here that free nothing."""
@@ -133,7 +147,7 @@ class BrokerProcess:
             host=settings.host,
             port=settings.port,
             insecure=may_be_reached,
-            stop_timeout_s=settings.stop_timeout_s / 2,
+            stop_timeout_s=settings.stop_timeout_s * FINISH_SHARE,
             http=ProblemHttpProtocol,
             settings=settings.http,
             stats=self._stats,
@@ -244,9 +258,10 @@ class BrokerProcess:
         gc.set_threshold(GC_THRESHOLD)
         health.started()
         log.info("broker_serving", url=url, zookeeper=settings.zookeeper)
-        life.on_stop(broker.close, event="broker_not_closed", timeout_s=settings.stop_timeout_s / 2)
+        life.on_stop(broker.close, event="broker_not_closed", timeout_s=settings.stop_timeout_s * CLOSE_SHARE)
         life.on_stop(life.cancel_parts)
-        life.on_stop(partial(self._drain, broker))
+        app.drain.on_change = self._on_drain
+        life.on_stop(partial(self._drain, broker, app.drain))
         life.start_part("http", self._server.wait())
         life.start_part("maintenance", broker.maintain_forever())
         life.start_part("registration", keep_registered(leases, url=url))
@@ -266,9 +281,21 @@ class BrokerProcess:
         self.life.on_stop(client.close, event="ledger_client_not_closed")
         return client
 
-    async def _drain(self, broker: Broker) -> None:
-        """End the calls that wait for messages, and finish the requests in progress."""
-        broker.drain()
+    def _on_drain(self, draining: bool) -> None:
+        if draining:
+            self._health.block("draining", "the broker hands its bundles over; `bindery brokers undrain` cancels that")
+        else:
+            self._health.clear("draining")
+
+    async def _drain(self, broker: Broker, drain: "Drain") -> None:
+        """Hand the bundles over, end the calls that wait for messages, and finish the requests in progress."""
+        await drain.run(timeout_s=self._settings.stop_timeout_s * HAND_OVER_SHARE)
+        self._server.end_connections()
+        broker.finish()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LEAVE_S):
+                await asyncio.sleep(LEAVE_S_MIN)
+                await self._server.quiet()
         await self._server.stop()
 
     async def stop(self) -> None:

@@ -36,8 +36,25 @@ class BrokerMetrics:
         self.policies_unreadable.set_function(lambda: len(policies.unreadable))
         self.accounts = metrics.gauge("limit_accounts", "Clients, tenants and namespaces with limits, in memory.")
         self.accounts.set_function(lambda: len(accounts))
+        self.requests_held = metrics.gauge("requests_held", "Requests that wait while their topics move.")
+        self._handed_over = metrics.counter(
+            "bundles_handed_over_total", "Bundles that this broker has handed over to another one."
+        )
+        self._not_taken = metrics.counter(
+            "bundles_not_taken_total", "Bundles that this broker gave up, and that no other broker took at once."
+        )
+        self._handover_seconds = metrics.histogram(
+            "bundle_handover_seconds",
+            "Time from the begin of a hand-over until the next owner has the bundle.",
+            buckets=LATENCY_BUCKETS_S,
+        )
         metrics.registry.register(self._requests)
         metrics.registry.register(_LimitCollector(accounts))
+
+    def handed_over(self, seconds: float, *, is_taken: bool) -> None:
+        """Count a hand-over. `is_taken`: whether another broker has the bundle now."""
+        (self._handed_over if is_taken else self._not_taken).inc()
+        self._handover_seconds.observe(seconds)
 
     def answered(self, operation: str, status: int, seconds: float) -> None:
         """Count a finished request. `status`: HTTP status of the answer; `seconds`: duration."""

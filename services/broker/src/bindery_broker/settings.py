@@ -315,8 +315,20 @@ class BrokerSettings(Settings):
     maintenance_interval_s: Annotated[float, Gt(0)] = 60
     """Seconds between rounds of maintenance, which delete unneeded ledgers and close idle topics. Pulsar's is 120."""
 
-    stop_timeout_s: Annotated[float, Gt(0)] = 10
-    """Maximum seconds of a stop: half for requests in progress, half for closing the topics."""
+    held_request_s_max: Annotated[float, Gt(0), Le(60)] = 5.0
+    """Maximum seconds that a request waits while its topic moves to another broker. Then it gets 503, with nothing
+    done."""
+
+    held_requests_max: Annotated[int, Ge(1)] = 10_000
+    """Maximum number of requests that wait while their topics move. Others get 503 at once. The bodies of those that wait
+    count in `in_flight_bytes_max`."""
+
+    drain_bundles_max: Annotated[int, Ge(1), Le(64)] = 4
+    """Maximum number of bundles that a broker hands over at the same time when it is drained or stops."""
+
+    stop_timeout_s: Annotated[float, Gt(0)] = 30
+    """Maximum seconds of a stop: three fifths for handing bundles over to other brokers, one fifth for requests in
+    progress, one fifth for closing the topics that are left. A broker that has no bundles left stops at once."""
 
     @check
     def _consistent(self) -> None:

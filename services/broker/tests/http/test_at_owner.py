@@ -240,7 +240,7 @@ async def test_stopping_ends_waiting_calls(broker):
     waiting = asyncio.create_task(broker.receive(wait_ms=30_000))
     for _ in range(50):
         await asyncio.sleep(0)
-    broker.broker.drain()
+    broker.broker.finish()
     async with asyncio.timeout(30):
         assert await waiting == []
     assert await broker.receive(wait_ms=30_000) == []
@@ -252,7 +252,7 @@ async def test_stopping_ends_reads_that_wait(broker):
     waiting = asyncio.create_task(broker.client.get(path))
     for _ in range(50):
         await asyncio.sleep(0)
-    broker.broker.drain()
+    broker.broker.finish()
     async with asyncio.timeout(10):
         assert (await waiting).json()["messages"] == []
         assert (await broker.client.get(path)).json()["messages"] == []

@@ -39,7 +39,7 @@ class Listening:
         self._app = BrokerApp(self.harness.broker)
 
     async def stop(self) -> None:
-        self.harness.broker.drain()
+        self.harness.broker.finish()
         await self.server.stop()
         assert self._app is not None
         await self._app.close()

@@ -127,7 +127,7 @@ class BrokerMachine(ClientMachine):
         why = await stopped
         self.site.trace.add(self.name, "stops")
         self.gateway = None
-        broker.drain()
+        broker.finish()
         try:
             async with asyncio.timeout(CLOSE_S_MAX):
                 await broker.close()

@@ -127,6 +127,8 @@ class ServerLimits:
         self.stats = stats
         self.log = QuietLog(__name__, clock=clock)
         self.uvicorn_log = _UvicornLog(self.log, stats)
+        self.keeps_alive = True
+        """Whether connections stay open after a response. Otherwise each response has `Connection: close`."""
         stats.watch(self.heads, self.bodies, self.unread)
 
     def is_above(self, group: str, count: int) -> bool:
@@ -497,7 +499,7 @@ class HttpLimits(HttpToolsProtocol):
             "headers": self.headers,
             "state": self.app_state.copy(),
         }
-        keep_alive = version != "1.0" and self.parser.should_keep_alive()
+        keep_alive = self.shared.keeps_alive and version != "1.0" and self.parser.should_keep_alive()
         return HttpRequest(self, scope, keep_alive=keep_alive, expects_100=self.expect_100_continue)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:

@@ -109,6 +109,7 @@ class HttpServer:
         shared = ServerLimits(
             settings, connections_max=allowed_connections(settings.connections_max), stats=stats, clock=_now_s
         )
+        self._shared = shared
         self.bodies = shared.bodies
         """Bodies that the application has not taken completely. It may make room in it for those that it keeps."""
         self._stop_timeout_s = stop_timeout_s
@@ -165,6 +166,20 @@ class HttpServer:
         """Return when the server ends; before `stop`, that is an error."""
         assert self._task is not None
         await asyncio.shield(self._task)
+
+    def end_connections(self) -> None:
+        """From now on, each response ends its connection with `Connection: close`, before `stop`: clients then open
+        their next one elsewhere, and lose no request that they send while a connection is closed. New connections are
+        accepted as before."""
+        self._shared.keeps_alive = False
+        for connection in self._server.server_state.connections:
+            if connection.cycle is not None and not connection.cycle.response_complete:  # type: ignore[union-attr]
+                connection.cycle.keep_alive = False  # type: ignore[union-attr]
+
+    async def quiet(self) -> None:
+        """Return once no request is in progress."""
+        while self._server.server_state.tasks:
+            await asyncio.wait(list(self._server.server_state.tasks), return_when=asyncio.FIRST_COMPLETED)
 
     async def stop(self) -> None:
         """Stop accepting, wait for requests in progress up to the timeout, and close. Idempotent."""

@@ -73,6 +73,7 @@ _TENANT_ADMIN: Final = """
 """
 _SUPER_USER: Final = """
     putTenant deleteTenant unloadNamespace splitBundle
+    drainBroker undrainBroker drainStatus takeBundle
     beginMove storeCopies findUnknown handBack stillHolds
     adminListTenants adminCreateTenant adminUpdateTenant adminDeleteTenant
     adminUnloadNamespace adminUnloadBundle adminSplitBundle

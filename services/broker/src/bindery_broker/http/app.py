@@ -88,6 +88,9 @@ class BrokerApp(FastAPI):
             ),
         )
         at_owner.app = self._gate
+        self.drain = at_owner.drain
+        """Hands over all bundles of this broker."""
+        broker.choose = at_owner.drain.choose
         broker.deletions.delete_topic = at_owner.delete_topic
 
     def openapi(self) -> dict[str, Any]:
@@ -101,6 +104,7 @@ class BrokerApp(FastAPI):
         return self._gate(scope, receive, send)
 
     async def close(self) -> None:
+        await self.drain.close()
         await self._broker.deletions.close()
         await self._retries.close()
         await self._proxy.close()

@@ -1,12 +1,23 @@
 """Run an operation on the broker that owns its topic: in this process, or by proxying the request.
 
-An operation that fails because the topic has just moved (TopicFenced, NotOwner) is run once more, on the new owner.
-Operations raise those errors only if nothing was written, or if what was written is not written again.
+An operation that fails because the topic moves (TopicFenced, NotOwner) is run again, on the new owner, for
+`held_request_s_max` at most. Operations raise those errors only if nothing was written, or if what was written is not
+written again.
+
+| request                       | while its topic moves                                                              |
+|-------------------------------|------------------------------------------------------------------------------------|
+| of a client, to the owner     | waits here until the next owner has the bundle, and is passed on to it             |
+| of a client, to another broker| is sent to the owner, which answers that it is none; it is sent to the next one    |
+| passed on by another broker   | waits here too, and is then answered with NotOwner: that broker passes it on       |
+
+A broker that gets a request from another one never passes it on, so that no request goes round in circles.
 
 Requests to a partitioned topic have no owner: any broker runs them, by requests to the partitions.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol
 from urllib.parse import quote
@@ -23,20 +34,25 @@ from bindery_broker.errors import NotOwner, OwnedByPulsar, TopicIsPartitioned
 from bindery_broker.http.authorization import run_allowed
 from bindery_broker.http.exchange import PARTITION_HEADER, PROXIED_HEADER, ROUTED_BY_HEADER, Answered, Exchange, Reply
 from bindery_broker.http.paths import path_of
+from bindery_broker.http.peers.drains import Drain
+from bindery_broker.http.peers.handovers import HandOvers
 from bindery_broker.http.peers.splits import Splits
 from bindery_broker.http.peers.unloads import Unloads
 from bindery_broker.http.proxy import Proxy, redirect
 from bindery_broker.ownership.bundles import Bundle
-from bindery_broker.ownership.ownership import Unloaded
+from bindery_broker.ownership.ownership import RemoteOwner, Unloaded
 from bindery_broker.ownership.splits import Split
 from bindery_broker.partitioned.record import PartitionedRecord
 
 PULSARS: Final = (b"/admin/v2/", b"/lookup/v2/")
 """Beginnings of the paths that Pulsar brokers serve as well."""
+WAITING: Final = frozenset(("receive", "readMessages", "takeTopic"))
+"""Ids of the operations that wait."""
 PARTITIONING: Final = frozenset(("produce", "receive", "subscribe"))
 """Ids of the operations that create a missing topic with the partitions that its policies ask for."""
-ATTEMPTS_MAX: Final = 2
-"""Maximum number of attempts to run an operation on the owner of the topic."""
+PAUSES_S: Final = (0.0, 0.05, 0.1, 0.2, 0.4)
+"""Maximum seconds between two attempts to run an operation, the last one for all that follow. An attempt begins before
+if the owner of the topic has changed."""
 
 
 class PartitionedOperation(Protocol):
@@ -67,6 +83,8 @@ class AtOwner:
         """Runs the operations on partitioned topics; None: these are refused."""
         self.app: ASGIApp = _no_app
         """See `OperationRunner`."""
+        self.drain = Drain(broker, proxy, HandOvers(broker, proxy))
+        """Hands over all bundles of this broker."""
         self._unloads = Unloads(broker, proxy)
         self._splits = Splits(broker, proxy, self._unloads)
         self._proxy = proxy
@@ -108,16 +126,11 @@ class AtOwner:
                 return await self._on_all(exchange, whole, operation)
             await self._check_partition(exchange, name)
         topics.begin_use(name)
+        attempts = _Attempts()
         try:
-            for attempt in range(1, ATTEMPTS_MAX + 1):
+            while True:
                 try:
-                    if topics.loaded(name) is None:
-                        response = await self._elsewhere(exchange)
-                        if response is not None:
-                            return response
-                        if exchange.header(PARTITION_HEADER) and exchange.operation in self._creating:
-                            await self._check_part(exchange, name)
-                    return await operation(exchange)
+                    return await self._attempt(exchange, name, operation, attempts)
                 except (NoSuchTopic, NoSuchSubscription, TopicIsPartitioned) as error:
                     if not isinstance(error, NoSuchSubscription) and not exchange.is_answered:
                         whole = await self.broker.partitioned.find_now(name)
@@ -126,13 +139,57 @@ class AtOwner:
                     if isinstance(error, TopicIsPartitioned):
                         raise
                     raise _with_fix(error, exchange) from error
+                except _OwnedElsewhere as error:
+                    raise NotOwner(error.message, **error.facts) from None
                 except (TopicFenced, NotOwner) as error:
-                    if attempt < ATTEMPTS_MAX and not exchange.is_answered:
-                        continue
-                    raise NotOwner(f"the topic is moving to another broker, retry: {error}", **error.facts) from error
-            raise AssertionError("unreachable")
+                    if exchange.is_answered or not await self._may_repeat(name, attempts):
+                        raise NotOwner(
+                            f"the topic is moving to another broker, retry: {error}", **error.facts
+                        ) from error
+                    exchange.is_repeated = True
         finally:
             topics.end_use(name)
+
+    async def _attempt(
+        self,
+        exchange: Exchange,
+        name: TopicName,
+        operation: Callable[[Exchange], Awaitable[Response]],
+        attempts: "_Attempts",
+    ) -> Response:
+        broker = self.broker
+        if broker.topics.loaded(name) is None or broker.ownership.leaving_s(name) is not None:
+            response = await self._elsewhere(exchange, attempts)
+            if response is not None:
+                return response
+            if exchange.header(PARTITION_HEADER) and exchange.operation in self._creating:
+                await self._check_part(exchange, name)
+        broker.running.begin(name)
+        try:
+            return await operation(exchange)
+        finally:
+            broker.running.end(name)
+
+    async def _may_repeat(self, name: TopicName, attempts: "_Attempts") -> bool:
+        """Wait for the next owner of a topic, if the time and the number of those that wait allow it."""
+        loop, limit_s = asyncio.get_running_loop(), self.broker.settings.held_request_s_max
+        attempts.ends_at = attempts.ends_at or loop.time() + limit_s
+        pause_s = PAUSES_S[min(attempts.count, len(PAUSES_S) - 1)]
+        attempts.count += 1
+        left_s = attempts.ends_at - loop.time()
+        if left_s <= 0:
+            return False
+        if pause_s:
+            running, ownership = self.broker.running, self.broker.ownership
+            if running.is_full:
+                return False
+            with running.hold(name):
+                bundle = ownership.divisions.known(name)
+                if attempts.owner:
+                    await ownership.next_owner(bundle, former=attempts.owner, timeout_s=min(pause_s, left_s))
+                else:
+                    await asyncio.sleep(min(pause_s, left_s))
+        return True
 
     async def _on_all(
         self, exchange: Exchange, whole: PartitionedRecord, operation: Callable[[Exchange], Awaitable[Response]]
@@ -223,11 +280,28 @@ class AtOwner:
         """Split a bundle at its owner. See `Splits.split`."""
         return await self._splits.split(bundle, how, unload=unload, only_here=only_here)
 
-    async def _elsewhere(self, exchange: Exchange) -> Response | None:
+    async def _located(self, exchange: Exchange) -> RemoteOwner | None:
+        """Return the owner of the topic; None: this broker. While its bundle is handed over from here, wait for the next
+        owner, as long as requests are held. Raises NotOwner, and the errors of `Broker.locate`."""
+        broker, name = self.broker, exchange.topic
+        create = exchange.operation in self._creating
+        hold_s = broker.ownership.leaving_s(name)
+        if hold_s is None:
+            return await broker.locate(name, create=create)
+        with broker.running.hold(name):
+            exchange.is_repeated = True
+            try:
+                async with asyncio.timeout(max(hold_s, broker.settings.held_request_s_max)):
+                    return await broker.locate(name, create=create)
+            except TimeoutError:
+                raise _OwnedElsewhere("the topic is still moving to another broker; retry", topic=name.short) from None
+
+    async def _elsewhere(self, exchange: Exchange, attempts: "_Attempts") -> Response | None:
         """Proxy the request to the topic's owner. Returns None, with nothing sent, if this broker is the owner."""
         name = exchange.topic
+        attempts.owner = ""
         try:
-            remote = await self.broker.locate(name, create=exchange.operation in self._creating)
+            remote = await self._located(exchange)
         except OwnedByPulsar as error:
             if exchange.raw_path.startswith(PULSARS):  # the owner has the same calls; clients of these follow redirects
                 return redirect(exchange, error.http_url)
@@ -235,16 +309,57 @@ class AtOwner:
         if remote is None:
             return None
         if exchange.header(PROXIED_HEADER):
-            raise NotOwner("this broker does not own the topic; retry", topic=name.short, owner=remote.http_url)
+            raise _OwnedElsewhere("this broker does not own the topic; retry", topic=name.short, owner=remote.http_url)
         if b"redirect=true" in exchange.scope["query_string"]:
             return redirect(exchange, remote.http_url)
         self.broker.metrics.proxied.inc()
+        attempts.owner = remote.http_url
         try:
-            await self._proxy.forward(exchange, remote.http_url, body_size_max=self.broker.settings.request_bytes_max)
+            await self._forward(exchange, remote.http_url)
         except NotOwner:
             self.broker.ownership.forget_remote(self.broker.ownership.divisions.known(name))
+            if not exchange.may_send_body_again:
+                raise _OwnedElsewhere("the topic is moving to another broker; retry", topic=name.short) from None
             raise
         return Answered()
+
+    async def _forward(self, exchange: Exchange, url: str) -> None:
+        """Pass the request on. When this broker stops, a call that waits at the owner is sent there again, to be answered
+        at once: as with a client that disconnects, nothing stays leased by the first one."""
+        size_max = self.broker.settings.request_bytes_max
+        if exchange.operation not in WAITING or self.broker.stopping:
+            await self._proxy.forward(exchange, url, body_size_max=size_max)
+            return None
+        forwarding = asyncio.ensure_future(self._proxy.forward(exchange, url, body_size_max=size_max))
+        stopping = asyncio.ensure_future(self.broker.stops.wait())
+        try:
+            await asyncio.wait({forwarding, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not forwarding.done() and not exchange.is_answered and exchange.may_send_body_again:
+                forwarding.cancel()
+                await asyncio.wait({forwarding})
+            if not forwarding.cancelled():
+                return await forwarding
+            await self._proxy.forward(exchange, url, body_size_max=size_max)
+        finally:
+            stopping.cancel()
+            if not forwarding.done():
+                forwarding.cancel()
+                await asyncio.wait({forwarding})
+
+
+class _OwnedElsewhere(NotOwner):
+    """The request is not run again here: the broker that has passed it on, or the client, repeats it."""
+
+
+@dataclass(slots=True)
+class _Attempts:
+    """The attempts to run one operation."""
+
+    count: int = 0
+    ends_at: float = 0.0
+    """When the last one may begin, in monotonic seconds of the loop; 0: the first one has not failed yet."""
+    owner: str = ""
+    """Address of the broker to which the last one was passed on; empty: it ran here."""
 
 
 async def _no_app(_scope: Scope, _receive: Receive, _send: Send) -> None:

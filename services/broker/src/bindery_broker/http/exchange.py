@@ -42,6 +42,7 @@ from bindery_broker.http.charging.passed_on import PASSED_ON_HEADER
 from bindery_broker.http.json_errors import JSON_ERRORS, describe
 from bindery_broker.ownership.bundles import Bundle
 from bindery_broker.ownership.ownership import Unloaded
+from bindery_broker.ownership.running import DrainStatus
 from bindery_broker.ownership.splits import Split
 from bindery_broker.subscriptions.response_budget import Charge
 
@@ -51,6 +52,12 @@ PARTITION_HEADER: Final = b"bindery-partition"
 """Set in requests that a broker sends to a partition on behalf of a request to the whole topic."""
 ROOM_HEADER: Final = b"bindery-room"
 """Maximum bytes of messages in the answer to a receive that a broker passes on: what the limits of its client leave."""
+WAITED_HEADER: Final = b"bindery-waited"
+"""Milliseconds that a request has waited at other brokers: it waits that much less for messages."""
+WAITED_ENOUGH_MS: Final = 86_400_000
+"""More than any request waits."""
+NOT_OWNER_HEADER: Final = b"bindery-not-owner"
+"""In an answer to another broker: this broker does not own the topic, and nothing was done."""
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 
 ROOM_DIGITS_MAX: Final = 18
@@ -111,6 +118,22 @@ class ClientGone(Exception):
     """The client closed the connection before its request was complete: no answer is sent."""
 
 
+class DrainControl(Protocol):
+    """The drain of this broker: `peers.drains.Drain`."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def status(self) -> DrainStatus: ...
+
+    async def start(self) -> None: ...
+
+    async def cancel(self) -> bool: ...
+
+    async def ask(self, exchange: "Exchange", broker: str, /) -> tuple[int, bytes]: ...
+
+
 class OperationRunner(Protocol):
     """Runs an operation on the broker that owns its topic: `AtOwner`."""
 
@@ -129,6 +152,11 @@ class OperationRunner(Protocol):
         *,
         begin: Callable[[], Awaitable[None]] | None = None,
     ) -> Response: ...
+
+    @property
+    def drain(self) -> "DrainControl":
+        """Hands over all bundles of this broker."""
+        ...
 
     async def pass_on(self, exchange: "Exchange", url: str, *, routed_by: TopicName) -> Response: ...
 
@@ -251,6 +279,10 @@ class Exchange(Request):
     """Whether the body was counted by its announced size."""
     waiting: Waiting | None = None
     """The check of a call that waits, while it runs; None: the call does not wait, or nothing is checked."""
+    began: float | None = None
+    """When the request arrived; monotonic seconds. None: unknown."""
+    is_repeated: bool = False
+    """Whether the operation runs again, because its topic has moved: what it has waited until then counts."""
     _named: dict[bytes, bytes] | None = None
     _list_reads: ListReads | None = None
 
@@ -310,6 +342,23 @@ class Exchange(Request):
             wanted = self.allowance.sending_room(wanted)
         text = self.header(ROOM_HEADER)
         return max(1, min(wanted, int(text))) if text.isdigit() and len(text) <= ROOM_DIGITS_MAX else wanted
+
+    @property
+    def waited_ms(self) -> int:
+        """Milliseconds that the request has waited before: at other brokers, and here for a topic that has moved."""
+        text = self.header(WAITED_HEADER)
+        before = int(text) if text.isdigit() and len(text) <= ROOM_DIGITS_MAX and self.header(PROXIED_HEADER) else 0
+        if self.broker.stopping:
+            return WAITED_ENOUGH_MS
+        if self.began is None or not self.is_repeated:
+            return before
+        return before + round((self.broker.now() - self.began) * 1000)
+
+    def wait_ms(self, wanted: int) -> int:
+        """Return how long the request may wait, of the milliseconds that it asks for."""
+        if self.broker.stopping:
+            return 0
+        return max(0, min(wanted, self.broker.settings.receive_wait_ms_max) - self.waited_ms)
 
     @property
     def principal(self) -> Principal | None:
@@ -471,6 +520,21 @@ class Exchange(Request):
             self._json = _decoded(await self.body(), object)
         headers = [(k, v) for k, v in self.scope["headers"] if k != b"content-type"]
         self._headers = Headers(raw=[*headers, (b"content-type", JSON_TYPE)])
+
+    def is_body_kept(self, *, size_max: int) -> bool:
+        """Return whether the body shall be read before it is passed on: its size is announced and at most `size_max`,
+        and the budget has room for it."""
+        length = self.header(b"content-length")
+        return (
+            length.isdigit()
+            and len(length) <= ROOM_DIGITS_MAX
+            and int(length) <= min(size_max, self.budget.total - self.budget.used)
+        )
+
+    @property
+    def may_send_body_again(self) -> bool:
+        """Whether the complete body is kept, or none of it was passed on."""
+        return self._read is not None or not self._passed_on
 
     async def stream_body(self, *, size_max: int) -> AsyncIterator[bytes]:
         """Yield the pieces of the body as they arrive, for forwarding. They are not kept, and not charged here."""

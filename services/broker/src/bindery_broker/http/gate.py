@@ -18,11 +18,20 @@ from bindery_pulsar.topic_name import TopicName
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from bindery_broker.errors import NotOwner
 from bindery_broker.http import paths
 from bindery_broker.http.at_owner import AtOwner
 from bindery_broker.http.budget import ByteBudget
 from bindery_broker.http.charging.allowance import Limiter
-from bindery_broker.http.exchange import SCOPE_KEY, ClientGone, Exchange, has_reasons, reason_reply
+from bindery_broker.http.exchange import (
+    NOT_OWNER_HEADER,
+    PROXIED_HEADER,
+    SCOPE_KEY,
+    ClientGone,
+    Exchange,
+    has_reasons,
+    reason_reply,
+)
 from bindery_broker.http.peers.senders import Senders
 from bindery_broker.http.route import HotRoute
 
@@ -119,7 +128,7 @@ class Gate:
         exchange = Exchange(
             scope, receive, send, at_owner=self._at_owner, budget=self._budget, request_id=self._ids.of(scope)
         )
-        began = self._broker.now()
+        began = exchange.began = self._broker.now()
         try:
             await self._serve(exchange)
         except ClientGone:
@@ -206,6 +215,8 @@ class Gate:
             response = reason_reply(error.status, str(error))
             if "retry-after" in (headers := problem_of(error).headers):
                 response.raw_headers.append((b"retry-after", headers["retry-after"].encode()))
+        if isinstance(error, NotOwner) and exchange.header(PROXIED_HEADER):
+            response.raw_headers.append((NOT_OWNER_HEADER, b"1"))
         await response(exchange.scope, exchange.receive, exchange.answer)
 
     def _log_failure(self, exchange: Exchange, error: Exception) -> None:

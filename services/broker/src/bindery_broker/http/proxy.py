@@ -22,9 +22,11 @@ from bindery_kit.admin.content_types import JSON_TYPE, check_codings
 from bindery_broker.errors import NotOwner
 from bindery_broker.http.charging.passed_on import PASSED_ON_HEADER
 from bindery_broker.http.exchange import (
+    NOT_OWNER_HEADER,
     PROXIED_HEADER,
     ROOM_HEADER,
     ROUTED_BY_HEADER,
+    WAITED_HEADER,
     ClientGone,
     Exchange,
     Reply,
@@ -34,6 +36,9 @@ CONNECT_TIMEOUT_S: Final = 5.0
 """Time limit in seconds for a connection to the broker that owns the topic."""
 ANSWER_TIMEOUT_S: Final = 75.0
 """Maximum seconds to wait for data from the owner. Longer than the longest wait of a receive and the longest add."""
+KEPT_BODY_SIZE_MAX: Final = 4 * 2**20
+"""Maximum bytes of a request body that is kept while it is passed on, so that it can be sent to the next owner if the
+topic moves. It counts in the bytes of request bodies; larger ones are passed on as they arrive."""
 CONNECTIONS_MAX: Final = 500
 """Maximum number of connections to other brokers, for calls that wait and for all others each."""
 _HOP_HEADERS: Final = frozenset(
@@ -42,7 +47,7 @@ _HOP_HEADERS: Final = frozenset(
         b"transfer-encoding", b"upgrade", b"host", b"expect",
     )
 )  # fmt: skip
-_OF_BROKERS: Final = frozenset((PROXIED_HEADER, ROUTED_BY_HEADER, ROOM_HEADER, PASSED_ON_HEADER))
+_OF_BROKERS: Final = frozenset((PROXIED_HEADER, ROUTED_BY_HEADER, ROOM_HEADER, WAITED_HEADER, PASSED_ON_HEADER))
 """Headers that only brokers send: those of a client are not passed on."""
 _ROOM_MAX: Final = 2**53
 _BODYLESS: Final = ("GET", "HEAD", "DELETE")
@@ -84,8 +89,8 @@ class Proxy:
         """Forward the request to the broker at `url`, and its answer to the client.
 
         Raises BadRequest for a path that would change in forwarding, UnsupportedMediaType for an encoded body, NotOwner
-        if that broker cannot be reached (nothing was done), OutcomeUnknown if the connection broke, ClientGone if the
-        client has disconnected.
+        if that broker cannot be reached, or does not own the topic (nothing was done, and nothing is answered),
+        OutcomeUnknown if the connection broke, ClientGone if the client has disconnected.
         """
         scope = exchange.scope
         check_codings(scope["headers"])
@@ -99,8 +104,12 @@ class Proxy:
         headers += [(PROXIED_HEADER, b"1"), *self.passing_headers(), *self._credentials(exchange.principal)]
         if exchange.allowance is not None and (room := exchange.room(_ROOM_MAX)) < _ROOM_MAX:
             headers.append((ROOM_HEADER, b"%d" % room))  # limits count at this broker only
+        if waited_ms := exchange.waited_ms:
+            headers.append((WAITED_HEADER, b"%d" % waited_ms))
         if not has_body:
             await exchange.read_body(size_max=exchange.broker.settings.control_bytes_max)
+        elif exchange.is_body_kept(size_max=KEPT_BODY_SIZE_MAX):  # so that it can be sent to the next owner
+            await exchange.read_body(size_max=body_size_max)
         body_sent = asyncio.Event()
         content = _body(exchange, body_sent, size_max=body_size_max) if has_body else None
         request = self._client.build_request(exchange.method, target, headers=headers, content=content)
@@ -189,8 +198,10 @@ class Proxy:
         headers = [
             (k.lower(), v)
             for k, v in response.headers.raw
-            if k.lower() not in _HOP_HEADERS and k.lower() != b"x-request-id"
+            if k.lower() not in _HOP_HEADERS and k.lower() not in (b"x-request-id", NOT_OWNER_HEADER)
         ]
+        if response.headers.get(NOT_OWNER_HEADER.decode()) and exchange.may_send_body_again:
+            raise NotOwner("the topic's owner has changed; retry", owner=str(response.url.copy_with(path="/", query=None)))
         chunks = response.aiter_raw()
         first = await anext(chunks, b"")
         await exchange.start_stream(response.status_code, headers)

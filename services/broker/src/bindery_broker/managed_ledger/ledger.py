@@ -35,7 +35,7 @@ from bindery_pulsar.entry_size import ENTRY_SIZE_MAX
 from bindery_pulsar.managed_ledger_codec import TopicInfo, decode_topic, encode_topic
 from bindery_pulsar.message_id import Position
 
-from bindery_broker.errors import TopicTerminated
+from bindery_broker.errors import NotOwner, TopicTerminated
 from bindery_broker.managed_ledger.caching.entry_cache import EntryCache
 from bindery_broker.managed_ledger.cursors.cursor import ManagedCursor
 from bindery_broker.managed_ledger.cursors.cursor_table import CursorTable
@@ -627,7 +627,7 @@ class ManagedLedger:
     async def close(self) -> None:
         """Complete adds in flight, store the cursors, close the ledger, so that the next open is quick. Idempotent."""
         if self._end is None:
-            closed = TryAgain("the topic is closed here", topic=self.name)
+            closed = NotOwner("the topic is closed here", topic=self.name)
             if self._writer is not None:
                 await self._writer.close()
             await self._cursors.close(closed)

@@ -57,7 +57,7 @@ class Holds:
         """`broker`: the name of this one, `host:port`."""
         self._leases = leases
         self._broker = broker
-        self._ending: set[asyncio.Task[None]] = set()
+        self._ending: dict[asyncio.Task[None], Bundle] = {}
 
     async def begin(self, bundle: Bundle, seconds: float, *, destination: str = "") -> None:
         """Create a hold that ends after `seconds`. Errors are logged: the bundle is then free at once.
@@ -76,8 +76,8 @@ class Holds:
             return
         if lease is not None:
             task = asyncio.get_running_loop().create_task(self._end(lease, seconds))
-            self._ending.add(task)
-            task.add_done_callback(self._ending.discard)
+            self._ending[task] = bundle
+            task.add_done_callback(lambda ended: self._ending.pop(ended, None))
 
     async def wait(self, bundle: Bundle, owner_changed: asyncio.Event) -> bool:
         """Wait until the hold of a bundle ends, or its owner changes. Returns False at once if there is none for this
@@ -94,11 +94,18 @@ class Holds:
                 one.cancel()
         return True
 
+    async def end(self, bundle: Bundle) -> None:
+        """End the hold of a bundle, because its next owner has taken it."""
+        await self._stop([task for task, held in self._ending.items() if held == bundle])
+
     async def close(self) -> None:
         """End all holds of this broker."""
-        for task in list(self._ending):
+        await self._stop(list(self._ending))
+
+    async def _stop(self, tasks: list[asyncio.Task[None]]) -> None:
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._ending, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _end(self, lease: Lease, seconds: float) -> None:
         try:

@@ -11,9 +11,14 @@ the requests of this one.
 | step of an unload                        | what others see      | if this broker dies                              |
 |------------------------------------------|----------------------|--------------------------------------------------|
 | `is_mine` is false; `disabled` is stored | the owner changes    | the node ends with the session                   |
-| topics are closed                        | the owner changes    | the same; the next owner recovers the ledgers    |
+| what waits is ended, operations finish   | the owner changes    | the same; the next owner recovers the ledgers    |
+| topics are closed                        | the owner changes    | the same                                         |
 | a hold is created (see `holds`)          | the owner changes    | both nodes end with the session                  |
 | the node is deleted                      | no owner, but a hold | the hold ends with the session                   |
+| in a hand-over, the next owner is asked  | the next owner       | nothing is left to lose but the hold             |
+| to take the bundle; the hold ends        |                      |                                                  |
+
+From the first step on, requests for the topics wait in this broker or in the one that would pass them on (`running`).
 
 | step of a split                          | what others see      | if this broker dies                              |
 |------------------------------------------|----------------------|--------------------------------------------------|
@@ -32,6 +37,7 @@ Source: Pulsar NamespaceEphemeralData, OwnershipCache.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
@@ -47,12 +53,14 @@ from bindery_broker.keyed_locks import KeyedLocks
 from bindery_broker.ownership.bundles import Bundle
 from bindery_broker.ownership.divisions import Divisions
 from bindery_broker.ownership.holds import Holds, release_surely
-from bindery_broker.ownership.records import OwnerRecord, broker_id
+from bindery_broker.ownership.records import OwnerRecord, broker_id, http_url_of
 
 ATTEMPTS_MAX = 3
 """Maximum number of attempts in one call to take a bundle that has no owner when it is read."""
 REMOTE_REMEMBERED_MAX = 10_000
 """Maximum number of bundles whose remote owner is cached."""
+CHANGE_WAIT_S = 5.0
+"""Maximum seconds that one task waits for another owner of a bundle. Callers wait less, or ask again."""
 PREDECESSOR_WAIT_S = 10.0
 """Maximum seconds to wait until the session of an earlier process at the same address ends and its node is removed."""
 
@@ -93,8 +101,12 @@ class Ownership:
         self._held: dict[Bundle, Lease] = {}
         self._remote: dict[Bundle, RemoteOwner] = {}
         self._locks: KeyedLocks[Bundle] = KeyedLocks()
-        self._leaving: set[Bundle] = set()
-        """Held bundles that are being unloaded."""
+        self._leaving: dict[Bundle, float] = {}
+        """Bundles that are being unloaded, with the seconds for which they are held then."""
+        self._awaited: dict[tuple[Bundle, str], asyncio.Task[None]] = {}
+        """Tasks that wait until a bundle has another owner than the broker at a URL."""
+        self.yields_to: Callable[[Bundle], Awaitable[RemoteOwner | None]] | None = None
+        """Returns the broker that shall take a bundle without owner instead of this one; None: this one takes it."""
         self._heirs: WeakKeyDictionary[Lease, dict[Bundle, Lease]] = WeakKeyDictionary()
         """By the lease of a bundle that was split: the leases of its parts."""
         self._holds = Holds(leases, broker=broker_id(record.http_url))
@@ -108,6 +120,11 @@ class Ownership:
         """Return whether this broker owns the bundle, as far as it knows. Its state may be outdated; see `proof`."""
         lease = self._held.get(bundle)
         return lease is not None and lease.is_held and bundle not in self._leaving
+
+    def leaving_s(self, topic: TopicName) -> float | None:
+        """Return the seconds for which the topic's bundle is held after its unload, which is in progress; None: the
+        bundle is not being unloaded."""
+        return self._leaving.get(self.divisions.known(topic)) if self._leaving else None
 
     def proof(self, topic: TopicName) -> Callable[[], Awaitable[bool]] | None:
         """Return a function that checks whether this broker has owned the topic without interruption since this call:
@@ -159,12 +176,40 @@ class Ownership:
         owner = await self._leases.owner(bundle.owner_path)
         return None if owner is None or owner.mine else _decode_owner(bundle, owner.value)
 
+    async def next_owner(self, bundle: Bundle, *, former: str, timeout_s: float) -> None:
+        """Return once the bundle has another owner than the broker at `former`, or none, or after `timeout_s`."""
+        key = bundle, former
+        task = self._awaited.get(key)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._until_changed(bundle, former))
+            self._awaited[key] = task
+            task.add_done_callback(lambda _: self._awaited.pop(key, None))
+        await asyncio.wait({task}, timeout=timeout_s)
+
+    async def _until_changed(self, bundle: Bundle, former: str) -> None:
+        """See `next_owner`. One task for all that wait, so that they cause few reads."""
+        with contextlib.suppress(BinderyError, TimeoutError):
+            async with asyncio.timeout(CHANGE_WAIT_S):
+                while True:
+                    changed = asyncio.Event()
+                    owner = await self._leases.owner(bundle.owner_path, on_change=changed.set)
+                    if owner is None or owner.mine or http_url_of(owner.value) != former:
+                        return
+                    await changed.wait()
+
     async def unload(
-        self, bundle: Bundle, *, close: Callable[[], Awaitable[None]], hold_s: float, destination: str = ""
+        self,
+        bundle: Bundle,
+        *,
+        close: Callable[[], Awaitable[None]],
+        hold_s: float,
+        destination: str = "",
+        bring: Callable[[], Awaitable[bool]] | None = None,
     ) -> bool:
         """Give up a bundle; `close` closes its topics, and raises nothing. Other calls for it wait until the end.
 
-        No broker of Bindery takes the bundle for `hold_s` seconds then, except `destination` (`host:port`). Returns
+        No broker of Bindery takes the bundle for `hold_s` seconds then, except `destination` (`host:port`). `bring`
+        makes the destination take it, and returns whether it did, so that the hold can end; it raises nothing. Returns
         False if this broker does not own the bundle. Raises MetadataUnavailable, with nothing changed, if the store
         does not answer at the begin.
         """
@@ -172,7 +217,7 @@ class Ownership:
             lease = self._held.get(bundle)
             if lease is None or not lease.is_held:
                 return False
-            self._leaving.add(bundle)
+            self._leaving[bundle] = hold_s
             try:
                 try:
                     await lease.replace(self._disabled)
@@ -183,9 +228,11 @@ class Ownership:
                 if self._held.pop(bundle, None) is not None:
                     await release_surely(lease)
                     log.info("bundle_unloaded", bundle=str(bundle), hold_s=hold_s)
+                if bring is not None and await bring():
+                    await self._holds.end(bundle)
                 return True
             finally:
-                self._leaving.discard(bundle)
+                del self._leaving[bundle]
 
     async def split(self, bundle: Bundle, points: Sequence[int]) -> bool:
         """Divide a bundle at `points` (see `Bundle.parts`). This broker then owns the parts, whose topics stay open.
@@ -274,6 +321,8 @@ class Ownership:
             if owner is None and await self._holds.wait(bundle, changed):
                 attempts -= 1  # bounded by the end of the hold
                 continue
+            if owner is None and self.yields_to is not None and (other := await self.yields_to(bundle)) is not None:
+                return other
             lease = await self._leases.acquire(bundle.owner_path, self._record)
             if lease is not None:
                 if not await self._still_exists(bundle, lease):

@@ -51,6 +51,8 @@ class BrokerRecord(msgspec.Struct, rename="camel", frozen=True):
     load_report_type: str = "LocalBrokerData"
     load_manager_class_name: str = LOAD_MANAGER
     bindery: bool = False
+    draining: bool = False
+    """Whether the broker gives its bundles up, and takes no others."""
 
 
 def broker_id(url: str) -> str:
@@ -58,8 +60,15 @@ def broker_id(url: str) -> str:
     return urlsplit(url).netloc
 
 
-def encode_broker(url: str) -> bytes:
-    return msgspec.json.encode(BrokerRecord(web_service_url=url, broker_id=broker_id(url), bindery=True))
+def encode_broker(url: str, *, draining: bool = False) -> bytes:
+    record = BrokerRecord(web_service_url=url, broker_id=broker_id(url), bindery=True, draining=draining)
+    return msgspec.json.encode(record)
+
+
+def may_take_bundles(value: bytes) -> bool:
+    """Return whether the record is that of a broker of Bindery that is not being drained."""
+    found = _addresses(value)
+    return found.bindery and not found.draining
 
 
 def is_pulsar_broker(value: bytes) -> bool:
@@ -72,6 +81,16 @@ def web_url(value: bytes) -> str:
     """Return the address of the web service in the record of a broker of either kind; empty if it has none."""
     found = _addresses(value)
     return found.webServiceUrl or found.webServiceUrlTls or ""
+
+
+def http_url_of(value: bytes) -> str:
+    """Return the address of the web service in the record of an owner, also one that gives the bundle up; empty: it has
+    none."""
+    try:
+        record = msgspec.json.decode(value, type=OwnerRecord)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return ""
+    return record.http_url or record.http_url_tls
 
 
 def _addresses(value: bytes) -> "_Addresses":
@@ -87,3 +106,4 @@ class _Addresses(msgspec.Struct):
     pulsarServiceUrl: str | None = None
     pulsarServiceUrlTls: str | None = None
     bindery: bool = False
+    draining: bool = False

@@ -24,6 +24,13 @@ async def register(leases: Leases, *, url: str) -> Lease | None:
     return await leases.acquire(znode_layout.broker(broker_id(url)), encode_broker(url))
 
 
+async def publish(leases: Leases, *, url: str, draining: bool) -> None:
+    """Store in the registration of the broker whether it drains. Raises the errors of `Lease.replace`."""
+    lease = await register(leases, url=url)
+    if lease is not None:
+        await lease.replace(encode_broker(url, draining=draining))
+
+
 async def keep_registered(leases: Leases, *, url: str) -> None:
     """Keep the broker registered until the task is cancelled, then release the registration."""
     lease: Lease | None = None

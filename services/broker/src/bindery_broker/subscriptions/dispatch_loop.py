@@ -176,6 +176,8 @@ class DispatchLoop:
         self._idle_check: asyncio.TimerHandle | None = None
         self._closed: BinderyError | None = None
         self._is_draining = False
+        self._moving: BinderyError | None = None
+        """The error of calls that would wait, because the topic moves to another broker."""
 
     @property
     def dispatcher(self) -> Dispatcher[Messages]:
@@ -284,6 +286,8 @@ class DispatchLoop:
             taken, _ = self._lease(call)
             if taken:
                 return taken
+        if self._moving is not None:
+            raise _copy(self._moving)
         demand = _Demand(call, after_pass=self._pass)
         self._demands.setdefault(consumer, {})[demand] = None
         try:
@@ -474,6 +478,8 @@ class DispatchLoop:
 
         Raises ResponsesFull at the deadline of the call, or if the broker stops. The charge must hold nothing.
         """
+        if self._moving is not None:
+            raise _copy(self._moving)
         if self._is_draining or call.deadline <= self._now():
             raise ResponsesFull(RESPONSES_FULL)
         demand = _Demand(call, after_pass=self._pass)
@@ -833,6 +839,13 @@ class DispatchLoop:
         for demand in list(self._parked):
             self._settle(demand, [])
         self.wake()
+
+    def end_waits(self, reason: BinderyError) -> None:
+        """Fail the calls that wait, with nothing leased, because the topic moves. Later calls do not wait either."""
+        self._moving = reason
+        for demand in list(self._parked):
+            self._fail(demand, _copy(reason))
+        self._fail_all(reason)
 
     def close(self, reason: BinderyError) -> None:
         """Fail all calls, also the waiting ones, with `reason`."""

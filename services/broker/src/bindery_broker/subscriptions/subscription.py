@@ -645,6 +645,10 @@ class Subscription:
         """Store the index of delayed messages, so that the next broker need not read them: before a close."""
         await self._loop.store_delays(seal=True)
 
+    def end_waits(self, reason: BinderyError) -> None:
+        """Fail the calls that wait, with nothing leased to them, because the topic moves to another broker."""
+        self._loop.end_waits(reason)
+
     def drain(self) -> None:
         """End every wait, because the broker stops."""
         self._loop.drain()

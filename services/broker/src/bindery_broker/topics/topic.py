@@ -147,6 +147,8 @@ class Topic:
         self.unsubscribed_at: float | None = None
         """Time at which a subscription was last deleted; monotonic seconds. None: never since the topic was loaded."""
         self._draining = False
+        self._moving: BinderyError | None = None
+        """The error of calls that would wait, because the topic moves to another broker."""
         self._closed = False
         self.closed_because = ""
         self._dispatch_rate = RateLimit()
@@ -454,12 +456,14 @@ class Topic:
     async def _wait_for_entry(self, position: Position, wait_s: float) -> None:
         """Return when there is an entry, after `wait_s`, or when `drain` ends the wait."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(0 if self._draining else wait_s) as waiting:
+            async with asyncio.timeout(0 if self._draining or self._moving is not None else wait_s) as waiting:
                 self._waiting.add(waiting)
                 try:
                     await self.ledger.wait_for_entry(position, timeout_s=wait_s)
                 finally:
                     self._waiting.discard(waiting)
+        if self._moving is not None and not self.ledger.contains(position):
+            raise NotOwner(self._moving.message, **self._moving.facts)
 
     async def read_one(self, message_id: MessageId, *, charge: Charge) -> ReadMessage:
         """Return one message. An id without a batch index names the first message of a batch. `charge`: as in `read`.
@@ -678,6 +682,18 @@ class Topic:
                 waiting.reschedule(now)
         for subscription in self._subscriptions.values():
             subscription.drain()
+
+    def end_waits(self, reason: NotOwner) -> None:
+        """Fail what waits in this topic with `reason`, because it moves to another broker. Nothing is leased, stored or
+        lost by that, so the same calls can be made there. Other calls in progress go on."""
+        self._moving = reason
+        self.hold.end_waiting(reason)
+        now = asyncio.get_running_loop().time()
+        for waiting in self._waiting:
+            if not waiting.expired():
+                waiting.reschedule(now)
+        for subscription in self._subscriptions.values():
+            subscription.end_waits(reason)
 
     async def close(self, why: str = "the topic is moving to another broker; retry") -> None:
         """End the consumers' calls, store the cursors, close the ledger. `why`: reason for later calls."""

@@ -10,7 +10,7 @@ trimmed, or until the limit of loaded topics is reached.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
@@ -151,7 +151,7 @@ class Topics:
             release=self.end_use,
         )
         self._cleanups: set[asyncio.Task[None]] = set()
-        """Tasks that close the handles of abandoned topics, or close idle topics."""
+        """Tasks that close the handles of abandoned topics, close idle topics, or open those of a bundle just taken."""
         self.check_new: Callable[[TopicName], Awaitable[None]] | None = None
         """Called before and after a topic is created. It raises an error if there must be none of this name."""
         self.admit_new: Callable[[TopicName, int], Awaitable[None]] | None = None
@@ -294,6 +294,42 @@ class Topics:
         await self._followed.remove_topic(name)
         if self.on_deletion is not None:
             await self.on_deletion(name)
+
+    def end_waits(self, bundle: Bundle) -> None:
+        """Fail what waits in the topics of a bundle that this broker gives up, so that it can wait at the next owner."""
+        for topic in self:
+            if bundle.contains(topic.name):
+                topic.end_waits(NotOwner("the topic is moving to another broker; retry", topic=topic.name.short))
+
+    def in_use(self, bundle: Bundle, count_max: int) -> list[TopicName]:
+        """Return the loaded topics of a bundle, those that were used last first."""
+        found = [topic for topic in self if bundle.contains(topic.name)]
+        found.sort(key=lambda topic: (topic.name in self._users, topic.used_at), reverse=True)
+        return [topic.name for topic in found[:count_max]]
+
+    def open_soon(self, bundle: Bundle, names: Sequence[str]) -> None:
+        """Open topics of a bundle that this broker has just taken, in order. Those that cannot be opened are left to
+        their next request. `names`: their local names."""
+        found = []
+        for local in names:
+            with contextlib.suppress(BinderyError):
+                name = TopicName.parse(f"persistent://{bundle.tenant}/{bundle.namespace}/{local}")
+                if bundle.contains(name) and self.loaded(name) is None:
+                    found.append(name)
+        if found:
+            task = asyncio.get_running_loop().create_task(self._open_all(found))
+            self._cleanups.add(task)
+            task.add_done_callback(self._cleanups.discard)
+
+    async def _open_all(self, names: Sequence[TopicName]) -> None:
+        async def open_one(name: TopicName) -> None:
+            try:
+                await self.get(name)
+            except BinderyError as error:
+                log.info("topic_not_opened", topic=name.short, **error_fields(error))
+
+        for first in range(0, len(names), self.limits.loads_max):
+            await asyncio.gather(*map(open_one, names[first : first + self.limits.loads_max]))
 
     async def unload(self, bundle: Bundle) -> None:
         """Close the topics of a bundle that this broker gives up; it must not count as the owner any more.

@@ -142,7 +142,7 @@ async def test_a_waiting_call_ends_when_its_topic_is_deleted(both):
 async def test_a_drain_ends_a_waiting_call(both):
     waiting = asyncio.create_task(both.receive(wait_ms=20_000))
     await settle()
-    both.broker.drain()
+    both.broker.finish()
     assert await waiting == []
 
 

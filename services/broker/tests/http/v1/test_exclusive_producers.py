@@ -316,7 +316,7 @@ async def test_a_broker_that_stops_answers_those_that_wait(broker: Harness) -> N
     await broker.produce("x")
     await taken(broker)
     (q,) = await queued(broker, "q")
-    broker.broker.drain()
+    broker.broker.finish()
     assert (await q)[0] == 503
 
 

@@ -157,7 +157,7 @@ class Crowd:
     async def __aexit__(self, *_: object) -> None:
         for writer in self._writers:
             writer.transport.abort()
-        self.harness.broker.drain()
+        self.harness.broker.finish()
         await self.server.stop()
         await self.harness.close()
 

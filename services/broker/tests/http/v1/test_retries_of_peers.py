@@ -283,7 +283,7 @@ async def test_a_waiting_call_goes_on_when_the_broker_of_the_retry_topic_stops(b
     await retry.client.put(f"{RETRY}/subscriptions/s", json={})
     waiting = asyncio.create_task(main.receive(topic=TOPIC, wait_ms=20_000))
     await settle()
-    retry.broker.drain()
+    retry.broker.finish()
     await settle()
     assert not waiting.done()
     await main.produce("new", topic=TOPIC)

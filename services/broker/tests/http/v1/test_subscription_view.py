@@ -127,7 +127,7 @@ async def test_a_consumer_that_waits_has_no_end_of_its_session(broker: Harness, 
         "calls_open": 1,
         "calls": 2,
     }
-    broker.broker.drain()
+    broker.broker.finish()
     assert await waiting == []
 
 
@@ -264,7 +264,7 @@ async def test_an_exclusive_consumer_that_holds_messages_has_to_call_again(broke
     waiting = asyncio.create_task(broker.receive("c1", type="exclusive", wait_ms=30_000))
     await settle()
     assert blocked_by(broker) == []
-    broker.broker.drain()
+    broker.broker.finish()
     assert await waiting == []
 
 

@@ -40,7 +40,7 @@ async def ready(_exchange: Exchange) -> Response:
 @call(router, "GET", ROOT + "/brokers/health", "adminBrokerHealth")
 async def health(exchange: Exchange) -> Response:
     """`ok` if the metadata store answers and knows this broker. Unlike Pulsar's check, it stores no message."""
-    if exchange.broker.draining:
+    if exchange.broker.draining or exchange.broker.stopping:
         raise Refused(500, "the broker is stopping")
     if _host_port(exchange) not in await _live(exchange):
         raise Refused(500, "the broker is not registered in the metadata store")

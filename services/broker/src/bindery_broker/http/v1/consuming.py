@@ -6,7 +6,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Protocol
 
-from bindery_core.errors import BadRequest, BinderyError, Unauthorized
+from bindery_core.errors import BadRequest, BinderyError, TopicFenced, Unauthorized
 from bindery_kit.http.problem import problem_of
 from bindery_pulsar.message_id import EARLIEST, LATEST, MessageId
 from bindery_pulsar.topic_name import TopicName, validate_subscription
@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from bindery_broker.access.decision import Need
 from bindery_broker.dispatch.key_ranges import KeyRange, checked_ranges
 from bindery_broker.dispatch.key_shared import KeySharedMode
-from bindery_broker.errors import ResponsesFull, RetryTopicAway
+from bindery_broker.errors import NotOwner, ResponsesFull, RetryTopicAway
 from bindery_broker.http import openapi
 from bindery_broker.http.authorization import check_derived, check_topic, may_use_retries
 from bindery_broker.http.exchange import PARTITION_HEADER, Exchange, json_reply
@@ -66,6 +66,11 @@ RETRY_AWAY_S = 0.5
 """Seconds after which a stream goes on that could not receive from the retry topic."""
 LIMIT_WAIT_S = 0.25
 """Seconds after which a stream that waits for a limit looks whether its client is still there."""
+MOVED_EVENT = (
+    b"retry: 100\nevent: moved\n"
+    b'data: {"code":"moved","detail":"the topic has moved to another broker; connect again to continue"}\n\n'
+)
+"""Last event of a stream whose topic has moved. Browsers connect again by themselves."""
 STRUCTS = (ReceiveBody, Received, AckBody, Acknowledged, NackBody, Returned, RetryBody, Retried)
 router = APIRouter(route_class=OwnedRoute, default_response_class=JsonLine, tags=["subscriptions"])
 _LINES = NDJSON.encode()
@@ -87,7 +92,7 @@ class Consumable(Protocol):
 
 
 class EventStream(Response):
-    """Server-sent events until the client disconnects, its credentials expire, or the broker stops."""
+    """Server-sent events until the client disconnects, its credentials expire, the topic moves, or the broker stops."""
 
     media_type = "text/event-stream"
 
@@ -130,7 +135,7 @@ class EventStream(Response):
         with exchange.watched(client.set_gone):
             try:
                 await push(b": connected\n\n")
-                while not (exchange.gone or exchange.is_expired or exchange.broker.draining):
+                while not (exchange.gone or exchange.is_expired or exchange.broker.stopping):
                     try:
                         if await self._may_not_send(push):
                             continue
@@ -143,8 +148,12 @@ class EventStream(Response):
                             await asyncio.sleep(RETRY_AWAY_S)
                     if not exchange.gone:
                         await self._push(push, sources_of(parts))
+                if exchange.broker.stopping:
+                    await push(MOVED_EVENT)
                 if exchange.is_expired:
                     raise Unauthorized("the credentials of the client have expired, or were taken back")
+            except (NotOwner, TopicFenced):
+                await push(MOVED_EVENT)
             except BinderyError as error:
                 await push(b"event: error\ndata: " + bytes(problem_of(error).body).strip() + b"\n\n")
         if not exchange.gone:
@@ -225,7 +234,8 @@ async def receive(exchange: Exchange) -> Response:
     errors=(*_ERRORS, 422, 429),
 )
 async def stream(exchange: Exchange) -> Response:
-    """Each `event: message` holds the JSON of one message. Comments are sent while there is none.
+    """Each `event: message` holds the JSON of one message. Comments are sent while there is none. `event: moved` is the
+    last one if the topic moves to another broker: connect again, and the stream continues there.
 
     A missing topic or subscription is not created: `PUT .../subscriptions/{subscription}` and `POST .../receive` do.
     """
@@ -401,7 +411,7 @@ async def receive_request(exchange: Exchange, body: ReceiveBody) -> ReceiveReque
         consumer=body.consumer,
         count_max=body.max,
         bytes_max=exchange.room(body.max_bytes),
-        wait_s=0.0 if broker.draining else min(body.wait_ms, broker.settings.receive_wait_ms_max) / 1000,
+        wait_s=exchange.wait_ms(body.wait_ms) / 1000,
         ack_timeout_s=body.ack_timeout_ms / 1000,
         session_ttl_s=body.session_ttl_ms / 1000,
         request_id=body.request_id if isinstance(body.request_id, str) else None,

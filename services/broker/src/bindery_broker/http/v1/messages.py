@@ -125,7 +125,7 @@ async def produce(exchange: Exchange) -> Response:
         raise BadRequest("producer_epoch needs producer")
     topic = await broker.topic(exchange.topic, create=True)
     check = partial(topic.hold.check, producer, epoch)
-    admit = partial(broker.topics.admission(topic).admit, producer=producer, may_wait=not broker.draining)
+    admit = partial(broker.topics.admission(topic).admit, producer=producer, may_wait=not broker.stopping)
     has_key = exchange.has_header(IDEMPOTENCY_KEY)
     if has_key or (producer is not None and topic.counts_sequences(messages)):
         request = _request_key(exchange, query, body) if has_key else None
@@ -185,7 +185,7 @@ async def read_messages(exchange: Exchange, name: paths.Topic, query: Annotated[
         raise BadRequest("the topic has no such partition", topic=name.short, partition=query.partition)
     if isinstance(start, MessageId) and start.partition not in (-1, topic.partition):
         raise BadRequest("the message id names another partition", message_id=str(start))
-    wait_ms = 0 if broker.draining else min(query.wait_ms, broker.settings.receive_wait_ms_max)
+    wait_ms = exchange.wait_ms(query.wait_ms)
     found, following = await topic.read(
         start,
         charge=exchange.charge,
@@ -282,7 +282,7 @@ async def take_topic(
     broker = exchange.broker
     hold = (await broker.topic(name)).hold
     if body.access_mode == "wait_for_exclusive":
-        wait_ms = 0 if broker.draining else min(body.wait_ms, broker.settings.receive_wait_ms_max)
+        wait_ms = exchange.wait_ms(body.wait_ms)
         gone = ProducerBusy("the client does not wait for the topic any more", producer=producer)
         with exchange.watched(partial(hold.end_waiting, gone, producer=producer)):
             epoch = await hold.take_in_turn(producer, wait_s=wait_ms / 1000)

@@ -28,6 +28,7 @@ from bindery_core.errors import (
 )
 from bindery_pulsar.message_id import Position
 
+from bindery_broker.errors import NotOwner
 from bindery_broker.managed_ledger.caching.entry_cache import TopicCache
 from bindery_broker.managed_ledger.ledger_list import LedgerList, LedgerRecord
 from bindery_broker.managed_ledger.ownership_proof import OwnershipProof
@@ -167,7 +168,7 @@ class TopicWriter:
         if self._end is not None:
             raise copy_error(self._end)
         if self._closing:
-            raise TryAgain("the topic is closed here", topic=self._topic)
+            raise NotOwner("the topic is closed here", topic=self._topic)
         assert payloads
         pending_size, size_max = self._pending.size, self._settings.pending_size_max
         if pending_size and pending_size + sum(map(len, payloads)) > size_max:
@@ -394,11 +395,11 @@ class TopicWriter:
             self._spawn(self._operations.abandon(self._handle))
 
     async def close(self) -> None:
-        """Complete the pending adds within `add_timeout_s`, then close the ledger. Later adds fail with TryAgain.
+        """Complete the pending adds within `add_timeout_s`, then close the ledger. Later adds fail with NotOwner.
 
         The next open then need not recover the ledger.
         """
-        closed = TryAgain("the topic is closed here", topic=self._topic)
+        closed = NotOwner("the topic is closed here", topic=self._topic)
         self._closing = True
         try:
             async with asyncio.timeout(self._settings.add_timeout_s):
