@@ -112,7 +112,7 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     ),
     "a broker's stop that is longer than the pod lives": (
         {"broker.config.stopTimeoutS": "119.5"},
-        ("broker.terminationGracePeriodSeconds (30) is less", "stopTimeoutS is 119.5): set it to 125 or more"),
+        ("broker.terminationGracePeriodSeconds (45) is less", "stopTimeoutS is 119.5): set it to 125 or more"),
     ),
     "an auditor's stop that is longer than the pod lives": (
         {"auditor.config.stopTimeoutS": 26},

@@ -187,7 +187,7 @@ Times are in seconds.
 | service | preStop | setting, and its default       | margin | for                                           |
 |---------|--------:|--------------------------------|-------:|-----------------------------------------------|
 | bookie  |      10 | config.server.drainTimeoutS, 5 |     15 | the flush of the write caches                 |
-| broker  |       3 | config.stopTimeoutS, 10        |      2 | the end of sessions                           |
+| broker  |       3 | config.stopTimeoutS, 30        |      2 | the end of sessions                           |
 | auditor |       3 | config.stopTimeoutS, 10        |      2 | the same                                      |
 */}}
 {{- define "bindery.problems.stopping" -}}
@@ -195,7 +195,7 @@ Times are in seconds.
 {{- $drain := dig "server" "drainTimeoutS" nil .Values.bookie.config -}}
 {{- range $component, $stop := dict
   "bookie" (dict "setting" "server.drainTimeoutS" "seconds" (kindIs "invalid" $drain | ternary 5 $drain) "beside" 25)
-  "broker" (dict "setting" "stopTimeoutS" "seconds" (.Values.broker.config.stopTimeoutS | default 10) "beside" 5)
+  "broker" (dict "setting" "stopTimeoutS" "seconds" (.Values.broker.config.stopTimeoutS | default 30) "beside" 5)
   "auditor" (dict "setting" "stopTimeoutS" "seconds" (.Values.auditor.config.stopTimeoutS | default 10) "beside" 5)
 -}}
 {{- $grace := int (include "bindery.workload" (dict "root" $ "component" $component) | fromYaml).terminationGracePeriodSeconds -}}

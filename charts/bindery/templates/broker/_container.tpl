@@ -9,7 +9,8 @@ env:
   {{- include "bindery.configEnv" (dict "prefix" "BROKER_" "config" (include "bindery.config" (dict "root" . "component" "broker") | fromYaml)) | nindent 2 }}
 lifecycle:
   preStop:
-    # The pod is removed from the endpoints of the service before the process stops listening.
+    # The pod is removed from the endpoints of the service before the broker hands its bundles over. It answers until
+    # that is done (config.stopTimeoutS), within terminationGracePeriodSeconds.
     exec:
       command: [sleep, "3"]
 {{- end }}

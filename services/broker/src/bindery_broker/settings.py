@@ -320,8 +320,8 @@ class BrokerSettings(Settings):
     done."""
 
     held_requests_max: Annotated[int, Ge(1)] = 10_000
-    """Maximum number of requests that wait while their topics move. Others get 503 at once. The bodies of those that wait
-    count in `in_flight_bytes_max`."""
+    """Maximum number of requests that wait while their topics move. Others get 503 at once. Their bodies count in
+    `in_flight_bytes_max`."""
 
     drain_bundles_max: Annotated[int, Ge(1), Le(64)] = 4
     """Maximum number of bundles that a broker hands over at the same time when it is drained or stops."""

@@ -85,6 +85,7 @@ async def test_the_znode_has_the_address_in_the_format_of_pulsar() -> None:
         "loadReportType": "LocalBrokerData",
         "loadManagerClassName": "bindery",
         "bindery": True,
+        "draining": False,
     }
 
 

@@ -281,8 +281,8 @@ class AtOwner:
         return await self._splits.split(bundle, how, unload=unload, only_here=only_here)
 
     async def _located(self, exchange: Exchange) -> RemoteOwner | None:
-        """Return the owner of the topic; None: this broker. While its bundle is handed over from here, wait for the next
-        owner, as long as requests are held. Raises NotOwner, and the errors of `Broker.locate`."""
+        """Return the owner of the topic; None: this broker. While its bundle is handed over from here, wait for the
+        next owner, as long as requests are held. Raises NotOwner, and the errors of `Broker.locate`."""
         broker, name = self.broker, exchange.topic
         create = exchange.operation in self._creating
         hold_s = broker.ownership.leaving_s(name)
@@ -324,8 +324,8 @@ class AtOwner:
         return Answered()
 
     async def _forward(self, exchange: Exchange, url: str) -> None:
-        """Pass the request on. When this broker stops, a call that waits at the owner is sent there again, to be answered
-        at once: as with a client that disconnects, nothing stays leased by the first one."""
+        """Pass the request on. When this broker stops, a call that waits at the owner is sent there again, to be
+        answered at once: as with a client that disconnects, nothing stays leased by the first one."""
         size_max = self.broker.settings.request_bytes_max
         if exchange.operation not in WAITING or self.broker.stopping:
             await self._proxy.forward(exchange, url, body_size_max=size_max)

@@ -201,7 +201,7 @@ class Proxy:
             if k.lower() not in _HOP_HEADERS and k.lower() not in (b"x-request-id", NOT_OWNER_HEADER)
         ]
         if response.headers.get(NOT_OWNER_HEADER.decode()) and exchange.may_send_body_again:
-            raise NotOwner("the topic's owner has changed; retry", owner=str(response.url.copy_with(path="/", query=None)))
+            raise NotOwner("the topic's owner has changed; retry", owner=response.url.host)
         chunks = response.aiter_raw()
         first = await anext(chunks, b"")
         await exchange.start_stream(response.status_code, headers)

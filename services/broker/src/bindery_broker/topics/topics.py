@@ -296,7 +296,7 @@ class Topics:
             await self.on_deletion(name)
 
     def end_waits(self, bundle: Bundle) -> None:
-        """Fail what waits in the topics of a bundle that this broker gives up, so that it can wait at the next owner."""
+        """Fail what waits in the topics of a bundle that this broker gives up: it can wait at the next owner."""
         for topic in self:
             if bundle.contains(topic.name):
                 topic.end_waits(NotOwner("the topic is moving to another broker; retry", topic=topic.name.short))

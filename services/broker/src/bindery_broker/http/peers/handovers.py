@@ -1,7 +1,7 @@
 """Hand a bundle over to another broker, so that no request fails.
 
 The steps before the release are those of `Ownership.unload`. Then the next owner is asked to take the bundle
-(`POST /v1/namespaces/T/N/take`), with the topics that were used last, which it opens at once. Until it answers, requests
+(`POST /v1/namespaces/T/N/take`), with the topics that were used last, which it opens at once. Until then, requests
 for the topics wait here (`AtOwner`); then they are passed on. If it does not take the bundle, another broker is asked.
 If none does, the bundle has no owner, and the next request for one of its topics makes a broker take it.
 
@@ -9,7 +9,6 @@ Safety does not depend on any of this: whoever takes the bundle fences the ledge
 """
 
 import asyncio
-import time
 from typing import Final
 from urllib.parse import quote
 
@@ -45,7 +44,7 @@ class HandOvers:
         to = await self.destinations.choose(bundle)
         if to is None:
             return False
-        began = time.monotonic()
+        began = self._broker.now()
         topics = [name.local for name in self._broker.topics.in_use(bundle, EAGER_MAX)]
         took: list[str] = []
 
@@ -56,7 +55,7 @@ class HandOvers:
 
         moved = await self._broker.unload(bundle, hold_s=HOLD_S_DEFAULT, destination=to, bring=bring)
         if moved:
-            seconds = time.monotonic() - began
+            seconds = self._broker.now() - began
             self._broker.metrics.handed_over(seconds, is_taken=bool(took))
             log.info(
                 "bundle_handed_over",
@@ -68,7 +67,7 @@ class HandOvers:
         return moved
 
     async def _bring(self, bundle: Bundle, to: str, topics: list[str]) -> str:
-        """Make a broker take a bundle without owner: `to`, or another one. Returns its name; empty: none has taken it."""
+        """Make a broker take a bundle without owner: `to`, or another one. Returns its name; empty: none took it."""
         asked: set[str] = set()
         chosen: str | None = to
         while chosen is not None and len(asked) < ASKED_MAX:

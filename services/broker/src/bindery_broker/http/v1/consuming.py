@@ -402,7 +402,6 @@ async def retry_to(exchange: Exchange, body: RetryBody) -> RetryTo:
 
 async def receive_request(exchange: Exchange, body: ReceiveBody) -> ReceiveRequest:
     """Return the call that a body describes. Raises BadRequest, Forbidden."""
-    broker = exchange.broker
     key_shared, key_ranges = _key_shared(body)
     dead_letters = _dead_letters(body, exchange)
     if dead_letters is not None:

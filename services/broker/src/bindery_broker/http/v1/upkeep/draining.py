@@ -54,7 +54,9 @@ class DrainState(models.Answer):
 class TakeBody(models.Body):
     bundle: Annotated[str, Field(max_length=64)]
     """For example `0x40000000_0x80000000`."""
-    topics: Annotated[list[Annotated[str, Field(max_length=1024)]], Field(max_length=1000)] = []
+    topics: Annotated[list[Annotated[str, Field(max_length=1024)]], Field(max_length=1000)] = Field(
+        default_factory=list
+    )
     """Local names of topics of the bundle, which are opened at once."""
 
 
@@ -76,8 +78,8 @@ class TakenBundle(models.Answer):
 async def drain_broker(
     exchange: Exchange, broker: BrokerName, _query: Annotated[NoQuery, Query()], _body: DrainBody
 ) -> Response:
-    """Returns at once; GET shows the progress. The broker goes on answering requests: it passes on those for topics that
-    it no longer has. /readyz answers 503 until the drain is cancelled."""
+    """Returns at once; GET shows the progress. The broker goes on answering requests: it passes on those for topics
+    that it no longer has. /readyz answers 503 until the drain is cancelled."""
     if (answer := await _elsewhere(exchange, broker)) is not None:
         return answer
     await exchange.at_owner.drain.start()
