@@ -55,7 +55,11 @@ def test_a_drain_is_started_and_its_progress_is_shown_by_the_same_command(serve:
 
 
 def test_wait_ends_when_the_broker_has_no_bundles(serve: Serve) -> None:
-    steps = [status("draining", moved=0, left=4), status("draining", moved=3, left=1), status("drained", moved=4, left=0)]
+    steps = [
+        status("draining", moved=0, left=4),
+        status("draining", moved=3, left=1),
+        status("drained", moved=4, left=0),
+    ]
     serve(broker := Broker(*steps))
     result = run("brokers", "drain", "--wait")
     assert (result.exit_code, result.stdout) == (0, "b0:8080 is drained: 4 bundles moved in 2.0 s\n")

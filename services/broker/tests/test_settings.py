@@ -49,7 +49,10 @@ def test_the_defaults() -> None:
         "idempotency_window_s": 300,
         "idempotency_keys_max": 100_000,
         "maintenance_interval_s": 60,
-        "stop_timeout_s": 10,
+        "held_request_s_max": 5.0,
+        "held_requests_max": 10_000,
+        "drain_bundles_max": 4,
+        "stop_timeout_s": 30,
     }
 
 

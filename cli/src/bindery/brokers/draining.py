@@ -40,7 +40,7 @@ def drain(
 
     Example: bindery brokers drain 10.0.0.7:8080 --wait
 
-    Exit codes: 0 the drain is started (with --wait: the broker has no bundles), 1 failed, or no other broker takes them.
+    Exit codes: 0 the drain is started (with --wait: the broker has no bundles), 1 failed, or no broker takes them.
     """
     from bindery.topics.broker_api import Broker
 

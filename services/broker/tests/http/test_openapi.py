@@ -23,17 +23,17 @@ async def test_operations_keep_their_ids_and_document_their_errors(broker):
     assert sorted(operations) == [
         "ack", "beginMove", "cancelMessage", "clearBacklog", "compact", "compactionStatus", "compareSchema",
         "createNamespace", "createTopic", "deleteNamespace", "deleteNamespacePolicy", "deletePartitions",
-        "deleteSchema", "deleteTenant", "deleteTopic", "deleteTopicPolicy", "expire", "explainPermission",
-        "explainSubscription", "findUnknown", "getNamespace", "getNamespacePolicies", "getProducer", "getSchema",
-        "getSchemaVersion", "getTenant", "getTopicPolicies", "grantNamespacePermission", "grantTopicPermission",
-        "handBack", "leave", "listBundles", "listDeadLetters", "listNamespacePermissions", "listNamespaces",
-        "listNamespacesOfTenant", "listSchemaVersions", "listSubscriptions", "listTenants", "listTopicPermissions",
-        "listTopics", "nack", "produce", "purgeDeadLetters", "putNamespacePolicies", "putTenant",
-        "putTopicPolicies", "readMessage", "readMessages", "receive", "redriveDeadLetters", "releaseTopic",
+        "deleteSchema", "deleteTenant", "deleteTopic", "deleteTopicPolicy", "drainBroker", "drainStatus", "expire",
+        "explainPermission", "explainSubscription", "findUnknown", "getNamespace", "getNamespacePolicies",
+        "getProducer", "getSchema", "getSchemaVersion", "getTenant", "getTopicPolicies", "grantNamespacePermission",
+        "grantTopicPermission", "handBack", "leave", "listBundles", "listDeadLetters", "listNamespacePermissions",
+        "listNamespaces", "listNamespacesOfTenant", "listSchemaVersions", "listSubscriptions", "listTenants",
+        "listTopicPermissions", "listTopics", "nack", "produce", "purgeDeadLetters", "putNamespacePolicies",
+        "putTenant", "putTopicPolicies", "readMessage", "readMessages", "receive", "redriveDeadLetters", "releaseTopic",
         "resetSubscription", "retry", "revokeNamespacePermission", "revokeTopicPermission", "seek", "setPartitions",
-        "showLimits", "skip", "splitBundle", "stillHolds", "storeCopies", "stream", "subscribe", "takeTopic",
-        "topicInternalStats", "topicPartitions", "topicRetention", "topicStats", "unloadNamespace", "unloadTopic",
-        "unsubscribe", "uploadSchema",
+        "showLimits", "skip", "splitBundle", "stillHolds", "storeCopies", "stream", "subscribe", "takeBundle",
+        "takeTopic", "topicInternalStats", "topicPartitions", "topicRetention", "topicStats", "undrainBroker",
+        "unloadNamespace", "unloadTopic", "unsubscribe", "uploadSchema",
     ]  # fmt: skip
     for operation in operations.values():
         for status, answer in operation["responses"].items():

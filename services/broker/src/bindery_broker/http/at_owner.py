@@ -16,6 +16,7 @@ Requests to a partitioned topic have no owner: any broker runs them, by requests
 """
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -88,6 +89,9 @@ class AtOwner:
         self._unloads = Unloads(broker, proxy)
         self._splits = Splits(broker, proxy, self._unloads)
         self._proxy = proxy
+        self._name = f"on-{broker.store.session_id:x}".encode()
+        self._serials = itertools.count(1)
+        """Ids of calls that wait at other brokers."""
         self._creating = frozenset(creating)
 
     def run(
@@ -325,11 +329,12 @@ class AtOwner:
 
     async def _forward(self, exchange: Exchange, url: str) -> None:
         """Pass the request on. When this broker stops, a call that waits at the owner is sent there again, to be
-        answered at once: as with a client that disconnects, nothing stays leased by the first one."""
+        answered soon. It has the same id there: if the first answer was on its way, the second one has its messages."""
         size_max = self.broker.settings.request_bytes_max
         if exchange.operation not in WAITING or self.broker.stopping:
             await self._proxy.forward(exchange, url, body_size_max=size_max)
             return None
+        exchange.sent_id = exchange.sent_id or b"%s-%d" % (self._name, next(self._serials))
         forwarding = asyncio.ensure_future(self._proxy.forward(exchange, url, body_size_max=size_max))
         stopping = asyncio.ensure_future(self.broker.stops.wait())
         try:

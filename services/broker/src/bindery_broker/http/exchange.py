@@ -54,6 +54,10 @@ ROOM_HEADER: Final = b"bindery-room"
 """Maximum bytes of messages in the answer to a receive that a broker passes on: what the limits of its client leave."""
 WAITED_HEADER: Final = b"bindery-waited"
 """Milliseconds that a request has waited at other brokers: it waits that much less for messages."""
+REQUEST_ID_HEADER: Final = b"bindery-request"
+"""Id of a receive that a broker passes on, if the client gave it none: sent again, it gets the same messages."""
+LAST_WAIT_MS: Final = 1_000
+"""Maximum milliseconds that a call waits which a broker that stops sends again."""
 WAITED_ENOUGH_MS: Final = 86_400_000
 """More than any request waits."""
 NOT_OWNER_HEADER: Final = b"bindery-not-owner"
@@ -61,6 +65,7 @@ NOT_OWNER_HEADER: Final = b"bindery-not-owner"
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 
 ROOM_DIGITS_MAX: Final = 18
+REQUEST_ID_SIZE_MAX: Final = 64
 SCOPE_KEY: Final = "bindery.exchange"
 """Key of the exchange in the ASGI scope."""
 PIECES_PER_TURN: Final = 16
@@ -281,6 +286,8 @@ class Exchange(Request):
     """The check of a call that waits, while it runs; None: the call does not wait, or nothing is checked."""
     began: float | None = None
     """When the request arrived; monotonic seconds. None: unknown."""
+    sent_id: bytes = b""
+    """Id of this request at the broker to which it is passed on; empty: none."""
     is_repeated: bool = False
     """Whether the operation runs again, because its topic has moved: what it has waited until then counts."""
     _named: dict[bytes, bytes] | None = None
@@ -358,7 +365,15 @@ class Exchange(Request):
         """Return how long the request may wait, of the milliseconds that it asks for."""
         if self.broker.stopping:
             return 0
+        if self.waited_ms >= WAITED_ENOUGH_MS:
+            return min(wanted, LAST_WAIT_MS)
         return max(0, min(wanted, self.broker.settings.receive_wait_ms_max) - self.waited_ms)
+
+    @property
+    def passed_on_id(self) -> str | None:
+        """The id that the broker which has passed the request on gave it; None: none has."""
+        text = self.header(REQUEST_ID_HEADER) if self.header(PROXIED_HEADER) else b""
+        return text.decode("ascii", errors="replace")[:REQUEST_ID_SIZE_MAX] or None
 
     @property
     def principal(self) -> Principal | None:

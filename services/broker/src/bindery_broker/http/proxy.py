@@ -24,6 +24,7 @@ from bindery_broker.http.charging.passed_on import PASSED_ON_HEADER
 from bindery_broker.http.exchange import (
     NOT_OWNER_HEADER,
     PROXIED_HEADER,
+    REQUEST_ID_HEADER,
     ROOM_HEADER,
     ROUTED_BY_HEADER,
     WAITED_HEADER,
@@ -47,7 +48,9 @@ _HOP_HEADERS: Final = frozenset(
         b"transfer-encoding", b"upgrade", b"host", b"expect",
     )
 )  # fmt: skip
-_OF_BROKERS: Final = frozenset((PROXIED_HEADER, ROUTED_BY_HEADER, ROOM_HEADER, WAITED_HEADER, PASSED_ON_HEADER))
+_OF_BROKERS: Final = frozenset(
+    (PROXIED_HEADER, ROUTED_BY_HEADER, ROOM_HEADER, WAITED_HEADER, REQUEST_ID_HEADER, PASSED_ON_HEADER)
+)
 """Headers that only brokers send: those of a client are not passed on."""
 _ROOM_MAX: Final = 2**53
 _BODYLESS: Final = ("GET", "HEAD", "DELETE")
@@ -104,6 +107,8 @@ class Proxy:
         headers += [(PROXIED_HEADER, b"1"), *self.passing_headers(), *self._credentials(exchange.principal)]
         if exchange.allowance is not None and (room := exchange.room(_ROOM_MAX)) < _ROOM_MAX:
             headers.append((ROOM_HEADER, b"%d" % room))  # limits count at this broker only
+        if exchange.sent_id:
+            headers.append((REQUEST_ID_HEADER, exchange.sent_id))
         if waited_ms := exchange.waited_ms:
             headers.append((WAITED_HEADER, b"%d" % waited_ms))
         if not has_body:

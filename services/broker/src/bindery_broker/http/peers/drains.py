@@ -5,9 +5,9 @@
        `-----cancel------'--'
 
 A broker drains when it stops, and when an operator asks for it (`POST /v1/brokers/{broker}/drain`). It goes on
-answering requests, and passes on those for topics that it no longer has. Its record tells the other brokers not to give
-it bundles. At most `drain_bundles_max` bundles move at the same time, each of which closes and opens a bounded number of
-topics at a time, so that a drain of many topics takes longer and does not overload the others.
+answering requests, and passes on those for topics that it no longer has. Its record tells the other brokers not to
+give it bundles. At most `drain_bundles_max` bundles move at the same time, each of which closes and opens a bounded
+number of topics at a time, so that a drain of many topics takes longer and does not overload the others.
 """
 
 import asyncio

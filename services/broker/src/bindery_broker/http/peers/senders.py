@@ -27,13 +27,22 @@ from bindery_broker.http.charging.passed_on import PASSED_ON_HEADER
 from bindery_broker.http.exchange import (
     PARTITION_HEADER,
     PROXIED_HEADER,
+    REQUEST_ID_HEADER,
     ROOM_HEADER,
     ROUTED_BY_HEADER,
     WAITED_HEADER,
 )
 
 OF_BROKERS: Final = frozenset(
-    (PROXIED_HEADER, ROUTED_BY_HEADER, PARTITION_HEADER, ROOM_HEADER, WAITED_HEADER, PASSED_ON_HEADER)
+    (
+        PROXIED_HEADER,
+        ROUTED_BY_HEADER,
+        PARTITION_HEADER,
+        ROOM_HEADER,
+        WAITED_HEADER,
+        REQUEST_ID_HEADER,
+        PASSED_ON_HEADER,
+    )
 )
 """Names of the headers that only brokers may send."""
 

@@ -413,7 +413,7 @@ async def receive_request(exchange: Exchange, body: ReceiveBody) -> ReceiveReque
         wait_s=exchange.wait_ms(body.wait_ms) / 1000,
         ack_timeout_s=body.ack_timeout_ms / 1000,
         session_ttl_s=body.session_ttl_ms / 1000,
-        request_id=body.request_id if isinstance(body.request_id, str) else None,
+        request_id=body.request_id if isinstance(body.request_id, str) else exchange.passed_on_id,
         redeliver=body.redeliver,
         priority=body.priority,
         key_shared=key_shared,
