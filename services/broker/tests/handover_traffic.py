@@ -155,7 +155,7 @@ class Traffic:
         path = f"{topic}/messages?producer=p{number}"
         while not self._stop.is_set():
             messages = [{"payload": str(one), "key": key, "sequence_id": one} for one in range(at, at + self._batch)]
-            body = {"messages": messages} if len(messages) > 1 else messages[0]
+            body = messages if len(messages) > 1 else messages[0]
             began = time.monotonic()
             if await client.call("POST", path, json=body) is None:
                 return

@@ -31,7 +31,7 @@ SUBSCRIPTION: Final = f"{TOPIC}/subscriptions/readers"
 FILLED: Final = {
     "{tenant}": "public", "{namespace}": "default", "{topic}": "victim", "{subscription}": "readers",
     "{consumer}": "honest", "{message_id}": "0:0:-1:-1", "{id}": "0", "{local}": "victim", "{producer}": "honest",
-    "{version}": "0", "{policy}": "message_ttl_s", "{role}": "clerk",
+    "{version}": "0", "{policy}": "message_ttl_s", "{role}": "clerk", "{broker}": "local",
 }  # fmt: skip
 """Values of the names in paths."""
 AUTORECOVERY: Final = "/api/v1/autorecovery"

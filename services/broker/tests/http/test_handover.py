@@ -277,7 +277,7 @@ async def test_a_drain_without_another_broker_says_so(pair):
     assert one.app.drain.status.blocked
     await one.produce("b")
     assert payloads(await one.receive(max=10)) == ["a", "b"]
-    problem(await one.post("/v1/brokers/nobody:1/drain", {}), status=404, code="no_such_broker")
+    problem(await one.post("/v1/brokers/nobody%3A1/drain", {}), status=404, code="no_such_broker")
 
 
 async def test_a_bundle_that_its_destination_does_not_take_is_taken_by_the_next_request(pair):

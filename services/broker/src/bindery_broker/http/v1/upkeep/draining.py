@@ -20,7 +20,7 @@ from bindery_broker.ownership.bundles import bundle_named, bundles_of
 
 router = APIRouter(route_class=OwnedRoute, default_response_class=JsonLine)
 
-DRAIN: Final = "/v1/brokers/{broker}/drain"
+DRAIN: Final = "/v1/brokers/{broker:segment}/drain"
 TAKE_S: Final = 3.0
 """Maximum seconds that a broker that is asked to take a bundle waits until its former owner is gone: the servers of the
 metadata store may be a moment behind."""
@@ -87,7 +87,7 @@ async def drain_broker(
 
 
 @router.post(
-    "/v1/brokers/{broker}/undrain",
+    "/v1/brokers/{broker:segment}/undrain",
     operation_id="undrainBroker",
     summary="Cancel the drain of a broker, so that it gets bundles again",
     tags=["brokers"],
