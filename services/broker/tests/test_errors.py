@@ -26,6 +26,7 @@ ERRORS: list[tuple[type[BinderyError], str, int, type[BinderyError]]] = [
     (errors.IdempotencyKeyInUse, "idempotency_key_in_use", 409, Conflict),
     (errors.NoSuchNamespace, "no_such_namespace", 404, NotThere),
     (errors.NotCompactable, "not_compactable", 422, BinderyError),
+    (errors.NoSuchBroker, "no_such_broker", 404, NotThere),
     (errors.NoSuchTenant, "no_such_tenant", 404, NotThere),
     (errors.NamespaceDeleted, "namespace_deleted", 409, Conflict),
     (errors.NamespaceNotEmpty, "namespace_not_empty", 409, Conflict),

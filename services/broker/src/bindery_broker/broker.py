@@ -17,6 +17,8 @@ from bindery_pulsar.topic_name import TopicName
 
 from bindery_broker.access.access import Access
 from bindery_broker.access.decision import Rules
+from bindery_broker.balancing.balancing import Balancing
+from bindery_broker.balancing.loads import measure
 from bindery_broker.errors import NamespaceDeleted, NoSuchNamespace, NotOwner
 from bindery_broker.limits.accounts import Accounts
 from bindery_broker.managed_ledger import WallClock
@@ -29,7 +31,8 @@ from bindery_broker.namespaces.records import Json, bundles_with, is_deleted
 from bindery_broker.ownership.bundles import Boundaries, Bundle
 from bindery_broker.ownership.divisions import Divisions
 from bindery_broker.ownership.ownership import Ownership, RemoteOwner
-from bindery_broker.ownership.records import OwnerRecord
+from bindery_broker.ownership.records import BundleLoad, Listeners, OwnerRecord
+from bindery_broker.ownership.splits import BY_TOPICS, Split
 from bindery_broker.partitioned.catalog import PartitionedTopics
 from bindery_broker.partitioned.consumers import PartitionedConsumers
 from bindery_broker.partitioned.deletions import Deletions
@@ -61,10 +64,17 @@ class Broker:
     """One broker: its topics, its ownership of bundles, and its metrics."""
 
     def __init__(
-        self, settings: BrokerSettings, components: Components, *, url: str, accounts: Accounts | None = None
+        self,
+        settings: BrokerSettings,
+        components: Components,
+        *,
+        url: str,
+        accounts: Accounts | None = None,
+        listeners: Listeners | None = None,
     ) -> None:
         """`url`: address at which other brokers reach this one. `accounts`: limits of clients; None: those of the
-        settings, without a file of overrides."""
+        settings, without a file of overrides. `listeners`: addresses for clients in other networks, as other brokers
+        and tools read them in the metadata."""
         self.settings = settings
         self.url = url
         self.clock = components.clock
@@ -96,11 +106,23 @@ class Broker:
         )
         self.ownership = Ownership(
             components.leases,
-            record=OwnerRecord(http_url=url),
+            record=OwnerRecord.of(url, listeners),
             on_lost=self.topics.abandon,
             divisions=Divisions(components.store),
         )
         self.topics.bind(self.ownership)
+        self.balancing = Balancing(
+            settings.balancing,
+            url=url,
+            store=components.store,
+            leases=components.leases,
+            clock=components.clock,
+            now=components.now,
+            measure=self._measure,
+            held=lambda: self.ownership.held,
+            split=self._split_hot,
+            listeners=listeners,
+        )
         self.schemas = SchemaRegistry(
             SchemaStore(components.store, components.client, settings=settings.ledger, clock=components.clock)
         )
@@ -150,7 +172,7 @@ class Broker:
 
     async def _take(self, name: TopicName) -> bool:
         """Return whether this broker owns the bundle of a topic, which may be missing. Takes an unowned bundle."""
-        return await self.ownership.locate(await self.ownership.divisions.find(name)) is None
+        return await self.ownership.locate(await self.ownership.divisions.find(name), take=True) is None
 
     def _is_mine(self, name: TopicName) -> bool:
         return self.ownership.is_mine(self.ownership.divisions.known(name))
@@ -183,6 +205,19 @@ class Broker:
         except BinderyError as error:
             log.warning("bundles_in_policies_outdated", namespace="/".join(space), **error_fields(error))
         return True
+
+    async def _split_hot(self, bundle: Bundle, bundles_max: int) -> bool:
+        """Split a bundle that this broker owns between the two topics in its middle. Returns False if its namespace has
+        `bundles_max` bundles, or if the bundle has fewer than two topics. See `split`."""
+        if len(await self.ownership.divisions.bundles(bundle.tenant, bundle.namespace)) >= bundles_max:
+            return False
+        topics = await self.directory.topics(bundle.tenant, bundle.namespace)
+        points = Split(BY_TOPICS).points(bundle, topics)
+        return bool(points) and await self.split(bundle, points)
+
+    async def _measure(self) -> dict[Bundle, BundleLoad]:
+        divisions = self.ownership.divisions
+        return await measure(self.ownership.held, self.topics, bundle_of=divisions.known, now=self.now)
 
     async def owner_url(self, bundle: Bundle) -> str | None:
         """Return the address of the broker that serves a bundle, of either kind; None: no broker does."""

@@ -23,6 +23,7 @@
 | IdempotencyKeyReused     | idempotency_key_reused     |    422 | the key belongs to a request with other content   |
 | IdempotencyKeyInUse      | idempotency_key_in_use     |    409 | the first request with this key is in progress    |
 | NoSuchNamespace          | no_such_namespace          |    404 | the namespace of a topic does not exist           |
+| NoSuchBroker             | no_such_broker             |    404 | no broker of this name is live                    |
 | NotCompactable           | not_compactable            |    422 | an entry whose keys are unknown prevents it       |
 | NoSuchTenant             | no_such_tenant             |    404 | the tenant of a namespace does not exist          |
 | NamespaceDeleted         | namespace_deleted          |    409 | the namespace of a new topic is being deleted     |
@@ -149,6 +150,10 @@ class NoSuchNamespace(NotThere):
     def of(cls, tenant: str, namespace: str) -> Self:
         name = f"{tenant}/{namespace}"
         return cls(f"no such namespace; `bindery namespaces create {name}` creates it", namespace=name)
+
+
+class NoSuchBroker(NotThere):
+    code = "no_such_broker"
 
 
 class NotCompactable(BinderyError):

@@ -54,7 +54,7 @@ _BY_KIND: Final[Mapping[Kind, tuple[str, ...]]] = {
     Kind.DATA: (
         "produce", "cancelMessage", "takeTopic", "releaseTopic", "receive", "ack", "nack", "retry", "leave",
     ),
-    Kind.INTERNAL: ("beginMove", "storeCopies", "findUnknown", "handBack", "stillHolds"),
+    Kind.INTERNAL: ("beginMove", "storeCopies", "findUnknown", "handBack", "stillHolds", "takeBundle"),
     Kind.READ: ("compareSchema", "adminBacklogSize", "adminCompareSchema", "adminFindSchema", "adminAnalyzeBacklog"),
 }  # fmt: skip
 STATED: Final[Mapping[str, Kind]] = {name: kind for kind, names in _BY_KIND.items() for name in names}

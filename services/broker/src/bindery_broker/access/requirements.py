@@ -72,7 +72,7 @@ _TENANT_ADMIN: Final = """
     adminClearNamespace adminClearBundle
 """
 _SUPER_USER: Final = """
-    putTenant deleteTenant unloadNamespace splitBundle
+    putTenant deleteTenant unloadNamespace splitBundle takeBundle listBrokers listBrokerBundles
     beginMove storeCopies findUnknown handBack stillHolds
     adminListTenants adminCreateTenant adminUpdateTenant adminDeleteTenant
     adminUnloadNamespace adminUnloadBundle adminSplitBundle

@@ -94,6 +94,11 @@ class Holds:
                 one.cancel()
         return True
 
+    async def is_for_this_broker(self, bundle: Bundle) -> bool:
+        """Return whether the bundle is held for this broker, the destination of its unload."""
+        hold = await self._leases.owner(_path(bundle))
+        return hold is not None and _destination(hold.value) == self._broker
+
     async def close(self) -> None:
         """End all holds of this broker."""
         for task in list(self._ending):
