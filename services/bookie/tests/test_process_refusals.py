@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import structlog
-from bindery_bookie.container import memory_limit
 from bindery_bookie.main import warn_of_memory_limit
 from bindery_bookie.settings import BookieSettings
 from bindery_core.ids import BookieId
+from bindery_kit.limits.container import memory_limit
 from bindery_metadata.bookies.cookies import CookieStore
 from bindery_metadata.cluster import initialize_cluster
 from bookie_process import ID, Bookie

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from typing import Final
 
 from bindery_kit.configuration.settings import Settings, load
+from bindery_kit.limits.container import memory_limit
 from bindery_kit.observability.logs import get_logger
 from bindery_kit.process.program import run_program
 from bindery_kit.process.runtime import Shutdown
 from bindery_kit.process.service_life import run_life, zookeeper_connector
 
-from bindery_bookie.container import memory_limit
 from bindery_bookie.process import BookieProcess
 from bindery_bookie.settings import BookieSettings
 

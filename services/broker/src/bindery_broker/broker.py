@@ -2,23 +2,24 @@
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from bindery_client.ledger.api import LedgerClient
-from bindery_core.errors import BinderyError, Conflict, NoSuchNode, NoSuchTopic
+from bindery_core.errors import BinderyError, Conflict, NoSuchTopic
 from bindery_core.sources import MonotonicClock
 from bindery_kit.observability.logs import error_fields, get_logger
 from bindery_kit.observability.metrics import Metrics
 from bindery_metadata.coordination.leases import Leases
 from bindery_metadata.stores.store import MetadataStore
-from bindery_pulsar import znode_layout
 from bindery_pulsar.topic_name import TopicName
 
 from bindery_broker.access.access import Access
 from bindery_broker.access.decision import Rules
-from bindery_broker.errors import NamespaceDeleted, NoSuchBroker, NoSuchNamespace, NotOwner
+from bindery_broker.balancing.balancing import Balancing
+from bindery_broker.balancing.loads import measure
+from bindery_broker.errors import NamespaceDeleted, NoSuchNamespace, NotOwner
 from bindery_broker.limits.accounts import Accounts
 from bindery_broker.managed_ledger import WallClock
 from bindery_broker.metrics import BrokerMetrics
@@ -30,8 +31,9 @@ from bindery_broker.namespaces.records import Json, bundles_with, is_deleted
 from bindery_broker.ownership.bundles import Boundaries, Bundle
 from bindery_broker.ownership.divisions import Divisions
 from bindery_broker.ownership.ownership import Ownership, RemoteOwner
-from bindery_broker.ownership.records import OwnerRecord, broker_id, web_url
+from bindery_broker.ownership.records import BundleLoad, Listeners, OwnerRecord
 from bindery_broker.ownership.running import Running
+from bindery_broker.ownership.splits import BY_TOPICS, Split
 from bindery_broker.partitioned.catalog import PartitionedTopics
 from bindery_broker.partitioned.consumers import PartitionedConsumers
 from bindery_broker.partitioned.deletions import Deletions
@@ -50,13 +52,6 @@ ENFORCE_S: Final = 5.0
 """Seconds between rounds of the policies, which may have short times; the interval of maintenance if that is less."""
 
 
-class Choose(Protocol):
-    async def __call__(self, bundle: Bundle, *, exclude: Collection[str] = ()) -> str | None:
-        """Return the broker (`host:port`) that a bundle is best moved to; None: no other one can take it. `exclude`:
-        brokers that are not chosen."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Components:
     """External dependencies of the broker; tests replace them."""
@@ -73,16 +68,22 @@ class Broker:
     """One broker: its topics, its ownership of bundles, and its metrics."""
 
     def __init__(
-        self, settings: BrokerSettings, components: Components, *, url: str, accounts: Accounts | None = None
+        self,
+        settings: BrokerSettings,
+        components: Components,
+        *,
+        url: str,
+        accounts: Accounts | None = None,
+        listeners: Listeners | None = None,
     ) -> None:
         """`url`: address at which other brokers reach this one. `accounts`: limits of clients; None: those of the
-        settings, without a file of overrides."""
+        settings, without a file of overrides. `listeners`: addresses for clients in other networks, as other brokers
+        and tools read them in the metadata."""
         self.settings = settings
         self.url = url
         self.clock = components.clock
         self.now = components.now
         self.store = components.store
-        self.leases = components.leases
         self.policies = PolicyStore(
             components.store, cluster=settings.cluster_name, defaults=settings.default_policies()
         )
@@ -109,11 +110,23 @@ class Broker:
         )
         self.ownership = Ownership(
             components.leases,
-            record=OwnerRecord(http_url=url),
+            record=OwnerRecord.of(url, listeners),
             on_lost=self.topics.abandon,
             divisions=Divisions(components.store),
         )
         self.topics.bind(self.ownership)
+        self.balancing = Balancing(
+            settings.balancing,
+            url=url,
+            store=components.store,
+            leases=components.leases,
+            clock=components.clock,
+            now=components.now,
+            measure=self._measure,
+            held=lambda: self.ownership.held,
+            split=self._split_hot,
+            listeners=listeners,
+        )
         self.schemas = SchemaRegistry(
             SchemaStore(components.store, components.client, settings=settings.ledger, clock=components.clock)
         )
@@ -146,12 +159,7 @@ class Broker:
         self.running = Running(held_max=settings.held_requests_max)
         """The operations on topics that run here, and the requests that wait for the next owner."""
         self.metrics.requests_held.set_function(lambda: self.running.held)
-        self.choose: Choose | None = None
-        """Chooses the broker that takes a bundle from this one; None: there is no other broker."""
-        self.ownership.yields_to = self._yields_to
         self._closing = False
-        self.draining = False
-        """Whether this broker hands its bundles over, and takes none that another broker can take."""
         self.stops = asyncio.Event()
         """Set when the process stops. Calls that wait are then answered at once."""
 
@@ -171,7 +179,7 @@ class Broker:
 
     async def _take(self, name: TopicName) -> bool:
         """Return whether this broker owns the bundle of a topic, which may be missing. Takes an unowned bundle."""
-        return await self.ownership.locate(await self.ownership.divisions.find(name)) is None
+        return await self.ownership.locate(await self.ownership.divisions.find(name), take=True) is None
 
     def _is_mine(self, name: TopicName) -> bool:
         return self.ownership.is_mine(self.ownership.divisions.known(name))
@@ -202,21 +210,6 @@ class Broker:
             log.warning("bundle_closed_with_operations", bundle=str(bundle), operations=left)
         await self.topics.unload(bundle)
 
-    async def _yields_to(self, bundle: Bundle) -> RemoteOwner | None:
-        """Return the broker that takes a bundle without owner while this one is drained; None: this one."""
-        if not self.draining or self.choose is None:
-            return None
-        to = await self.choose(bundle, exclude=(broker_id(self.url),))
-        return None if to is None else RemoteOwner(await self.broker_url(to))
-
-    async def broker_url(self, name: str) -> str:
-        """Return the address of the web service of a live broker, `host:port`. Raises NoSuchBroker."""
-        try:
-            record = (await self.store.get(znode_layout.broker(name))).data
-        except NoSuchNode:
-            raise NoSuchBroker("there is no live broker of this name", broker=name) from None
-        return web_url(record)
-
     async def split(self, bundle: Bundle, points: Sequence[int]) -> bool:
         """Divide a bundle at `points`. Returns False if this broker does not own it. See `Ownership.split`.
 
@@ -233,6 +226,19 @@ class Broker:
         except BinderyError as error:
             log.warning("bundles_in_policies_outdated", namespace="/".join(space), **error_fields(error))
         return True
+
+    async def _split_hot(self, bundle: Bundle, bundles_max: int) -> bool:
+        """Split a bundle that this broker owns between the two topics in its middle. Returns False if its namespace has
+        `bundles_max` bundles, or if the bundle has fewer than two topics. See `split`."""
+        if len(await self.ownership.divisions.bundles(bundle.tenant, bundle.namespace)) >= bundles_max:
+            return False
+        topics = await self.directory.topics(bundle.tenant, bundle.namespace)
+        points = Split(BY_TOPICS).points(bundle, topics)
+        return bool(points) and await self.split(bundle, points)
+
+    async def _measure(self) -> dict[Bundle, BundleLoad]:
+        divisions = self.ownership.divisions
+        return await measure(self.ownership.held, self.topics, bundle_of=divisions.known, now=self.now)
 
     async def owner_url(self, bundle: Bundle) -> str | None:
         """Return the address of the broker that serves a bundle, of either kind; None: no broker does."""
@@ -287,6 +293,11 @@ class Broker:
                 await self.topics.enforce()
             await self.topics.maintain()
             await self.deletions.maintain()
+
+    @property
+    def draining(self) -> bool:
+        """Whether this broker hands its bundles over, and takes none that another broker can take."""
+        return self.balancing.draining
 
     @property
     def stopping(self) -> bool:

@@ -23,8 +23,8 @@
 | IdempotencyKeyReused     | idempotency_key_reused     |    422 | the key belongs to a request with other content   |
 | IdempotencyKeyInUse      | idempotency_key_in_use     |    409 | the first request with this key is in progress    |
 | NoSuchNamespace          | no_such_namespace          |    404 | the namespace of a topic does not exist           |
+| NoSuchBroker             | no_such_broker             |    404 | no broker of this name is live                    |
 | NotCompactable           | not_compactable            |    422 | an entry whose keys are unknown prevents it       |
-| NoSuchBroker             | no_such_broker             |    404 | no live broker has this name                      |
 | NoSuchTenant             | no_such_tenant             |    404 | the tenant of a namespace does not exist          |
 | NamespaceDeleted         | namespace_deleted          |    409 | the namespace of a new topic is being deleted     |
 | NamespaceNotEmpty        | namespace_not_empty        |    409 | a namespace is deleted while it has topics        |
@@ -152,15 +152,15 @@ class NoSuchNamespace(NotThere):
         return cls(f"no such namespace; `bindery namespaces create {name}` creates it", namespace=name)
 
 
+class NoSuchBroker(NotThere):
+    code = "no_such_broker"
+
+
 class NotCompactable(BinderyError):
     """The topic has an entry whose messages cannot be told apart, so that compaction would lose some."""
 
     status = 422
     code = "not_compactable"
-
-
-class NoSuchBroker(NotThere):
-    code = "no_such_broker"
 
 
 class NoSuchTenant(NotThere):

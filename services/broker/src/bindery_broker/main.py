@@ -54,7 +54,6 @@ from bindery_broker.http.charging.passed_on import PassedOn, fetch_key
 from bindery_broker.http.late_app import LateApp, refuse_unknown
 from bindery_broker.http.protocol import ProblemHttpProtocol
 from bindery_broker.http.stats import BrokerHttpStats
-from bindery_broker.ownership.registration import keep_registered
 from bindery_broker.settings import BrokerSettings
 from bindery_broker.topic_metrics import TopicMetrics
 
@@ -264,7 +263,7 @@ class BrokerProcess:
         life.on_stop(partial(self._drain, broker, app.drain))
         life.start_part("http", self._server.wait())
         life.start_part("maintenance", broker.maintain_forever())
-        life.start_part("registration", keep_registered(leases, url=url))
+        life.start_part("balancing", broker.balancing.run())
 
     async def _connect_client(self, store: MetadataStore, layout: LedgersLayout) -> LedgerClient:
         randomness = random.SystemRandom()

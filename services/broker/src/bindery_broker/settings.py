@@ -13,6 +13,7 @@ from bindery_kit.configuration.zookeeper_access import ZooKeeperAccessSettings
 from bindery_recovery.bookie_access import BookieAccess
 
 from bindery_broker.access.settings import AuthorizationSettings
+from bindery_broker.balancing.settings import BalancingSettings
 from bindery_broker.dispatch.item import DispatchLimits
 from bindery_broker.limits.accounts import NO_OVERRIDES, Accounts, Overrides, Owner, OwnerLimits, decode_overrides
 from bindery_broker.managed_ledger import ManagedLedgerSettings
@@ -225,6 +226,9 @@ class BrokerSettings(Settings):
 
     audit_log: AuditSettings = group(AuditSettings)
     """Record of administrative changes and refused requests."""
+
+    balancing: BalancingSettings = group(BalancingSettings)
+    """How bundles of topics are spread over the brokers."""
 
     limits: LimitSettings = group(LimitSettings)
     """Rates and numbers that a client, a tenant or a namespace may use."""

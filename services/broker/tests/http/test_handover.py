@@ -2,11 +2,12 @@
 
 import asyncio
 import itertools
+from typing import Any
 
 import httpx
+import pytest
 from bindery_broker.http import at_owner
 from bindery_broker.ownership.bundles import Bundle
-from bindery_broker.ownership.registration import register
 from bindery_pulsar.topic_name import TopicName
 from broker_harness import TOPIC, Harness, ids, payloads, problem, settle
 
@@ -19,9 +20,33 @@ OTHER = next(
 )
 
 
+@pytest.fixture(autouse=True)
+async def registrations():
+    """End the registrations of a test."""
+    yield
+    tasks, followers = RUNNING
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    for follower in followers:
+        await follower.close()
+    tasks.clear()
+    followers.clear()
+
+
 async def registered(*brokers: Harness) -> None:
+    """Register brokers, and let each see the others."""
+    tasks, followers = RUNNING
     for broker in brokers:
-        await register(broker.leases, url=broker.broker.url)
+        tasks.append(asyncio.create_task(broker.broker.balancing.registration.run()))
+        broker.broker.balancing.brokers.start()
+        followers.append(broker.broker.balancing.brokers)
+    async with asyncio.timeout(30):
+        while any(len(broker.broker.balancing.brokers.records) < len(brokers) for broker in brokers):
+            await asyncio.sleep(0.001)
+
+
+RUNNING: tuple[list[asyncio.Task[None]], list[Any]] = ([], [])
 
 
 async def hand_over(broker: Harness) -> bool:
@@ -260,11 +285,11 @@ async def test_a_draining_broker_takes_no_bundle_until_the_drain_is_cancelled(pa
     assert (await one.post("/v1/brokers/local/drain", {})).json()["state"] in ("draining", "drained")
     await settle()
     body = {"bundle": BUNDLE.name}
-    problem(await one.post("/v1/namespaces/public/default/take", body), status=503, code="try_again")
-    assert (await one.app.drain._handovers.destinations.choose(BUNDLE)) == "two"
-    assert (await two.app.drain._handovers.destinations.choose(BUNDLE)) is None
+    problem(await one.post("/v1/namespaces/public/default/take", body), status=503, code="not_owner")
+    assert one.app.drain._handovers.destinations.choose(BUNDLE) == "two"
+    assert two.app.drain._handovers.destinations.choose(BUNDLE) is None
     assert (await two.post("/v1/brokers/one/undrain", {})).json()["state"] == "active"
-    assert (await two.app.drain._handovers.destinations.choose(BUNDLE)) == "one"
+    assert two.app.drain._handovers.destinations.choose(BUNDLE) == "one"
     taken = (await one.post("/v1/namespaces/public/default/take", body)).json()
     assert taken == {"namespace": "public/default", "bundle": BUNDLE.name, "owner": "http://one"}
 

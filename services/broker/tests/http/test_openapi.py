@@ -12,7 +12,7 @@ async def test_every_route_is_described(broker):
     assert described == {(method, route.path_format) for route in ROUTES for method in route.methods}
     for path, operations in document["paths"].items():
         for operation in operations.values():
-            names = {parameter["name"] for parameter in operation["parameters"] if parameter["in"] == "path"}
+            names = {parameter["name"] for parameter in operation.get("parameters", []) if parameter["in"] == "path"}
             assert names == {part[1:-1] for part in path.split("/") if part.startswith("{")}
             assert "400" in operation["responses"]
 
@@ -26,14 +26,15 @@ async def test_operations_keep_their_ids_and_document_their_errors(broker):
         "deleteSchema", "deleteTenant", "deleteTopic", "deleteTopicPolicy", "drainBroker", "drainStatus", "expire",
         "explainPermission", "explainSubscription", "findUnknown", "getNamespace", "getNamespacePolicies",
         "getProducer", "getSchema", "getSchemaVersion", "getTenant", "getTopicPolicies", "grantNamespacePermission",
-        "grantTopicPermission", "handBack", "leave", "listBundles", "listDeadLetters", "listNamespacePermissions",
-        "listNamespaces", "listNamespacesOfTenant", "listSchemaVersions", "listSubscriptions", "listTenants",
-        "listTopicPermissions", "listTopics", "nack", "produce", "purgeDeadLetters", "putNamespacePolicies",
-        "putTenant", "putTopicPolicies", "readMessage", "readMessages", "receive", "redriveDeadLetters", "releaseTopic",
-        "resetSubscription", "retry", "revokeNamespacePermission", "revokeTopicPermission", "seek", "setPartitions",
-        "showLimits", "skip", "splitBundle", "stillHolds", "storeCopies", "stream", "subscribe", "takeBundle",
-        "takeTopic", "topicInternalStats", "topicPartitions", "topicRetention", "topicStats", "undrainBroker",
-        "unloadNamespace", "unloadTopic", "unsubscribe", "uploadSchema",
+        "grantTopicPermission", "handBack", "leave", "listBrokerBundles", "listBrokers", "listBundles",
+        "listDeadLetters", "listNamespacePermissions", "listNamespaces", "listNamespacesOfTenant", "listSchemaVersions",
+        "listSubscriptions", "listTenants", "listTopicPermissions", "listTopics", "nack", "produce", "purgeDeadLetters",
+        "putNamespacePolicies", "putTenant", "putTopicPolicies", "readMessage", "readMessages", "receive",
+        "redriveDeadLetters", "releaseTopic", "resetSubscription", "retry", "revokeNamespacePermission",
+        "revokeTopicPermission", "seek", "setPartitions", "showLimits", "skip", "splitBundle", "stillHolds",
+        "storeCopies", "stream", "subscribe", "takeBundle", "takeTopic", "topicInternalStats", "topicPartitions",
+        "topicRetention", "topicStats", "undrainBroker", "unloadNamespace", "unloadTopic", "unsubscribe",
+        "uploadSchema",
     ]  # fmt: skip
     for operation in operations.values():
         for status, answer in operation["responses"].items():

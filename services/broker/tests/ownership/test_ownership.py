@@ -74,7 +74,7 @@ async def test_a_bundle_is_located_by_one_task_at_a_time(monkeypatch: pytest.Mon
     acquire_really = mine._acquire
     inside = most = calls = 0
 
-    async def acquire(bundle: Bundle) -> RemoteOwner | None:
+    async def acquire(bundle: Bundle, *, take: bool) -> RemoteOwner | None:
         nonlocal inside, most, calls
         calls += 1
         fails = calls == 1
@@ -84,7 +84,7 @@ async def test_a_bundle_is_located_by_one_task_at_a_time(monkeypatch: pytest.Mon
             await asyncio.sleep(0.01)
             if fails:
                 raise MetadataUnavailable("made up")
-            return await acquire_really(bundle)
+            return await acquire_really(bundle, take=take)
         finally:
             inside -= 1
 

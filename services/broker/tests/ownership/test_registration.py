@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from bindery_broker.ownership.registration import keep_registered, register
+from bindery_broker.ownership.records import own_record
+from bindery_broker.ownership.registration import Registration
 from bindery_core.errors import MetadataUnavailable
 from bindery_core.version import VERSION
 from bindery_metadata.coordination.leases import Leases
@@ -15,6 +16,30 @@ from bindery_simulation.instant import InstantLoop
 
 URL = "http://10.0.0.7:8080"
 PATH = "/loadbalance/brokers/10.0.0.7:8080"
+RECORD = own_record(URL)
+EXPECTED: dict[str, Any] = {
+    "webServiceUrl": "http://10.0.0.7:8080",
+    "webServiceUrlTls": None,
+    "pulsarServiceUrl": None,
+    "pulsarServiceUrlTls": None,
+    "brokerId": "10.0.0.7:8080",
+    "persistentTopicsEnabled": False,
+    "nonPersistentTopicsEnabled": False,
+    "cpu": {"usage": 0.0, "limit": 0.0},
+    "numBundles": 0,
+    "brokerVersionString": VERSION,
+    "loadReportType": "LocalBrokerData",
+    "loadManagerClassName": "bindery",
+    "advertisedListeners": {},
+    "bindery": True,
+    "draining": False,
+}
+"""Members that a Pulsar broker reads, and the marks of this program. A Pulsar leader would unload `bundles`, and split
+those in `lastStats`: the record has neither."""
+
+
+def registration(leases: Any) -> Registration:
+    return Registration(leases, name="10.0.0.7:8080", record=lambda: RECORD)
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
@@ -71,29 +96,21 @@ async def cancelled(task: "asyncio.Task[None]") -> None:
 async def test_the_znode_has_the_address_in_the_format_of_pulsar() -> None:
     tree = MemoryTree()
     store = tree.connect()
-    lease = await register(Leases(store), url=URL)
+    lease = await registration(Leases(store)).register()
     assert lease is not None
     assert lease.path == PATH
     node = await store.get(PATH)
     assert node.stat.ephemeral_owner == store.session_id
-    assert msgspec.json.decode(node.data) == {
-        "webServiceUrl": "http://10.0.0.7:8080",
-        "brokerId": "10.0.0.7:8080",
-        "persistentTopicsEnabled": False,
-        "nonPersistentTopicsEnabled": False,
-        "brokerVersionString": VERSION,
-        "loadReportType": "LocalBrokerData",
-        "loadManagerClassName": "bindery",
-        "bindery": True,
-        "draining": False,
-    }
+    found = msgspec.json.decode(node.data)
+    assert {name: found[name] for name in EXPECTED} == EXPECTED
+    assert not {"bundles", "lastStats"} & found.keys()
 
 
 async def test_a_registration_of_another_session_is_not_taken() -> None:
     tree = MemoryTree()
     first = tree.connect()
-    assert await register(Leases(first), url=URL) is not None
-    assert await register(Leases(tree.connect()), url=URL) is None
+    assert await registration(Leases(first)).register() is not None
+    assert await registration(Leases(tree.connect())).register() is None
     assert await owner_of(tree) == first.session_id
 
 
@@ -101,7 +118,7 @@ def test_a_lost_registration_is_created_again() -> None:
     async def scenario() -> None:
         tree = MemoryTree()
         store = tree.connect()
-        task = asyncio.ensure_future(keep_registered(Leases(store), url=URL))
+        task = asyncio.ensure_future(registration(Leases(store)).run())
         await asyncio.sleep(0.1)
         assert await owner_of(tree) == store.session_id
         await tree.connect().delete(PATH, version=None)
@@ -121,9 +138,9 @@ def test_the_registration_of_a_killed_predecessor_is_awaited() -> None:
     async def scenario() -> None:
         tree = MemoryTree()
         killed: MemoryStore = tree.connect()
-        await register(Leases(killed), url=URL)
+        await registration(Leases(killed)).register()
         store = tree.connect()
-        task = asyncio.ensure_future(keep_registered(Leases(store), url=URL))
+        task = asyncio.ensure_future(registration(Leases(store)).run())
         await asyncio.sleep(10)
         assert await owner_of(tree) == killed.session_id
         tree.expire(killed)
@@ -139,7 +156,7 @@ def test_a_failed_attempt_is_repeated_each_second() -> None:
         lease = OneLease()
         leases: Any = ScriptedLeases(MetadataUnavailable("made up"), None, MetadataUnavailable("made up"), lease)
         began = asyncio.get_running_loop().time()
-        task = asyncio.ensure_future(keep_registered(leases, url=URL))
+        task = asyncio.ensure_future(registration(leases).run())
         await asyncio.sleep(60)
         assert leases.asked_at == [began, began + 1, began + 2, began + 3]
         await cancelled(task)
@@ -152,7 +169,7 @@ def test_a_lease_that_is_not_held_is_not_released() -> None:
     async def scenario() -> None:
         lease = OneLease()
         leases: Any = ScriptedLeases(lease)
-        task = asyncio.ensure_future(keep_registered(leases, url=URL))
+        task = asyncio.ensure_future(registration(leases).run())
         await asyncio.sleep(1)
         lease.is_held = False
         await cancelled(task)
@@ -167,7 +184,7 @@ def test_a_lost_lease_is_forgotten_when_the_next_attempt_fails() -> None:
     async def scenario() -> None:
         lease = OneLease()
         leases: Any = ScriptedLeases(lease, MetadataUnavailable("made up"))
-        task = asyncio.ensure_future(keep_registered(leases, url=URL))
+        task = asyncio.ensure_future(registration(leases).run())
         await asyncio.sleep(1)
         lease.lose()
         await asyncio.sleep(4.5)
@@ -183,7 +200,7 @@ def test_an_error_of_the_release_does_not_replace_the_cancellation() -> None:
         lease = OneLease()
         lease.release_error = MetadataUnavailable("made up")
         leases: Any = ScriptedLeases(lease)
-        task = asyncio.ensure_future(keep_registered(leases, url=URL))
+        task = asyncio.ensure_future(registration(leases).run())
         await asyncio.sleep(1)
         await cancelled(task)
         assert lease.releases == 1

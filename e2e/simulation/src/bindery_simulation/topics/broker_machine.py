@@ -9,7 +9,6 @@ import asyncio
 from typing import Any, Final
 
 from bindery_broker.broker import Broker, Components
-from bindery_broker.ownership.registration import keep_registered
 from bindery_broker.settings import BrokerSettings
 from bindery_client.client import LedgerClient
 from bindery_core.errors import BinderyError
@@ -118,7 +117,7 @@ class BrokerMachine(ClientMachine):
         broker.topics.targets.peers = self._switchboard.peers()
         parts = [
             loop.create_task(broker.maintain_forever()),
-            loop.create_task(keep_registered(leases, url=self.url)),
+            loop.create_task(broker.balancing.registration.run()),
         ]
         stopped = self._stop_wanted = loop.create_future()
         incarnation_opened = self._opened(process)

@@ -72,8 +72,8 @@ _TENANT_ADMIN: Final = """
     adminClearNamespace adminClearBundle
 """
 _SUPER_USER: Final = """
-    putTenant deleteTenant unloadNamespace splitBundle
-    drainBroker undrainBroker drainStatus takeBundle
+    putTenant deleteTenant unloadNamespace splitBundle takeBundle listBrokers listBrokerBundles
+    drainBroker undrainBroker drainStatus
     beginMove storeCopies findUnknown handBack stillHolds
     adminListTenants adminCreateTenant adminUpdateTenant adminDeleteTenant
     adminUnloadNamespace adminUnloadBundle adminSplitBundle

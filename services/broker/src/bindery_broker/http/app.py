@@ -19,9 +19,11 @@ from bindery_broker.http.budget import ByteBudget
 from bindery_broker.http.charging.allowance import Limiter
 from bindery_broker.http.exchange import has_reasons, reason_reply
 from bindery_broker.http.gate import Carry, Gate, HotRoutes
+from bindery_broker.http.peers.assignments import Assignments
 from bindery_broker.http.peers.moves import Peers
 from bindery_broker.http.peers.retries import RemoteRetries
 from bindery_broker.http.peers.senders import Senders
+from bindery_broker.http.peers.unloads import Unloads
 from bindery_broker.http.proxy import Proxy
 from bindery_broker.http.route import HotRoute
 from bindery_broker.http.v1.partitioned.operations import PartitionedOperations
@@ -54,6 +56,8 @@ class BrokerApp(FastAPI):
         self._retries = RemoteRetries(self._proxy, prefix=f"via-{broker.store.session_id:x}", now=broker.now)
         broker.retry_topics.peers = self._retries
         broker.partitioned_consumers.peers = self._retries
+        assignments = Assignments(broker, self._proxy, Unloads(broker, self._proxy))
+        broker.ownership.assigner = broker.balancing.peers = assignments
         self._budget = ByteBudget(broker.settings.in_flight_bytes_max, arriving=arriving)
         broker.metrics.in_flight_bytes.set_function(lambda: self._budget.used)
         self.add_api_route("/docs", self._docs, include_in_schema=False)
@@ -90,7 +94,6 @@ class BrokerApp(FastAPI):
         at_owner.app = self._gate
         self.drain = at_owner.drain
         """Hands over all bundles of this broker."""
-        broker.choose = at_owner.drain.choose
         broker.deletions.delete_topic = at_owner.delete_topic
 
     def openapi(self) -> dict[str, Any]:

@@ -98,6 +98,11 @@ class Holds:
         """End the hold of a bundle, because its next owner has taken it."""
         await self._stop([task for task, held in self._ending.items() if held == bundle])
 
+    async def is_for_this_broker(self, bundle: Bundle) -> bool:
+        """Return whether the bundle is held for this broker, the destination of its unload."""
+        hold = await self._leases.owner(_path(bundle))
+        return hold is not None and _destination(hold.value) == self._broker
+
     async def close(self) -> None:
         """End all holds of this broker."""
         await self._stop(list(self._ending))

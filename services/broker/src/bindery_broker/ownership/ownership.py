@@ -1,6 +1,8 @@
 """Determine which broker serves a topic. A broker owns a namespace bundle through an ephemeral node.
 
-The first broker that gets a request for an unowned bundle takes it. The record is Pulsar's, with a mark of ours:
+A broker that gets a request for an unowned bundle asks the broker with the least load to take it (`Assigner`), and
+takes it itself if that does not. Creating the node decides, so that there is one owner whatever brokers choose. The
+record is Pulsar's, with a mark of ours:
 
     {"nativeUrl": "", "nativeUrlTls": "", "httpUrl": "http://10.0.0.7:8080", "httpUrlTls": "", "disabled": false,
      "advertisedListeners": {}, "bindery": true}
@@ -40,6 +42,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -86,6 +89,19 @@ class Unloaded:
     """Address of the broker that owned the bundle; None: no broker did, and nothing was done."""
 
 
+class Assigner(Protocol):
+    """Gives bundles without owner to brokers."""
+
+    def is_elsewhere(self, bundle: Bundle) -> bool:
+        """Return whether another broker should take the bundle. Does not wait, and changes nothing."""
+        ...
+
+    async def assign(self, bundle: Bundle) -> None:
+        """Ask other brokers to take the bundle, the best one first. If none does, this broker is to take it. Raises
+        nothing, and ends in bounded time."""
+        ...
+
+
 class Ownership:
     def __init__(
         self, leases: Leases, *, record: OwnerRecord, on_lost: Callable[[Bundle], None], divisions: Divisions
@@ -96,7 +112,7 @@ class Ownership:
         record = msgspec.structs.replace(record, bindery=True)
         self._record = msgspec.json.encode(record)
         self._disabled = msgspec.json.encode(msgspec.structs.replace(record, disabled=True))
-        self._http_url = record.http_url
+        self._http_url = record.url
         self._on_lost = on_lost
         self._held: dict[Bundle, Lease] = {}
         self._remote: dict[Bundle, RemoteOwner] = {}
@@ -105,11 +121,12 @@ class Ownership:
         """Bundles that are being unloaded, with the seconds for which they are held then."""
         self._awaited: dict[tuple[Bundle, str], asyncio.Task[None]] = {}
         """Tasks that wait until a bundle has another owner than the broker at a URL."""
-        self.yields_to: Callable[[Bundle], Awaitable[RemoteOwner | None]] | None = None
-        """Returns the broker that shall take a bundle without owner instead of this one; None: this one takes it."""
         self._heirs: WeakKeyDictionary[Lease, dict[Bundle, Lease]] = WeakKeyDictionary()
         """By the lease of a bundle that was split: the leases of its parts."""
-        self._holds = Holds(leases, broker=broker_id(record.http_url))
+        self._holds = Holds(leases, broker=broker_id(record.url))
+        self.assigner: Assigner | None = None
+        """None: this broker takes each bundle without owner for which it is asked."""
+        self._assigning: dict[Bundle, asyncio.Task[None]] = {}
         self._closing = False
 
     @property
@@ -148,8 +165,11 @@ class Ownership:
 
         return is_owned
 
-    async def locate(self, bundle: Bundle) -> RemoteOwner | None:
-        """Return the other broker that owns `bundle`; None: this broker owns it. An unowned bundle is taken.
+    async def locate(self, bundle: Bundle, *, take: bool = False) -> RemoteOwner | None:
+        """Return the other broker that owns `bundle`; None: this broker owns it.
+
+        An unowned bundle is given to the broker that the assigner chooses. `take`: this broker takes it, for example
+        because another one has chosen it.
 
         Raises NotOwner while the owner changes, OwnedByPulsar, MetadataUnavailable if ZooKeeper does not answer. While
         the bundle is unloaded, and as long as it is held then, the call waits.
@@ -158,13 +178,31 @@ class Ownership:
             return None
         remote = self._remote.get(bundle)
         if remote is None:
-            async with self._locks.hold(bundle):
-                if self.is_mine(bundle):
-                    return None
-                remote = self._remote.get(bundle) or await self._acquire(bundle)
+            try:
+                remote = await self._locate_now(bundle, take=take)
+            except _Elsewhere:
+                await self._assign(bundle)
+                remote = await self._locate_now(bundle, take=True)
         if remote is not None and remote.is_pulsar:
             raise OwnedByPulsar.of(bundle, http_url=remote.http_url, native_url=remote.native_url)
         return remote
+
+    async def _locate_now(self, bundle: Bundle, *, take: bool) -> RemoteOwner | None:
+        async with self._locks.hold(bundle):
+            if self.is_mine(bundle):
+                return None
+            return self._remote.get(bundle) or await self._acquire(bundle, take=take)
+
+    async def _assign(self, bundle: Bundle) -> None:
+        """Ask other brokers to take the bundle, once for all requests that wait for it. The lock of the bundle must not
+        be held: the other broker may be asking this one."""
+        assert self.assigner is not None
+        task = self._assigning.get(bundle)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self.assigner.assign(bundle))
+            self._assigning[bundle] = task
+            task.add_done_callback(lambda _: self._assigning.pop(bundle, None))
+        await asyncio.shield(task)
 
     async def owner(self, bundle: Bundle) -> RemoteOwner | None:
         """Read which other broker owns the bundle; None: this one, or none. Takes nothing.
@@ -298,7 +336,9 @@ class Ownership:
             except BinderyError as error:  # the end of the session releases the bundle
                 log.warning("bundle_not_released", bundle=str(bundle), **error_fields(error))
 
-    async def _acquire(self, bundle: Bundle) -> RemoteOwner | None:
+    async def _acquire(self, bundle: Bundle, *, take: bool) -> RemoteOwner | None:
+        """Return the other broker that owns the bundle; None: this one has taken it. Raises _Elsewhere, unless `take`,
+        if another broker should take it."""
         attempts = 0
         while attempts < ATTEMPTS_MAX and not self._closing:
             attempts += 1
@@ -321,8 +361,8 @@ class Ownership:
             if owner is None and await self._holds.wait(bundle, changed):
                 attempts -= 1  # bounded by the end of the hold
                 continue
-            if owner is None and self.yields_to is not None and (other := await self.yields_to(bundle)) is not None:
-                return other
+            if owner is None and not take and await self._is_elsewhere(bundle):
+                raise _Elsewhere
             lease = await self._leases.acquire(bundle.owner_path, self._record)
             if lease is not None:
                 if not await self._still_exists(bundle, lease):
@@ -332,6 +372,11 @@ class Ownership:
                 log.info("bundle_acquired", bundle=str(bundle))
                 return None
         raise NotOwner("the bundle's owner is changing; retry", bundle=str(bundle))
+
+    async def _is_elsewhere(self, bundle: Bundle) -> bool:
+        if self.assigner is None or not self.assigner.is_elsewhere(bundle):
+            return False
+        return not await self._holds.is_for_this_broker(bundle)
 
     async def _still_exists(self, bundle: Bundle, lease: Lease) -> bool:
         """Return whether the namespace still has the bundle; release the lease if not."""
@@ -362,12 +407,16 @@ class Ownership:
         self._on_lost(bundle)
 
 
+class _Elsewhere(Exception):
+    """The bundle has no owner, and another broker should take it."""
+
+
 def _decode_owner(bundle: Bundle, value: bytes) -> RemoteOwner:
     try:
         record = msgspec.json.decode(value, type=OwnerRecord)
     except msgspec.MsgspecError as error:
         raise Corrupt("the bundle's owner record cannot be read", bundle=str(bundle)) from error
-    url = record.http_url or record.http_url_tls
+    url = record.url
     if record.disabled or not url:
         raise NotOwner("the bundle is being unloaded; retry", bundle=str(bundle))
     if record.is_pulsar:

@@ -2,7 +2,6 @@
 
 import httpx
 import pytest
-from bindery_broker.ownership.registration import register
 from bindery_core.version import VERSION
 from broker_harness import Harness
 
@@ -42,7 +41,7 @@ async def test_live_brokers_are_listed(two):
         {"reason": "the broker is not registered in the metadata store"},
     )
     for harness in two:
-        assert await register(harness.leases, url=harness.broker.url)
+        assert await harness.broker.balancing.registration.register()
     assert (await one.client.get("/admin/v2/brokers")).json() == ["one", "two"]
     assert (await other.client.get("/admin/v2/brokers/bindery")).json() == ["one", "two"]
     assert (await other.client.get("/admin/v2/brokers/other")).json() == {"reason": "Cluster does not exist"}

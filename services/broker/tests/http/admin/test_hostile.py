@@ -5,7 +5,6 @@ Whatever is sent, the answer is Pulsar's form of an error or a success, never a 
 
 from bindery_broker.http.admin import ROUTERS
 from bindery_broker.http.admin.calls import READING
-from bindery_broker.ownership.registration import register
 
 CALLS = sorted(
     (method, route.path_format, route.operation_id)
@@ -68,7 +67,7 @@ def some(values, number, count=2):
 
 
 async def test_hostile_names_are_refused_or_found_missing(broker):
-    await register(broker.leases, url=broker.broker.url)
+    await broker.broker.balancing.registration.register()
     for number, (method, path, _) in enumerate(CALLS):
         for name in some(NAMES, number, 1):
             for target in (filled(path, name), everywhere(path, name)):

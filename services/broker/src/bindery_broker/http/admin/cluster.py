@@ -5,7 +5,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import msgspec
-from bindery_core.errors import NoSuchNode
+from bindery_core.errors import Corrupt, NoSuchNode
 from bindery_core.version import VERSION
 from bindery_metadata.layout.layout import READONLY, LedgersLayout
 from bindery_pulsar import znode_layout
@@ -15,16 +15,9 @@ from starlette.responses import Response
 from bindery_broker.http.admin.calls import ROOT, Refused, answer, call, done, param, text
 from bindery_broker.http.admin.topic_json import topic_stats
 from bindery_broker.http.exchange import Exchange
-from bindery_broker.ownership.records import encode_broker
+from bindery_broker.ownership.records import decode_leader, pulsar_load
 
 router: Final = APIRouter()
-
-
-class _Leader(msgspec.Struct):
-    """Pulsar's LeaderBroker."""
-
-    serviceUrl: str
-    brokerId: str = ""
 
 
 @call(router, "GET", ROOT + "/brokers", "adminListBrokers")
@@ -99,16 +92,18 @@ async def internal_configuration(exchange: Exchange) -> Response:
 
 @call(router, "GET", ROOT + "/brokers/leaderBroker", "adminLeaderBroker")
 async def leader(exchange: Exchange) -> Response:
-    """The leader among the brokers of Pulsar that serve the same cluster. Those of Bindery need none, and elect none.
+    """The leader: a broker of Pulsar if there is one, otherwise the broker of Bindery that moves bundles.
 
     Raises Refused (404) if there is no leader.
     """
     try:
         node = await exchange.broker.store.get(znode_layout.LEADER)
-        found = msgspec.json.decode(node.data, type=_Leader)
-    except (NoSuchNode, msgspec.MsgspecError, UnicodeDecodeError):
-        raise Refused(404, "Couldn't find leader broker: brokers of Bindery do not elect one") from None
-    return answer({"brokerId": found.brokerId or urlsplit(found.serviceUrl).netloc, "serviceUrl": found.serviceUrl})
+        found = decode_leader(node.data, path=znode_layout.LEADER)
+    except (NoSuchNode, Corrupt):
+        raise Refused(404, "Couldn't find leader broker") from None
+    if not found.name:
+        raise Refused(404, "Couldn't find leader broker")
+    return answer({"brokerId": found.name, "serviceUrl": found.service_url})
 
 
 @call(router, "GET", ROOT + "/brokers/backlog-quota-check", "adminCheckQuotas")
@@ -119,10 +114,13 @@ async def check_quotas(_exchange: Exchange) -> Response:
 
 @call(router, "GET", ROOT + "/broker-stats/load-report", "adminLoadReport")
 async def load_report(exchange: Exchange) -> Response:
-    """What this broker has registered about itself, in the form of Pulsar's LocalBrokerData, and its bundles. The load
-    of its machine is not measured."""
-    registered = msgspec.json.decode(encode_broker(exchange.broker.url))
-    return answer({**registered, "bundles": sorted(map(str, exchange.broker.ownership.held))})
+    """The load of this broker and of its bundles, as measured last, in the form of Pulsar's LocalBrokerData."""
+    balancing = exchange.broker.balancing
+    found = msgspec.to_builtins(balancing.report_now())
+    found["bundles"] = sorted(map(str, exchange.broker.ownership.held))
+    found["lastStats"] = {bundle: pulsar_load(load) for bundle, load in balancing.loads().items()}
+    del found["binderyBundles"]
+    return answer(found)
 
 
 @call(router, "GET", ROOT + "/bookies/all", "adminListBookies")

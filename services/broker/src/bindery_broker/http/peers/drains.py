@@ -43,7 +43,6 @@ class Drain:
         self._began = 0.0
         self._ended: float | None = None
         self._blocked = False
-        self.choose = handovers.destinations.choose
         self._settled = asyncio.Event()
         """Set while nothing is left that can be handed over."""
 
@@ -55,7 +54,7 @@ class Drain:
     async def ask(self, exchange: Exchange, broker: str) -> tuple[int, bytes]:
         """Return the answer of another broker, `host:port`, to a request that is for it. Raises NoSuchBroker, NotOwner,
         OutcomeUnknown."""
-        url = await self._handovers.destinations.url(broker)
+        url = self._handovers.destinations.url(broker)
         path = exchange.raw_path.decode("ascii")
         body = None if exchange.method in ("GET", "HEAD") else await exchange.body()
         return await self._proxy.call("GET" if body is None else "POST", url, path, body, client=exchange.principal)

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import msgspec
 from bindery_core.errors import BinderyError
-from bindery_kit.observability.logs import error_fields, get_logger
+from bindery_kit.observability.logs import get_logger
 
 from bindery_broker.broker import Broker
 from bindery_broker.http.peers.destinations import Destinations
@@ -41,7 +41,7 @@ class HandOvers:
     async def move(self, bundle: Bundle) -> bool:
         """Hand a bundle over to the broker that is chosen. Returns False, with nothing changed, if there is none, or if
         this broker does not own the bundle. Raises MetadataUnavailable, with nothing changed."""
-        to = await self.destinations.choose(bundle)
+        to = self.destinations.choose(bundle)
         if to is None:
             return False
         began = self._broker.now()
@@ -74,11 +74,7 @@ class HandOvers:
             asked.add(chosen)
             if await self._take(bundle, chosen, topics):
                 return chosen
-            try:
-                chosen = await self.destinations.choose(bundle, exclude=asked)
-            except BinderyError as error:
-                log.warning("bundle_not_brought", bundle=str(bundle), **error_fields(error))
-                return ""
+            chosen = self.destinations.choose(bundle, exclude=asked)
         return ""
 
     async def _take(self, bundle: Bundle, broker: str, topics: list[str]) -> bool:
@@ -86,7 +82,7 @@ class HandOvers:
         body = msgspec.json.encode({"bundle": bundle.name, "topics": topics})
         try:
             async with asyncio.timeout(TAKE_TIMEOUT_S):
-                url = await self.destinations.url(broker)
+                url = self.destinations.url(broker)
                 status, answer = await self._proxy.call("POST", url, path, body, timeout_s=TAKE_TIMEOUT_S)
         except (BinderyError, TimeoutError) as error:
             log.warning("bundle_not_taken", bundle=str(bundle), broker=broker, error=str(error) or "timeout")

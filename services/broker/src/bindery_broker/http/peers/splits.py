@@ -47,7 +47,7 @@ class Splits:
     async def _split(self, bundle: Bundle, how: Split, unload: bool, only_here: bool) -> list[Bundle]:
         broker = self._broker
         try:
-            owner = await broker.ownership.locate(bundle)
+            owner = await broker.ownership.locate(bundle, take=True)
         except OwnedByPulsar as error:
             owner = RemoteOwner(error.http_url, is_pulsar=True)
         if owner is not None:

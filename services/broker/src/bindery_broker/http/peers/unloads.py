@@ -101,7 +101,7 @@ class Unloads:
         if topic is None:
             return
         if to.url == self._broker.url:
-            await self._broker.ownership.locate(bundle)
+            await self._broker.ownership.locate(bundle, take=True)
             return
         local = quote(topic.local, safe="")
         path = f"/lookup/v2/topic/persistent/{quote(bundle.tenant, safe='')}/{quote(bundle.namespace, safe='')}/{local}"

@@ -13,7 +13,15 @@ from typing import Final
 from bindery_broker.http.v1 import consuming, dead_letters, messages, moves, subscriptions, topics
 from bindery_broker.http.v1.namespaces import ROUTERS as NAMESPACE_ROUTERS
 from bindery_broker.http.v1.partitioned import endpoints as partitions
-from bindery_broker.http.v1.upkeep import bundles, client_limits, compaction, draining, schema_registry, unloading
+from bindery_broker.http.v1.upkeep import (
+    brokers,
+    bundles,
+    client_limits,
+    compaction,
+    draining,
+    schema_registry,
+    unloading,
+)
 
 ROUTERS: Final = (
     messages.router,
@@ -27,6 +35,7 @@ ROUTERS: Final = (
     compaction.router,
     unloading.router,
     bundles.router,
+    brokers.router,
     draining.router,
     client_limits.router,
     *NAMESPACE_ROUTERS,

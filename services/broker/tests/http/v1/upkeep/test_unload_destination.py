@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 from bindery_broker.ownership.bundles import Bundle
-from bindery_broker.ownership.records import encode_broker
+from bindery_broker.ownership.records import encode_broker, own_record
 from bindery_metadata.stores.memory import MemoryTree
 from bindery_pulsar.topic_name import TopicName
 from broker_harness import TOPIC, Harness, payloads, problem
@@ -50,7 +50,7 @@ async def pulsar(tree, pair) -> PulsarBroker:
         harness.peers["three"] = broker  # type: ignore[assignment]
         url = harness.broker.url
         path = f"/loadbalance/brokers/{url.removeprefix('http://')}"
-        await harness.store.create(path, encode_broker(url), ephemeral=True, make_parents=True)
+        await harness.store.create(path, encode_broker(own_record(url)), ephemeral=True, make_parents=True)
     record = {"webServiceUrl": "http://three", "pulsarServiceUrl": "pulsar://three:6650"}
     await broker.store.create("/loadbalance/brokers/three", json.dumps(record).encode(), ephemeral=True)
     return broker

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from bindery_bookie.container import CGROUPS, memory_limit
+from bindery_kit.limits.container import CGROUPS, memory_limit
 
 
 def limit_of(root: Path, *, v2: bytes | None = None, v1: bytes | None = None) -> int | None:

@@ -1,0 +1,1 @@
+"""Which broker gets which bundle: loads, choices, moves of the leader, splits."""
