@@ -17,6 +17,7 @@ from typer.exceptions import TyperException
 
 from bindery import audit
 from bindery.bookie import commands as bookie
+from bindery.brokers import commands as brokers
 from bindery.certificates import commands as certificates
 from bindery.cluster import commands as cluster
 from bindery.common import exit_codes
@@ -64,6 +65,7 @@ app.add_typer(topics.app, name="topics")
 topics.app.command("policies")(topic_policies.policies)
 topics.app.command("set-policy")(topic_policies.set_policy)
 topics.app.command("release")(release)
+app.add_typer(brokers.app, name="brokers")
 app.add_typer(tenants.app, name="tenants")
 app.add_typer(namespaces.app, name="namespaces")
 app.add_typer(permissions.app, name="permissions")

@@ -19,6 +19,7 @@ from bindery_broker.access.access import Access
 from bindery_broker.access.decision import Rules
 from bindery_broker.balancing.balancing import Balancing
 from bindery_broker.balancing.loads import measure
+from bindery_broker.balancing.metrics import BalancingMetrics
 from bindery_broker.errors import NamespaceDeleted, NoSuchNamespace, NotOwner
 from bindery_broker.limits.accounts import Accounts
 from bindery_broker.managed_ledger import WallClock
@@ -152,6 +153,7 @@ class Broker:
         )
         self.accounts = settings.limits.accounts() if accounts is None else accounts
         self.metrics = BrokerMetrics(components.metrics, self.topics, self.policies, self.accounts)
+        components.metrics.registry.register(BalancingMetrics(self.balancing, cluster=settings.cluster_name))
         self._closing = False
         self.draining = False
         """Whether the process is stopping. Waiting calls are then answered at once."""
