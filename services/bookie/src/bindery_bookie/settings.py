@@ -194,7 +194,8 @@ class BookieSettings(Settings):
     model_config = SettingsConfigDict(env_prefix="BOOKIE_")
 
     zookeeper: str = "127.0.0.1:2181"
-    """ZooKeeper servers: `host:port`, separated by commas."""
+    """ZooKeeper servers: `host:port`, separated by commas. A path after the last one is the chroot, the node that is
+    used as the root of ZooKeeper: `a:2181,b:2181/messaging`."""
 
     ledgers_root: str = "/ledgers"
     """Root znode of the cluster. Source: BookKeeper's zk://host/ledgers."""
