@@ -184,6 +184,7 @@ def installed(namespace: str) -> str:
             "zookeeper.persistence.annotations.backup=daily",
             'annotations of zookeeper.persistence\'s claim "data" were {} and are now {"backup":"daily"}',
         ),
+        ("zookeeper.chroot=/x", 'zookeeper.chroot was "" and cannot become "/x": the metadata of all ledgers is there'),
         ("zookeeper.persistence.size=4Gi", 'the size of zookeeper.persistence\'s claim "data" was 2Gi and is now 4Gi'),
     ],
 )
@@ -229,6 +230,7 @@ def test_existing_claims_of_another_number_of_servers_are_refused(namespace: str
         ("bookie.replicas=3", "! bookie.replicas equals ensembleSize (3)"),
         ("broker.service.type=LoadBalancer", "! broker.service.type is LoadBalancer"),
         ("broker.ingress.enabled=true,broker.ingress.hosts={a.example}", "! broker.ingress.enabled"),
+        ("broker.httpRoute.enabled=true,broker.httpRoute.parentRefs[0].name=a", "! broker.httpRoute.enabled"),
         (
             "audit.enabled=true,audit.executors.enabled=true",
             "! audit.executors.enabled: the driver's account can create",

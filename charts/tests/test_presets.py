@@ -219,7 +219,7 @@ def test_ha_spreads_over_nodes_and_zones_and_survives_the_loss_of_one() -> None:
         component(one["spec"]["template"]): one["spec"]["replicas"]
         for one in of_kind(objects, "StatefulSet", "Deployment")
     }
-    assert replicas == {"zookeeper": 3, "bookie": 5, "broker": 2, "auditor": 2, "toolbox": 1}
+    assert replicas == {"zookeeper": 3, "bookie": 5, "broker": 3, "auditor": 2, "toolbox": 1}
     for name in ("zookeeper", "bookie", "broker", "auditor"):
         affinity = by_component(objects)[name]["spec"]["affinity"]["podAntiAffinity"]
         assert set(affinity) == {"requiredDuringSchedulingIgnoredDuringExecution"}, name

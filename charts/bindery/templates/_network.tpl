@@ -35,6 +35,7 @@ spark:
 -}}
 {{- if .Values.zookeeper.enabled }}{{ $_ := set $needs "zookeeper" (list "servers") }}{{ end -}}
 {{- if .Values.init.enabled }}{{ $_ := set $needs "init" (list "zookeeper") }}{{ end -}}
+{{- if .Values.backup.enabled }}{{ $_ := set $needs "backup" (list "zookeeper") }}{{ end -}}
 {{- if .Values.upgradeGate.enabled }}{{ $_ := set $needs "gate" (list "zookeeper") }}{{ end -}}
 {{- if .Values.helmTest.enabled }}{{ $_ := set $needs "test" $tools }}{{ end -}}
 {{- if include "bindery.secretsJob.isUsed" . }}{{ $_ := set $needs "secrets" (list "api") }}{{ end -}}

@@ -187,6 +187,10 @@ podAntiAffinity:
 - topologyKey: topology.kubernetes.io/zone
   maxSkew: 1
   whenUnsatisfiable: {{ eq $w.zoneSpread "hard" | ternary "DoNotSchedule" "ScheduleAnyway" }}
+  {{- if has .context.component (list "broker" "auditor") }}
+  # Pods of the previous revision do not count: they are about to stop, and would leave the new ones unevenly distributed.
+  matchLabelKeys: [pod-template-hash]
+  {{- end }}
   labelSelector:
     matchLabels:
       {{- include "bindery.selectorLabels" .context | nindent 6 }}
@@ -234,8 +238,8 @@ Quantities with Ki, Mi, Gi or Ti become bytes. Takes (dict "prefix" "BOOKIE_" "c
 {{- end }}
 {{- end }}
 
-{{/* The host names under which clients reach a service, separated by commas: its names in the cluster, hosts of its Ingress,
-     and those of its configuration. Takes (dict "root" $ "component" "broker"). */}}
+{{/* The host names under which clients reach a service, separated by commas: its names in the cluster, hosts of its Ingress
+     and HTTPRoute, and those of its configuration. Takes (dict "root" $ "component" "broker"). */}}
 {{- define "bindery.httpHosts" -}}
 {{- $name := printf "%s-%s" (include "bindery.fullname" .root) .component -}}
 {{- $qualified := printf "%s.%s" $name .root.Release.Namespace -}}
@@ -243,6 +247,8 @@ Quantities with Ki, Mi, Gi or Ti become bytes. Takes (dict "prefix" "BOOKIE_" "c
 {{- $values := index .root.Values .component -}}
 {{- $ingress := default dict $values.ingress -}}
 {{- if $ingress.enabled }}{{ $hosts = concat $hosts $ingress.hosts }}{{ end -}}
+{{- $route := default dict $values.httpRoute -}}
+{{- if $route.enabled }}{{ $hosts = concat $hosts $route.hosts }}{{ end -}}
 {{- with (default dict $values.config.http).hosts }}{{ $hosts = append $hosts . }}{{ end -}}
 {{- join "," $hosts }}
 {{- end }}
