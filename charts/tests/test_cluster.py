@@ -230,7 +230,6 @@ def test_existing_claims_of_another_number_of_servers_are_refused(namespace: str
         ("bookie.replicas=3", "! bookie.replicas equals ensembleSize (3)"),
         ("broker.service.type=LoadBalancer", "! broker.service.type is LoadBalancer"),
         ("broker.ingress.enabled=true,broker.ingress.hosts={a.example}", "! broker.ingress.enabled"),
-        ("broker.httpRoute.enabled=true,broker.httpRoute.parentRefs[0].name=a", "! broker.httpRoute.enabled"),
         (
             "audit.enabled=true,audit.executors.enabled=true",
             "! audit.executors.enabled: the driver's account can create",
