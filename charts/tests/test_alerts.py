@@ -6,6 +6,7 @@ of a real cluster after writes and reads.
 
 import asyncio
 import re
+import time
 
 import httpx
 import pytest
@@ -29,6 +30,9 @@ ALERTS = alerts()
 EXPRESSIONS = {name: str(rule["expr"]) for name, rule in ALERTS.items()} | dashboard_expressions()
 SEVERITIES = {"critical", "warning"}
 RUNBOOK_PARTS = ["Meaning", "Impact", "Diagnosis", "Mitigation", "Resolved when"]
+LAST_BACKUP = "bindery_last_backup_age_seconds"
+READ_S_MAX = 120.0
+"""Maximum seconds until an auditor has read the result of a backup, which it does every 30 s."""
 SAMPLE = re.compile(r"(\w+)(?:\{(.*)\})? \S+")
 
 Series = dict[str, set[str]]
@@ -66,6 +70,10 @@ def shown() -> Series:
         asyncio.run(record_results(cluster.zookeeper))
         httpx.get(f"{cluster.auditor_url()}/v1/recovery/status").raise_for_status()  # reads the results of audits
         bookie = f"http://{HOST}:{BOOKIE_HTTP_PORT + cluster.port_offset}"
+        deadline_s = time.monotonic() + READ_S_MAX
+        while LAST_BACKUP not in httpx.get(f"{cluster.auditor_url()}/metrics").text:
+            assert time.monotonic() < deadline_s, "the auditor does not read the result of the backup"
+            time.sleep(1)
         pages = [httpx.get(f"{url}/metrics").text for url in (bookie, cluster.url, cluster.auditor_url())]
     series: Series = {name: set(labels) for name, labels in ZOOKEEPER_SERIES.items()}
     for line in "\n".join(pages).splitlines():

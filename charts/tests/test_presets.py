@@ -227,7 +227,7 @@ def test_ha_spreads_over_nodes_and_zones_and_survives_the_loss_of_one() -> None:
         assert spread["topologyKey"] == "topology.kubernetes.io/zone"
         assert spread["whenUnsatisfiable"] == "ScheduleAnyway", "nodes may have no zone label"
     assert {one["metadata"]["name"] for one in of_kind(objects, "NetworkPolicy")} == {
-        f"bindery-{name}" for name in ("zookeeper", "bookie", "broker", "auditor", "toolbox")
+        f"bindery-{name}" for name in ("zookeeper", "bookie", "broker", "auditor", "toolbox", "backup")
     }
     servers = named(objects, "ConfigMap", "bindery-zookeeper")["data"]["zoo.cfg"]
     for number in (1, 2, 3):
