@@ -28,7 +28,7 @@ spark:
 {{- $pods := dict "bookie http" (list "bookie") "servers" (list "zookeeper") "driver" (list "audit") "executors" (list "audit-executor") -}}
 {{- $tools := list "zookeeper" "bookie http" "broker" "auditor" -}}
 {{- $needs := dict
-  "bookie" (list "zookeeper" "bookie")
+  "bookie" (.Values.bookie.rack.fromNode | ternary (list "zookeeper" "bookie" "api") (list "zookeeper" "bookie"))
   "broker" (list "zookeeper" "bookie" "broker")
   "auditor" (list "zookeeper" "bookie http")
   "toolbox" $tools

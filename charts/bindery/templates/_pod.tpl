@@ -13,6 +13,7 @@ every workload.
   checksum   text whose change restarts the pods: the content of a ConfigMap; may be empty
   probes     dict of startup, liveness, readiness: each a dict with the handler and the defaults of this workload
   pod        text: the workload's fields of the pod's spec, as YAML; may be empty
+  init       text: the workload's init containers, a list as YAML; may be empty
 */}}
 {{- define "bindery.podTemplate" -}}
 {{- $context := dict "root" .root "component" .component -}}
@@ -86,7 +87,7 @@ spec:
   {{- with .pod }}
   {{- . | nindent 2 }}
   {{- end }}
-  {{- with $w.initContainers }}
+  {{- with concat (.init | default "[]" | fromYamlArray) (default list $w.initContainers) }}
   initContainers:
     {{- toYaml . | nindent 4 }}
   {{- end }}

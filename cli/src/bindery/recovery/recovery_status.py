@@ -78,6 +78,7 @@ async def read_status(
         "maintenance": excused,
         "marked": marked,
         "closings": asdict(progress.closings),
+        "placement": asdict(progress.placement),
         "workers": workers,
         "bytes_per_s": progress.rate_bytes_per_s,
         "eta_s": progress.eta_s if marked["ledgers"] else None,
@@ -293,6 +294,7 @@ def status_lines(facts: Mapping[str, Any], *, now_ms: int) -> list[str]:
     if closings["pending"]:
         age = "" if closings["oldest_age_s"] is None else f", the oldest for {duration_text(closings['oldest_age_s'])}"
         lines.append(f"{closings['pending']} recently closed ledgers are not checked for missing copies yet{age}")
+    lines += _placement_lines(facts["placement"])
     lines += map(_audit_line, facts["audits"])
     lines += _backup_lines(facts["backup"], now_ms)
     lines += _worker_lines(facts["workers"])
@@ -354,6 +356,19 @@ def _marked_lines(facts: Mapping[str, Any]) -> list[str]:
     if oldest:
         lines.append(f"oldest: ledger {oldest['ledger_id']}, marked {duration_text(oldest['age_s'])} ago")
     return lines
+
+
+def _placement_lines(placement: Mapping[str, Any]) -> list[str]:
+    """Return the ledgers that are on fewer racks than possible; nothing if there are none."""
+    if not (placement["total"] or placement["waiting"] or placement["stuck"]):
+        return []
+    total, done = placement["total"], placement["done"]
+    text = f"placement over {placement['racks']} racks: {done} of {total} ledgers moved to more racks"
+    if placement["is_running"] and placement["moving"]:
+        text += f", {placement['moving']} being moved"
+    text += f"; {placement['waiting']} wait for the next run" if placement["waiting"] else ""
+    text += f"; no move helps {placement['stuck']}" if placement["stuck"] else ""
+    return [text]
 
 
 def _audit_line(audit: Mapping[str, Any]) -> str:

@@ -144,7 +144,13 @@ class AuditorProcess:
         health.progress("reading the bookies")
         randomness = random.SystemRandom()
         client = await retry_while_unavailable(
-            lambda: LedgerClient.connect(store, randomness=randomness, layout=layout, security=self._security),
+            lambda: LedgerClient.connect(
+                store,
+                randomness=randomness,
+                layout=layout,
+                settings=settings.client.settings(),
+                security=self._security,
+            ),
             event="bookies_not_read",
         )
         life.on_stop(client.close, event="ledger_client_not_closed")

@@ -15,7 +15,7 @@ from bindery_recovery.settings import RecoverySettings
 
 
 class ClientSettings(BookieAccess):
-    """Credentials that the auditor presents to bookies."""
+    """Credentials that the auditor presents to bookies, and the racks on which it places copies."""
 
     model_config = SettingsConfigDict(env_prefix="AUDITOR_CLIENT_")
 
@@ -99,7 +99,7 @@ class AuditorSettings(RecoverySettings):
     """Tokens of operators."""
 
     client: ClientSettings = group(ClientSettings)
-    """Credentials that the auditor presents to bookies."""
+    """Credentials that the auditor presents to bookies, and the racks on which it places copies."""
 
     zookeeper_access: ZooKeeperAccess = group(ZooKeeperAccess)
     """TLS, credentials and access lists of the connection to ZooKeeper."""

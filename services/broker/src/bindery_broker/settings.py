@@ -25,7 +25,7 @@ MIB = 2**20
 
 
 class ClientSettings(BookieAccess):
-    """Credentials that the broker presents to bookies."""
+    """Credentials that the broker presents to bookies, and the racks on which it places ledgers."""
 
     model_config = SettingsConfigDict(env_prefix="BROKER_CLIENT_")
 
