@@ -255,7 +255,7 @@ def test_ha_takes_the_rack_of_a_bookie_from_its_node_with_the_least_privilege() 
     assert spec["automountServiceAccountToken"] is False
     assert "node-reader" in {mount["name"] for mount in init["volumeMounts"]}
     assert "node-reader" not in {mount["name"] for mount in bookie["volumeMounts"]}, "the bookie has no token"
-    assert [one for one in bookie["volumeMounts"] if one["name"] == "rack"][0]["readOnly"] is True
+    assert next(one for one in bookie["volumeMounts"] if one["name"] == "rack")["readOnly"] is True
     others = [one for one in by_component(objects).values() if one is not by_component(objects)["bookie"]]
     assert not any("initContainers" in one["spec"] for one in others)
 
