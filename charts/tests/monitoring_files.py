@@ -15,6 +15,9 @@ PLACEHOLDERS = {
     "<bookie>": 'namespace="n", job="bindery-bookie"',
     "<broker>": 'namespace="n", job="bindery-broker"',
     "<any>": 'namespace="n", job=~"bindery-(auditor|bookie|broker)"',
+    "<zookeeper>": 'namespace="n", job="bindery-zookeeper"',
+    "<zookeepers>": "1",
+    "<backupOverdueSeconds>": "10800",
     "<bookies>": "4",
     "<brokers>": "1",
     "<ensemble>": "3",
@@ -23,6 +26,13 @@ PLACEHOLDERS = {
     "<fullname>": "bindery",
 }
 """Values that templates/monitoring/prometheus-rule.yaml inserts for a release named bindery."""
+
+ZOOKEEPER_SERIES: dict[str, set[str]] = {"avg_latency": set(), "znode_count": set()}
+"""Series of ZooKeeper's PrometheusMetricsProvider that alerts query, with their labels.
+
+The provider is not among the libraries of the tests. Source: ZooKeeper's Monitor Guide, "Alerting with Prometheus", and
+ServerMetrics of ZooKeeper 3.9.
+"""
 
 TARGET_LABELS = frozenset({"namespace", "job", "pod", "container", "instance"})
 """Labels of every series that a PodMonitor scraped."""

@@ -6,26 +6,40 @@ of a real cluster after writes and reads.
 
 import asyncio
 import re
+import time
 
 import httpx
 import pytest
 from bindery.standalone.plan import BOOKIE_HTTP_PORT, HOST
 from bindery.standalone.throwaway import ThrowawayCluster
 from bindery_metadata.recovery.last_audits import VERDICTS, LastAudit, LastAudits
+from bindery_metadata.recovery.last_backup import LastBackup, LastBackupStore
 from bindery_metadata.stores.zookeeper import ZooKeeperStore
-from monitoring_files import CHART, RUNBOOKS, TARGET_LABELS, alerts, dashboard, dashboard_expressions, selectors
+from monitoring_files import (
+    CHART,
+    RUNBOOKS,
+    TARGET_LABELS,
+    ZOOKEEPER_SERIES,
+    alerts,
+    dashboard,
+    dashboard_expressions,
+    selectors,
+)
 
 ALERTS = alerts()
 EXPRESSIONS = {name: str(rule["expr"]) for name, rule in ALERTS.items()} | dashboard_expressions()
 SEVERITIES = {"critical", "warning"}
 RUNBOOK_PARTS = ["Meaning", "Impact", "Diagnosis", "Mitigation", "Resolved when"]
+LAST_BACKUP = "bindery_last_backup_age_seconds"
+READ_S_MAX = 120.0
+"""Maximum seconds until an auditor has read the result of a backup, which it does every 30 s."""
 SAMPLE = re.compile(r"(\w+)(?:\{(.*)\})? \S+")
 
 Series = dict[str, set[str]]
 
 
-async def record_an_audit(zookeeper: str) -> None:
-    """Record the result of an audit, as an audit does at its end."""
+async def record_results(zookeeper: str) -> None:
+    """Record the result of an audit and of a backup, as these do at their end."""
     store = await ZooKeeperStore.connect(zookeeper)
     audit = LastAudit(
         level="deep",
@@ -40,6 +54,7 @@ async def record_an_audit(zookeeper: str) -> None:
         oldest_verified_ms=0,
     )
     await LastAudits(store).put(audit)
+    await LastBackupStore(store).succeeded(LastBackup(ended_ms=1, name="a"))
     await store.close()
 
 
@@ -52,11 +67,15 @@ def shown() -> Series:
         receive = {"consumer": "c", "initial": "earliest"}
         httpx.post(f"{topic}/subscriptions/s/receive", json=receive).raise_for_status()
         httpx.post(f"{topic}/subscriptions/s/ack", json=ids).raise_for_status()
-        asyncio.run(record_an_audit(cluster.zookeeper))
+        asyncio.run(record_results(cluster.zookeeper))
         httpx.get(f"{cluster.auditor_url()}/v1/recovery/status").raise_for_status()  # reads the results of audits
         bookie = f"http://{HOST}:{BOOKIE_HTTP_PORT + cluster.port_offset}"
+        deadline_s = time.monotonic() + READ_S_MAX
+        while LAST_BACKUP not in httpx.get(f"{cluster.auditor_url()}/metrics").text:
+            assert time.monotonic() < deadline_s, "the auditor does not read the result of the backup"
+            time.sleep(1)
         pages = [httpx.get(f"{url}/metrics").text for url in (bookie, cluster.url, cluster.auditor_url())]
-    series: Series = {}
+    series: Series = {name: set(labels) for name, labels in ZOOKEEPER_SERIES.items()}
     for line in "\n".join(pages).splitlines():
         if match := SAMPLE.fullmatch(line):
             series.setdefault(match[1], set()).update(re.findall(r'(\w+)="', match[2] or ""))

@@ -184,6 +184,7 @@ def installed(namespace: str) -> str:
             "zookeeper.persistence.annotations.backup=daily",
             'annotations of zookeeper.persistence\'s claim "data" were {} and are now {"backup":"daily"}',
         ),
+        ("zookeeper.chroot=/x", 'zookeeper.chroot was "" and cannot become "/x": the metadata of all ledgers is there'),
         ("zookeeper.persistence.size=4Gi", 'the size of zookeeper.persistence\'s claim "data" was 2Gi and is now 4Gi'),
     ],
 )

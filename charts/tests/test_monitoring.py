@@ -12,6 +12,19 @@ from monitoring_files import CHART, alerts, dashboard
 from rendering import documents, helm_program
 
 KINDS = {"PodMonitor", "PrometheusRule"}
+DEFINED = {*KINDS, "HTTPRoute"}
+"""Kinds that Kubernetes does not define itself."""
+ALL = (
+    'metrics={"podMonitor": {"enabled": true, "authorization": {"credentials": {"name": "a", "key": "b"}}}, '
+    '"rules": {"enabled": true}}',
+    "zookeeper.metrics.enabled=true",
+    "security.enabled=true",
+    'broker.httpRoute={"enabled": true, "parentRefs": [{"name": "a", "namespace": "b", "sectionName": "https"}], '
+    '"hosts": ["bindery.example.org"]}',
+)
+"""Settings with which all of them are rendered, with all of their fields."""
+OF_PARTS = {"BinderyBackupFailed", "BinderyBackupOverdue", "BinderyZooKeeperServerDown", "BinderyZooKeeperSlow"}
+"""Alerts about parts that are not enabled by default."""
 DEFINITIONS = sorted((Path(__file__).parent / "crds").glob("*.yaml"))
 
 
@@ -69,9 +82,50 @@ def test_the_monitor_selects_each_service_and_the_port_that_serves_metrics() -> 
     assert selected == {"bindery-bookie": True, "bindery-broker": True, "bindery-auditor": True}
 
 
+def test_zookeeper_is_scraped_at_its_own_port_if_it_serves_metrics() -> None:
+    monitor = 'metrics.podMonitor={"enabled": true}'
+    objects = render(monitor, "zookeeper.metrics.enabled=true", "networkPolicy.enabled=true")
+    services, zookeeper = only(objects, "PodMonitor")["spec"]["podMetricsEndpoints"]
+    assert (services["port"], zookeeper["port"], zookeeper["relabelings"][0]) == (
+        "http", "metrics", {"targetLabel": "job", "replacement": "bindery-zookeeper"}
+    )  # fmt: skip
+    (expression,) = only(objects, "PodMonitor")["spec"]["selector"]["matchExpressions"]
+    assert "zookeeper" in expression["values"]
+    (server,) = [
+        one for one in objects if one["kind"] == "StatefulSet" and one["metadata"]["name"].endswith("zookeeper")
+    ]
+    ports = server["spec"]["template"]["spec"]["containers"][0]["ports"]
+    assert {"name": "metrics", "containerPort": 7000} in ports
+    (files,) = [one for one in objects if one["kind"] == "ConfigMap" and "zoo.cfg" in one["data"]]
+    assert "metricsProvider.httpPort=7000\n" in files["data"]["zoo.cfg"]
+    (policy,) = [
+        one for one in objects if one["kind"] == "NetworkPolicy" and one["metadata"]["name"].endswith("zookeeper")
+    ]
+    assert [{"port": "metrics", "protocol": "TCP"}] in [rule["ports"] for rule in policy["spec"]["ingress"]]
+    for off in (
+        (),
+        ("zookeeper.metrics.enabled=true", "zookeeper.enabled=false", 'zookeeper.external.servers=["a:1"]'),
+    ):
+        objects = render(monitor, *off)
+        assert len(only(objects, "PodMonitor")["spec"]["podMetricsEndpoints"]) == 1
+        assert "metricsProvider" not in str(objects)
+
+
+def test_scrapes_of_guarded_metrics_have_credentials() -> None:
+    guarded = 'broker.config.auth={"metrics": true, "tokensKeysFile": "/keys"}'
+    assert "metrics.podMonitor.authorization is empty" in helm('metrics.podMonitor={"enabled": true}', guarded).stderr
+    credentials = {"credentials": {"name": "prometheus", "key": "token"}}
+    monitor = f"metrics.podMonitor={json.dumps({'enabled': True, 'authorization': credentials})}"
+    (endpoint,) = only(render(monitor, guarded), "PodMonitor")["spec"]["podMetricsEndpoints"]
+    assert endpoint["authorization"] == credentials
+
+
 def test_every_alert_is_rendered_with_its_values() -> None:
     settings = ["bookie.replicas=7", "broker.replicas=2", "audit.enabled=true", 'metrics.rules={"enabled": true}']
-    rules = rules_of(render(*settings))
+    more = ["backup.enabled=true", "backup.overdueAfterSeconds=4711", "zookeeper.metrics.enabled=true"]
+    rules = rules_of(render(*settings, *more, "zookeeper.replicas=3"))
+    assert rules["BinderyBackupOverdue"]["expr"].count("> 4711") == 2
+    assert rules["BinderyZooKeeperServerDown"]["expr"].endswith("< 3")
     assert set(rules) == set(alerts())
     assert "< 7" in rules["BinderyBookieDown"]["expr"]
     assert "< 2" in rules["BinderyBrokerDown"]["expr"]
@@ -85,7 +139,7 @@ def test_every_alert_is_rendered_with_its_values() -> None:
 
 def test_the_overdue_alert_requires_a_schedule_and_accepts_deeper_audits() -> None:
     rules = 'metrics.rules={"enabled": true}'
-    assert set(alerts()) - set(rules_of(render(rules))) == {"BinderyAuditOverdue"}
+    assert set(alerts()) - set(rules_of(render(rules))) == {"BinderyAuditOverdue", *OF_PARTS}
     scheduled = rules_of(render(rules, "audit.enabled=true"))["BinderyAuditOverdue"]["expr"]
     assert (scheduled.count("> 777600\n"), scheduled.count("> 777600)")) == (1, 1)
     assert scheduled.count('level=~"deep"') == 2
@@ -100,6 +154,7 @@ def test_values_may_name_the_overdue_alert_without_a_schedule() -> None:
     assert set(alerts()) - set(rules_of(render(f"metrics.rules={json.dumps(changed)}"))) == {
         "BinderyAuditOverdue",
         "BinderyAuditIncomplete",
+        *OF_PARTS,
     }
 
 
@@ -158,7 +213,7 @@ def test_the_dashboard_is_rendered_unchanged() -> None:
 
 def test_the_stand_in_definitions_have_every_field_that_is_rendered() -> None:
     """Otherwise a dry run would accept wrong fields or refuse right ones."""
-    objects = render('metrics={"podMonitor": {"enabled": true}, "rules": {"enabled": true}}')
+    objects = render(*ALL)
     for path in DEFINITIONS:
         definition = yaml.safe_load(path.read_text())["spec"]
         made = only(objects, definition["names"]["kind"])
@@ -177,13 +232,13 @@ def _check(value: Any, schema: dict[str, Any], where: str) -> None:
         for member in value:
             _check(member, schema["items"], where)
     else:
-        wanted = {"string": str, "boolean": bool}.get(schema.get("type", ""), object)
+        wanted = {"string": str, "boolean": bool, "integer": int}.get(schema.get("type", ""), object)
         assert isinstance(value, wanted), where
 
 
 @pytest.fixture
 def defined() -> Iterator[None]:
-    """Make both kinds available: those of an installed operator, or temporary stand-in definitions."""
+    """Make all kinds available: those of an installed operator and Gateway API, or temporary stand-in definitions."""
     made = []
     for path in DEFINITIONS:
         done = subprocess.run(["kubectl", "create", "-f", str(path)], capture_output=True, text=True, timeout=60)
@@ -201,9 +256,9 @@ def defined() -> Iterator[None]:
 @pytest.mark.kubernetes
 @pytest.mark.usefixtures("defined")
 def test_kubernetes_accepts_the_rendered_objects() -> None:
-    objects = render('metrics={"podMonitor": {"enabled": true}, "rules": {"enabled": true}}')
-    wanted = [one for one in objects if one["kind"] in KINDS]
-    assert len(wanted) == len(KINDS)
+    objects = render(*ALL)
+    wanted = [one for one in objects if one["kind"] in DEFINED]
+    assert len(wanted) == len(DEFINED)
     for one in wanted:
         one["metadata"]["namespace"] = "default"
     assert _try_out(wanted) == ""

@@ -17,6 +17,7 @@ from rendering import (
     pod_templates,
     preset_options,
     quantity,
+    render,
     render_preset,
 )
 
@@ -45,13 +46,14 @@ def test_every_object_carries_the_standard_labels(preset: str) -> None:
         labels = one["metadata"]["labels"]
         assert set(EVERYWHERE) <= set(labels), one["metadata"]["name"]
         assert labels["helm.sh/chart"] == "bindery-0.1.0"
-        assert one["metadata"]["namespace"] == "somewhere"
+        assert one["metadata"].get("namespace") == (None if one["kind"].startswith("Cluster") else "somewhere")
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_nothing_is_scoped_to_the_cluster(preset: str) -> None:
     kinds = {one["kind"] for one in render_preset(preset)}
-    assert not {kind for kind in kinds if kind.startswith("Cluster") or kind in ("Namespace", "PriorityClass")}
+    scoped = {kind for kind in kinds if kind.startswith("Cluster") or kind in ("Namespace", "PriorityClass")}
+    assert scoped == ({"ClusterRole", "ClusterRoleBinding"} if preset == "ha" else set()), "bookies read their nodes"
     # Without the jobs that create credentials, no pod uses the Kubernetes API.
     assert bool({"Role", "RoleBinding", "Secret"} & kinds) is (preset == "tls-auth")
 
@@ -91,7 +93,8 @@ def test_accounts_volumes_and_claims_of_pods_exist(preset: str) -> None:
         spec = template["spec"]
         assert spec["serviceAccountName"] in accounts, name
         volumes = {volume["name"] for volume in spec["volumes"]} | claims.get(name, set())
-        assert {mount["name"] for mount in main_container(template)["volumeMounts"]} == volumes, name
+        containers = [main_container(template), *spec.get("initContainers", ())]
+        assert {mount["name"] for container in containers for mount in container["volumeMounts"]} == volumes, name
         assert {volume["configMap"]["name"] for volume in spec["volumes"] if "configMap" in volume} <= maps, name
 
 
@@ -106,7 +109,7 @@ def test_every_pod_passes_the_pod_security_level_restricted(preset: str) -> None
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, name
         assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec), name
         assert not [volume for volume in spec["volumes"] if "hostPath" in volume], name
-        for container in spec["containers"]:
+        for container in [*spec["containers"], *spec.get("initContainers", ())]:
             context = container["securityContext"]
             assert context["allowPrivilegeEscalation"] is False, name
             assert context["readOnlyRootFilesystem"] is True, name
@@ -219,20 +222,52 @@ def test_ha_spreads_over_nodes_and_zones_and_survives_the_loss_of_one() -> None:
         component(one["spec"]["template"]): one["spec"]["replicas"]
         for one in of_kind(objects, "StatefulSet", "Deployment")
     }
-    assert replicas == {"zookeeper": 3, "bookie": 5, "broker": 2, "auditor": 2, "toolbox": 1}
+    assert replicas == {"zookeeper": 3, "bookie": 5, "broker": 3, "auditor": 2, "toolbox": 1}
     for name in ("zookeeper", "bookie", "broker", "auditor"):
         affinity = by_component(objects)[name]["spec"]["affinity"]["podAntiAffinity"]
         assert set(affinity) == {"requiredDuringSchedulingIgnoredDuringExecution"}, name
         (spread,) = by_component(objects)[name]["spec"]["topologySpreadConstraints"]
         assert spread["topologyKey"] == "topology.kubernetes.io/zone"
-        assert spread["whenUnsatisfiable"] == "ScheduleAnyway", "nodes may have no zone label"
+        is_hard = name in ("zookeeper", "bookie")
+        assert spread["whenUnsatisfiable"] == ("DoNotSchedule" if is_hard else "ScheduleAnyway"), name
     assert {one["metadata"]["name"] for one in of_kind(objects, "NetworkPolicy")} == {
-        f"bindery-{name}" for name in ("zookeeper", "bookie", "broker", "auditor", "toolbox")
+        f"bindery-{name}" for name in ("zookeeper", "bookie", "broker", "auditor", "toolbox", "backup")
     }
     servers = named(objects, "ConfigMap", "bindery-zookeeper")["data"]["zoo.cfg"]
     for number in (1, 2, 3):
         host = f"bindery-zookeeper-{number}.bindery-zookeeper-headless.somewhere.svc.cluster.local"
         assert f"server.{number}={host}:2888:3888;2181\n" in servers
+
+
+def test_ha_takes_the_rack_of_a_bookie_from_its_node_with_the_least_privilege() -> None:
+    objects = render_preset("ha")
+    (role,) = of_kind(objects, "ClusterRole")
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]}]
+    (binding,) = of_kind(objects, "ClusterRoleBinding")
+    assert binding["roleRef"]["name"] == role["metadata"]["name"] == "somewhere-bindery-bookie-node-reader"
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "bindery-bookie", "namespace": "somewhere"}]
+    spec = by_component(objects)["bookie"]["spec"]
+    (init,) = spec["initContainers"]
+    assert init["command"] == ["bindery-bookie-rack", "/run/bindery/rack/rack", "topology.kubernetes.io/zone"]
+    (bookie,) = spec["containers"]
+    assert {"name": "BOOKIE_RACK_FILE", "value": "/run/bindery/rack/rack"} in bookie["env"]
+    assert init["image"] == bookie["image"]
+    assert spec["automountServiceAccountToken"] is False
+    assert "node-reader" in {mount["name"] for mount in init["volumeMounts"]}
+    assert "node-reader" not in {mount["name"] for mount in bookie["volumeMounts"]}, "the bookie has no token"
+    assert next(one for one in bookie["volumeMounts"] if one["name"] == "rack")["readOnly"] is True
+    others = [one for one in by_component(objects).values() if one is not by_component(objects)["bookie"]]
+    assert not any("initContainers" in one["spec"] for one in others)
+
+
+def test_the_racks_may_be_left_to_operators_and_have_another_label() -> None:
+    objects = render({"bookie.rack.nodeLabel": "example.com/room"}, preset="ha")
+    (init,) = by_component(objects)["bookie"]["spec"]["initContainers"]
+    assert init["command"][-1] == "example.com/room"
+    objects = render({"bookie.rack.fromNode": False}, preset="ha")
+    assert not of_kind(objects, "ClusterRole", "ClusterRoleBinding")
+    assert "initContainers" not in by_component(objects)["bookie"]["spec"]
+    assert "node-reader" not in str(objects)
 
 
 def test_restricted_limits_cpu_memory_and_scratch_space_of_every_container() -> None:

@@ -47,6 +47,9 @@ class MemoryClient:
         writable = [BookieId(b) for b in await self._store.children(LAYOUT.available) if b != "readonly"]
         return dict.fromkeys(writable, True)
 
+    def racks(self) -> Mapping[BookieId, str]:
+        return {}
+
     async def delete(self, ledger_id: LedgerId) -> None:
         self._deleted.append(ledger_id)
         await self._manager.delete(ledger_id)

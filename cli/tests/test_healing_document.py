@@ -16,7 +16,8 @@ def test_every_command_in_the_runbook_exists() -> None:
     seen = set()
     for line in commands:
         words = shlex.split(line)[1:]
-        verb = words[: 1 if words[0] == "standalone" else 3 if words[:2] == ["bookie", "cookie"] else 2]
+        is_deep = words[:2] in (["bookie", "cookie"], ["cluster", "backups"])
+        verb = words[: 1 if words[0] == "standalone" else 3 if is_deep else 2]
         seen.add(" ".join(verb))
         result = CliRunner().invoke(app, [*verb, "--help"])
         assert result.exit_code == 0, line
@@ -32,6 +33,8 @@ def test_every_command_in_the_runbook_exists() -> None:
         "ledger check",
         "ledgers orphans",
         "cluster backup",
+        "cluster backups create",
+        "cluster backups restore",
         "cluster restore",
         "recovery status",
         "recovery explain",

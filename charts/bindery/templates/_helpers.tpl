@@ -64,7 +64,7 @@ Takes (dict "root" $ "component" "bookie"); use with fromYaml. */}}
 {{- if eq .component "audit-executor" -}}
 {{- $_ := set $workload "serviceAccount" (mergeOverwrite (deepCopy .root.Values.defaults.serviceAccount) (deepCopy .root.Values.audit.executors.serviceAccount)) -}}
 {{- end -}}
-{{- if has $block (list "init" "upgradeGate" "helmTest" "secretsJob") -}}
+{{- if has $block (list "backup" "init" "upgradeGate" "helmTest" "secretsJob") -}}
 {{- $_ := set $workload "image" (include "bindery.toolboxImage" (dict "root" .root "own" (get .root.Values $block).image) | fromYaml) -}}
 {{- end -}}
 {{- toYaml $workload }}
@@ -108,13 +108,14 @@ Takes (dict "root" $ "own" .Values.init.image); use with fromYaml. */}}
 {{- end }}
 {{- end }}
 
-{{/* Addresses of the ZooKeeper servers: host:port, comma-separated. */}}
+{{/* Addresses of the ZooKeeper servers: host:port, comma-separated, then the chroot. */}}
 {{- define "bindery.zookeeperServers" -}}
 {{- if .Values.zookeeper.enabled -}}
 {{- printf "%s-zookeeper:2181" (include "bindery.fullname" .) }}
 {{- else -}}
 {{- join "," .Values.zookeeper.external.servers }}
 {{- end }}
+{{- default "" .Values.zookeeper.chroot }}
 {{- end }}
 
 {{/* URL of the broker inside the Kubernetes cluster. */}}
@@ -129,6 +130,7 @@ Takes (dict "root" $ "own" .Values.init.image); use with fromYaml. */}}
 {{- if .Values.toolbox.enabled }}{{ $components = append $components "toolbox" }}{{ end }}
 {{- if .Values.audit.enabled }}{{ $components = append $components "audit" }}{{ end }}
 {{- if and .Values.audit.enabled .Values.audit.executors.enabled }}{{ $components = append $components "audit-executor" }}{{ end }}
+{{- if .Values.backup.enabled }}{{ $components = append $components "backup" }}{{ end }}
 {{- if .Values.init.enabled }}{{ $components = append $components "init" }}{{ end }}
 {{- if .Values.helmTest.enabled }}{{ $components = append $components "test" }}{{ end }}
 {{- if include "bindery.secretsJob.isUsed" . }}{{ $components = append $components "secrets" }}{{ end }}

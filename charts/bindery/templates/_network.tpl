@@ -28,13 +28,14 @@ spark:
 {{- $pods := dict "bookie http" (list "bookie") "servers" (list "zookeeper") "driver" (list "audit") "executors" (list "audit-executor") -}}
 {{- $tools := list "zookeeper" "bookie http" "broker" "auditor" -}}
 {{- $needs := dict
-  "bookie" (list "zookeeper" "bookie")
+  "bookie" (.Values.bookie.rack.fromNode | ternary (list "zookeeper" "bookie" "api") (list "zookeeper" "bookie"))
   "broker" (list "zookeeper" "bookie" "broker")
   "auditor" (list "zookeeper" "bookie http")
   "toolbox" $tools
 -}}
 {{- if .Values.zookeeper.enabled }}{{ $_ := set $needs "zookeeper" (list "servers") }}{{ end -}}
 {{- if .Values.init.enabled }}{{ $_ := set $needs "init" (list "zookeeper") }}{{ end -}}
+{{- if .Values.backup.enabled }}{{ $_ := set $needs "backup" (list "zookeeper") }}{{ end -}}
 {{- if .Values.upgradeGate.enabled }}{{ $_ := set $needs "gate" (list "zookeeper") }}{{ end -}}
 {{- if .Values.helmTest.enabled }}{{ $_ := set $needs "test" $tools }}{{ end -}}
 {{- if include "bindery.secretsJob.isUsed" . }}{{ $_ := set $needs "secrets" (list "api") }}{{ end -}}

@@ -13,6 +13,7 @@ every workload.
   checksum   text whose change restarts the pods: the content of a ConfigMap; may be empty
   probes     dict of startup, liveness, readiness: each a dict with the handler and the defaults of this workload
   pod        text: the workload's fields of the pod's spec, as YAML; may be empty
+  init       text: the workload's init containers, a list as YAML; may be empty
 */}}
 {{- define "bindery.podTemplate" -}}
 {{- $context := dict "root" .root "component" .component -}}
@@ -86,7 +87,7 @@ spec:
   {{- with .pod }}
   {{- . | nindent 2 }}
   {{- end }}
-  {{- with $w.initContainers }}
+  {{- with concat (.init | default "[]" | fromYamlArray) (default list $w.initContainers) }}
   initContainers:
     {{- toYaml . | nindent 4 }}
   {{- end }}
@@ -187,6 +188,10 @@ podAntiAffinity:
 - topologyKey: topology.kubernetes.io/zone
   maxSkew: 1
   whenUnsatisfiable: {{ eq $w.zoneSpread "hard" | ternary "DoNotSchedule" "ScheduleAnyway" }}
+  {{- if has .context.component (list "broker" "auditor") }}
+  # Pods of the previous revision do not count: they are about to stop, and would leave the new ones unevenly distributed.
+  matchLabelKeys: [pod-template-hash]
+  {{- end }}
   labelSelector:
     matchLabels:
       {{- include "bindery.selectorLabels" .context | nindent 6 }}
@@ -234,8 +239,8 @@ Quantities with Ki, Mi, Gi or Ti become bytes. Takes (dict "prefix" "BOOKIE_" "c
 {{- end }}
 {{- end }}
 
-{{/* The host names under which clients reach a service, separated by commas: its names in the cluster, hosts of its Ingress,
-     and those of its configuration. Takes (dict "root" $ "component" "broker"). */}}
+{{/* The host names under which clients reach a service, separated by commas: its names in the cluster, hosts of its Ingress
+     and HTTPRoute, and those of its configuration. Takes (dict "root" $ "component" "broker"). */}}
 {{- define "bindery.httpHosts" -}}
 {{- $name := printf "%s-%s" (include "bindery.fullname" .root) .component -}}
 {{- $qualified := printf "%s.%s" $name .root.Release.Namespace -}}
@@ -243,6 +248,8 @@ Quantities with Ki, Mi, Gi or Ti become bytes. Takes (dict "prefix" "BOOKIE_" "c
 {{- $values := index .root.Values .component -}}
 {{- $ingress := default dict $values.ingress -}}
 {{- if $ingress.enabled }}{{ $hosts = concat $hosts $ingress.hosts }}{{ end -}}
+{{- $route := default dict $values.httpRoute -}}
+{{- if $route.enabled }}{{ $hosts = concat $hosts $route.hosts }}{{ end -}}
 {{- with (default dict $values.config.http).hosts }}{{ $hosts = append $hosts . }}{{ end -}}
 {{- join "," $hosts }}
 {{- end }}

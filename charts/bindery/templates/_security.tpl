@@ -18,7 +18,7 @@ Every pod mounts the files of its own identity in one directory, in which Kubern
 {{/* The identity of a component: that of a service, `operator` for programs that act for operators, or empty. */}}
 {{- define "bindery.security.identity" -}}
 {{- if has . (list "bookie" "broker" "auditor") -}}{{ . }}
-{{- else if has . (list "toolbox" "init" "gate" "test" "audit" "audit-executor") -}}operator
+{{- else if has . (list "toolbox" "init" "gate" "test" "audit" "audit-executor" "backup") -}}operator
 {{- end -}}
 {{- end }}
 
@@ -179,6 +179,7 @@ client: {tokenFile: {{ $at }}/token, caFile: {{ $at }}/ca.crt}
 {{- if eq .component "broker" -}}
 {{- $names = concat $names .root.Values.security.certificates.brokerNames -}}
 {{- if .root.Values.broker.ingress.enabled -}}{{- $names = concat $names .root.Values.broker.ingress.hosts -}}{{- end -}}
+{{- if .root.Values.broker.httpRoute.enabled -}}{{- $names = concat $names .root.Values.broker.httpRoute.hosts -}}{{- end -}}
 {{- end -}}
 {{- toYaml (uniq $names) }}
 {{- end }}

@@ -15,6 +15,8 @@ Combinations of values that cannot work. Each message names the values and the f
   (include "bindery.problems.access" . | fromYamlArray)
   (include "bindery.problems.security" . | fromYamlArray)
   (include "bindery.problems.audit" . | fromYamlArray)
+  (include "bindery.problems.backup" . | fromYamlArray)
+  (include "bindery.problems.extra" . | fromYamlArray)
   (include "bindery.problems.installed" . | fromYamlArray)
 -}}
 {{- if $problems -}}
@@ -37,10 +39,10 @@ Combinations of values that cannot work. Each message names the values and the f
 {{/* Values with which Kubernetes would refuse a pod after a part of the release was already installed. */}}
 {{- define "bindery.problems.workloads" -}}
 {{- $problems := list -}}
-{{- $blocks := dict "bookie" "bookie" "broker" "broker" "auditor" "auditor" "zookeeper" "zookeeper" "toolbox" "toolbox" "audit" "audit" "init" "init" "gate" "upgradeGate" "test" "helmTest" "secrets" "secretsJob" -}}
+{{- $blocks := dict "bookie" "bookie" "broker" "broker" "auditor" "auditor" "zookeeper" "zookeeper" "toolbox" "toolbox" "audit" "audit" "backup" "backup" "init" "init" "gate" "upgradeGate" "test" "helmTest" "secrets" "secretsJob" -}}
 {{- range $component, $block := $blocks -}}
 {{- $w := include "bindery.workload" (dict "root" $ "component" $component) | fromYaml -}}
-{{- if not (or $w.image.repository (has $component (list "init" "gate" "test" "secrets"))) -}}
+{{- if not (or $w.image.repository (has $component (list "backup" "init" "gate" "test" "secrets"))) -}}
 {{- $problems = append $problems (printf "%s.image.repository is empty: set it to %s, or to where your copy of it is" $block (has $component (list "bookie" "broker" "auditor") | ternary (printf "bindery/%s" $component) (get (dict "zookeeper" "zookeeper" "audit" "bindery/spark") $component | default "bindery/toolbox"))) -}}
 {{- end -}}
 {{- $limit := dig "limits" "memory" "" (default dict $w.resources) -}}
@@ -226,6 +228,13 @@ Times are in seconds.
 {{- if and $broker.ingress.enabled (not $broker.ingress.hosts) -}}
 {{- $problems = append $problems "broker.ingress.enabled is true and broker.ingress.hosts is empty: name a host, as in broker.ingress.hosts={bindery.example.org}" -}}
 {{- end -}}
+{{- if and $broker.httpRoute.enabled (not $broker.httpRoute.parentRefs) -}}
+{{- $problems = append $problems "broker.httpRoute.enabled is true and broker.httpRoute.parentRefs is empty: name a Gateway, as in broker.httpRoute.parentRefs[0].name=my-gateway" -}}
+{{- end -}}
+{{- $strategy := default dict (default dict (include "bindery.workload" (dict "root" . "component" "broker") | fromYaml).updateStrategy).rollingUpdate -}}
+{{- if and (has (get $strategy "maxSurge" | toString) (list "0" "0%")) (has (get $strategy "maxUnavailable" | toString) (list "0" "0%")) -}}
+{{- $problems = append $problems "broker.updateStrategy.rollingUpdate has maxSurge 0 and maxUnavailable 0, and no broker could be replaced: set one of them to 1" -}}
+{{- end -}}
 {{- if and $broker.service.nodePort (eq $broker.service.type "ClusterIP") -}}
 {{- $problems = append $problems "broker.service.nodePort is set while broker.service.type is ClusterIP: set the type to NodePort or LoadBalancer, or remove the port" -}}
 {{- end -}}
@@ -300,6 +309,9 @@ that may get them from `extraEnvFrom` or `podTemplate.merge` is accepted. */}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- if and .Values.metrics.podMonitor.enabled (dig "auth" "metrics" false (include "bindery.config" (dict "root" . "component" "broker") | fromYaml)) (not .Values.metrics.podMonitor.authorization) -}}
+{{- $problems = append $problems "broker.config.auth.metrics is true, and metrics.podMonitor.authorization is empty: brokers would refuse the scrapes; name a Secret with a token in it" -}}
+{{- end -}}
 {{- if and $tls .Values.metrics.podMonitor.enabled (not $security.enabled) (not .Values.metrics.podMonitor.tlsConfig) -}}
 {{- $problems = append $problems (printf "config.http.tls is set for %s, and metrics.podMonitor.tlsConfig is empty: Prometheus would not trust the certificates; name the CA and a serverName in it" (join ", " $tls)) -}}
 {{- end -}}
@@ -320,6 +332,15 @@ that may get them from `extraEnvFrom` or `podTemplate.merge` is accepted. */}}
 {{- $problems = append $problems (printf "security.superUserRoles contains %q: a role is a name without commas, other than those of the services (bookie, broker, auditor) and *" .) -}}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+{{- toYaml $problems }}
+{{- end }}
+
+{{- define "bindery.problems.backup" -}}
+{{- $problems := list -}}
+{{- $backup := .Values.backup -}}
+{{- if and $backup.enabled (not $backup.persistence.enabled) (not $backup.upload.secretName) -}}
+{{- $problems = append $problems "backup.persistence.enabled is false and backup.upload.secretName is empty: every backup would be deleted with its pod; set backup.persistence.enabled to true, or name a Secret with the url of a store" -}}
 {{- end -}}
 {{- toYaml $problems }}
 {{- end }}
@@ -381,6 +402,15 @@ that may get them from `extraEnvFrom` or `podTemplate.merge` is accepted. */}}
 {{- end -}}
 {{- $bookies := lookup "apps/v1" "StatefulSet" $namespace (printf "%s-bookie" $fullname) -}}
 {{- if $bookies -}}
+{{- range (first $bookies.spec.template.spec.containers).env -}}
+{{- if and (eq .name "BOOKIE_ZOOKEEPER") .value -}}
+{{- $before := regexFind "/.*$" .value -}}
+{{- $chroot := default "" $.Values.zookeeper.chroot -}}
+{{- if ne $before $chroot -}}
+{{- $problems = append $problems (printf "zookeeper.chroot was %q and cannot become %q: the metadata of all ledgers is there, and the bookies would refuse another cluster; set it back" $before $chroot) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- $wanted := .Values.bookie.persistence.enabled | ternary (include "bindery.bookie.claims" . | fromYaml) dict -}}
 {{- $problems = concat $problems (include "bindery.problems.claims" (dict "existing" $bookies "wanted" $wanted "values" "bookie.persistence" "policy" .Values.bookie.podManagementPolicy) | fromYamlArray) -}}
 {{- end -}}

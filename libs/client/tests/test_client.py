@@ -1,12 +1,15 @@
 """LedgerClient: the contract with fake bookies, options, and the bookies that it considers."""
 
+import asyncio
 import random
 from collections.abc import AsyncIterator
 
 import pytest
 from bindery_client.client import LedgerClient as Client
 from bindery_client.ledger.api import LedgerClient
-from bindery_core.ids import EntryId
+from bindery_core.errors import NotEnoughBookies
+from bindery_core.ids import BookieId, EntryId
+from bindery_metadata.bookies.racks import RackStore
 from bindery_metadata.cluster import initialize_cluster
 from bindery_metadata.layout.layout import LedgersLayout
 from fake_cluster import QUICK, FakeCluster
@@ -63,3 +66,64 @@ async def test_a_new_ledger_includes_a_bookie_that_registered_after_the_director
         await client._directory.close()  # no watch from now on
         late = await cluster.add_bookie("late")
         assert late.bookie_id in (await client.create()).metadata.last_segment.ensemble
+
+
+async def in_racks(cluster: FakeCluster, *racks: str) -> dict[BookieId, str]:
+    """Write the racks of the bookies, in order, as bookies and operators do."""
+    placed = dict(zip(cluster.bookies, racks, strict=True))
+    for bookie_id, rack in placed.items():
+        await RackStore(cluster.tree.connect()).set_rack(bookie_id, rack)
+    return placed
+
+
+async def test_new_ledgers_are_in_as_many_racks_as_there_are() -> None:
+    """Goal: the record of racks reaches placement. Without it, an ensemble would often be in two racks."""
+    async with FakeCluster(bookies=6) as cluster:
+        racks = await in_racks(cluster, "/a", "/a", "/a", "/a", "/b", "/c")
+        client = await cluster.client()
+        assert client.racks() == racks
+        for _ in range(20):
+            ensemble = (await client.create()).metadata.last_segment.ensemble
+            assert {racks[bookie_id] for bookie_id in ensemble} == {"/a", "/b", "/c"}
+
+
+async def test_racks_are_followed() -> None:
+    async with FakeCluster(bookies=3) as cluster:
+        client = await cluster.client()
+        assert set(client.racks().values()) == {"/default-rack"}
+        racks = await in_racks(cluster, "/a", "/b", "/c")
+        async with asyncio.timeout(30):
+            while client.racks() != racks:
+                await asyncio.sleep(0.01)
+
+
+async def test_an_enforced_minimum_of_racks_refuses_a_new_ledger() -> None:
+    async with FakeCluster(bookies=4) as cluster:
+        await in_racks(cluster, "/a", "/a", "/a", "/a")
+        preferring = await cluster.client()
+        await preferring.create()
+        client = await cluster.client(enforce_min_racks_per_write_quorum=True)
+        with pytest.raises(NotEnoughBookies, match="not enough racks for a new ledger") as caught:
+            await client.create()
+        assert "/a:4" in str(caught.value)
+        await cluster.add_bookie("late")
+        await RackStore(cluster.tree.connect()).set_rack(next(reversed(cluster.bookies)), "/b")
+        async with asyncio.timeout(30):
+            while "/b" not in client.racks().values():
+                await asyncio.sleep(0.01)
+        await client.create()
+
+
+async def test_a_replacement_respects_the_enforced_minimum_and_a_move_goes_to_another_rack() -> None:
+    async with FakeCluster(bookies=4) as cluster:
+        racks = await in_racks(cluster, "/a", "/a", "/b", "/a")
+        one, two, three, four = cluster.bookies
+        client = await cluster.client(enforce_min_racks_per_write_quorum=True)
+        with pytest.raises(NotEnoughBookies, match="in the racks that are needed"):
+            await client.choose_replacements((one, two, three), {2: three}, write_quorum=3)
+        assert await client.choose_replacements((one, two, three), {1: two}, write_quorum=3) == {1: four}
+        assert client.choose_move((one, two, four), write_quorum=3) is not None
+        assert client.choose_move((one, two, three), write_quorum=3) is None
+        move = client.choose_move((one, two, four), write_quorum=3, exclude={three: "draining"})
+        assert move is None
+        assert racks[three] == "/b"

@@ -13,7 +13,7 @@ from bindery_metadata.stores.access_lists import NewNodes
 from bindery_metadata.stores.embedded import SecurePort, ServerSpec
 from bindery_metadata.stores.memory import MemoryStore, MemoryTree
 from bindery_metadata.stores.store import MetadataStore, SessionState
-from bindery_metadata.stores.zookeeper import ZooKeeperStore
+from bindery_metadata.stores.zookeeper import ZooKeeperStore, make_chroot
 from bindery_metadata.stores.zookeeper_access import AccessFiles
 from bindery_simulation.certificates.authority import Authority, in_one_file
 from kazoo.client import KazooClient
@@ -137,11 +137,15 @@ class SecureServer:
 
 
 class ZooKeeperEnvironment(StoreEnvironment):
-    """Each store connects to the server through its own proxy; by TLS and with credentials if there is `secure`."""
+    """Each store connects to the server through its own proxy; by TLS and with credentials if there is `secure`.
 
-    def __init__(self, host: str, port: int, *, secure: SecureServer | None = None) -> None:
+    `chroot`: the node that is the root of the stores; empty: ZooKeeper's own.
+    """
+
+    def __init__(self, host: str, port: int, *, secure: SecureServer | None = None, chroot: str = "") -> None:
         self._address = (host, port)
         self._secure = secure
+        self._chroot = chroot
         self._proxies: dict[MetadataStore, Proxy] = {}
 
     async def connect(self, *, operation_timeout_s: float = TIMEOUT_S) -> MetadataStore:
@@ -151,7 +155,8 @@ class ZooKeeperEnvironment(StoreEnvironment):
             host, port = self._secure.hosts.split(":")
             proxy, access = Proxy(host, int(port), self._secure.contexts()), self._secure.files.load()
         await proxy.start()
-        store = await ZooKeeperStore.connect(proxy.host_port, operation_timeout_s=operation_timeout_s, access=access)
+        hosts = proxy.host_port + self._chroot
+        store = await ZooKeeperStore.connect(hosts, operation_timeout_s=operation_timeout_s, access=access)
         self._proxies[store] = proxy
         return store
 
@@ -190,7 +195,8 @@ class ZooKeeperEnvironment(StoreEnvironment):
             await proxy.close()
 
     async def wipe(self) -> None:
-        """Delete the nodes of an earlier test."""
+        """Delete the nodes of an earlier test, and create the chroot."""
+        await make_chroot(f"{self._address[0]}:{self._address[1]}{self._chroot}")
         store = await self.connect()
         for name in await store.children("/"):
             if name != "zookeeper":

@@ -73,6 +73,9 @@ def test_the_roots_are_all_trees_of_a_cluster() -> None:
         "/a", "/a/b", "/a/b/ledgers", "/bindery", "/managed-ledgers", "/schemas", "/namespace", "/admin", "/counters",
         "/bookies", "/loadbalance",
     }  # fmt: skip
+    assert set(access_roots(LAYOUT, chroot="/x")) - set(access_roots(LAYOUT)) == {"/"}, (
+        "the chroot belongs to the cluster"
+    )
 
 
 @integration

@@ -153,7 +153,10 @@ def test_placement_and_replica_checks_run_at_their_intervals() -> None:
         world = await World.make(ledgers=LEDGERS)
         racks = {BookieId("b1"): "/a", BookieId("b2"): "/a", BookieId("b3"): "/a", BookieId("b4"): "/b"}
         running = await world.start_auditor(
-            placement_check_interval_s=1000, replica_check_interval_s=1000, racks=lambda: racks
+            placement_check_interval_s=1000,
+            replica_check_interval_s=1000,
+            racks=lambda: racks,
+            placement_repair=False,
         )
         await asyncio.sleep(60)
         checks = running.auditor.state.checks
@@ -275,7 +278,9 @@ def test_a_check_that_fails_reports_its_error_until_it_succeeds() -> None:
                 raise MetadataUnavailable("no racks")
             return {}
 
-        running = await world.start_auditor(placement_check_interval_s=1000, racks=racks, limits={"retry_s": 7})
+        running = await world.start_auditor(
+            placement_check_interval_s=1000, racks=racks, limits={"retry_s": 7}, placement_repair=False
+        )
         check = running.auditor.state.checks[CheckKind.PLACEMENT]
         await asyncio.sleep(60)
         assert len(attempts) > 2

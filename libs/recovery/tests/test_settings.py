@@ -15,6 +15,8 @@ def test_the_defaults() -> None:
         "ledger_check_rate": 20.0,
         "ledger_check_percent": 0.0,
         "placement_check_interval_s": 0.0,
+        "placement_repair": True,
+        "placement_repair_delay_s": 300.0,
         "replica_check_interval_s": 0.0,
         "drain_interval_s": 30.0,
         "workers": 1,

@@ -49,7 +49,7 @@ async def last_words(bookie: Bookie, *, code: int = 1, **changes: str) -> str:
         ({"host": "0.0.0.0"}, 1, "refusing to listen on 0.0.0.0, where other machines can connect"),
         ({"bookie_id": "a/b"}, 1, "not a bookie id: 'a/b'; set BOOKIE_BOOKIE_ID to letters, digits"),
         ({"log_level": "loud"}, 2, "--log-level (BOOKIE_LOG_LEVEL) must be one of debug, info"),
-        ({"zookeeper": "zk"}, 1, "not a list of zookeeper servers (host:port,host:port): hosts=zk"),
+        ({"zookeeper": "zk"}, 1, "not a list of zookeeper servers (host:port,host:port[/chroot]): hosts=zk"),
         ({"host": "192.0.2.1", "insecure": "true"}, 2, "unrecognized arguments: true; `bindery-bookie --help`"),
     ],
 )

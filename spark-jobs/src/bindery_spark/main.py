@@ -73,7 +73,10 @@ def now_ms() -> int:
 @app.command()
 def run(
     zookeeper: Annotated[
-        str, typer.Option(metavar="HOST:PORT", envvar="BINDERY_ZOOKEEPER", help="ZooKeeper servers, comma-separated.")
+        str,
+        typer.Option(
+            metavar="HOST:PORT", envvar="BINDERY_ZOOKEEPER", help="ZooKeeper servers, comma-separated, then the chroot."
+        ),
     ] = "127.0.0.1:2181",
     level: Annotated[str, typer.Option(metavar="quick|standard|deep", help="How much to read and check.")] = "deep",
     out: Out = Path(OUT_DEFAULT),

@@ -25,6 +25,10 @@ env:
     value: /data/journal
   - name: BOOKIE_LEDGER_DIR
     value: /data/ledgers
+  {{- if .Values.bookie.rack.fromNode }}
+  - name: BOOKIE_RACK_FILE
+    value: /run/bindery/rack/rack
+  {{- end }}
   {{- include "bindery.adminToken.env" (dict "root" . "variable" "BOOKIE_ADMIN_TOKEN_FILE") | indent 2 }}
   {{- include "bindery.configEnv" (dict "prefix" "BOOKIE_" "config" (include "bindery.config" (dict "root" . "component" "bookie") | fromYaml)) | nindent 2 }}
 lifecycle:
@@ -39,11 +43,53 @@ volumeMounts:
   - {name: journal, mountPath: /data/journal}
   - {name: ledgers, mountPath: /data/ledgers}
   {{- end }}
+  {{- if .Values.bookie.rack.fromNode }}
+  - {name: rack, mountPath: /run/bindery/rack, readOnly: true}
+  {{- end }}
   {{- include "bindery.adminToken.mount" . | indent 2 }}
+{{- end }}
+
+{{/* Writes the rack of the bookie, a label of its node, to a file. Pods cannot see the labels of their node. Only this container
+has a token for the Kubernetes API, and its account may only read nodes. */}}
+{{- define "bindery.bookie.init" -}}
+{{- $w := include "bindery.workload" (dict "root" . "component" "bookie") | fromYaml -}}
+{{- if .Values.bookie.rack.fromNode }}
+- name: rack
+  image: {{ include "bindery.image" (dict "root" . "image" $w.image) }}
+  imagePullPolicy: {{ $w.image.pullPolicy }}
+  command: [bindery-bookie-rack, /run/bindery/rack/rack, {{ .Values.bookie.rack.nodeLabel | quote }}]
+  env:
+    - name: NODE_NAME
+      valueFrom:
+        fieldRef:
+          fieldPath: spec.nodeName
+    - name: BINDERY_ACCOUNT_DIRECTORY
+      value: /run/bindery/account
+  securityContext:
+    {{- toYaml $w.containerSecurityContext | nindent 4 }}
+  resources:
+    requests: {cpu: 10m, memory: 32Mi}
+    limits: {memory: 128Mi}
+  volumeMounts:
+    - {name: rack, mountPath: /run/bindery/rack}
+    - {name: node-reader, mountPath: /run/bindery/account, readOnly: true}
+{{- end }}
 {{- end }}
 
 {{- define "bindery.bookie.volumes" -}}
 {{- include "bindery.adminToken.volume" . }}
+{{- if .Values.bookie.rack.fromNode }}
+- name: rack
+  emptyDir: {}
+- name: node-reader
+  projected:
+    sources:
+      - serviceAccountToken: {path: token, expirationSeconds: 3600}
+      - configMap:
+          name: kube-root-ca.crt
+          items:
+            - {key: ca.crt, path: ca.crt}
+{{- end }}
 {{- if not .Values.bookie.persistence.enabled }}
 {{- range $name, $claim := include "bindery.bookie.claims" . | fromYaml }}
 {{ include "bindery.emptyDir" (dict "name" $name "claim" $claim) }}

@@ -4,6 +4,9 @@ ports:
   - {name: client, containerPort: 2181}
   - {name: peer, containerPort: 2888}
   - {name: election, containerPort: 3888}
+  {{- if .Values.zookeeper.metrics.enabled }}
+  - {name: metrics, containerPort: 7000}
+  {{- end }}
 env:
   - name: ZOO_MY_ID
     valueFrom:

@@ -13,6 +13,11 @@ point writes zoo.cfg from variables only if the file does not exist. */}}
   "standaloneEnabled" "true"
   "4lw.commands.whitelist" "ruok,srvr,mntr"
 -}}
+{{- if .Values.zookeeper.metrics.enabled -}}
+{{- $_ := set $lines "metricsProvider.className" "org.apache.zookeeper.metrics.prometheus.PrometheusMetricsProvider" -}}
+{{- $_ := set $lines "metricsProvider.httpPort" "7000" -}}
+{{- $_ := set $lines "metricsProvider.exportJvmInfo" "true" -}}
+{{- end -}}
 {{- range $id := untilStep 1 (int (add1 .Values.zookeeper.replicas)) 1 -}}
 {{- $host := printf "%s-zookeeper-%d.%s-zookeeper-headless.%s.svc.%s" $fullname $id $fullname $.Release.Namespace $.Values.clusterDomain -}}
 {{- $_ := set $lines (printf "server.%d" $id) (printf "%s:2888:3888;2181" $host) -}}

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from bindery.bookie import cookies, membership_commands, online
+from bindery.bookie import cookies, membership_commands, online, racks
 from bindery.common import exit_codes
 from bindery.common.credentials import PasswordFile, read_password
 from bindery.common.options import AsJson, LedgerArgument, Yes, group
@@ -20,6 +20,7 @@ app.add_typer(journal_app, name="journal")
 app.add_typer(log_app, name="log")
 app.add_typer(index_app, name="index")
 app.add_typer(cookies.app, name="cookie")
+app.add_typer(racks.app, name="rack")
 online.add_to(app)
 membership_commands.add_to(app)
 

@@ -27,10 +27,10 @@ ZooKeeper = Annotated[
     str | None,
     typer.Option(
         "--zookeeper",
-        metavar="HOST:PORT,...",
+        metavar="HOST:PORT,...[/CHROOT]",
         envvar=["BOOKIE_ZOOKEEPER", "BINDERY_ZOOKEEPER"],
         show_envvar=True,
-        help="ZooKeeper servers; default: 127.0.0.1:2181.",
+        help="ZooKeeper servers, with a chroot if the cluster has one; default: 127.0.0.1:2181.",
     ),
 ]
 LedgersRoot = Annotated[

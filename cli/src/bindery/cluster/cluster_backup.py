@@ -1,25 +1,31 @@
 """Implement `bindery cluster backup|restore`: write and read the file whose format `bindery_recovery.backup` defines.
 
 A backup is written to a temporary file, which is renamed when it is complete and durable. It contains the passwords of
-ledgers, so only its owner may read it.
+ledgers, so only its owner may read it. A file whose name ends in `.gz` is compressed; a restore recognizes compression
+by the content.
 """
 
+import gzip
 import os
 import stat
 import sys
+import zlib
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from bindery_core.errors import AlreadyExists, BadRequest
+from bindery_core.errors import AlreadyExists, BadRequest, Corrupt
 from bindery_metadata.layout.layout import LedgersLayout
 from bindery_recovery.backup.backup import Backup, BackupSummary, verify_backup, write_backup
 from bindery_recovery.backup.restore import RestoreSummary, restore_backup
 
-from bindery.common.operator import connected_store, now_ms, time_text
+from bindery.common.operator import connected_store, create_chroot, now_ms, time_text
 from bindery.common.output import print_json
 from bindery.common.progress import Progress
+
+COMPRESSED: Final = b"\x1f\x8b"
+"""First bytes of a compressed file."""
 
 
 async def run_backup(
@@ -37,19 +43,27 @@ async def run_backup(
         raise BadRequest(f"cannot write {file}: {error.strerror or error}") from error
     try:
         with os.fdopen(descriptor, "wb", buffering=2**20) as out:
-            async with connected_store(zookeeper) as store:
-                summary = await write_backup(
-                    store,
-                    LedgersLayout(ledgers_root),
-                    out.write,
-                    now_ms=now_ms(),
-                    progress=lambda count: live.show(f"reading: {count} nodes"),
-                )
+            with ExitStack() as layers:
+                write = out.write
+                if path.suffix == ".gz":
+                    write = layers.enter_context(gzip.GzipFile("", "wb", fileobj=out, mtime=0)).write
+                async with connected_store(zookeeper) as store:
+                    summary = await write_backup(
+                        store,
+                        LedgersLayout(ledgers_root),
+                        write,
+                        now_ms=now_ms(),
+                        progress=lambda count: live.show(f"reading: {count} nodes"),
+                    )
             out.flush()
             os.fsync(out.fileno())
             size = out.tell()
         os.replace(partial, path)
         _sync_directory(path.parent)
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink()
+        raise BadRequest(f"cannot write {file}: {error.strerror or error}") from error
     except BaseException:
         with suppress(OSError):
             partial.unlink()
@@ -67,15 +81,17 @@ async def run_restore(
     Raises BadRequest (not a backup), Corrupt (damaged), CannotRestore (nothing was written).
     """
     live = Progress(is_quiet=as_json)
-    backup = verify_backup(_lines(file))
+    backup = verify_backup(backup_lines(file))
     layout = LedgersLayout(backup.ledgers_root if ledgers_root is None else ledgers_root)
     try:
+        if not dry_run:
+            await create_chroot(zookeeper)
         async with connected_store(zookeeper) as store:
             done = await restore_backup(
                 store,
                 layout,
                 backup,
-                _lines(file),
+                backup_lines(file),
                 merge=merge,
                 dry_run=dry_run,
                 id_margin=id_margin,
@@ -142,10 +158,15 @@ def print_restore(file: str, backup: Backup, done: RestoreSummary, *, as_json: b
     print(f"the next ledger id is {done.next_ledger_id}")
 
 
-def _lines(file: str) -> Iterator[bytes]:
+def backup_lines(file: str) -> Iterator[bytes]:
+    """Yield the lines of a backup, compressed or not. Raises BadRequest if it cannot be read, Corrupt."""
     try:
         with open(file, "rb", buffering=2**20) as lines:
-            yield from lines
+            is_compressed = lines.read(len(COMPRESSED)) == COMPRESSED
+            lines.seek(0)
+            yield from gzip.GzipFile("", "rb", fileobj=lines) if is_compressed else lines
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise Corrupt(f"{file} is damaged: {error}") from error
     except OSError as error:
         raise BadRequest(f"cannot read {file}: {error.strerror or error}") from error
 

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bindery.cluster import backup_commands
 from bindery.common.cluster_command import cluster_command
 from bindery.common.options import DEFAULT_ZOOKEEPER, LEDGERS_ROOT, AsJson, LedgersRoot, Yes, ZooKeeper, group
 from bindery.common.output import emit
@@ -16,26 +17,28 @@ if TYPE_CHECKING:
 app = group("Initialize, back up, restore, accept and protect the metadata of a cluster.")
 acls = group("Show and replace the access lists of the cluster's nodes in ZooKeeper.")
 app.add_typer(acls, name="acls")
+app.add_typer(backup_commands.app, name="backups")
 
 
 async def initialize(zookeeper: str) -> "ClusterInit":
-    """Create the metadata of a cluster that does not exist yet. Raises MetadataUnavailable."""
+    """Create the metadata of a cluster that does not exist yet, and the chroot. Raises MetadataUnavailable."""
     import random
 
     from bindery_metadata.cluster import initialize_cluster
     from bindery_metadata.layout.layout import LedgersLayout
 
-    from bindery.common.operator import connected_store
+    from bindery.common.operator import connected_store, create_chroot
 
+    await create_chroot(zookeeper)
     async with connected_store(zookeeper) as store:
         return await initialize_cluster(store, LedgersLayout(), randomness=random.SystemRandom())
 
 
 @app.command("init")
 def init(zookeeper: ZooKeeper = DEFAULT_ZOOKEEPER, as_json: AsJson = False) -> None:
-    """Create the metadata of a new cluster in ZooKeeper. Safe to repeat.
+    """Create the metadata of a new cluster in ZooKeeper, and its chroot if it has one. Safe to repeat.
 
-    Example: bindery cluster init --zookeeper zk-0:2181,zk-1:2181,zk-2:2181
+    Example: bindery cluster init --zookeeper zk-0:2181,zk-1:2181,zk-2:2181/messaging
     """
     import asyncio
 

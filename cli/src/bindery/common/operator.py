@@ -101,6 +101,19 @@ async def connected_store(zookeeper: str) -> AsyncIterator["ZooKeeperStore"]:
         await store.close()
 
 
+async def create_chroot(zookeeper: str) -> str:
+    """Create the chroot that `zookeeper` names. Return its path; empty: there is none, or it existed.
+
+    Raises the errors of `connected_store`, and Unauthorized.
+    """
+    from bindery_metadata.stores.zookeeper import make_chroot
+    from bindery_metadata.stores.zookeeper_access import AccessFiles
+    from bindery_metadata.stores.zookeeper_servers import ZooKeeperServers
+
+    is_new = await make_chroot(zookeeper, access=AccessFiles.of(os.environ).load())
+    return ZooKeeperServers.parse(zookeeper).chroot if is_new else ""
+
+
 def run_on(zookeeper: str, ledgers_root: str, work: "Callable[[Cluster], Awaitable[T]]") -> T:
     """Run `work` on the cluster and return its result."""
     import asyncio

@@ -14,11 +14,11 @@ ZooKeeper = Annotated[
     str,
     typer.Option(
         "--zookeeper",
-        metavar="HOST:PORT,...",
+        metavar="HOST:PORT,...[/CHROOT]",
         envvar="BINDERY_ZOOKEEPER",
         show_envvar=True,
         show_default=True,
-        help="ZooKeeper servers.",
+        help="ZooKeeper servers, and the chroot if the cluster has one.",
     ),
 ]
 LedgersRoot = Annotated[

@@ -12,6 +12,7 @@ from bindery_metadata.bookies.membership import Intent, MembershipStore
 from bindery_metadata.cluster import ClusterStatus, cluster_status
 from bindery_metadata.layout.layout import VOTE_PREFIX, LedgersLayout
 from bindery_metadata.recovery.last_audits import LastAudits, findings_text
+from bindery_metadata.recovery.last_backup import LastBackupStore
 from bindery_metadata.recovery.recovery_records import (
     Obstacle,
     RecoveryRecord,
@@ -63,6 +64,7 @@ async def read_status(
     workers = [_worker(report, now_ms) for report in snapshot.reports]
     pause = progress.pause
     marked = _marked(snapshot)
+    backup = await LastBackupStore(store).get()
     problem = _problem(snapshot.is_enabled, candidates, workers, marked["ledgers"] or lost or draining)
     return {
         "at_ms": now_ms,
@@ -76,12 +78,14 @@ async def read_status(
         "maintenance": excused,
         "marked": marked,
         "closings": asdict(progress.closings),
+        "placement": asdict(progress.placement),
         "workers": workers,
         "bytes_per_s": progress.rate_bytes_per_s,
         "eta_s": progress.eta_s if marked["ledgers"] else None,
         "why_no_eta": progress.why_no_eta,
         "check": asdict(progress.ledger_check),
         "audits": [audit.to_json(now_ms) for audit in await LastAudits(store).all()],
+        "backup": None if backup is None else backup.to_json(now_ms),
         "can_heal": problem is None,
         "problem": problem,
     }
@@ -290,7 +294,9 @@ def status_lines(facts: Mapping[str, Any], *, now_ms: int) -> list[str]:
     if closings["pending"]:
         age = "" if closings["oldest_age_s"] is None else f", the oldest for {duration_text(closings['oldest_age_s'])}"
         lines.append(f"{closings['pending']} recently closed ledgers are not checked for missing copies yet{age}")
+    lines += _placement_lines(facts["placement"])
     lines += map(_audit_line, facts["audits"])
+    lines += _backup_lines(facts["backup"], now_ms)
     lines += _worker_lines(facts["workers"])
     return lines
 
@@ -352,12 +358,42 @@ def _marked_lines(facts: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def _placement_lines(placement: Mapping[str, Any]) -> list[str]:
+    """Return the ledgers that are on fewer racks than possible; nothing if there are none."""
+    if not (placement["total"] or placement["waiting"] or placement["stuck"]):
+        return []
+    total, done = placement["total"], placement["done"]
+    text = f"placement over {placement['racks']} racks: {done} of {total} ledgers moved to more racks"
+    if placement["is_running"] and placement["moving"]:
+        text += f", {placement['moving']} being moved"
+    text += f"; {placement['waiting']} wait for the next run" if placement["waiting"] else ""
+    text += f"; no move helps {placement['stuck']}" if placement["stuck"] else ""
+    return [text]
+
+
 def _audit_line(audit: Mapping[str, Any]) -> str:
     return (
         f"last {audit['level']} audit: {audit['verdict']} {duration_text(audit['age_s'])} ago, "
         f"{audit['copies_verified']} of {audit['copies_expected']} copies checked, "
         f"findings: {findings_text(audit['severities'])} (run {audit['run_id']})"
     )
+
+
+def _backup_lines(backup: Mapping[str, Any] | None, now_ms: int) -> list[str]:
+    """Return the last scheduled backup of the metadata; nothing if none is scheduled."""
+    if backup is None:
+        return []
+    lines = ["no scheduled backup of the metadata has succeeded"]
+    if backup["ended_ms"]:
+        place = ", also uploaded" if backup["is_uploaded"] else ""
+        lines = [
+            f"last backup of the metadata: {duration_text(backup['age_s'])} ago, {backup['nodes']} nodes, "
+            f"{size_text(backup['size'])} ({backup['name']}{place})"
+        ]
+    if backup["has_failed"]:
+        ago = duration_text(max(0, now_ms - backup["failed_ms"]) / 1000)
+        lines.append(f"the last backup of the metadata FAILED {ago} ago: {backup['failure']}")
+    return lines
 
 
 def _worker_lines(workers: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -24,6 +24,7 @@ from bindery_core.formats.ledger_metadata import DigestType, LedgerMetadata, Led
 from bindery_core.ids import BookieId, EntryId, LedgerId
 from bindery_core.ledger.ledger_plans import fence_targets
 from bindery_core.sources import RandomSource
+from bindery_metadata.bookies.racks import RackFollower
 from bindery_metadata.bookies.registration import BookieDirectory
 from bindery_metadata.layout.layout import LedgersLayout
 from bindery_metadata.ledgers.closing_records import ClosingRecords
@@ -67,13 +68,15 @@ class LedgerClient:
         settings: ClientSettings,
         on_degraded: OnDegraded | None = None,
         security: ClientSecurity = NO_SECURITY,
+        racks: RackFollower | None = None,
     ) -> None:
-        """Called by `connect`; the client owns `manager` and `directory`, which is already started."""
+        """Called by `connect`; the client owns `manager`, `directory` and `racks`, which are already started."""
         self.settings = settings
         self._manager = manager
         self._closing_records = closing_records
         self._directory = directory
-        self._pool = BookiePool(directory, settings=settings, randomness=randomness, security=security)
+        self._racks = racks
+        self._pool = BookiePool(directory, settings=settings, randomness=randomness, security=security, racks=racks)
         self._free_space = FreeSpace(self._pool)
         self._budget = InFlightBudget(settings.client_bytes_max)
         self._on_degraded = on_degraded
@@ -100,6 +103,8 @@ class LedgerClient:
         layout = layout or LedgersLayout()
         directory = BookieDirectory(store, layout)
         await directory.start()
+        racks = RackFollower(store)
+        await racks.start()
         return cls(
             LedgerManager(store, layout, randomness=randomness),
             directory,
@@ -108,6 +113,7 @@ class LedgerClient:
             settings=settings or ClientSettings(),
             on_degraded=on_degraded,
             security=security,
+            racks=racks,
         )
 
     async def create(self, **options: Unpack[LedgerOptions]) -> WriteHandle:
@@ -279,6 +285,18 @@ class LedgerClient:
             await self._pool.revisit()
             return self._pool.choose_replacements(ensemble, failed, write_quorum=write_quorum, exclude=exclude)
 
+    def racks(self) -> Mapping[BookieId, str]:
+        """See `api.LedgerClient`."""
+        return self._pool.racks()
+
+    def choose_move(
+        self, ensemble: tuple[BookieId, ...], *, write_quorum: int, exclude: Mapping[BookieId, str] | None = None
+    ) -> tuple[int, BookieId] | None:
+        """See `api.LedgerClient`. Bookies that failed recently are not chosen."""
+        self._check_open()
+        self._free_space.refresh_if_due()
+        return self._pool.choose_move(ensemble, write_quorum=write_quorum, exclude=exclude)
+
     async def update_metadata(
         self, ledger_id: LedgerId, transform: Callable[[LedgerMetadata], LedgerMetadata | None]
     ) -> LedgerMetadata:
@@ -308,6 +326,8 @@ class LedgerClient:
         await self._pool.close()
         with contextlib.suppress(Exception):  # closing must not fail: the session may have ended already
             await self._directory.close()
+        if self._racks is not None:
+            await self._racks.close()
         await self._manager.close()
 
     def _requests(self, ledger_id: LedgerId, metadata: LedgerMetadata) -> LedgerRequests:

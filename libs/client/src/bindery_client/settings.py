@@ -41,6 +41,16 @@ class ClientSettings:
     reconnect_pause_s_max: float = 5.0
     """Maximum delay between attempts to connect: a bookie that returns is in use again within this time."""
 
+    min_racks_per_write_quorum: int = 2
+    """Minimum number of racks of each write quorum, as far as it has that many bookies. Placement prefers more anyway.
+
+    Source: BookKeeper's minNumRacksPerWriteQuorum."""
+
+    enforce_min_racks_per_write_quorum: bool = False
+    """Whether ledgers are not created, and failed bookies not replaced, if write quorums would be on fewer racks.
+
+    Source: BookKeeper's enforceMinNumRacksPerWriteQuorum."""
+
     add_timeout_s: float = 5.0
     """Time after which a bookie that has not answered an add counts as failed.
 
@@ -138,6 +148,7 @@ class ClientSettings:
     def __post_init__(self) -> None:
         assert self.wire_version in (2, 3)
         assert self.bookie_info_interval_s >= 0
+        assert self.min_racks_per_write_quorum >= 1
         assert 0 < self.reconnect_pause_s <= self.reconnect_pause_s_max
         assert 0 < self.add_timeout_s <= self.add_quorum_timeout_s, "a bookie must count as failed before the add does"
         assert self.speculative_read_s >= 0

@@ -1,4 +1,5 @@
-"""The tests of stores also run by TLS, with credentials, and with nodes that only their creator may use."""
+"""The tests of stores also run below a chroot; and by TLS, with credentials, and with nodes that only their creator may
+use."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -22,22 +23,27 @@ def secure_zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secur
     params=[
         "memory",
         pytest.param("zookeeper", marks=pytest.mark.integration),
+        pytest.param("zookeeper/some/chroot", marks=pytest.mark.integration),
         pytest.param("secure_zookeeper", marks=pytest.mark.integration),
     ]
 )
 def server(request: pytest.FixtureRequest) -> ServerSpec | SecureServer | None:
     """Replaces the fixture of the folder above."""
-    return None if request.param == "memory" else request.getfixturevalue(request.param)
+    return None if request.param == "memory" else request.getfixturevalue(request.param.partition("/")[0])
 
 
 @pytest.fixture
-async def environment(server: ServerSpec | SecureServer | None) -> AsyncIterator[StoreEnvironment]:
+async def environment(
+    request: pytest.FixtureRequest, server: ServerSpec | SecureServer | None
+) -> AsyncIterator[StoreEnvironment]:
     """Replaces the fixture of the folder above."""
     if server is None:
         environment: StoreEnvironment = MemoryEnvironment()
     else:
         spec, secure = (server.spec, server) if isinstance(server, SecureServer) else (server, None)
-        environment = ZooKeeperEnvironment(spec.host, spec.client_port, secure=secure)
+        _, slash, path = request.node.callspec.params["server"].partition("/")
+        chroot = slash + path
+        environment = ZooKeeperEnvironment(spec.host, spec.client_port, secure=secure, chroot=chroot)
         await environment.wipe()
     yield environment
     await environment.close()

@@ -13,15 +13,10 @@ import pytest
 from bindery_core.errors import BadRequest, MetadataOutcomeUnknown, MetadataUnavailable
 from bindery_metadata.stores.embedded import EmbeddedZooKeeper, ServerSpec
 from bindery_metadata.stores.store import SessionState
-from bindery_metadata.stores.zookeeper import ZooKeeperStore, validate_hosts
+from bindery_metadata.stores.zookeeper import ZooKeeperStore
 from bindery_metadata.stores.zookeeper_connections import Crossing
 from proxy import Proxy
 from store_environments import free_port, until_answered
-
-
-@pytest.mark.parametrize("hosts", ["a:2181", "127.0.0.1:2181,127.0.0.1:2182", "[::1]:2181", "zk.example.:2181"])
-def test_lists_of_servers_are_read(hosts: str) -> None:
-    assert validate_hosts(hosts) == hosts
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,8 @@ broker that owns the topic's bundle; set(v), delete(v): a write or deletion at t
 | /admin/local-policies/T/N             | LocalPolicies     | operator: create, set(v) | operator: delete(v)        |
 | /admin/partitioned-topics/.../<enc>   | {"partitions":n}  | operator: create, set(v) | operator: delete(v)        |
 | /counters/producer-name               | (its version)     | broker: set(any)         | never                      |
+| /bookies                              | racks, JSON       | bookie, operator: create,| never                      |
+|                                       |                   | set(v)                   |                            |
 
 The managed ledger's node exists exactly while the topic does.
 The encoding is that of HTML forms: UTF-8, in which letters, digits, `.`, `-`, `*` and `_` are unchanged, a space is
@@ -39,6 +41,8 @@ PARTITIONED_TOPICS_ROOT: Final = "/admin/partitioned-topics"
 BROKERS_ROOT: Final = "/loadbalance/brokers"
 LEADER: Final = "/loadbalance/leader"
 PRODUCER_NAME_COUNTER: Final = "/counters/producer-name"
+RACKS: Final = "/bookies"
+"""Node with the racks of bookies (`bindery_metadata.bookies.racks`)."""
 
 _NAME = re.compile(r"[-=:.\w]+", re.ASCII)
 

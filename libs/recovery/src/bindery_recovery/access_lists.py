@@ -52,6 +52,9 @@ Progress = Callable[[int], None]
 class AccessStore(MetadataStore, Protocol):
     """A store with access lists, which only ZooKeeper has."""
 
+    @property
+    def chroot(self) -> str: ...
+
     async def access_list(self, path: str) -> NodeAccess: ...
 
     async def set_access_list(self, path: str, entries: AccessList, *, version: int | None) -> None: ...
@@ -100,9 +103,11 @@ class Applied:
     """The lists that the last pass read, before it replaced them."""
 
 
-def access_roots(layout: LedgersLayout) -> tuple[str, ...]:
-    """Return the roots of all trees of a cluster. `/` is not one: it is shared with other programs."""
-    above = [path for path in ancestors(layout.root) if path != "/"]
+def access_roots(layout: LedgersLayout, *, chroot: str = "") -> tuple[str, ...]:
+    """Return the roots of all trees of a cluster. `/` is one of them only with a chroot: otherwise, it is shared with
+    other programs."""
+    above = ["/"] if chroot else []
+    above += [path for path in ancestors(layout.root) if path != "/"]
     return (*above, *roots_of(layout), parent_of(znode_layout.BROKERS_ROOT))
 
 
@@ -134,7 +139,7 @@ async def survey(
     """Read all lists. `rate`: maximum number of nodes per second; 0: no limit. Raises MetadataUnavailable."""
     found = Survey()
     pace = Pace(rate)
-    for root, members in _trees(layout):
+    for root, members in _trees(layout, store.chroot):
         async for path, node in _walk(store, root, pace, has_children=members):
             kind = kind_of(node.entries, credentials) if node is not None else UNREADABLE
             found.add(root, path, kind, is_ephemeral=node is not None and node.is_ephemeral)
@@ -166,7 +171,7 @@ async def apply(
         passes += 1
         found = Survey()
         before = replaced
-        for root, members in _trees(layout):
+        for root, members in _trees(layout, store.chroot):
             batch: list[tuple[str, NodeAccess]] = []
             async for path, node in _walk(store, root, pace, has_children=members):
                 kind = kind_of(node.entries, credentials) if node is not None else UNREADABLE
@@ -182,10 +187,10 @@ async def apply(
             return Applied(replaced, passes, replaced == before, found)
 
 
-def _trees(layout: LedgersLayout) -> list[tuple[str, bool]]:
+def _trees(layout: LedgersLayout, chroot: str) -> list[tuple[str, bool]]:
     """Return the roots, and whether all nodes below the root belong to the cluster."""
-    above = ancestors(layout.root)
-    return [(root, root not in above) for root in access_roots(layout)]
+    above = ("/", *ancestors(layout.root))
+    return [(root, root not in above) for root in access_roots(layout, chroot=chroot)]
 
 
 async def _replace(store: AccessStore, batch: Sequence[tuple[str, NodeAccess]], target: AccessList) -> int:

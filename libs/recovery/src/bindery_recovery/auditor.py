@@ -9,6 +9,8 @@
 | closed ledgers  | closing_check   | checks recently closed ledgers, marks those with missing entries             |
 | ledgers         | full_check      | reads replicas of every ledger, marks ledgers with missing entries           |
 | placement       | placement_check | counts ensembles that violate the placement policy                           |
+| racks           | placement_      | marks ledgers on fewer racks than possible, a few at a time, when the racks  |
+|                 | repair          | of the bookies have changed                                                  |
 | replicas        | replica_check   | counts entries with too few replicas                                         |
 
 Rules for all parts
@@ -46,7 +48,8 @@ from bindery_recovery.checks.bookie_audit import AuditState, BookieAudit, Ledger
 from bindery_recovery.checks.checker import Depth
 from bindery_recovery.checks.closing_check import ClosingCheck, ClosingState
 from bindery_recovery.checks.full_check import CURSOR, FullCheck, is_unfinished
-from bindery_recovery.checks.placement_check import check_placement
+from bindery_recovery.checks.placement_check import PlacementResult, check_placement
+from bindery_recovery.checks.placement_repair import PlacementRepair, PlacementRepairState
 from bindery_recovery.checks.replica_check import check_replicas
 from bindery_recovery.cluster.bookie_watch import AuditorLimits, BookieWatch
 from bindery_recovery.settings import RecoverySettings
@@ -88,6 +91,7 @@ class AuditorState:
     """Number of terms since the process started."""
     audit: AuditState = field(default_factory=AuditState)
     closings: ClosingState = field(default_factory=ClosingState)
+    placement_repair: PlacementRepairState = field(default_factory=PlacementRepairState)
 
 
 class _Bookies:
@@ -199,6 +203,23 @@ class Auditor:
             self._repeat(CheckKind.PLACEMENT, leadership, gate, lambda: self._check_placement(leadership, watch)),
             self._repeat(CheckKind.REPLICAS, leadership, gate, lambda: self._check_replicas(leadership)),
         ]
+        if self._settings.placement_repair and self._racks is not None:
+            repair = PlacementRepair(
+                self._client,
+                self._records,
+                self._marks,
+                marker,
+                racks=self._racks,
+                snapshot=lambda: watch.snapshot,
+                leadership=leadership,
+                may_go_on=gate,
+                delay_s=self._settings.placement_repair_delay_s,
+                limits=self._limits,
+                clock_ms=self._clock_ms,
+                state=self.state.placement_repair,
+                on_checked=self._placement_checked,
+            )
+            parts.append(repair.run())
         watch.record(
             HistoryEvent(self._clock_ms(), "leader", f"{leadership.name} is the auditor", {"name": leadership.name})
         )
@@ -322,6 +343,10 @@ class Auditor:
             f"could be, {result.failed} misplaced",
         )
         return result.to_json()
+
+    def _placement_checked(self, result: PlacementResult) -> None:
+        """Show the counters of a read of all metadata like those of the periodic check, in metrics."""
+        self.state.checks[CheckKind.PLACEMENT].result = result.to_json()
 
     async def _check_replicas(self, leadership: Leadership) -> Mapping[str, Any]:
         result = await check_replicas(self._client, ledger_timeout_s=self._limits.replica_timeout_s)

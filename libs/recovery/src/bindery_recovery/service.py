@@ -87,6 +87,7 @@ class RecoveryService:
             clock_ms=clock_ms,
             randomness=randomness,
             limits=limits,
+            racks=client.racks,
         )
         self.worker = ReplicationWorker(
             name=name,

@@ -38,6 +38,15 @@ class RecoverySettings(Settings):
     """Seconds between checks whether ensembles follow the placement policy; 0: none. Source:
     auditorPeriodicPlacementPolicyCheckInterval."""
 
+    placement_repair: bool = True
+    """Whether ledgers are moved to more racks: replicas of closed ledgers whose write quorums are on fewer racks than
+    the registered bookies allow are copied to bookies of other racks. Without racks, nothing is moved. False also for
+    workers: they then remove the marks of such ledgers. Source: repairedPlacementPolicyNotAdheringBookieEnable, which
+    is off by default."""
+
+    placement_repair_delay_s: Annotated[float, Ge(1), Le(7 * DAY_S)] = 300.0
+    """Seconds without a change of the bookies and their racks after which ledgers are moved."""
+
     replica_check_interval_s: Annotated[float, Ge(0)] = 0.0
     """Seconds between checks that ask each bookie for its list of entries; 0: none. Source:
     auditorReplicasCheckInterval."""

@@ -34,7 +34,9 @@ from bindery_kit.process.runtime import Shutdown
 from bindery_kit.process.service_life import ServiceLife, join_cluster, run_life, watch_session, zookeeper_connector
 from bindery_metadata.layout.layout import LedgersLayout
 from bindery_metadata.recovery.last_audits import LastAudits
+from bindery_metadata.recovery.last_backup import LastBackupStore
 from bindery_recovery.admin.last_audits_watch import LastAuditsWatch
+from bindery_recovery.admin.last_backup_watch import LastBackupWatch
 from bindery_recovery.admin.recovery_admin import RecoveryAdmin
 from bindery_recovery.admin.recovery_metrics import RecoveryMetrics
 from bindery_recovery.service import RecoveryService
@@ -142,7 +144,13 @@ class AuditorProcess:
         health.progress("reading the bookies")
         randomness = random.SystemRandom()
         client = await retry_while_unavailable(
-            lambda: LedgerClient.connect(store, randomness=randomness, layout=layout, security=self._security),
+            lambda: LedgerClient.connect(
+                store,
+                randomness=randomness,
+                layout=layout,
+                settings=settings.client.settings(),
+                security=self._security,
+            ),
             event="bookies_not_read",
         )
         life.on_stop(client.close, event="ledger_client_not_closed")
@@ -165,6 +173,7 @@ class AuditorProcess:
         self._context.open(admin, service, last_audits, clock_ms=wall_clock_ms)
         self._metrics.recovery = RecoveryMetrics(service, clock=time.monotonic)
         self._metrics.last_audits = last_audits
+        self._metrics.last_backup = LastBackupWatch(LastBackupStore(store), clock_ms=wall_clock_ms)
         health.started()
         log.info(
             "auditor_serves",
@@ -178,6 +187,7 @@ class AuditorProcess:
         life.start_part("http", self._server.wait())
         life.start_part("recovery", service.run())
         life.start_part("last_audits", last_audits.run())
+        life.start_part("last_backup", self._metrics.last_backup.run())
 
     async def stop(self) -> None:
         """Release locks and leadership, then close the connections."""

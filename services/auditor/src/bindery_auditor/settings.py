@@ -15,7 +15,7 @@ from bindery_recovery.settings import RecoverySettings
 
 
 class ClientSettings(BookieAccess):
-    """Credentials that the auditor presents to bookies."""
+    """Credentials that the auditor presents to bookies, and the racks on which it places copies."""
 
     model_config = SettingsConfigDict(env_prefix="AUDITOR_CLIENT_")
 
@@ -82,7 +82,8 @@ class AuditorSettings(RecoverySettings):
     """Unique name of this auditor in the election, in locks and in reports. Empty: `host:port`."""
 
     zookeeper: str = "127.0.0.1:2181"
-    """ZooKeeper servers, `host:port` separated by commas."""
+    """ZooKeeper servers: `host:port`, separated by commas. A path after the last one is the chroot, the node that is
+    used as the root of ZooKeeper: `a:2181,b:2181/messaging`."""
 
     zookeeper_session_timeout_s: Annotated[float, Ge(1), Le(600)] = 10.0
     """ZooKeeper session timeout in seconds: failover to another auditor and the release of locks take this long."""
@@ -98,7 +99,7 @@ class AuditorSettings(RecoverySettings):
     """Tokens of operators."""
 
     client: ClientSettings = group(ClientSettings)
-    """Credentials that the auditor presents to bookies."""
+    """Credentials that the auditor presents to bookies, and the racks on which it places copies."""
 
     zookeeper_access: ZooKeeperAccess = group(ZooKeeperAccess)
     """TLS, credentials and access lists of the connection to ZooKeeper."""

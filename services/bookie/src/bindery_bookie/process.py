@@ -47,6 +47,7 @@ from bindery_bookie.membership.advertised import AdvertisedName
 from bindery_bookie.membership.directory_lock import DirectoryLock
 from bindery_bookie.membership.identity import Claim, any_ledger, cluster_options, establish_identity
 from bindery_bookie.membership.own_membership import OwnMembership
+from bindery_bookie.membership.own_rack import OwnRack
 from bindery_bookie.membership.presence import Presence
 from bindery_bookie.membership.readiness import ReadinessNotes
 from bindery_bookie.metrics import BookieMetrics
@@ -375,6 +376,10 @@ class BookieProcess:
         self._notes.limbo()
 
     async def _register(self, metadata: MetadataStore, bookie_id: BookieId, guard: RollbackGuard) -> None:
+        settings = self._settings
+        rack = OwnRack(settings.rack, settings.rack_file, host=settings.resolved_host(), health=self.health)
+        # before the registration, so that no client places a ledger on this bookie without knowing its rack
+        await retry_while_unavailable(partial(rack.announce, metadata, bookie_id), event="rack_not_announced_yet")
         self.health.progress("registering")
         info = bookie_service_info.of_bookie(
             host=self._settings.resolved_host(),

@@ -194,7 +194,8 @@ class BookieSettings(Settings):
     model_config = SettingsConfigDict(env_prefix="BOOKIE_")
 
     zookeeper: str = "127.0.0.1:2181"
-    """ZooKeeper servers: `host:port`, separated by commas."""
+    """ZooKeeper servers: `host:port`, separated by commas. A path after the last one is the chroot, the node that is
+    used as the root of ZooKeeper: `a:2181,b:2181/messaging`."""
 
     ledgers_root: str = "/ledgers"
     """Root znode of the cluster. Source: BookKeeper's zk://host/ledgers."""
@@ -202,6 +203,14 @@ class BookieSettings(Settings):
     bookie_id: str = ""
     """Permanent id of this bookie; ledger metadata locates entries by it. Empty: `<advertised host>:<port>`. Do not use
     an address that may change while the disks are kept."""
+
+    rack: str = ""
+    """Failure domain of this bookie, a rack or a zone, in one or two levels: `/zone-a` or `/region/zone-a`. The bookie
+    writes it to `/bookies`, where clients and Pulsar's brokers read it: entries are stored in several racks if
+    possible. Empty: the entry there, if there is one, stays as it is."""
+
+    rack_file: str = ""
+    """File that contains the rack, instead of `rack`. A missing or empty file: as if no rack were set."""
 
     host: str = "127.0.0.1"
     """Address to listen on, for both ports. An address other than loopback requires authentication (`auth.provider`) or
@@ -288,6 +297,11 @@ class BookieSettings(Settings):
         storage = _with_defaults(storage, {"reserve_size": 2 * storage.write_cache_size_max + _RESERVE_EXTRA})
         server = _with_defaults(self.server, memory.derived("server", self.memory_size_max))
         vars(self).update(storage=storage, server=server)
+
+    @check
+    def _check_rack(self) -> None:
+        if self.rack and self.rack_file:
+            raise ValueError(f"rack ({self.rack}) and rack_file ({self.rack_file}) are both set: remove one of them")
 
     @check
     def _check_disk_usage(self) -> None:

@@ -19,6 +19,7 @@ from bindery_broker.access.access import Access
 from bindery_broker.access.decision import Rules
 from bindery_broker.balancing.balancing import Balancing
 from bindery_broker.balancing.loads import measure
+from bindery_broker.balancing.metrics import BalancingMetrics
 from bindery_broker.errors import NamespaceDeleted, NoSuchNamespace, NotOwner
 from bindery_broker.limits.accounts import Accounts
 from bindery_broker.managed_ledger import WallClock
@@ -159,6 +160,7 @@ class Broker:
         self.running = Running(held_max=settings.held_requests_max)
         """The operations on topics that run here, and the requests that wait for the next owner."""
         self.metrics.requests_held.set_function(lambda: self.running.held)
+        components.metrics.registry.register(BalancingMetrics(self.balancing, cluster=settings.cluster_name))
         self._closing = False
         self.stops = asyncio.Event()
         """Set when the process stops. Calls that wait are then answered at once."""

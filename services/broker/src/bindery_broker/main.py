@@ -273,7 +273,12 @@ class BrokerProcess:
         self.life.on_stop(partial(_cancel, reporting))
         client = await retry_while_unavailable(
             lambda: LedgerClient.connect(
-                store, randomness=randomness, layout=layout, on_degraded=reports.degraded, security=self._security
+                store,
+                randomness=randomness,
+                layout=layout,
+                settings=self._settings.client.settings(),
+                on_degraded=reports.degraded,
+                security=self._security,
             ),
             event="bookies_not_read",
         )

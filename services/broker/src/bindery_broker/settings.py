@@ -25,7 +25,7 @@ MIB = 2**20
 
 
 class ClientSettings(BookieAccess):
-    """Credentials that the broker presents to bookies."""
+    """Credentials that the broker presents to bookies, and the racks on which it places ledgers."""
 
     model_config = SettingsConfigDict(env_prefix="BROKER_CLIENT_")
 
@@ -187,7 +187,8 @@ class BrokerSettings(Settings):
     `http.tls`. Empty: the address it listens on."""
 
     zookeeper: str = "127.0.0.1:2181"
-    """ZooKeeper servers, `host:port` separated by commas."""
+    """ZooKeeper servers: `host:port`, separated by commas. A path after the last one is the chroot, the node that is
+    used as the root of ZooKeeper: `a:2181,b:2181/messaging`."""
 
     zookeeper_session_ms: Annotated[int, Ge(1_000), Le(600_000)] = 10_000
     """ZooKeeper session timeout in milliseconds: the time until other brokers can take the topics of a dead broker."""

@@ -259,10 +259,10 @@ async def test_a_stream_ends_with_an_event_when_its_topic_moves(pair):
 
 async def test_a_drain_hands_over_every_bundle_and_the_broker_goes_on_answering(pair):
     one, two = pair
-    await registered(one, two)
     other = f"/v1/topics/{OTHER.short}"
     await one.produce("a")
     await one.produce("x", topic=other)
+    await registered(one, two)
     status = (await two.post("/v1/brokers/one/drain", {})).json()
     assert status["broker"] == "one"
     assert status["state"] == "draining"

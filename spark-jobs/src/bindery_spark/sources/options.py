@@ -2,7 +2,7 @@
 
 | option             | sources  | default        | meaning                                                            |
 |--------------------|----------|----------------|--------------------------------------------------------------------|
-| zookeeper          | both     | (required)     | ZooKeeper servers: HOST:PORT[,HOST:PORT...]                        |
+| zookeeper          | both     | (required)     | ZooKeeper servers: HOST:PORT[,HOST:PORT...][/CHROOT]               |
 | ledgers_root       | both     | /ledgers       | root znode of the cluster                                          |
 | table              | metadata | ledgers        | ledgers, bookies, marks, topics, cursors or verified               |
 | ledgers_per_part   | metadata | 5000           | number of ledgers whose metadata one task reads                    |

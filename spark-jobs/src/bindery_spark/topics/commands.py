@@ -34,7 +34,10 @@ KEYS_SHOWN_MAX: Final = 20
 ZooKeeper = Annotated[
     str,
     typer.Option(
-        "--zookeeper", metavar="HOST:PORT", envvar="BINDERY_ZOOKEEPER", help="ZooKeeper servers, comma-separated."
+        "--zookeeper",
+        metavar="HOST:PORT",
+        envvar="BINDERY_ZOOKEEPER",
+        help="ZooKeeper servers, comma-separated, then the chroot.",
     ),
 ]
 TopicOption = Annotated[

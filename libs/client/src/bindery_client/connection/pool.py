@@ -19,8 +19,16 @@ from typing import Any, Final, TypeVar
 
 from bindery_core.errors import BookieUnavailable, NotEnoughBookies
 from bindery_core.ids import BookieId
-from bindery_core.placement.placement import Candidate, choose_ensemble, choose_replacements
+from bindery_core.placement.placement import (
+    DEFAULT_RACK,
+    Candidate,
+    RackRule,
+    choose_ensemble,
+    choose_move,
+    choose_replacements,
+)
 from bindery_core.sources import RandomFloats
+from bindery_metadata.bookies.racks import RackFollower
 from bindery_metadata.bookies.registration import BookieDirectory, BookieRecord
 
 from bindery_client.connection.connection import BookieConnection
@@ -46,9 +54,13 @@ class BookiePool:
         settings: ClientSettings,
         randomness: RandomFloats,
         security: ClientSecurity = NO_SECURITY,
+        racks: RackFollower | None = None,
     ) -> None:
+        """`racks`: the racks of bookies; None: all are in the default rack."""
         self.directory: Final = directory
         self.settings: Final = settings
+        self._racks = racks
+        self._rule = RackRule(settings.min_racks_per_write_quorum, settings.enforce_min_racks_per_write_quorum)
         self._randomness = randomness
         self._loop = asyncio.get_running_loop()
         self._security = security
@@ -195,11 +207,27 @@ class BookiePool:
         return [
             Candidate(
                 record.bookie_id,
+                rack=self._rack_of(record),
                 free_bytes=self.free_bytes.get(record.bookie_id),
                 refusal="read-only" if record.read_only else None,
             )
             for record in self.directory.bookies.values()
         ]
+
+    def racks(self) -> dict[BookieId, str]:
+        """Return the racks of the registered bookies."""
+        return {record.bookie_id: self._rack_of(record) for record in self.directory.bookies.values()}
+
+    def _rack_of(self, record: BookieRecord) -> str:
+        if self._racks is None:
+            return DEFAULT_RACK
+        return self._racks.rack_of(record.bookie_id, address=f"{record.host}:{record.port}")
+
+    def _absent(self, ensemble: Collection[BookieId]) -> dict[BookieId, str]:
+        """Return the racks of the members that are not registered."""
+        if self._racks is None:
+            return {}
+        return {b: self._racks.rack_of(b) for b in ensemble if b not in self.directory.bookies}
 
     def choose_ensemble(self, *, ensemble_size: int, write_quorum: int, ack_quorum: int) -> tuple[BookieId, ...]:
         """Choose bookies for a new ledger. Raises NotEnoughBookies with a reason for each bookie that was refused.
@@ -214,6 +242,7 @@ class BookiePool:
                 ack_quorum=ack_quorum,
                 rng=self._randomness,
                 exclude=exclude,
+                rule=self._rule,
             )
         )
 
@@ -235,7 +264,23 @@ class BookiePool:
                 write_quorum=write_quorum,
                 rng=self._randomness,
                 exclude={**avoided, **never},
+                rule=self._rule,
+                absent=self._absent(ensemble),
             )
+        )
+
+    def choose_move(
+        self, ensemble: tuple[BookieId, ...], *, write_quorum: int, exclude: Mapping[BookieId, str] | None = None
+    ) -> tuple[int, BookieId] | None:
+        """Choose a member and a bookie of another rack that replaces it, so that write quorums are on more racks. None:
+        no move does. Bookies in quarantine are never chosen: a move can wait."""
+        return choose_move(
+            self.candidates(),
+            ensemble=ensemble,
+            write_quorum=write_quorum,
+            rng=self._randomness,
+            exclude={**self.quarantined(), **(exclude or {})},
+            absent=self._absent(ensemble),
         )
 
     def _without_quarantined(self, choose: Callable[[Mapping[BookieId, str]], Chosen]) -> Chosen:

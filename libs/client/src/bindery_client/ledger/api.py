@@ -233,6 +233,20 @@ class LedgerClient(Protocol):
         """
         ...
 
+    def racks(self) -> Mapping[BookieId, str]:
+        """Return the rack of each registered bookie, as last read; DEFAULT_RACK if it is unknown."""
+        ...
+
+    def choose_move(
+        self, ensemble: tuple[BookieId, ...], *, write_quorum: int, exclude: Mapping[BookieId, str] | None = None
+    ) -> tuple[int, BookieId] | None:
+        """Choose a member of `ensemble` and a writable bookie of another rack that replaces it, so that write quorums
+        are on more racks and none on fewer. Return (ensemble index, new bookie); None: there is no such move.
+
+        Members of `ensemble` and of `exclude` (bookie -> reason) are never chosen.
+        """
+        ...
+
     async def update_metadata(
         self, ledger_id: LedgerId, transform: Callable[[LedgerMetadata], LedgerMetadata | None]
     ) -> LedgerMetadata:

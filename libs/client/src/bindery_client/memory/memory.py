@@ -28,7 +28,7 @@ from bindery_core.errors import (
 )
 from bindery_core.formats.ledger_metadata import LedgerMetadata, LedgerState
 from bindery_core.ids import BookieId, EntryId, LedgerId
-from bindery_core.placement.placement import Candidate, choose_replacements
+from bindery_core.placement.placement import DEFAULT_RACK, Candidate, choose_move, choose_replacements
 from bindery_core.wire.messages import Status
 
 from bindery_client.ledger.api import Entry
@@ -145,6 +145,8 @@ class MemoryLedgers:
     ) -> None:
         """`add_delay_s`: time that an add is in flight; 0: until the next turn of the event loop."""
         self.bookies: dict[BookieId, bool] = {BookieId(bookie): True for bookie in bookies}
+        self.racks: dict[BookieId, str] = {}
+        """Racks of bookies; the others are in DEFAULT_RACK. `create` does not use them."""
         """Bookie id -> writable. A test may change it at any time; open writers ignore it."""
         self.read_answers: dict[BookieId, Status] = {}
         """Status with which a bookie answers every read of a replica, instead of the entry."""
@@ -516,12 +518,36 @@ class MemoryLedgerClient:
         exclude: Mapping[BookieId, str] | None = None,
     ) -> dict[int, BookieId]:
         await asyncio.sleep(0)
-        candidates = [
-            Candidate(bookie_id, refusal=None if is_writable else "read-only")
+        return choose_replacements(
+            self._candidates(),
+            ensemble=ensemble,
+            failed=failed,
+            write_quorum=write_quorum,
+            rng=_ALWAYS_ZERO,
+            exclude=exclude,
+            absent=self.ledgers.racks,
+        )
+
+    def _candidates(self) -> list[Candidate]:
+        racks = self.racks()
+        return [
+            Candidate(bookie_id, rack=racks[bookie_id], refusal=None if is_writable else "read-only")
             for bookie_id, is_writable in self.ledgers.bookies.items()
         ]
-        return choose_replacements(
-            candidates, ensemble=ensemble, failed=failed, write_quorum=write_quorum, rng=_ALWAYS_ZERO, exclude=exclude
+
+    def racks(self) -> Mapping[BookieId, str]:
+        return {bookie_id: self.ledgers.racks.get(bookie_id, DEFAULT_RACK) for bookie_id in self.ledgers.bookies}
+
+    def choose_move(
+        self, ensemble: tuple[BookieId, ...], *, write_quorum: int, exclude: Mapping[BookieId, str] | None = None
+    ) -> tuple[int, BookieId] | None:
+        return choose_move(
+            self._candidates(),
+            ensemble=ensemble,
+            write_quorum=write_quorum,
+            rng=_ALWAYS_ZERO,
+            exclude=exclude,
+            absent=self.ledgers.racks,
         )
 
     async def update_metadata(

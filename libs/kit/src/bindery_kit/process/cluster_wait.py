@@ -147,7 +147,8 @@ class ClusterWait:
 
     async def _zookeeper_reason(self) -> str:
         """Return "cause; fix" of the wait for ZooKeeper."""
-        servers = [server.strip() for server in self._zookeeper.split(",")]
+        listed, _, _chroot = self._zookeeper.partition("/")
+        servers = [server.strip() for server in listed.split(",")]
         try:
             tls = None if self._access is None else (await asyncio.to_thread(self._access)).presented.tls
         except BadRequest as error:

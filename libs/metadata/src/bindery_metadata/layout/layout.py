@@ -55,6 +55,7 @@ keys. <g>: the ledger id divided by 10000, decimal; <id19>: the id, `%019d`; gua
 | audit/verified/<id / 1000>      | Verified, many  | audit: create, set(v)             | audit: delete(v)           |
 | audit/last/<level>              | LastAudit       | audit: create, set(v)             | never                      |
 | audit/readers/<b>/slot-<n>      | reader, text    | audit's reader: ephemeral         | its session; it: own only  |
+| backup/last                     | LastBackup      | backup: create, set(v)            | never                      |
 
 Pulsar's trees: `znode_layout`.
 Source: BookKeeper 4.17, HierarchicalLedgerManagerFactory, ZkLedgerUnderreplicationManager.

@@ -21,6 +21,9 @@ change is missed.
 
 kazoo presents the credentials (`zookeeper_access`) on each connection before it sends any request, also in a new
 session.
+
+With a chroot (`zookeeper_servers`), all paths of callers are below it: kazoo adds it to requests and removes it from
+responses and events.
 """
 
 import asyncio
@@ -64,7 +67,7 @@ from kazoo.protocol.states import EventType, KazooState, WatchedEvent, ZnodeStat
 from kazoo.retry import KazooRetry
 from kazoo.security import ACL, Id
 
-from bindery_metadata.layout.znode_path import validate_path, validate_size
+from bindery_metadata.layout.znode_path import ancestors, validate_path, validate_size
 from bindery_metadata.stores.access_lists import AccessList, Credential, Entry, NewNodes, NodeAccess
 from bindery_metadata.stores.parents import create_with_parents
 from bindery_metadata.stores.store import (
@@ -81,6 +84,7 @@ from bindery_metadata.stores.store import (
 )
 from bindery_metadata.stores.zookeeper_access import NO_ACCESS, ConnectionRefused, ZooKeeperAccess
 from bindery_metadata.stores.zookeeper_connections import Connections, Crossing, LoopHandler
+from bindery_metadata.stores.zookeeper_servers import ZooKeeperServers
 
 OPERATION_TIMEOUT_S: Final = 10.0
 """Maximum time in seconds of one operation, including the wait for a connection."""
@@ -149,11 +153,17 @@ class ZooKeeperStore:
     """A `MetadataStore` over one ZooKeeper session at a time. Created by `connect`; belongs to one event loop."""
 
     def __init__(
-        self, hosts: str, *, session_timeout_s: float, operation_timeout_s: float, access: ZooKeeperAccess
+        self,
+        servers: ZooKeeperServers,
+        *,
+        session_timeout_s: float,
+        operation_timeout_s: float,
+        access: ZooKeeperAccess,
     ) -> None:
         self._operation_timeout_s = operation_timeout_s
         self._access = access
-        self._connections = Connections(access, servers=len(hosts.split(",")), present=self._present)
+        self._servers = servers
+        self._connections = Connections(access, servers=len(servers.servers), present=self._present)
         self._state = SessionState.LOST
         self._session_id = 0
         self._closed = False
@@ -164,7 +174,7 @@ class ZooKeeperStore:
         self._dropped_watches: list[Watch] = []
         self._crossing = Crossing(asyncio.get_running_loop())
         self._client = KazooClient(
-            hosts=hosts,
+            hosts=str(servers),
             timeout=session_timeout_s,
             handler=LoopHandler(self._crossing, self._on_thread_ended, self._connections.open),
             connection_retry=KazooRetry(
@@ -188,13 +198,16 @@ class ZooKeeperStore:
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         access: ZooKeeperAccess | None = None,
     ) -> "ZooKeeperStore":
-        """Connect to `hosts` ("a:2181,b:2181"). `access`: TLS, credentials, the access list of new nodes; None: none.
+        """Connect to `hosts` ("a:2181,b:2181", with a chroot "a:2181,b:2181/path").
+
+        `access`: TLS, credentials, the access list of new nodes; None: none. The chroot need not exist, and nothing can
+        be created below it until it does (`make_chroot`).
 
         Raises MetadataUnreachable with the hosts if no server responds within `connect_timeout_s`; ConnectionRefused
         if TLS refuses all servers until then; BadRequest for an invalid list.
         """
         store = cls(
-            validate_hosts(hosts),
+            ZooKeeperServers.parse(hosts),
             session_timeout_s=session_timeout_s,
             operation_timeout_s=operation_timeout_s,
             access=access or NO_ACCESS.load(),
@@ -306,6 +319,11 @@ class ZooKeeperStore:
         if self._reviving:
             await asyncio.wait([self._reviving])
         await asyncio.to_thread(self._stop_client)
+
+    @property
+    def chroot(self) -> str:
+        """Path of the node that is this store's `/`; empty: ZooKeeper's own."""
+        return self._servers.chroot
 
     # --- access lists ---------------------------------------------------------------------------------------------
 
@@ -442,18 +460,37 @@ class ZooKeeperStore:
             _log.warning("zookeeper_close_failed", exc_info=True)
 
 
-def validate_hosts(hosts: str) -> str:
-    """Return `hosts`. Raises BadRequest unless it has the form "host:port,host:port"."""
-    for host_port in hosts.split(","):
-        host, colon, port = host_port.strip().rpartition(":")
-        if not (_is_host(host) and colon and port.isdecimal() and 0 < int(port) < 65536):
-            raise BadRequest("not a list of zookeeper servers (host:port,host:port)", hosts=hosts)
-    return hosts
+async def make_chroot(hosts: str, *, access: ZooKeeperAccess | None = None) -> bool:
+    """Create the chroot of `hosts` with the access list of new nodes. Return whether it was missing.
+
+    Missing nodes above it are open to all clients, as the root of ZooKeeper is: other clusters may use them, too.
+    Existing nodes are not changed. Raises as `connect` does, and Unauthorized if the nodes above do not allow it.
+    """
+    servers = ZooKeeperServers.parse(hosts)
+    if not servers.chroot:
+        return False
+    access = access or NO_ACCESS.load()
+    for nodes, new_nodes in (([*ancestors(servers.chroot)], NewNodes.OPEN), ([servers.chroot], access.new_nodes)):
+        store = await ZooKeeperStore.connect(servers.above, access=access.with_new_nodes(new_nodes))
+        try:
+            # `exists` needs no permission; `create` needs that of the parent also for a node that exists
+            if await store.exists(servers.chroot) is not None:
+                return False
+            made = [await _create_missing(store, node) for node in nodes]
+        finally:
+            await store.close()
+    return made[-1]
 
 
-def _is_host(name: str) -> bool:
-    """Return whether `name` is a valid host name: no part is empty or longer than 63 characters."""
-    return "/" not in name and all(0 < len(part) < 64 for part in name.removesuffix(".").split("."))
+async def _create_missing(store: ZooKeeperStore, path: str) -> bool:
+    """Return whether this call created the node."""
+    if await store.exists(path) is not None:
+        return False
+    try:
+        await store.create(path)
+    except AlreadyExists:
+        return False
+    return True
 
 
 def _land(answer: "asyncio.Future[Any]", result: Any) -> None:

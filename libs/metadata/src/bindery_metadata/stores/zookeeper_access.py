@@ -128,6 +128,10 @@ class ZooKeeperAccess:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._files!r}, {self.new_nodes.value})"
 
+    def with_new_nodes(self, new_nodes: NewNodes) -> "ZooKeeperAccess":
+        """Return an access with the same files, and another access list of new nodes."""
+        return ZooKeeperAccess(self._files, new_nodes)
+
     @property
     def uses_tls(self) -> bool:
         return self.presented.tls is not None

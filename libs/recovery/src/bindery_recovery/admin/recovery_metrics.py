@@ -153,6 +153,7 @@ class RecoveryMetrics:
                 "Open ledgers that this process closed to repair them.",
                 stats.ledgers_fenced,
             ),
+            ("this_replicas_moved_total", "Replicas that this process moved to other racks.", stats.replicas_moved),
             ("this_attempts_failed_total", "Attempts that did not repair their ledger.", stats.attempts_failed),
             ("this_locks_lost_total", "Repaired ledgers whose mark was kept.", stats.locks_lost),
             ("this_busy_seconds_total", "Seconds spent on marked ledgers.", stats.seconds_busy),
@@ -222,6 +223,21 @@ class RecoveryMetrics:
         )
         for name, text, value in gauges:
             page.add(f"{OURS}_{name}", "gauge", text, [("", value)])
+        placement = progress.placement
+        ledgers = {
+            "to_move": max(0, placement.total - placement.done),
+            "moved": placement.done,
+            "moving": placement.moving,
+            "waiting": placement.waiting,
+            "stuck": placement.stuck,
+        }
+        page.add(
+            f"{OURS}_placement_ledgers",
+            "gauge",
+            "Ledgers on fewer racks than possible, in the last run that moved them.",
+            [(labels({"state": name}), count) for name, count in ledgers.items()],
+        )
+        page.add(f"{OURS}_racks", "gauge", "Racks with writable bookies; 0: unknown.", [("", placement.racks)])
         phases: dict[str, int] = {}
         for bookie in progress.lost:
             phases[bookie.phase] = phases.get(bookie.phase, 0) + 1

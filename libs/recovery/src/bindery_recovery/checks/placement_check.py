@@ -6,12 +6,12 @@
 | SOFT      | has a write set on fewer racks than the known bookies allow                                              |
 | STRICT    | has neither defect                                                                                       |
 
-Racks are a preference, as in `bindery_core.placement.placement`: SOFT is only counted. A bookie whose rack is unknown
+This check only counts; `placement_repair` moves replicas of SOFT ledgers to other racks. A bookie whose rack is unknown
 is in DEFAULT_RACK; if all bookies are there, nothing is SOFT. Source: BookKeeper's AuditorPlacementPolicyCheckTask,
 which has the same three classes.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Final
@@ -96,19 +96,24 @@ async def check_placement(
     racks: Mapping[BookieId, str],
     unwanted: Collection[BookieId] = (),
     reads_in_flight: int = READS_IN_FLIGHT,
+    soft: Callable[[LedgerId, LedgerMetadata], None] | None = None,
 ) -> PlacementResult:
-    """Judge all closed ledgers. Raises errors of the metadata store; there is no partial result."""
+    """Judge all closed ledgers. `soft` is called for each ledger that is SOFT, and also for open ones. Raises errors of
+    the metadata store; there is no partial result."""
     result = PlacementResult()
 
     async with LedgerWalk(reads_in_flight).run(client.list_ledgers(), client.metadata) as ledgers:
         async for ledger_id, metadata in ledgers:
             if isinstance(metadata, Skip):
                 result.unreadable += metadata is Skip.UNREADABLE
-            elif metadata.state is not LedgerState.CLOSED:
+                continue
+            adherence = judge_ledger(metadata, racks=racks, unwanted=unwanted)
+            if adherence is Adherence.SOFT and soft is not None:
+                soft(ledger_id, metadata)
+            if metadata.state is not LedgerState.CLOSED:
                 result.open_ledgers += 1
             else:
                 result.ledgers += 1
-                adherence = judge_ledger(metadata, racks=racks, unwanted=unwanted)
                 result.strict += adherence is Adherence.STRICT
                 result.soft += adherence is Adherence.SOFT
                 result.failed += adherence is Adherence.FAIL

@@ -57,10 +57,12 @@ from bindery_metadata.layout.layout import LedgersLayout
 from bindery_metadata.ledgers.closing_records import ClosingRecords
 from bindery_metadata.ledgers.known_ledgers import MetadataRollbackSuspected, refuse_if_suspected
 from bindery_metadata.ledgers.ledger_manager import LedgerManager
-from bindery_metadata.recovery.underreplication import UnderreplicationManager
+from bindery_metadata.recovery.recovery_records import RecoveryRecords
+from bindery_metadata.recovery.underreplication import Mark, UnderreplicationManager
 from bindery_metadata.stores.store import MetadataStore
 
 from bindery_recovery.draining.drain import Holdings, holdings_of, still_writable
+from bindery_recovery.records.reasons import is_move
 
 SHOWN_MAX: Final = 5
 """Maximum number of ledgers listed in a message."""
@@ -141,7 +143,7 @@ async def check_gate(
             refusals = [*members.refusals_of_going(scale), *await _rolled_back(store, layout, status, scale)]
             return Verdict(tuple(refusals), tuple(members.notes(scale)))
         marks = UnderreplicationManager(store, layout, randomness=randomness, clock_ms=clock_ms)
-        marked = [mark.ledger_id async for mark in marks.list()]
+        marked = [mark.ledger_id async for mark in marks.list() if not await _is_move(store, mark)]
         noted = await _noted(store, LedgerManager(store, layout, randomness=randomness), frozenset(marked))
         is_paused = not await marks.is_enabled()
         auditor = await current_auditor(store, layout)
@@ -158,6 +160,11 @@ async def check_gate(
             (Refusal("unreachable", f"ZooKeeper does not answer: {error}", "start ZooKeeper, then try again"),)
         )
     return Verdict(tuple(refusals), (*notes, *members.notes(scale)))
+
+
+async def _is_move(store: MetadataStore, mark: Mark) -> bool:
+    """Whether the ledger is marked only because it can be on more racks."""
+    return not mark.replicas and is_move(mark.replicas, await RecoveryRecords(store).get(mark.ledger_id))
 
 
 async def _rolled_back(

@@ -59,6 +59,14 @@ def marked_for(
     )
 
 
+def is_move(replicas: Collection[str], record: RecoveryRecord | None) -> bool:
+    """Return whether a ledger is marked only because it can be on more racks, so that no replica is missing.
+
+    `replicas`: the bookies that the mark names.
+    """
+    return not replicas and record is not None and record.reason is Reason.PLACEMENT
+
+
 def _sum(one: int | None, other: int | None) -> int | None:
     return None if one is None or other is None else one + other
 
@@ -68,7 +76,7 @@ REASON_WORDS: Final[Mapping[Reason, str]] = {
     Reason.BOOKIE_DRAINING: "a bookie is drained",
     Reason.ENTRY_MISSING: "a check found missing or corrupt entries",
     Reason.REPORTED_BY_WRITER: "its writer continued without a copy",
-    Reason.PLACEMENT: "its placement has to be checked",
+    Reason.PLACEMENT: "it can be on more racks",
     Reason.OPERATOR: "an operator requested a repair",
 }
 """Why a ledger is marked, as text for users. A list of the bookies may follow."""

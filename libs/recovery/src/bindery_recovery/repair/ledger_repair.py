@@ -3,6 +3,9 @@
     check -> for each segment with bad fragments: read the cluster again -> plan -> copy -> compare-and-set the
     ensemble -> check the whole ledger again, until it is whole or a round changed nothing
 
+    with `spread`, if the ledger is whole and closed: for each segment whose write quorums can be on more racks, choose
+    a move -> copy -> compare-and-set -> check again, until there is no such move
+
 `repair_plan` contains the decisions; this module carries them out. The cluster is read again before each segment and
 while entries are copied, because a lost bookie may return at any time: then usually nothing has to be copied.
 
@@ -92,15 +95,17 @@ class LedgerRepair:
         marked_ms: int = 0,
         unreadable: Collection[int] = (),
         unsure: Mapping[str, int] | None = None,
+        spread: bool = False,
     ) -> None:
         """`marked_ms`: time of the first mark since the ledger was last whole. `unreadable`, `unsure`: the attributes
-        of these names after the previous attempt."""
+        of these names after the previous attempt. `spread`: also move replicas to other racks."""
         self._ledger_id = ledger_id
         self._client = tools.client
         self._read_cluster = tools.read_cluster
         self._tools = tools
         self._observer = observer
         self._marked_ms = marked_ms
+        self._is_spread = spread
         self._copier = Copier(tools.client, tools.budget, on_copied=observer.copied)
         self._attempt = AttemptState(unsure_before=dict(unsure or {}), unreadable=set(unreadable))
         self._problems: list[Problem] = []
@@ -109,6 +114,8 @@ class LedgerRepair:
         """Whether this round changed something, so that another round may make progress."""
         self.was_fenced = False
         """Whether this attempt closed the ledger, which fenced its writer."""
+        self.moves = 0
+        """Number of replicas that were moved to other racks."""
         self.unsure: dict[str, int] = dict(unsure or {})
         """Number of consecutive attempts in which a bookie did not report its entries, by bookie."""
 
@@ -132,9 +139,14 @@ class LedgerRepair:
             except (Corrupt, BadVersion) as error:
                 detail = sentences.metadata_unreadable(self._ledger_id, str(error))
                 return Outcome(RecoveryState.BLOCKED, Obstacle.METADATA_UNREADABLE, detail)
-            check = await self._check(metadata, await self._read_cluster(), depth)
+            view = await self._read_cluster()
+            check = await self._check(metadata, view, depth)
             unsure = {one.fragment.bookie_id for one in check.bad if one.state is FragmentState.UNSURE}
             self.unsure = {bookie_id: self._attempt.unsure_attempts(bookie_id) for bookie_id in unsure}
+            if check.is_whole and self._is_spread and check.tail is None and await self._spread(metadata, view):
+                continue
+            if check.is_whole and self._problems:
+                return repair_plan.outcome_of_problems(check, self._problems)
             if check.is_whole:
                 self._tools.graces.forget(self._ledger_id)
                 return repair_plan.outcome_of_whole(self._ledger_id, check, depth=depth, marked=marked)
@@ -263,7 +275,8 @@ class LedgerRepair:
 
     async def _copy(
         self, metadata: LedgerMetadata, bad: Sequence[FragmentCheck], targets: Sequence[Target], view: ClusterView
-    ) -> None:
+    ) -> int:
+        """Copy, then change the ensemble. Return the number of targets that have all their entries."""
         members = {one.fragment.bookie_id for one in bad} | {b for s in metadata.segments for b in s.ensemble}
         sources = Sources(
             bookies=frozenset(view.bookies),
@@ -292,6 +305,7 @@ class LedgerRepair:
             self._problems.append(repair_plan.paused())
         else:  # a bookie returned: the entries that it has need not be copied
             self._has_changed = True
+        return 0 if result.is_abandoned else len(result.done)
 
     async def _update_ensemble(self, segment_first: int, result: CopyResult) -> None:
         """Write the replacements that have all their copies to the metadata."""
@@ -310,6 +324,34 @@ class LedgerRepair:
             entries=result.entries,
             bytes=result.bytes,
         )
+
+    # --- racks ---------------------------------------------------------------------------------------------------
+
+    async def _spread(self, metadata: LedgerMetadata, view: ClusterView) -> bool:
+        """Move one replica of each segment to a bookie of another rack, where that puts write quorums on more racks.
+        Return whether a replica was moved. Without a bookie for a move, the ledger stays as it is."""
+        if not await self._tools.is_enabled():
+            self._problems.append(repair_plan.paused())
+            return False
+        for segment in metadata.segments:
+            move = self._client.choose_move(
+                segment.ensemble,
+                write_quorum=metadata.write_quorum,
+                exclude={**view.not_for_copies, **self._attempt.refused},
+            )
+            if move is None:
+                continue
+            index, new = move
+            fragment = next(
+                one
+                for one in closed_fragments(metadata)
+                if one.segment_first == segment.first_entry_id and one.index == index
+            )
+            done = await self._copy(metadata, [], [Target(fragment, new)], view)
+            self.moves += done
+            if self._problems:
+                break
+        return self._has_changed
 
     # --- the open last segment ------------------------------------------------------------------------------------
 

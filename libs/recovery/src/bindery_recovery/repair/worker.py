@@ -88,6 +88,8 @@ class WorkerStats:
     ledgers_healed: int = 0
     ledgers_without_need: int = 0
     """Of the healed ledgers, those for which no entry had to be copied."""
+    replicas_moved: int = 0
+    """Replicas that were moved to bookies of other racks."""
     ledgers_deleted: int = 0
     """Of the healed ledgers, those that had been deleted."""
     ledgers_fenced: int = 0
@@ -281,6 +283,7 @@ class ReplicationWorker:
             marked_ms=run.record.first_marked_ms,
             unreadable=self._unreadable.pop(ledger_id, ()),
             unsure=dict(run.record.unsure),
+            spread=run.record.reason is Reason.PLACEMENT and self._settings.placement_repair,
         )
         depth = ALL if run.record.reason in CHECKED_ALL else Depth(self._settings.check_depth_percent)
         try:
@@ -291,8 +294,9 @@ class ReplicationWorker:
             self._unreadable[ledger_id] = frozenset(list(repair.unreadable)[:UNREADABLE_MAX])
         run.record = run.record.with_changes(unsure=tuple(sorted(repair.unsure.items())))
         self.stats.ledgers_fenced += repair.was_fenced
+        self.stats.replicas_moved += repair.moves
         if outcome.state is RecoveryState.HEALED:
-            await self._healed(run, outcome)
+            await self._healed(run, outcome, moves=repair.moves)
         else:
             await self._not_healed(run, outcome)
 
@@ -316,7 +320,7 @@ class ReplicationWorker:
         left_ms = (record.next_retry_ms or 0) - self._clock_ms()
         return left_ms / 1000 if left_ms > 0 else None
 
-    async def _healed(self, run: Attempt, outcome: Outcome) -> None:
+    async def _healed(self, run: Attempt, outcome: Outcome, *, moves: int) -> None:
         ledger_id = run.record.ledger_id
         if not await self._marks.mark_replicated(run.held):
             self.stats.locks_lost += 1
@@ -331,6 +335,11 @@ class ReplicationWorker:
         seconds = asyncio.get_running_loop().time() - run.began
         if outcome.is_deleted:
             text = f"ledger {ledger_id} was deleted"
+        elif moves:
+            text = (
+                f"ledger {ledger_id} is on more racks: {sentences.counted(moves, 'move', 'moves')},"
+                f" {sentences.counted(run.entries, 'copy', 'copies')}, {sentences.size(run.bytes)}"
+            )
         elif run.entries:
             text = (
                 f"ledger {ledger_id} is whole again: {sentences.counted(run.entries, 'copy', 'copies')},"

@@ -38,11 +38,12 @@ from bindery_metadata.recovery.recovery_records import (
 from bindery_metadata.recovery.underreplication import Mark, UnderreplicationManager
 from bindery_metadata.stores.store import MetadataStore
 
-from bindery_recovery.checks import bookie_audit, full_check
+from bindery_recovery.checks import bookie_audit, full_check, placement_repair
 from bindery_recovery.cluster import bookie_watch
 from bindery_recovery.cluster.ledger_index import Share, share_of
 from bindery_recovery.cluster.ledger_walk import LedgerWalk, Skip, each
 from bindery_recovery.cluster.lost_bookies import GAP_MAX_S, Phase
+from bindery_recovery.records.reasons import is_move
 from bindery_recovery.records.sentences import counted, span
 
 PACE_WINDOW_S: Final = 60.0
@@ -74,6 +75,9 @@ class Snapshot:
 
     now_ms: int
     marks: Sequence[Mark] = ()
+    """Marks of under-replicated ledgers."""
+    moving: int = 0
+    """Number of ledgers that are marked only because they can be on more racks."""
     records: Mapping[LedgerId, RecoveryRecord] = field(default_factory=dict)
     locks: Mapping[LedgerId, str] = field(default_factory=dict)
     reports: Sequence[WorkerReport] = ()
@@ -87,6 +91,8 @@ class Snapshot:
     """The cursor of `bookie_audit`."""
     ledger_check: Mapping[str, Any] = field(default_factory=dict)
     """The cursor of `full_check`."""
+    placement: Mapping[str, Any] = field(default_factory=dict)
+    """The cursor of `placement_repair`."""
     shares: Mapping[LedgerId, Share] = field(default_factory=dict)
     """What the bookies of the mark should store, for each closed ledger whose record has no size."""
     closings: int = 0
@@ -144,6 +150,28 @@ class LedgerCheckProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class PlacementProgress:
+    """The last run in which ledgers were moved to more racks. Without racks, all numbers are 0."""
+
+    racks: int
+    """Racks with writable bookies."""
+    is_running: bool
+    started_ms: int | None
+    finished_ms: int | None
+    """End of the last run that finished; None: none has."""
+    total: int
+    """Ledgers to move."""
+    done: int
+    """Of these, ledgers that were moved."""
+    waiting: int
+    """Ledgers that the next run looks at: open, under-replicated, or not moved yet."""
+    stuck: int
+    """Ledgers on fewer racks than possible that no move helps, for example without a spare bookie."""
+    moving: int
+    """Ledgers that are marked for a move now."""
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """Times in ms since 1970, sizes in bytes."""
 
@@ -181,6 +209,7 @@ class Progress:
     """Reports of workers with a live session."""
     ledger_check: LedgerCheckProgress
     closings: Closings
+    placement: PlacementProgress
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -239,19 +268,24 @@ async def collect(
         records.get_cursor(bookie_watch.CURSOR),
         records.get_cursor(bookie_audit.CURSOR_DRAINING),
         records.get_cursor(full_check.CURSOR),
+        records.get_cursor(placement_repair.CURSOR),
     )
     others = asyncio.gather(memberships.all(), _closings(ClosingRecords(store)))
     (found_marks, found_records, locks, reports), (is_enabled, pause, auditor), kept, rest = await asyncio.gather(
         listed, switches, cursors, others
     )
     found, (closings, closing_notes) = rest
-    lost, draining, ledger_check = kept
+    lost, draining, ledger_check, placement = kept
     records_by_ledger = {record.ledger_id: record for record in found_records}
+    under_replicated = [
+        mark for mark in found_marks if not is_move(mark.replicas, records_by_ledger.get(mark.ledger_id))
+    ]
     return Snapshot(
         now_ms=clock_ms(),
-        marks=found_marks,
+        marks=under_replicated,
+        moving=len(found_marks) - len(under_replicated),
         records=records_by_ledger,
-        shares=await _shares(store, layout, found_marks, records_by_ledger),
+        shares=await _shares(store, layout, under_replicated, records_by_ledger),
         locks=locks,
         reports=reports,
         is_enabled=is_enabled,
@@ -261,6 +295,7 @@ async def collect(
         lost=lost or {},
         draining=draining or {},
         ledger_check=ledger_check or {},
+        placement=placement or {},
         closings=closings,
         closing_notes=closing_notes,
     )
@@ -341,6 +376,7 @@ def summarize(snapshot: Snapshot, *, rate_bytes_per_s: float | None = None) -> P
         workers=tuple(snapshot.reports),
         ledger_check=_ledger_check(snapshot.ledger_check),
         closings=Closings(snapshot.closings, _oldest_s(snapshot)),
+        placement=_placement(snapshot.placement, snapshot.moving),
     )
 
 
@@ -526,6 +562,23 @@ def _ledger_check(kept: Mapping[str, Any]) -> LedgerCheckProgress:
         marked=figures.marked if is_running else 0,
         last_finished_ms=_number(kept.get("last_finished_ms")),
         last_result=last if isinstance(last, dict) else {},
+    )
+
+
+def _placement(kept: Mapping[str, Any], moving: int) -> PlacementProgress:
+    def count(name: str) -> int:
+        return _number(kept.get(name)) or 0
+
+    return PlacementProgress(
+        racks=count("racks"),
+        is_running=kept.get("is_running") is True,
+        started_ms=count("started_ms") or None,
+        finished_ms=count("finished_ms") or None,
+        total=count("total"),
+        done=count("done"),
+        waiting=count("waiting"),
+        stuck=count("stuck"),
+        moving=moving,
     )
 
 

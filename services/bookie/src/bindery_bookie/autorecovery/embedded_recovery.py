@@ -17,8 +17,10 @@ from bindery_kit.observability.logs import error_fields, get_logger
 from bindery_kit.observability.metrics_page import Page
 from bindery_metadata.layout.layout import LedgersLayout
 from bindery_metadata.recovery.last_audits import LastAudits
+from bindery_metadata.recovery.last_backup import LastBackupStore
 from bindery_metadata.stores.store import MetadataStore
 from bindery_recovery.admin.last_audits_watch import LastAuditsWatch
+from bindery_recovery.admin.last_backup_watch import LastBackupWatch
 from bindery_recovery.admin.recovery_metrics import RecoveryMetrics
 from bindery_recovery.service import RecoveryService
 
@@ -51,15 +53,21 @@ class EmbeddedRecovery:
         self._clock = clock
         self._client: Any = None
         self._metrics: RecoveryMetrics | None = None
-        self._last_audits: LastAuditsWatch | None = None
+        self._last: tuple[LastAuditsWatch, LastBackupWatch] | None = None
+        """The results of audits and backups; None before `run`."""
         self.service: RecoveryService | None = None
         """None until `run` has connected."""
 
     async def run(self, metadata: MetadataStore, layout: LedgersLayout, connect: Callable[[], Awaitable[Any]]) -> None:
         """Run until cancelled, even after it requested the end of the process. `connect` returns a LedgerClient that
         only this object uses."""
-        self._last_audits = LastAuditsWatch(LastAudits(metadata), clock_ms=self._clock_ms)
-        showing = asyncio.create_task(self._last_audits.run(), name="last_audits")
+        audits = LastAuditsWatch(LastAudits(metadata), clock_ms=self._clock_ms)
+        backup = LastBackupWatch(LastBackupStore(metadata), clock_ms=self._clock_ms)
+        self._last = (audits, backup)
+        showing = [
+            asyncio.create_task(audits.run(), name="last_audits"),
+            asyncio.create_task(backup.run(), name="last_backup"),
+        ]
         try:
             try:
                 service = await self._prepare(metadata, layout, connect)
@@ -69,8 +77,9 @@ class EmbeddedRecovery:
                 self._ask_exit(f"recovery of the cluster cannot start in this bookie: {error}")
             await asyncio.Event().wait()
         finally:
-            showing.cancel()
-            await asyncio.gather(showing, return_exceptions=True)
+            for task in showing:
+                task.cancel()
+            await asyncio.gather(*showing, return_exceptions=True)
 
     async def _prepare(
         self, metadata: MetadataStore, layout: LedgersLayout, connect: Callable[[], Awaitable[Any]]
@@ -110,8 +119,8 @@ class EmbeddedRecovery:
             return b""
         page = Page()
         self._metrics.add_to(page)
-        if self._last_audits is not None:
-            self._last_audits.add_to(page)
+        for part in self._last or ():
+            part.add_to(page)
         return page.render()
 
     async def stop(self) -> None:
