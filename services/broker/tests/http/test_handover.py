@@ -55,8 +55,8 @@ async def hand_over(broker: Harness) -> bool:
 
 async def test_the_next_owner_has_the_bundle_and_its_topics_at_once(pair):
     one, two = pair
-    await registered(one, two)
     await one.produce("a")
+    await registered(one, two)
     assert await hand_over(one)
     await settle()
     assert (one.broker.ownership.held, two.broker.ownership.held) == ([], [BUNDLE])
@@ -67,8 +67,8 @@ async def test_the_next_owner_has_the_bundle_and_its_topics_at_once(pair):
 
 async def test_nothing_is_handed_over_without_another_broker(pair):
     one, two = pair
-    await registered(one)
     await one.produce("a")
+    await registered(one)
     assert not await hand_over(one)
     assert one.broker.ownership.held == [BUNDLE]
     assert one.broker.topics.loaded(NAME) is not None
@@ -77,8 +77,8 @@ async def test_nothing_is_handed_over_without_another_broker(pair):
 
 async def test_a_call_that_waits_goes_on_at_the_next_owner(pair):
     one, two = pair
-    await registered(one, two)
     await one.produce("a")
+    await registered(one, two)
     await one.ack(ids(await one.receive()))
     waiting = asyncio.create_task(one.receive_raw(wait_ms=30_000))
     await settle()
@@ -97,8 +97,8 @@ async def test_a_call_that_waits_goes_on_at_the_next_owner(pair):
 async def test_a_call_that_another_broker_has_passed_on_goes_on_at_the_next_owner(pair):
     """The broker that gets the request of the client repeats it: the former owner answers that it is none any more."""
     one, two = pair
-    await registered(one, two)
     await one.produce("a")
+    await registered(one, two)
     await one.ack(ids(await one.receive()))
     waiting = asyncio.create_task(two.receive_raw(wait_ms=30_000))
     await settle()
@@ -113,8 +113,8 @@ async def test_a_call_that_another_broker_has_passed_on_goes_on_at_the_next_owne
 
 async def test_a_call_waits_no_longer_because_its_topic_has_moved(pair, clock):
     one, two = pair
-    await registered(one, two)
     await one.produce("a")
+    await registered(one, two)
     await one.ack(ids(await one.receive()))
     waiting = [asyncio.create_task(broker.receive_raw("c", wait_ms=30_000)) for broker in pair]
     await settle()
@@ -127,8 +127,8 @@ async def test_a_call_waits_no_longer_because_its_topic_has_moved(pair, clock):
 
 async def test_requests_during_a_hand_over_wait_and_are_passed_on(pair, monkeypatch):
     one, two = pair
-    await registered(one, two)
     await one.produce("a")
+    await registered(one, two)
     closing, may_close = asyncio.Event(), asyncio.Event()
     unload = one.broker.topics.unload
 
@@ -187,8 +187,8 @@ async def test_requests_wait_only_for_a_time(tree, ledgers, clock, monkeypatch):
 
 async def test_operations_in_progress_finish_before_the_topics_are_closed(pair, monkeypatch):
     one, two = pair
-    await registered(one, two)
     await one.produce("a")
+    await registered(one, two)
     topic = await one.broker.topic(NAME)
     submitted, may_store = asyncio.Event(), asyncio.Event()
     add_many = topic.ledger.add_many
@@ -245,8 +245,8 @@ async def test_a_request_to_a_former_owner_says_that_it_is_none(pair):
 
 async def test_a_stream_ends_with_an_event_when_its_topic_moves(pair):
     one, two = pair
-    await registered(one, two)
     await one.produce("a")
+    await registered(one, two)
     await one.ack(ids(await one.receive()))
     streaming = asyncio.create_task(one.client.get(f"{TOPIC}/subscriptions/s/stream?consumer=c1"))
     await settle()
@@ -289,6 +289,7 @@ async def test_a_draining_broker_takes_no_bundle_until_the_drain_is_cancelled(pa
     assert one.app.drain._handovers.destinations.choose(BUNDLE) == "two"
     assert two.app.drain._handovers.destinations.choose(BUNDLE) is None
     assert (await two.post("/v1/brokers/one/undrain", {})).json()["state"] == "active"
+    await settle()
     assert two.app.drain._handovers.destinations.choose(BUNDLE) == "one"
     taken = (await one.post("/v1/namespaces/public/default/take", body)).json()
     assert taken == {"namespace": "public/default", "bundle": BUNDLE.name, "owner": "http://one"}
@@ -296,8 +297,8 @@ async def test_a_draining_broker_takes_no_bundle_until_the_drain_is_cancelled(pa
 
 async def test_a_drain_without_another_broker_says_so(pair):
     one, _ = pair
-    await registered(one)
     await one.produce("a")
+    await registered(one)
     await one.app.drain.run(timeout_s=30)
     assert one.app.drain.status.blocked
     await one.produce("b")
@@ -307,8 +308,8 @@ async def test_a_drain_without_another_broker_says_so(pair):
 
 async def test_a_bundle_that_its_destination_does_not_take_is_taken_by_the_next_request(pair):
     one, two = pair
-    await registered(one, two)
     await one.produce("a")
+    await registered(one, two)
     reachable = one.peers.pop("two")
     assert await hand_over(one)
     assert one.broker.ownership.held == []
