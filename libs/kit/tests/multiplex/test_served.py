@@ -77,7 +77,6 @@ class App:
             self.flooded += 1000
         await send({"type": "http.response.body", "body": body})
 
-
     async def _until_gone(self, receive: Any) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass

@@ -221,9 +221,7 @@ class Link(asyncio.Protocol):
 
     def close(self) -> None:
         """End the connection. Requests in progress fail."""
-        if self._transport is None:
-            return
-        if not self._transport.is_closing():  # type: ignore[unreachable]
+        if not self._transport.is_closing():
             self.sending.flush()
             self._transport.close()
 
