@@ -13,7 +13,7 @@ def test_the_defaults() -> None:
     settings = dict(BrokerSettings())
     assert not settings.pop("auth").is_set
     assert not settings.pop("authorization").enabled
-    for name in ("ledger", "client", "http", "limits", "audit_log", "peers", "zookeeper_access"):
+    for name in ("ledger", "client", "http", "limits", "balancing", "audit_log", "peers", "zookeeper_access"):
         del settings[name]
     assert settings == {
         "host": "127.0.0.1",

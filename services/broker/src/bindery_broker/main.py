@@ -33,6 +33,8 @@ from bindery_kit.access.own_token import OwnToken
 from bindery_kit.http.http_server import HttpServer
 from bindery_kit.http.listening import BindRefused, check_bind
 from bindery_kit.limits.large_blocks import return_large_blocks
+from bindery_kit.multiplex.peers import STREAMS_MAX
+from bindery_kit.multiplex.served import Multiplexing
 from bindery_kit.observability.health import AsgiApp, Health, OpsApp
 from bindery_kit.observability.logs import get_logger
 from bindery_kit.observability.metrics import Metrics
@@ -141,6 +143,8 @@ class BrokerProcess:
         )
         may_be_reached = settings.insecure or not settings.auth.admits_everybody
         check_bind(settings.host, insecure=may_be_reached, remedy=AUTHENTICATE)
+        multiplexing = Multiplexing(requests_max=settings.peers.requests_max, of_connection_max=STREAMS_MAX)
+        self._served = multiplexing.requests
         self._server = HttpServer(
             self._app(),
             host=settings.host,
@@ -154,6 +158,7 @@ class BrokerProcess:
             own_names=[urlsplit(settings.advertised_url).hostname or ""],
             pages=PAGES,
             outermost=trail(self._audit_log),
+            upgrade=multiplexing,
         )
 
     def _app(self) -> AsgiApp:
@@ -240,8 +245,13 @@ class BrokerProcess:
         broker = Broker(settings, components, url=url, accounts=accounts)
         self._stats.watch_read_ahead(broker.topics.read_ahead)
         self._topic_metrics.watch(broker)
-        proxy = Proxy(own_token=self._own_token, tls=self._peers_tls.context)
-        app = BrokerApp(broker, proxy=proxy, arriving=self._server.bodies)
+        proxy = Proxy(
+            own_token=self._own_token,
+            tls=self._peers_tls.context,
+            links_max=settings.peers.connections_max,
+            unread_size_max=settings.http.unread_size_max,
+        )
+        app = BrokerApp(broker, proxy=proxy, arriving=self._server.bodies, served=self._served)
         if self._overrides is not None or not accounts.is_off or self._authenticator is not None:
             key = await retry_while_unavailable(
                 lambda: fetch_key(store, randomness=random.SystemRandom()), event="passed_on_key_not_read"

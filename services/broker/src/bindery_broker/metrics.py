@@ -4,6 +4,8 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
 
+from bindery_kit.multiplex.peers import PeerLinks
+from bindery_kit.multiplex.served import ServedRequests
 from bindery_kit.observability.metrics import LATENCY_BUCKETS_S, SIZE_BUCKETS, Metrics
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -30,6 +32,17 @@ class BrokerMetrics:
         )
         self.read_ahead_bytes.set_function(lambda: topics.read_ahead.used)
         self.proxied = metrics.counter("http_proxied_total", "Requests passed on to a topic's owner.")
+        self.peer_connections = metrics.gauge(
+            "peer_connections", "Connections to other brokers over which many requests run."
+        )
+        self.peer_requests = metrics.gauge("peer_requests", "Requests to other brokers in progress over them.")
+        self.peer_unread_bytes = metrics.gauge(
+            "peer_unread_bytes", "Bytes of answers of other brokers that clients have not read yet."
+        )
+        self.served_connections = metrics.gauge(
+            "peer_served_connections", "Connections of other brokers over which many requests run."
+        )
+        self.served_requests = metrics.gauge("peer_served_requests", "Requests of other brokers in progress over them.")
         self.policies_unreadable = metrics.gauge(
             "policies_unreadable", "Nodes with policies of namespaces and topics in use that cannot be decoded."
         )
@@ -55,6 +68,14 @@ class BrokerMetrics:
         """Count a hand-over. `is_taken`: whether another broker has the bundle now."""
         (self._handed_over if is_taken else self._not_taken).inc()
         self._handover_seconds.observe(seconds)
+
+    def watch_peers(self, links: PeerLinks | None, served: ServedRequests | None) -> None:
+        """Show the connections to other brokers (`links`), and those of other brokers (`served`)."""
+        self.peer_connections.set_function(lambda: 0 if links is None else len(links.links))
+        self.peer_requests.set_function(lambda: 0 if links is None else links.requests)
+        self.peer_unread_bytes.set_function(lambda: 0 if links is None else links.held.used)
+        self.served_connections.set_function(lambda: 0 if served is None else served.connections)
+        self.served_requests.set_function(lambda: 0 if served is None else served.count)
 
     def answered(self, operation: str, status: int, seconds: float) -> None:
         """Count a finished request. `status`: HTTP status of the answer; `seconds`: duration."""

@@ -50,6 +50,14 @@ class PeersSettings(PeerTlsSettings):
 
     model_config = SettingsConfigDict(env_prefix="BROKER_PEERS_")
 
+    connections_max: Annotated[int, Ge(0), Le(16)] = 2
+    """Maximum number of connections to any other broker; all requests that are passed on to it run over them. 0: each
+    request takes a connection of its own, as with brokers of earlier versions."""
+
+    requests_max: Annotated[int, Ge(16), Le(1_000_000)] = 10_000
+    """Maximum number of requests in progress that other brokers have sent over such connections. Above it, they get
+    429. One connection can have 4,096. Each takes about 20 KiB while it waits."""
+
 
 class AuthSettings(AuthenticationSettings):
     """Authentication of clients. It is required as soon as a file of keys or passwords, OpenID issuers, or a role of

@@ -50,6 +50,7 @@ from bindery_kit.configuration.http_settings import HttpSettings
 from bindery_kit.http.http_request import HttpRequest
 from bindery_kit.http.http_stats import HttpStats
 from bindery_kit.http.problem import CONTENT_TYPE, RETRY_AFTER_S, problem_response
+from bindery_kit.http.upgrade import UPGRADE, Upgrade, Upgraded, asks_for
 from bindery_kit.limits.address_counts import AddressCounts, group_of
 from bindery_kit.limits.held_bytes import HeldBytes
 from bindery_kit.limits.minimum_rate import MinimumRate
@@ -125,6 +126,8 @@ class ServerLimits:
         """Connections without a request in progress; the one idle longest comes first."""
         self.addresses = AddressCounts()
         self.stats = stats
+        self.upgrade: Upgrade | None = None
+        """Another protocol with which connections may continue; None: there is none."""
         self.log = QuietLog(__name__, clock=clock)
         self.uvicorn_log = _UvicornLog(self.log, stats)
         self.keeps_alive = True
@@ -239,12 +242,14 @@ class HttpLimits(HttpToolsProtocol):
         "_is_upgrade",
         "_linger_timer",
         "_moved_on",
+        "_offers_upgrade",
         "_paused_s",
         "_paused_size",
         "_read_size",
         "_running",
         "_trailers",
         "_unfinished_size",
+        "_upgraded",
         "_write_timer",
         "group",
     )  # small, because there are thousands of connections
@@ -293,6 +298,10 @@ class HttpLimits(HttpToolsProtocol):
         self._is_refused = False
         self._is_upgrade = False
         """Whether the head that was parsed last asks for another protocol (`_parse`)."""
+        self._offers_upgrade = False
+        """Whether the newest request may continue with `ServerLimits.upgrade`, and is not answered."""
+        self._upgraded: Upgraded | None = None
+        """The protocol with which the connection continues."""
         self._is_lost = False
         self._running: HttpRequest | None = None
         """The request in progress that the application runs; `cycle` is the newest one that was received."""
@@ -333,11 +342,18 @@ class HttpLimits(HttpToolsProtocol):
         self.pipeline.clear()
         self._unset_keepalive_if_required()  # uvicorn would keep a connection that was reset until this timer ends
         super().connection_lost(exc)
+        if self._upgraded is not None:
+            self._upgraded.connection_lost()
+            self._upgraded = None
         self.cycle = self._running = None  # type: ignore[assignment]  # they refer to this object: no cyclic garbage
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():  # refused: later bytes get no response
             return
+        if self._upgraded is not None:
+            self._upgraded.data_received(data)
+            return
+        self._offers_upgrade = False  # the client does not wait for the answer
         self._moved_on = False
         self._read_size = len(data)
         if self.parser is None:
@@ -385,8 +401,12 @@ class HttpLimits(HttpToolsProtocol):
             except httptools.HttpParserUpgrade as end:
                 if self._is_refused:
                     return
-                data = self._head_without_upgrade() + data[end.args[0] :]
+                again = b"" if self._offers_upgrade else self._head_without_upgrade()
+                data = again + data[end.args[0] :]
             self._create_parser()
+            if not data:
+                return
+            self._offers_upgrade = False
 
     def _head_without_upgrade(self) -> bytes:
         method, version = self.parser.get_method(), self.parser.get_http_version()
@@ -399,8 +419,42 @@ class HttpLimits(HttpToolsProtocol):
                 lines.append(b"%b: %b\r\n" % (name, value))
         return b"".join([*lines, b"\r\n"])
 
+    def shutdown(self) -> None:
+        if self._upgraded is None:
+            super().shutdown()
+        else:
+            self._upgraded.shutdown()
+
+    def be_idle(self, is_idle: bool) -> None:
+        """Let the connection, which continues with another protocol, be closed if others need its place, or not."""
+        if is_idle and not self._is_lost:
+            self.shared.idle[self] = None
+        else:
+            self.shared.idle.pop(self, None)
+
+    def _accept_upgrade(self) -> bool:
+        """Continue with the other protocol (`upgrade.Accept`)."""
+        request = self._running
+        upgrade = self.shared.upgrade
+        if not self._offers_upgrade or self.transport.is_closing() or upgrade is None or request is None:
+            return False
+        self._offers_upgrade = False
+        if request.response_started or request is not self.cycle:
+            return False
+        request.switch()
+        self._drop_deadline()
+        self._unset_keepalive_if_required()
+        self.transport.write(
+            b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: %b\r\n\r\n" % upgrade.token
+        )
+        self._upgraded = upgrade.connect(self)
+        self.be_idle(True)
+        return True
+
     def pause_writing(self) -> None:
         super().pause_writing()
+        if self._upgraded is not None:
+            self._upgraded.pause_writing()
         self._paused_s = self.loop.time()
         self._paused_size = self.transport.get_write_buffer_size()
         if self._write_timer is None:
@@ -411,6 +465,8 @@ class HttpLimits(HttpToolsProtocol):
         self._paused_s = None
         self.shared.unread.release(self)
         super().resume_writing()
+        if self._upgraded is not None:
+            self._upgraded.resume_writing()
 
     # --- called by the parser and by responses
 
@@ -443,8 +499,13 @@ class HttpLimits(HttpToolsProtocol):
         if self.parser.should_upgrade():
             if self.parser.get_method() == b"CONNECT":
                 raise ValueError("CONNECT is for proxies")  # the parser reports an invalid request: 400
-            self._is_upgrade = True
-            return
+            upgrade = self.shared.upgrade
+            self._offers_upgrade = upgrade is not None and not self.pipeline and asks_for(self.headers, upgrade.token)
+            if not self._offers_upgrade:
+                self._is_upgrade = True
+                return
+        else:
+            self._offers_upgrade = False
         shared = self.shared
         shared.idle.pop(self, None)
         if self._is_refused:
@@ -499,6 +560,8 @@ class HttpLimits(HttpToolsProtocol):
             "headers": self.headers,
             "state": self.app_state.copy(),
         }
+        if self._offers_upgrade:
+            scope["extensions"] = {UPGRADE: cast(Any, self._accept_upgrade)}
         keep_alive = self.shared.keeps_alive and version != "1.0" and self.parser.should_keep_alive()
         return HttpRequest(self, scope, keep_alive=keep_alive, expects_100=self.expect_100_continue)
 

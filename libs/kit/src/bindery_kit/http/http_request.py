@@ -62,7 +62,19 @@ class Connection(Protocol):
     def linger(self) -> None: ...
 
 
-class HttpRequest(RequestResponseCycle):
+class DirectRequest:
+    """A request of whose server an application may use more than ASGI offers. Found by `request_of`."""
+
+    def watch(self, on_gone: Callable[[], None] | None) -> None:
+        """Call `on_gone` if the client disconnects before the response is complete, or now if it has. None: do not."""
+        raise NotImplementedError
+
+    def respond(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> bool:
+        """Write a short response at once. Return False, with nothing done, if it must be sent as ASGI messages."""
+        raise NotImplementedError
+
+
+class HttpRequest(DirectRequest, RequestResponseCycle):
     """A request that tells its connection when the application has taken its body, or given up the response.
 
     Values that most requests do not change are attributes of the class, because an object is created per request.
@@ -126,10 +138,14 @@ class HttpRequest(RequestResponseCycle):
         else:
             await self.send_500_response()
 
+    def switch(self) -> None:
+        """The connection continues with another protocol, which is the response."""
+        self.response_started = self.response_complete = True
+        self.message_event.set()
+
     # --- the client
 
     def watch(self, on_gone: Callable[[], None] | None) -> None:
-        """Call `on_gone` if the client disconnects before the response is complete, or now if it has. None: do not."""
         self._on_gone = on_gone
         if on_gone is not None:
             if self.disconnected:
@@ -147,7 +163,6 @@ class HttpRequest(RequestResponseCycle):
     # --- the response
 
     def respond(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> bool:
-        """Write a short response at once. Return False, with nothing done, if it must be sent as ASGI messages."""
         if self.disconnected or self.response_started or self.flow.write_paused:
             return False
         head = self._short_head(status, headers)
@@ -286,7 +301,7 @@ class HttpRequest(RequestResponseCycle):
         return [] if self._connection is None else self._connection.server_state.default_headers
 
 
-def request_of(send: object) -> HttpRequest | None:
+def request_of(send: object) -> DirectRequest | None:
     """Return the request whose ASGI `send` this is; None if it belongs to something else."""
     request = getattr(send, "__self__", None)
-    return request if isinstance(request, HttpRequest) else None
+    return request if isinstance(request, DirectRequest) else None

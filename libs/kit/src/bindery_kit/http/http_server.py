@@ -26,6 +26,7 @@ from bindery_kit.http.listening import BindRefused, bind_tcp, cannot_listen
 from bindery_kit.http.origin import OriginGuard, origin_policy
 from bindery_kit.http.page_headers import NOSNIFF
 from bindery_kit.http.tls_transport import over_tls
+from bindery_kit.http.upgrade import Upgrade
 from bindery_kit.limits.memory_release import MemoryRelease
 from bindery_kit.observability.health import AsgiApp
 from bindery_kit.observability.logs import get_logger
@@ -89,6 +90,7 @@ class HttpServer:
         own_names: Sequence[str] = (),
         pages: Sequence[str] = (),
         outermost: Callable[[AsgiApp], AsgiApp] | None = None,
+        upgrade: Upgrade | None = None,
         **uvicorn_options: Any,
     ) -> None:
         """`sock`: a bound socket, which the server closes; None binds `host` and `port`, where 0 is any free port.
@@ -96,6 +98,7 @@ class HttpServer:
         `stats`: counters for the service's metrics. `tls`: serve https with these files; the caller polls them; None:
         http. `own_names`: advertised names of this port, and `pages`: paths to which other sites may link (`origin`).
         `outermost`: puts an application in front of these checks, which sees every answer that has the form of ASGI.
+        `upgrade`: another protocol with which connections may continue (`upgrade`).
         Raises BindRefused, and BadRequest for wrong settings."""
         self.host = host
         settings = settings or HttpSettings()
@@ -110,6 +113,7 @@ class HttpServer:
             settings, connections_max=allowed_connections(settings.connections_max), stats=stats, clock=_now_s
         )
         self._shared = shared
+        shared.upgrade = upgrade
         self.bodies = shared.bodies
         """Bodies that the application has not taken completely. It may make room in it for those that it keeps."""
         self._stop_timeout_s = stop_timeout_s

@@ -4,7 +4,9 @@ from collections.abc import Awaitable
 from typing import Any, cast
 
 from bindery_kit.http.problem_fastapi import install_refusals
+from bindery_kit.http.upgrade import UPGRADE
 from bindery_kit.limits.held_bytes import HeldBytes
+from bindery_kit.multiplex.served import ServedRequests
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -20,9 +22,11 @@ from bindery_broker.http.charging.allowance import Limiter
 from bindery_broker.http.exchange import has_reasons, reason_reply
 from bindery_broker.http.gate import Carry, Gate, HotRoutes
 from bindery_broker.http.peers.assignments import Assignments
+from bindery_broker.http.peers.joining import Joining
 from bindery_broker.http.peers.moves import Peers
 from bindery_broker.http.peers.retries import RemoteRetries
 from bindery_broker.http.peers.senders import Senders
+from bindery_broker.http.peers.transport import PEERS_PATH
 from bindery_broker.http.peers.unloads import Unloads
 from bindery_broker.http.proxy import Proxy
 from bindery_broker.http.route import HotRoute
@@ -34,8 +38,16 @@ API_VERSION = "1.0.0"
 class BrokerApp(FastAPI):
     """Serves one broker until `close`."""
 
-    def __init__(self, broker: Broker, *, proxy: Proxy | None = None, arriving: HeldBytes | None = None) -> None:
-        """`arriving`: the bodies that the port receives, which share `in_flight_bytes_max` with complete ones."""
+    def __init__(
+        self,
+        broker: Broker,
+        *,
+        proxy: Proxy | None = None,
+        arriving: HeldBytes | None = None,
+        served: ServedRequests | None = None,
+    ) -> None:
+        """`arriving`: the bodies that the port receives, which share `in_flight_bytes_max` with complete ones.
+        `served`: the requests that other brokers send over common connections, for the metrics."""
         super().__init__(
             title="Bindery broker",
             version=API_VERSION,
@@ -75,21 +87,24 @@ class BrokerApp(FastAPI):
         self.add_exception_handler(HTTPException, on_http_exception)  # type: ignore[arg-type]
         routes = [route for router in v1.ROUTERS for route in router.routes if isinstance(route, HotRoute)]
         self.add_middleware(Carry)
+        broker.metrics.watch_peers(self._proxy.links, served)
         creating = v1.CREATES_TOPIC | admin.CREATES_TOPIC
         at_owner = AtOwner(
             broker, self._proxy, creating=creating, partitioned=PartitionedOperations(admin.ON_PARTITIONED)
         )
+        senders = Senders(
+            self.limiter,
+            own_role=lambda: self._proxy.own_role,
+            must_authenticate=broker.settings.auth.is_set,
+        )
+        self._joining = Joining(senders)
         self._gate = Gate(
             super().__call__,
             at_owner=at_owner,
             budget=self._budget,
             routes=HotRoutes(routes),
             limiter=self.limiter,
-            senders=Senders(
-                self.limiter,
-                own_role=lambda: self._proxy.own_role,
-                must_authenticate=broker.settings.auth.is_set,
-            ),
+            senders=senders,
         )
         at_owner.app = self._gate
         self.drain = at_owner.drain
@@ -104,6 +119,8 @@ class BrokerApp(FastAPI):
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:  # type: ignore[override]
         if scope["type"] == "websocket":
             return send({"type": "websocket.close", "code": 1008})
+        if UPGRADE in scope.get("extensions", ()) and scope["path"] == PEERS_PATH:
+            return self._joining(scope, receive, send)
         return self._gate(scope, receive, send)
 
     async def close(self) -> None:

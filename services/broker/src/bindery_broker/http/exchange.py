@@ -24,7 +24,7 @@ from bindery_kit.admin.content_types import (
     check_codings,
     check_json_type,
 )
-from bindery_kit.http.http_request import HttpRequest, request_of
+from bindery_kit.http.http_request import DirectRequest, request_of
 from bindery_kit.limits.address_counts import group_of
 from bindery_pulsar.topic_name import TopicName
 from starlette.datastructures import Headers, QueryParams
@@ -220,7 +220,7 @@ class Watching:
 
     __slots__ = ("_credentials", "_exchange", "_on_gone", "_request", "_watcher")
 
-    def __init__(self, exchange: "Exchange", on_gone: Callable[[], None], request: HttpRequest | None) -> None:
+    def __init__(self, exchange: "Exchange", on_gone: Callable[[], None], request: DirectRequest | None) -> None:
         self._exchange = exchange
         self._on_gone = on_gone
         self._request = request

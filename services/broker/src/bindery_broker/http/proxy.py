@@ -11,6 +11,8 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from contextvars import Context
+from functools import partial
 from typing import Final
 
 import httpx
@@ -18,6 +20,7 @@ from bindery_core.errors import BadRequest, OutcomeUnknown, TooManyRequests, Una
 from bindery_identity.principal import Principal
 from bindery_kit.access.own_token import CREDENTIALS, OwnToken
 from bindery_kit.admin.content_types import JSON_TYPE, check_codings
+from bindery_kit.multiplex.peers import PeerLinks
 
 from bindery_broker.errors import NotOwner
 from bindery_broker.http.charging.passed_on import PASSED_ON_HEADER
@@ -32,6 +35,7 @@ from bindery_broker.http.exchange import (
     Exchange,
     Reply,
 )
+from bindery_broker.http.peers.transport import PeerTransport
 
 CONNECT_TIMEOUT_S: Final = 5.0
 """Time limit in seconds for a connection to the broker that owns the topic."""
@@ -41,7 +45,11 @@ KEPT_BODY_SIZE_MAX: Final = 4 * 2**20
 """Maximum bytes of a request body that is kept while it is passed on, so that it can be sent to the next owner if the
 topic moves. It counts in the bytes of request bodies; larger ones are passed on as they arrive."""
 CONNECTIONS_MAX: Final = 500
-"""Maximum number of connections to other brokers, for calls that wait and for all others each."""
+"""Maximum number of connections to brokers that serve HTTP/1.1 only, for calls that wait and for all others each."""
+LINKS_MAX: Final = 2
+"""Maximum number of connections to any other broker."""
+UNREAD_SIZE_MAX: Final = 96 * 2**20
+"""Maximum bytes of answers of other brokers that have arrived and are unread."""
 _HOP_HEADERS: Final = frozenset(
     (
         b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te", b"trailer",
@@ -64,24 +72,51 @@ class Proxy:
         transport: httpx.AsyncBaseTransport | None = None,
         own_token: OwnToken | None = None,
         tls: ssl.SSLContext | None = None,
+        links_max: int = LINKS_MAX,
+        unread_size_max: int = UNREAD_SIZE_MAX,
     ) -> None:
-        """`transport`: the transport to other brokers; None: TCP. `own_token`: credentials of this broker; None: those
+        """`transport`: the transport to other brokers; None: TCP. `links_max`: maximum number of connections to one
+        broker over which requests run together; 0: each request takes one. `unread_size_max`: maximum bytes of answers
+        that have arrived over them and are unread. `own_token`: credentials of this broker; None: those
         of the client are passed on, and requests of this broker have none. `tls`: of connections to brokers whose
         address begins with https; None: those that httpx makes."""
         self._own_token = own_token
         self.passing_headers: Callable[[], list[tuple[bytes, bytes]]] = list
         """Returns the headers that prove to other brokers that this one has passed a request on."""
+        self.links: PeerLinks | None = None
+        """The connections to brokers over which requests run together; None: there are none."""
+        if transport is None:
+            http1 = [
+                httpx.AsyncHTTPTransport(
+                    verify=True if tls is None else tls,
+                    limits=httpx.Limits(max_connections=CONNECTIONS_MAX, max_keepalive_connections=CONNECTIONS_MAX),
+                    trust_env=False,
+                )
+                for _ in range(2)
+            ]
+            transports: list[httpx.AsyncBaseTransport] = list(http1)
+            if links_max:
+                headers = partial(Context().run, self._connecting_headers)
+                first = PeerTransport(
+                    http1[0], headers=headers, tls=tls, links_max=links_max, unread_size_max=unread_size_max
+                )
+                self.links = first.links
+                transports = [first, first.waiting(http1[1])]
+        else:
+            transports = [transport, transport]
         self._client, self._waiting = (
             httpx.AsyncClient(
-                transport=transport,
-                verify=True if tls is None else tls,
+                transport=one,
                 timeout=httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
-                limits=httpx.Limits(max_connections=CONNECTIONS_MAX, max_keepalive_connections=CONNECTIONS_MAX),
                 follow_redirects=False,
                 trust_env=False,
             )
-            for _ in range(2)
+            for one in transports
         )
+
+    def _connecting_headers(self) -> list[tuple[bytes, bytes]]:
+        """Return the headers with which this broker opens a connection for its requests. They name no client."""
+        return [(PROXIED_HEADER, b"1"), *self.passing_headers(), *self._credentials(None)]
 
     @property
     def own_role(self) -> str | None:
@@ -184,8 +219,12 @@ class Proxy:
         """Send the request and forward the answer, except for its end."""
         try:
             response = await self._client.send(request, stream=True)
-        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise _unreachable(error, url) from error
+        except httpx.PoolTimeout as error:
+            raise TooManyRequests("too many requests to other brokers are in progress; retry") from error
+        except httpx.LocalProtocolError as error:
+            raise BadRequest("the request cannot be passed on to the topic's owner", reason=str(error)) from error
         except httpx.HTTPError as error:
             raise OutcomeUnknown("the connection to the topic's owner broke", owner=url) from error
         except ssl.SSLError as error:
@@ -224,6 +263,10 @@ class Proxy:
 
 def _unreachable(error: httpx.TransportError, url: str) -> NotOwner:
     """Return the error for a broker to which there is no connection: nothing was done."""
+    if "_ALERT_" in str(error):  # in TLS 1.3, the answer to the certificate of this broker
+        return NotOwner(
+            "the topic's owner ended TLS; check peers.certificate_file of this broker", owner=url, reason=str(error)
+        )
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
         return NotOwner(
             "the certificate of the topic's owner is not trusted, or names another host; check peers.ca_file of this "

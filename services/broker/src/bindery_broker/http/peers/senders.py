@@ -66,6 +66,10 @@ class Senders:
         elif PROXIED_HEADER in named:
             scope.setdefault("state", {})[IS_PROXIED] = True
 
+    def may_join(self, scope: Any) -> bool:
+        """Return whether the sender of a request may send others over the same connection, as brokers do."""
+        return not self._must_authenticate or self._is_broker(scope)
+
     def _is_broker(self, scope: Any) -> bool:
         principal = scope.get("state", {}).get(PRINCIPAL)
         if isinstance(principal, Principal) and principal.role == self._own_role():
