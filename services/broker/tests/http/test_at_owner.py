@@ -55,7 +55,7 @@ class Failing(httpx.AsyncBaseTransport):
     [
         (httpx.ConnectError, 503, "not_owner"),
         (httpx.ConnectTimeout, 503, "not_owner"),
-        (httpx.PoolTimeout, 503, "not_owner"),
+        (httpx.PoolTimeout, 429, "too_many_requests"),
         (httpx.ReadTimeout, 504, "outcome_unknown"),
         (httpx.WriteTimeout, 504, "outcome_unknown"),
         (httpx.ReadError, 504, "outcome_unknown"),
