@@ -29,11 +29,12 @@ async def list_racks(cluster: "Cluster", as_json: AsJson = False) -> None:
 
     Example: bindery bookie rack list
     """
+    from bindery_core.ids import BookieId
     from bindery_metadata.bookies.racks import RackStore
 
     record = await RackStore(cluster.store).get()
     registered, racks = await cluster.client.list_bookies(), cluster.client.racks()
-    names = sorted({*registered, *(name for bookies in record.groups.values() for name in bookies)})
+    names = sorted({*registered, *(BookieId(name) for bookies in record.groups.values() for name in bookies)})
     rows = [
         {
             "bookie": name,
