@@ -25,7 +25,6 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import msgspec
 from bindery_broker.broker import Broker
 from bindery_broker.errors import NotOwner
-from bindery_broker.http.at_owner import ATTEMPTS_MAX
 from bindery_broker.http.peers.moves import Peers
 from bindery_broker.http.proxy import Proxy
 from bindery_broker.http.v1.message_view import parse_place
@@ -42,6 +41,9 @@ from bindery_pulsar.topic_name import TopicName
 from bindery_simulation.loop import Process, current_process
 from bindery_simulation.service.cluster import Cluster
 
+ATTEMPTS_MAX: Final = 2
+"""Maximum number of attempts of a broker to carry out a request whose topic moves. The product repeats for some
+seconds."""
 ANSWER_S_MAX: Final = 8.0
 """Maximum time in seconds that a broker waits for an answer. Shorter than that of the product, so that short runs reach
 it."""
