@@ -65,7 +65,7 @@ class Node:
         )
 
     async def stop(self) -> None:
-        self.harness.broker.drain()
+        self.harness.broker.finish()
         await self.server.stop()
         assert self._app is not None
         await self._app.close()
@@ -259,7 +259,7 @@ async def test_a_broker_that_stops_finishes_what_it_has_begun(pair):
     async with httpx.AsyncClient(base_url=other.url, timeout=60) as client:
         call = asyncio.create_task(client.post(SUBSCRIPTION + "/receive", json=receiving(30_000)))
         await until(lambda: owner.waiting == 1)
-        owner.harness.broker.drain()
+        owner.harness.broker.finish()
         await owner.server.stop()
         answer = await call
         assert answer.status_code == 200, answer.text
