@@ -104,6 +104,28 @@ async def test_each_broker_passes_requests_on_to_the_owner(cluster: Cluster) -> 
             assert sent.status_code == 200, sent.text
 
 
+async def test_only_brokers_may_send_many_requests_over_one_connection(cluster: Cluster) -> None:
+    upgrade = {"connection": "upgrade", "upgrade": "bindery-requests/1"}
+    forged = {"bindery-passed-on": "0" * 64 + " 0 -"}
+    async with httpx.AsyncClient(timeout=TIMEOUT_S) as client:
+        url = cluster.urls[0] + "/v1/peer-requests"
+        for credentials, status in (
+            ({}, 401),
+            (bearer("broker", b"w" * 40), 401),
+            (bearer("alice"), 403),
+            (bearer("alice") | forged, 403),
+            (bearer("broker", KEYS[2]), 403),  # the role of a proxy must name a client
+        ):
+            assert (await client.get(url, headers=upgrade | credentials)).status_code == status
+        # The brokers themselves do: one of them has passed requests on in the test before.
+        assert any([await _peer_connections(client, url) for url in cluster.urls])
+
+
+async def _peer_connections(client: httpx.AsyncClient, url: str) -> float:
+    lines = (await client.get(url + "/metrics")).text.splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("bindery_broker_peer_connections"))
+
+
 async def test_keys_are_rotated_without_a_failed_request(cluster: Cluster) -> None:
     failures: list[str] = []
     key = [KEYS[0]]
