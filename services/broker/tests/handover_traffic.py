@@ -8,6 +8,7 @@ must after a crash.
 """
 
 import asyncio
+import itertools
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -170,8 +171,9 @@ class Traffic:
         path = f"{self.topics[number % len(self.topics)]}/subscriptions/{SUBSCRIPTION}"
         seen: dict[str, set[int]] = defaultdict(set)
         call = {"consumer": f"c{number}", "type": "key_shared", "max": 100, "wait_ms": 20_000, "ack_timeout_ms": 60_000}
-        while True:
-            answer = await client.call("POST", f"{path}/receive", json=call)
+        for serial in itertools.count():
+            # A repetition gets the messages of an answer that was lost with the broker that passed it on.
+            answer = await client.call("POST", f"{path}/receive", json={**call, "request_id": f"r{serial}"})
             if answer is None:
                 return
             for message in answer["messages"]:
