@@ -72,6 +72,24 @@ async def test_an_idle_connection_is_closed_some_time_after_its_last_response(he
         writer.close()
 
 
+async def test_connections_end_with_the_next_response_before_the_server_stops(health: Health, app: FastAPI) -> None:
+    request = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    async with HttpServer(OpsApp(health, Metrics("kittest"), app=app), port=0) as server, asyncio.timeout(30):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(request)
+        assert b"connection: close" not in (await reader.readuntil(b"\r\n\r\n")).lower()
+        server.end_connections()
+        left = asyncio.create_task(server.left())
+        await asyncio.sleep(0.2)
+        assert not left.done(), "an idle connection stays: its client may send a request at any time"
+        writer.write(request)
+        answer = await reader.read()
+        assert answer.count(b"HTTP/1.1 200") == 1
+        assert b"connection: close" in answer.lower()
+        await left
+        writer.close()
+
+
 async def test_the_tasks_of_requests_are_forgotten_when_they_end(health: Health, app: FastAPI) -> None:
     """The server waits for those that it knows when it stops."""
     server = HttpServer(OpsApp(health, Metrics("kittest"), app=app), port=0)

@@ -70,11 +70,10 @@ PAGES = ("/docs",)
 """Pages for people, to which other sites may link."""
 HAND_OVER_SHARE, FINISH_SHARE, CLOSE_SHARE = 0.6, 0.2, 0.2
 """Parts of `stop_timeout_s`: for handing over bundles, for requests in progress, for closing topics that are left."""
-LEAVE_S_MIN = 1.0
-"""Seconds between the end of the hand-over and the end of listening, if there are other brokers: clients that use their
-connections learn from `Connection: close` that they must open the next one elsewhere."""
 LEAVE_S = 3.0
-"""Maximum seconds of the same, while requests are in progress."""
+"""Maximum seconds between the end of the hand-over and the end of listening. If there are other brokers, clients that
+use their connections meanwhile learn from `Connection: close` that they must open the next one elsewhere. A connection
+that is closed later was not used for that long, so that its client hardly sends a request at that moment."""
 GC_THRESHOLD = 50_000
 """Number of allocations between two collections of the youngest generation. The default of 700 causes thousands of
 collections per second here that free nothing."""
@@ -308,8 +307,7 @@ class BrokerProcess:
         broker.finish()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LEAVE_S):
-                await asyncio.sleep(0.0 if drain.status.blocked else LEAVE_S_MIN)
-                await self._server.quiet()
+                await (self._server.quiet() if drain.status.blocked else self._server.left())
         await self._server.stop()
 
     async def stop(self) -> None:

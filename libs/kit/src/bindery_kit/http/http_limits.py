@@ -425,6 +425,14 @@ class HttpLimits(HttpToolsProtocol):
         else:
             self._upgraded.shutdown()
 
+    def end_soon(self) -> None:
+        """Let the response in progress end the connection. One that continues with another protocol ends as that
+        allows."""
+        if self._upgraded is not None:
+            self._upgraded.shutdown()
+        elif self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.keep_alive = False
+
     def be_idle(self, is_idle: bool) -> None:
         """Let the connection, which continues with another protocol, be closed if others need its place, or not."""
         if is_idle and not self._is_lost:

@@ -43,6 +43,8 @@ STOP_TIMEOUT_S: Final = 5.0
 log = get_logger(__name__)
 
 
+LEFT_CHECK_S: Final = 0.05
+"""Seconds between two looks at whether connections are open."""
 MEMORY_CHECK_S: Final = 1.0
 """Time in seconds between two checks whether memory of clients that have gone can be returned to the system."""
 KEEP_ALIVE_PROBE_S: Final = 60
@@ -176,14 +178,18 @@ class HttpServer:
         their next one elsewhere, and lose no request that they send while a connection is closed. New connections are
         accepted as before."""
         self._shared.keeps_alive = False
-        for connection in self._server.server_state.connections:
-            if connection.cycle is not None and not connection.cycle.response_complete:  # type: ignore[union-attr]
-                connection.cycle.keep_alive = False  # type: ignore[union-attr]
+        for connection in list(self._server.server_state.connections):
+            connection.end_soon()  # type: ignore[union-attr]
 
     async def quiet(self) -> None:
         """Return once no request is in progress."""
         while self._server.server_state.tasks:
             await asyncio.wait(list(self._server.server_state.tasks), return_when=asyncio.FIRST_COMPLETED)
+
+    async def left(self) -> None:
+        """Return once no connection is open: after `end_connections`, once all clients have sent another request."""
+        while self._server.server_state.connections:  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(LEFT_CHECK_S)
 
     async def stop(self) -> None:
         """Stop accepting, wait for requests in progress up to the timeout, and close. Idempotent."""

@@ -276,6 +276,9 @@ class TlsConnection(asyncio.Protocol):
         if self._inner is not None:
             self._inner.resume_writing()
 
+    def end_soon(self) -> None:
+        """A connection that has no request yet ends with the first one: see `HttpLimits.end_soon`."""
+
     def shutdown(self) -> None:
         """End a connection that has no request yet, because the server stops."""
         self.transport.abort()
