@@ -2,6 +2,7 @@
 longest files first, share one Spark session among the files that use it, and undo changes of the logging configuration.
 
 E2E_SAMPLE=<seed>: a third of the tests with the marker `long_run`, chosen by the seed, as in `.ci/run`. Otherwise all.
+`long_run(together=True)`: the tests of a file need one another, and count as one.
 """
 
 import os
@@ -126,13 +127,22 @@ def left_out(names: Sequence[str], sample: str) -> set[str]:
     return set(ordered) - set(ordered[int(sample) % SHARES :: SHARES])
 
 
+def sampled_unit(item: pytest.Item) -> str | None:
+    """Return what a test is sampled with: itself, or its file if the marker says `together`; None: it always runs."""
+    marker = item.get_closest_marker("long_run")
+    if marker is None:
+        return None
+    return item.path.relative_to(ROOT).as_posix() if marker.kwargs.get("together") else item.nodeid
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Start the longest files first. Workers also sort by path, because all of them must have the same order."""
     if sample := os.environ.get("E2E_SAMPLE"):
-        absent = left_out([item.nodeid for item in items if item.get_closest_marker("long_run")], sample)
-        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in absent])
-        items[:] = [item for item in items if item.nodeid not in absent]
+        units = {item.nodeid: unit for item in items if (unit := sampled_unit(item)) is not None}
+        absent = left_out(sorted(set(units.values())), sample)
+        config.hook.pytest_deselected(items=[item for item in items if units.get(item.nodeid) in absent])
+        items[:] = [item for item in items if units.get(item.nodeid) not in absent]
     is_worker = "PYTEST_XDIST_WORKER" in os.environ
     ranks: dict[Path, tuple[int, str]] = {}
     for item in items:

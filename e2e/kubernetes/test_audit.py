@@ -25,7 +25,7 @@ JOB_TIMEOUT_S = 420.0
 BEGIN_TIMEOUT_S = 240.0
 """Seconds until Java, Spark and Python are up on cores that other processes use, too."""
 FAILED_BY_FINDINGS = JobState("Failed", "PodFailurePolicy")
-pytestmark = pytest.mark.timeout(1500)  # the first one builds the images
+pytestmark = [pytest.mark.long_run(together=True), pytest.mark.timeout(1500)]  # the first one builds the images
 
 
 @dataclass

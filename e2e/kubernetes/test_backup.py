@@ -20,7 +20,7 @@ TOPIC = "orders"
 BEFORE, AFTER = 300, 100
 """Numbers of messages before and after the backup."""
 SERVICES = ("broker", "auditor", "bookie")
-pytestmark = pytest.mark.timeout(1200)  # the first one builds the images
+pytestmark = [pytest.mark.long_run(together=True), pytest.mark.timeout(1200)]  # the first one builds the images
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from bindery_identity.keys import private_key
 from bindery_identity.tokens import sign
 from cryptography import x509
 
-pytestmark = pytest.mark.timeout(900)  # the first one builds the images
+pytestmark = [pytest.mark.long_run(together=True), pytest.mark.timeout(900)]  # the first one builds the images
 
 OPEN = ("/livez", "/readyz", "/startupz", "/metrics")
 """Paths that need no credentials at any service."""
