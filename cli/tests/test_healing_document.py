@@ -16,7 +16,7 @@ def test_every_command_in_the_runbook_exists() -> None:
     seen = set()
     for line in commands:
         words = shlex.split(line)[1:]
-        is_deep = words[:2] in (["bookie", "cookie"], ["cluster", "backups"])
+        is_deep = words[:2] in (["bookie", "cookie"], ["bookie", "rack"], ["cluster", "backups"])
         verb = words[: 1 if words[0] == "standalone" else 3 if is_deep else 2]
         seen.add(" ".join(verb))
         result = CliRunner().invoke(app, [*verb, "--help"])

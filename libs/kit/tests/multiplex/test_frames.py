@@ -23,7 +23,7 @@ from bindery_kit.multiplex.heads import (
 TRANSCRIPT = [
     (
         Frame(Kind.REQUEST, 1, b"POST /v1/topics/public/default/t/messages?producer=p\nhost:b:8080", False),
-        "00000041 00000001 01 00 504f5354202f76312f746f706963732f7075626c69632f64656661756c742f742f6d65737361"
+        "00000040 00000001 01 00 504f5354202f76312f746f706963732f7075626c69632f64656661756c742f742f6d65737361"
         "6765733f70726f64756365723d700a686f73743a623a38303830",
     ),
     (Frame(Kind.BODY, 1, b"hello", True), "00000005 00000001 03 01 68656c6c6f"),

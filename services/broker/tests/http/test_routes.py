@@ -7,6 +7,7 @@ import pytest
 from bindery_broker.http.route import HotRoute
 from bindery_broker.http.v1 import paths
 from bindery_broker.http.v1.namespaces import models
+from bindery_broker.http.v1.upkeep.draining import DRAIN
 from broker_harness import ROUTES, TOPIC, problem
 from starlette.routing import Match
 
@@ -44,6 +45,7 @@ def fill(template: str) -> str:
         local="x%20y",
         policy="message_ttl_s",
         role="clerk",
+        broker="b:8080",
     )
 
 
@@ -150,6 +152,9 @@ def test_the_list_of_json_routes_is_complete():
         ("POST", ANY_TOPIC + "/unload"),  # their content types: test_unloading
         ("POST", models.NAMESPACE + "/unload"),
         ("POST", models.NAMESPACE + "/split"),  # its content type: test_bundles
+        ("POST", models.NAMESPACE + "/take"),
+        ("POST", DRAIN),
+        ("POST", DRAIN.replace("drain", "undrain")),
         *((method, path) for path in (models.TENANT, models.NAMESPACE) for method in ("PUT", "DELETE")),
         *(("PUT", path) for path in (models.POLICIES, models.TOPIC_POLICIES)),  # test_namespaces, test_policies
         *(("DELETE", path) for path in (models.POLICY, models.TOPIC_POLICY)),
@@ -220,6 +225,7 @@ async def test_safe_methods_create_no_topic_and_take_no_bundle(broker, route, me
         "listSchemaVersions": 200,
         "listTenants": 200,
         "listNamespaces": 200,
+        "listBrokers": 200,
         "showLimits": 200,
         "explainPermission": 400,
         "stream": 405 if method == "HEAD" else 404,
@@ -246,6 +252,7 @@ async def test_safe_methods_change_no_loaded_topic(broker, route, method):
         version="0",
         local="t",
         policy="message_ttl_s",
+        broker="b:8080",
     )
     await broker.client.request(method, path + QUERIES.get(route.operation_id, ""))
     assert (broker.znodes(), set(broker.ledgers.ledgers), topic.ledger.internal_stats()) == before

@@ -57,7 +57,7 @@ def encode_request(method: str, target: str, headers: Iterable[tuple[bytes, byte
     lines = [b"%b:%b" % (name.lower(), value) for name, value in headers]
     payload = b"\n".join((f"{method} {target}".encode("latin-1"), *lines))
     _check_size(payload)
-    if _REQUEST.fullmatch(payload) is None:
+    if payload.count(b"\n") != len(lines) or _REQUEST.fullmatch(payload) is None:
         raise ProtocolViolation("the request has characters that a head cannot have")
     return payload
 
@@ -83,9 +83,10 @@ def decode_request(payload: bytes) -> RequestHead:
 
 def encode_response(status: int, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     """Return the payload of a RESPONSE frame. Raises ProtocolViolation if a header is not valid."""
-    payload = b"\n".join((b"%d" % status, *(b"%b:%b" % (name.lower(), value) for name, value in headers)))
+    lines = [b"%b:%b" % (name.lower(), value) for name, value in headers]
+    payload = b"\n".join((b"%d" % status, *lines))
     _check_size(payload)
-    if _RESPONSE.fullmatch(payload) is None:
+    if payload.count(b"\n") != len(lines) or _RESPONSE.fullmatch(payload) is None:
         raise ProtocolViolation("the response has characters that a head cannot have")
     return payload
 

@@ -50,7 +50,7 @@ async def test_live_brokers_are_listed(two):
     assert (await one.client.get("/admin/v2/brokers/ready")).text == "ok"
     assert (await one.client.get("/admin/v2/brokers/version")).text == VERSION
     assert (await one.client.get("/admin/v2/brokers/configuration/runtime")).json() == {"clusterName": "bindery"}
-    one.broker.draining = True
+    await one.broker.balancing.drain()
     assert (await one.client.get("/admin/v2/brokers/health")).status_code == 500
 
 

@@ -129,7 +129,7 @@ async def list_brokers(exchange: Exchange, _query: Annotated[NoQuery, Query()]) 
 
 
 @router.get(
-    "/v1/brokers/{broker}/bundles",
+    "/v1/brokers/{broker:segment}/bundles",
     operation_id="listBrokerBundles",
     summary="List the bundles of a broker with their load",
     tags=["brokers"],
