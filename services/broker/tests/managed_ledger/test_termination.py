@@ -240,7 +240,7 @@ async def test_a_termination_with_faults_is_done_or_not(cluster: Cluster, seed: 
     assert set(acknowledged) <= set(await read_all(following))
     if ended is not None:
         assert following.is_terminated
-        assert following.last_confirmed == ended
+        assert following.terminated == ended
     if following.is_terminated:
         with pytest.raises(TopicTerminated):
             await following.add_many([b"late"])
