@@ -184,7 +184,7 @@ async def test_a_failed_termination_leaves_a_topic_that_is_opened_again(
 ) -> None:
     topic, _ = await topic_of(cluster, entries=3)
 
-    async def fail(_data: bytes) -> None:
+    async def fail(_data: bytes, *, is_unique: bool) -> None:
         raise error("made up")
 
     topic._metadata.write_topic = fail  # type: ignore[method-assign]

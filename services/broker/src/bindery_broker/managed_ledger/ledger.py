@@ -211,7 +211,7 @@ class ManagedLedger:
             if self._writer is not None and is_last_missing:
                 await self._writer.start_after(records)
             else:
-                await self._write_ledgers(records)
+                await self._write_ledgers(records, is_unique=False)
             if recovered is not None:
                 await self._handles.put(recovered)
             await self._cursors.load()
@@ -251,9 +251,9 @@ class ManagedLedger:
             self._ledgers.assign(records)
         self._trim_soon()  # the close may have made the ledger trimmable without a cursor moving
 
-    async def _write_ledgers(self, records: Sequence[LedgerRecord]) -> None:
+    async def _write_ledgers(self, records: Sequence[LedgerRecord], *, is_unique: bool = True) -> None:
         info = TopicInfo(ledgers=tuple(records), terminated=self._terminated, properties=self._properties)
-        await self._metadata.write_topic(encode_topic(info))
+        await self._metadata.write_topic(encode_topic(info), is_unique=is_unique)
 
     # --- state
 
@@ -288,7 +288,7 @@ class ManagedLedger:
             kept = {**before, **changes}
             self._properties = {key: value for key, value in kept.items() if value is not None}
             try:
-                await self._write_ledgers(self._ledgers.stored)
+                await self._write_ledgers(self._ledgers.stored, is_unique=self._properties != before)
             except MetadataOutcomeUnknown:
                 raise
             except TopicFenced as error:
@@ -297,6 +297,12 @@ class ManagedLedger:
             except BaseException:
                 self._properties = before
                 raise
+
+    @property
+    def metadata_version(self) -> int:
+        """The version of the topic's znode after the last write of this owner; those of later owners are higher."""
+        assert self._metadata.node.version is not None
+        return self._metadata.node.version
 
     @property
     def cache(self) -> EntryCache:
@@ -453,11 +459,11 @@ class ManagedLedger:
 
     def has_ledger(self, ledger_id: int) -> bool:
         """Return whether this is one of the topic's ledgers, which were not trimmed."""
-        return self._ledgers.get(ledger_id) is not None
+        return self._ledgers.holds(ledger_id)
 
     def record(self, ledger_id: int) -> LedgerRecord | None:
         """Return the record of one of the topic's ledgers; None: it is none, or was trimmed."""
-        return self._ledgers.get(ledger_id)
+        return self._ledgers.get(ledger_id) if self._ledgers.holds(ledger_id) else None
 
     def clamp(self, position: Position) -> Position:
         """Return the first existing entry >= `position`, or the position of the next add.

@@ -59,7 +59,12 @@ class LedgerList:
     def size(self) -> int:
         return sum(record.size for record in self._records)
 
+    def holds(self, ledger_id: int) -> bool:
+        """Whether a ledger of the topic has this id. The placeholder is none; ledger 0 may be of another topic."""
+        return not self.is_empty and self.get(ledger_id) is not None
+
     def get(self, ledger_id: int) -> LedgerRecord | None:
+        """Return the record with this id, also the placeholder; None: there is none."""
         if ledger_id == self._ids[-1]:
             return self._records[-1]
         index = bisect_left(self._ids, ledger_id)

@@ -67,6 +67,8 @@ OLDEST_READS_MAX = 1_000
 """Maximum number of entries that a round of maintenance reads to find the age of the oldest messages."""
 CLOSES_MAX = 32
 """Maximum number of idle topics that are closed in parallel, because a close may have to wait for slow bookies."""
+STOP_CLOSES_MAX = 128
+"""The same for all topics of a broker that stops: no request waits for anything else then."""
 REPLAYS_MAX = 8
 """Maximum number of topics whose entries are read again in parallel to find out what producers have stored."""
 TURN_TOPICS = 32
@@ -384,13 +386,15 @@ class Topics:
         async with self._locks.hold(name):
             await self._close_surely(topic, asyncio.Semaphore(1))
 
-    async def _close_surely(self, topic: Topic, turns: asyncio.Semaphore) -> None:
+    async def _close_surely(
+        self, topic: Topic, turns: asyncio.Semaphore, why: str = "the topic was unloaded; retry"
+    ) -> None:
         async with turns:
             try:
                 async with asyncio.timeout(CLOSE_S_MAX):
-                    await topic.close("the topic was unloaded; retry")
-            except (BinderyError, TimeoutError) as error:
-                log.warning("topic_not_closed", topic=topic.name.short, error=str(error) or "timeout")
+                    await topic.close(why)
+            except Exception as error:  # whatever it is, the others are closed
+                log.warning("topic_not_closed", topic=topic.name.short, error=str(error) or type(error).__name__)
                 topic.abandon("the topic could not be closed cleanly; retry")
                 await topic.ledger.crash()
 
@@ -401,9 +405,11 @@ class Topics:
                 topic.abandon("the broker lost the topic's bundle")
 
     async def close(self) -> None:
-        """Close every topic cleanly, and open no more."""
+        """Close every topic cleanly, and open no more. Raises nothing: see `unload`."""
         self._closing = True
-        await self._close_all(list(self))
+        turns = asyncio.Semaphore(STOP_CLOSES_MAX)
+        why = "the topic is moving to another broker; retry"
+        await asyncio.gather(*(self._close_surely(topic, turns, why) for topic in self), return_exceptions=True)
         await asyncio.gather(*self._cleanups, return_exceptions=True)
 
     def admission(self, topic: Topic) -> Admission:
@@ -474,6 +480,7 @@ class Topics:
             topic.end_readers()
             topic.ledger.next_cache_round()
             await topic.ledger.next_handles_round()
+            entries = topic.ledger.entries_count
             try:
                 await roll_for_retention(topic)
                 await topic.ledger.trim()
@@ -483,6 +490,8 @@ class Topics:
                 if topic.is_open:
                     log.warning("topic_maintenance_failed", topic=topic.name.short, **error_fields(error))
             reads_left -= await _read_oldest(topic, reads_left)
+            if topic.ledger.entries_count < entries and topic in self:  # it may be inactive now
+                self._enforcement.soon(topic)
             # Only loaded topics are trimmed, have backlog metrics, and are deleted if they are inactive.
             is_kept = topic.ledger.entries_count > 0 or topic.policies.inactive_topics is not None
             if not is_kept and self._now() - topic.used_at >= self.limits.idle_s_max and self._is_idle(topic):
@@ -656,12 +665,6 @@ class Topics:
             is_on=lambda: topic.policies.deduplication,
             snapshot_s=lambda: topic.policies.deduplication_snapshot_s,
         )
-
-    async def _close_all(self, topics: list[Topic]) -> None:
-        results = await asyncio.gather(*(topic.close() for topic in topics), return_exceptions=True)
-        for topic, result in zip(topics, results, strict=True):
-            if isinstance(result, Exception):
-                log.warning("topic_close_failed", topic=topic.name.short, **error_fields(result))
 
     def _forget(self, topic: Topic) -> None:
         if self._loaded.get(topic.name) is topic:

@@ -17,8 +17,10 @@ A topic that is not used changes only with the time. So each round says when the
 |--------------------------------|-------------------------------------------------------------------------------------|
 | time to live                   | when the next message expires                                                       |
 | eviction by age                | in each round while there is a backlog                                              |
-| expiration of subscriptions    | when the one that has been unused longest expires                                   |
-| inactive topics                | when the topic has been unused for long enough                                      |
+| expiration of subscriptions    | when the one that has been unused longest expires; in each round while that has a   |
+|                                | consumer                                                                            |
+| inactive topics                | when the topic has been unused for long enough; after that in each round while it   |
+|                                | is consumed, and when ledgers were deleted, else every UNUSED_CHECK_S               |
 
 Everything else follows from a request, or from a change of policies: both make the topic due in the next round. In any
 case a topic is due after LOOK_AGAIN_S, so that what is not foreseen here waits for no longer.
@@ -29,13 +31,13 @@ from typing import Final
 
 from bindery_broker.managed_ledger import WallClock
 from bindery_broker.namespaces.policies import QuotaAction
-from bindery_broker.topics.enforcing import acts_on_its_own
+from bindery_broker.topics.enforcing import acts_on_its_own, is_moved_to
 from bindery_broker.topics.topic import Topic
 
 LOOK_AGAIN_S: Final = 900.0
 """Maximum seconds between two rounds of maintenance of one topic."""
 UNUSED_CHECK_S: Final = 60.0
-"""Minimum seconds between two checks whether a topic or a subscription has been unused for too long."""
+"""Seconds between two checks of a topic that has been unused for long enough, but is kept."""
 
 
 def maintenance_in_s(topic: Topic, *, now: float, idle_s_max: float) -> float:
@@ -72,9 +74,10 @@ def policies_in_s(topic: Topic, *, now: float, clock: WallClock) -> float:
     quotas = (policies.backlog_quota_size, policies.backlog_quota_age)
     if has_backlog and any(quota is not None and quota.action is QuotaAction.EVICT for quota in quotas):
         return 0.0
-    if policies.subscription_expiration_s:
+    if policies.subscription_expiration_s and not is_moved_to(topic):
         used = [max(one.created_at, one.statistics.last_request_at or 0.0) for one in kept]
-        waits += [max(at + policies.subscription_expiration_s - now, UNUSED_CHECK_S) for at in used]
+        waits += [at + policies.subscription_expiration_s - now for at in used]
     if policies.inactive_topics is not None:
-        waits.append(max(topic.last_use + policies.inactive_topics.seconds_max - now, UNUSED_CHECK_S))
+        left_s = topic.last_use + policies.inactive_topics.seconds_max - now
+        waits.append(left_s if left_s > 0 or topic.is_consumed else UNUSED_CHECK_S)
     return max(0.0, min(waits))
