@@ -53,6 +53,13 @@ class Cluster:
         self._opened.append(topic)
         return topic
 
+    async def open_with_ledger(self, **settings: Any) -> ManagedLedger:
+        """Open the topic, and start its first ledger without an add."""
+        topic = await self.open(**settings)
+        assert topic._writer is not None
+        await topic._writer.start()
+        return topic
+
     def ledgers_client(self) -> MemoryLedgerClient:
         return MemoryLedgerClient(self.ledgers)
 

@@ -77,15 +77,15 @@ async def test_topics_of_a_lost_bundle_are_abandoned(broker: Harness, tree: Memo
     assert len(broker.broker.topics) == 0
 
 
-async def test_a_drain_ends_waiting_calls_of_loaded_topics(broker: Harness) -> None:
+async def test_a_stop_ends_waiting_calls_of_loaded_topics(broker: Harness) -> None:
     await broker.produce("a")
     assert len(await broker.receive()) == 1
     waiting = asyncio.ensure_future(broker.receive(wait_ms=30_000))
     await settle()
     assert not waiting.done()
-    assert not broker.broker.draining
+    assert not broker.broker.stopping
     broker.broker.finish()
-    assert broker.broker.draining
+    assert broker.broker.stopping
     assert await waiting == []
 
 

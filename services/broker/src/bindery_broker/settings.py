@@ -273,7 +273,7 @@ class BrokerSettings(Settings):
     """Maximum number of loaded topics. At the limit the topic that has been idle longest is closed."""
 
     topic_idle_s: Annotated[float, Gt(0)] = 3600
-    """Seconds after which an empty topic without requests is closed. Its next use continues in a new ledger."""
+    """Seconds after which an empty topic without requests is closed."""
 
     read_ahead_bytes_max: Annotated[int, Ge(0)] = 64 * MIB
     """Maximum bytes of messages, over all subscriptions, that are read before a consumer requests them. There are also

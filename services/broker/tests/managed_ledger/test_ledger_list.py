@@ -75,3 +75,9 @@ def test_bytes_within_a_ledger_are_estimated_by_its_mean() -> None:
 def test_ids_must_ascend() -> None:
     with pytest.raises(AssertionError, match="ascend"):
         LedgerList([LedgerRecord(ledger_id=2), LedgerRecord(ledger_id=2)])
+
+
+def test_the_placeholder_is_no_ledger_of_the_topic():
+    assert not LedgerList([]).holds(0)
+    assert LedgerList([LedgerRecord(ledger_id=0)]).holds(0)
+    assert not LedgerList([LedgerRecord(ledger_id=0)]).holds(1)

@@ -29,7 +29,7 @@ async def recovered(
 
 
 async def test_a_topic_without_ledgers_needs_no_recovery(ledgers: MemoryLedgers) -> None:
-    assert await recovered(ledgers) == RecoveredLedgers([], None, None)
+    assert await recovered(ledgers) == RecoveredLedgers([], None)
 
 
 async def test_the_last_ledger_is_fenced_and_closed_with_its_entries(ledgers: MemoryLedgers) -> None:
@@ -41,22 +41,23 @@ async def test_the_last_ledger_is_fenced_and_closed_with_its_entries(ledgers: Me
         LedgerRecord(ledger_id=0, entries=2, size=5, closed_ms=NOW_MS, extension=b"kept"),
     ]
     assert found.handle is not None
-    assert (found.handle.ledger_id, found.empty_ledger_id) == (0, None)
+    assert (found.handle.ledger_id, found.is_last_missing) == (0, False)
     with pytest.raises(LedgerFenced):
         await writer.add(b"late")
 
 
-async def test_the_time_of_an_earlier_close_is_kept(ledgers: MemoryLedgers) -> None:
+async def test_a_ledger_whose_record_is_closed_is_not_opened(ledgers: MemoryLedgers) -> None:
+    closed = LedgerRecord(ledger_id=0, entries=1, size=3, closed_ms=77)  # it does not even exist
+    assert await recovered(ledgers, closed) == RecoveredLedgers([closed], None)
+
+
+async def test_an_empty_ledger_is_fenced_and_kept(ledgers: MemoryLedgers) -> None:
+    """Cursors may be at its begin: the list must not end before them."""
     writer = await MemoryLedgerClient(ledgers).create()
-    await writer.add(b"abc")
-    await writer.close()
-    found = await recovered(ledgers, LedgerRecord(ledger_id=0, entries=1, size=3, closed_ms=77))
-    assert found.records == [LedgerRecord(ledger_id=0, entries=1, size=3, closed_ms=77)]
-
-
-async def test_an_empty_ledger_is_dropped_and_can_be_deleted(ledgers: MemoryLedgers) -> None:
-    await MemoryLedgerClient(ledgers).create()
-    assert await recovered(ledgers, FORMER, LedgerRecord(ledger_id=0)) == RecoveredLedgers([FORMER], None, 0)
+    found = await recovered(ledgers, FORMER, LedgerRecord(ledger_id=0))
+    assert found.records == [FORMER, LedgerRecord(ledger_id=0, closed_ms=NOW_MS)]
+    with pytest.raises(LedgerFenced):
+        await writer.add(b"late")
 
 
 async def test_an_empty_ledger_of_a_terminated_topic_is_kept(ledgers: MemoryLedgers) -> None:
@@ -64,13 +65,12 @@ async def test_an_empty_ledger_of_a_terminated_topic_is_kept(ledgers: MemoryLedg
     found = await recovered(ledgers, FORMER, LedgerRecord(ledger_id=0), terminated=Position(-5, 2))
     assert found.records == [FORMER, LedgerRecord(ledger_id=0, closed_ms=NOW_MS)]
     assert found.handle is not None
-    assert found.empty_ledger_id is None
 
 
 @pytest.mark.parametrize("terminated", [None, Position(-5, 2)])
 async def test_a_missing_ledger_is_dropped(ledgers: MemoryLedgers, terminated: Position | None) -> None:
     found = await recovered(ledgers, FORMER, LedgerRecord(ledger_id=7), terminated=terminated)
-    assert found == RecoveredLedgers([FORMER], None, None)
+    assert found == RecoveredLedgers([FORMER], None, is_last_missing=True)
 
 
 async def test_a_ledger_that_cannot_be_recovered_now_is_an_error(ledgers: MemoryLedgers) -> None:

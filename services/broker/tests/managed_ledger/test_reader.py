@@ -241,7 +241,7 @@ async def test_trimming_fences_a_stale_owner(cluster: Cluster) -> None:
     with pytest.raises(TopicFenced):
         await old.trim()
     assert not old.is_open
-    assert len(cluster.ledgers.ledgers) == 4
+    assert len(cluster.ledgers.ledgers) == 3
 
 
 async def test_a_failed_deletion_keeps_the_topic_and_closes_the_object(cluster: Cluster) -> None:
@@ -259,7 +259,7 @@ async def test_a_stale_owner_cannot_delete_the_topic(cluster: Cluster) -> None:
     await cluster.open()
     with pytest.raises(TopicFenced):
         await old.delete()
-    assert len(cluster.ledgers.ledgers) == 4
+    assert len(cluster.ledgers.ledgers) == 3
 
 
 async def test_topics_may_share_a_cache(cluster: Cluster) -> None:

@@ -16,6 +16,7 @@ def test_the_defaults() -> None:
         "size_max": 2_147_483_648,
         "age_s_max": 14_400,
         "age_s_min": 600,
+        "inactive_s_max": 1800,
         "pending_size_max": 67_108_864,
         "add_timeout_s": 30,
         "operation_timeout_s": 30,

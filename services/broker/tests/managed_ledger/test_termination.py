@@ -184,7 +184,7 @@ async def test_a_failed_termination_leaves_a_topic_that_is_opened_again(
 ) -> None:
     topic, _ = await topic_of(cluster, entries=3)
 
-    async def fail(_data: bytes) -> None:
+    async def fail(_data: bytes, *, is_unique: bool) -> None:
         raise error("made up")
 
     topic._metadata.write_topic = fail  # type: ignore[method-assign]
@@ -240,7 +240,7 @@ async def test_a_termination_with_faults_is_done_or_not(cluster: Cluster, seed: 
     assert set(acknowledged) <= set(await read_all(following))
     if ended is not None:
         assert following.is_terminated
-        assert following.last_confirmed == ended
+        assert following.terminated == ended
     if following.is_terminated:
         with pytest.raises(TopicTerminated):
             await following.add_many([b"late"])

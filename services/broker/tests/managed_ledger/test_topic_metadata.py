@@ -103,6 +103,26 @@ async def test_an_unknown_outcome_is_resolved_by_the_next_write(applied: bool) -
     assert metadata.node.version == node.stat.version
 
 
+@pytest.mark.parametrize("is_same", [False, True])
+async def test_a_value_that_another_broker_may_have_written_does_not_prove_a_write(is_same: bool) -> None:
+    """Brokers that open a topic without an open ledger write the same list: one of them would believe the other's."""
+    tree = MemoryTree()
+    store = tree.connect()
+    first, second = await owned(store, timeout_s=0.05), await owned(tree.connect())
+    store.lose_next_write(applied=False)
+    for _ in range(1000):
+        store.fail_next(MetadataUnavailable("made up"), matching=lambda operation, path: operation == "sync")
+    with pytest.raises(MetadataOutcomeUnknown):
+        await first.write_topic(b"closed", is_unique=False)
+    store._faults.clear()
+    await second.write_topic(b"closed" if is_same else b"other", is_unique=False)
+    for _ in range(2):
+        with pytest.raises(TopicFenced):
+            await first.write_topic(b"mine")
+    assert (await store.get(PATH)).data == (b"closed" if is_same else b"other")
+    await second.write_topic(b"still the owner's")
+
+
 @pytest.mark.parametrize("then", ["delete", "write", "delete topic"])
 @pytest.mark.parametrize("applied", [False, True])
 async def test_a_deletion_of_unknown_outcome_is_resolved_by_the_next_operation(applied: bool, then: str) -> None:

@@ -74,6 +74,7 @@ class Trimming:
             clock=lambda: self.now_ms,
             retention=lambda: self.rule,
             write_ledgers=self._write,
+            is_ledger_open=lambda: True,
             check_open=self._check_open,
             on_fenced=self.fenced.append,
         )

@@ -32,6 +32,9 @@ def topics_are_received_from_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def target(broker: Harness) -> Topic:
-    """The retry topic, with its subscription."""
+    """The retry topic, with its subscription and an open ledger: faults of the first add are not those of its start."""
     await broker.client.put(f"{RETRY}/subscriptions/s", json={})
-    return await broker.broker.topic(TopicName.parse("t-s-RETRY"))
+    topic = await broker.broker.topic(TopicName.parse("t-s-RETRY"))
+    assert topic.ledger._writer is not None
+    await topic.ledger._writer.start()
+    return topic

@@ -89,7 +89,29 @@ async def test_a_target_that_is_closed_has_stored_nothing(broker, targets):
 
 
 async def test_errors_of_opening_are_passed_on(broker, targets, ledgers):
-    ledgers.fail_next("create", BookieUnavailable("made up"), count=100)
+    async with targets.open(TO, create=True, source=SOURCE) as target:
+        await target.publish([copy("1")])
+    topic = await broker.broker.topic(TO.topic)
+    await topic.ledger.crash()
+    topic.abandon("made up")
+    ledgers.fail_next("open", BookieUnavailable("made up"), count=100)
     with pytest.raises(BookieUnavailable):
         async with targets.open(TO, create=True, source=SOURCE):
             pass
+
+
+async def test_a_target_without_bookies_stores_nothing(broker, targets, ledgers):
+    """A topic is opened without a ledger: the first copy starts one."""
+    ledgers.fail_next("create", BookieUnavailable("made up"), count=1_000)
+    async with targets.open(TO, create=True, source=SOURCE) as target:
+        writing = asyncio.create_task(target.publish([copy("1")]))
+        for _ in range(100):
+            broker.clock.advance(1)
+            await asyncio.sleep(0.01)
+            if writing.done():
+                break
+        with pytest.raises(TryAgain):
+            await writing
+        await target.decided()
+    topic = await broker.broker.topic(TO.topic)
+    assert topic.ledger.entries_count == 0

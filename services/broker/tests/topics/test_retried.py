@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 from bindery_broker.broker import Broker
+from bindery_broker.errors import UnknownMessages
 from bindery_broker.http.peers import retries as remote_retries
 from bindery_broker.subscriptions.consumer import ClientWatch, ReceiveRequest, SubscriptionType
 from bindery_broker.subscriptions.reading import messages_of
@@ -267,6 +268,26 @@ async def test_random_calls_lose_nothing_and_deliver_nothing_twice(
     assert acked == sent
     assert await world.held() == 0
     assert broker.broker.topics.responses.used == 0
+
+
+@pytest.mark.parametrize("first", [MAIN, RETRY])
+async def test_ids_name_the_topic_that_has_their_ledger(world: World, first: TopicName) -> None:
+    """The first ledger of the cluster has the id 0. A topic without messages has no ledger, and so claims none."""
+    await world.publish(first, "first")
+    got = await world.receive(wait_s=0.0)
+    assert [one.ledger_id for one in ids(got)] == [0]
+    assert await (await world.both()).nack(ids(got), delay_s=0) == ids(got)
+    got = await world.receive(wait_s=0.0)
+    await (await world.both()).ack(ids(got), consumer="c")
+    assert await world.held() == 0
+    await world.publish(RETRY if first == MAIN else MAIN, "second")
+    got += await world.receive(wait_s=0.0)
+    assert texts(got) == ["first", "second"]
+    await (await world.both()).ack(ids(got), consumer="c")  # the first one again
+    for name in (MAIN, RETRY):
+        assert world.owner(name).topics.loaded(name).subscription("s").cursor.backlog_entries == 0
+    with pytest.raises(UnknownMessages):
+        await (await world.both()).ack([MessageId.parse("7:0")])
 
 
 async def test_an_ended_retry_topic_is_left_out_of_an_acknowledgement(world: World) -> None:

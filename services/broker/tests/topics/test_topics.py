@@ -9,6 +9,7 @@ import pytest
 from bindery_broker.errors import NotOwner
 from bindery_broker.ownership.bundles import Bundle
 from bindery_broker.topics import topics as topics_module
+from bindery_broker.topics.topic import Topic
 from bindery_broker.topics.topics import LOOK_FOR_IDLE_S_MIN
 from bindery_core.errors import MetadataUnavailable, NoSuchTopic
 from bindery_pulsar.topic_name import TopicName
@@ -364,10 +365,33 @@ async def test_the_topics_close_even_if_one_of_them_fails_and_wait_for_abandoned
         patch.setattr(abandoned.ledger, "crash", crash)
         abandoned.abandon("made up")
         await broker.broker.topics.close()
-    assert [topic.ledger.is_open for topic in (failing, abandoned, other)] == [True, False, False]
+    assert [topic.ledger.is_open for topic in (failing, abandoned, other)] == [False, False, False]
+    assert [topic.is_abandoned for topic in (failing, abandoned, other)] == [False, True, False]
     with pytest.raises(NotOwner):
         await broker.broker.topics.get(other.name)
-    await failing.ledger.crash()
+
+
+async def test_topics_close_in_parallel_but_not_all_at_once(broker: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topics_module, "STOP_CLOSES_MAX", 3)
+    for number in range(10):
+        await broker.produce("x", topic=f"{NAMESPACE}/t{number}")
+    topics = list(broker.broker.topics)
+    running = most = 0
+
+    async def close(topic: Topic, why: str) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.01)
+        await close_really(topic, why)
+        running -= 1
+
+    close_really = Topic.close
+    monkeypatch.setattr(Topic, "close", close)
+    await broker.broker.topics.close()
+    assert most == 3
+    assert len(broker.broker.topics) == 0
+    assert not any(topic.is_open or topic.ledger.is_open for topic in topics)
 
 
 async def test_maintenance_replaces_the_old_cursor_ledger_of_an_idle_subscription(broker):

@@ -173,7 +173,7 @@ def cursor_ledger_not_fenced() -> list[Replacement]:
 def znodes_without_versions() -> list[Replacement]:
     """The znodes of a topic and its cursors are written whatever their versions are."""
 
-    async def attempt(self: Any, node: OwnedNode, data: bytes) -> None:
+    async def attempt(self: Any, node: OwnedNode, data: bytes, **_: Any) -> None:
         op: Op = Create(node.path, data) if node.version is None else Set(node.path, data, None)
         results = await self._store.multi([op])
         node.attempted = None

@@ -129,13 +129,12 @@ class Gateway:
     def _incarnation(self, topic: Topic) -> int:
         """Return a number of this opening of the topic, which is higher than those of earlier ones.
 
-        An owner reads the topic's znode, creates a ledger, and then writes the znode at the version that it has read.
-        Hence the ledgers of a later owner have higher ids than those that an earlier owner has used.
+        An owner reads the topic's znode, and then writes it at the version that it has read. Hence a later owner has
+        higher versions than those that an earlier owner has written. Topics are not deleted in these runs.
         """
         number = self._incarnations.get(topic)
         if number is None:
-            ledger = topic.ledger
-            number = self._incarnations[topic] = ledger.next_position(ledger.last_confirmed).ledger_id
+            number = self._incarnations[topic] = topic.ledger.metadata_version
             self._on_opened(topic.name.short, number)
         return number
 

@@ -14,6 +14,8 @@ from bindery_simulation.topics.judging.history import Kind, SubscriptionId
 
 MOVING: Final = (Kind.SHARED, Kind.KEY_SHARED)
 """Types of subscriptions whose consumers move messages."""
+INACTIVE_S_MAX: Final = (0.2, 1.0, 1_800.0, 1_800.0)
+"""What to choose from as the time without use after which ledgers are closed. Some traffic has pauses of a second."""
 REMOTE_SHARE: Final = 0.5
 """Share of the plans whose targets of moves are remote."""
 
@@ -53,6 +55,8 @@ class Plan:
     """Share of the moves that go to the dead-letter topic."""
     trouble_share: float
     """Share of the requests between brokers that have trouble: see `peers`."""
+    inactive_s_max: float
+    """Seconds after which the ledgers of topics and cursors that are not written are closed without successors."""
 
 
 def draw_plan(
@@ -78,10 +82,15 @@ def draw_plan(
         is_remote=False,
         dead_share=0.0,
         trouble_share=0.0,
+        inactive_s_max=0.0,
     )
-    # Drawn last, so that the runs without remote targets are not other ones than before.
-    if not has_retries or rng.random() >= remote_share:
-        return plan
+    # What was added later is drawn last, so that the runs without it are not other ones than before.
+    plan = _with_remote_moves(rng, plan, kinds) if has_retries and rng.random() < remote_share else plan
+    return replace(plan, inactive_s_max=rng.choice(INACTIVE_S_MAX))
+
+
+def _with_remote_moves(rng: random.Random, plan: Plan, kinds: Sequence[Kind]) -> Plan:
+    """Return the plan with all targets of moves in other bundles."""
     moving = [kind for kind in kinds if kind in MOVING]
     return replace(
         plan,

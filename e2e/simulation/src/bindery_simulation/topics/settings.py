@@ -10,7 +10,7 @@ NEVER: Final = 100_000
 """Value of limits that a run does not reach."""
 
 
-def broker_settings(rng: random.Random, *, bookies: int) -> BrokerSettings:
+def broker_settings(rng: random.Random, *, bookies: int, inactive_s_max: float) -> BrokerSettings:
     """Return random settings: short ledgers, small limits, timeouts of seconds."""
     ensemble_size = min(3, bookies)
     return BrokerSettings(
@@ -31,6 +31,7 @@ def broker_settings(rng: random.Random, *, bookies: int) -> BrokerSettings:
             cursor_entries_max=rng.choice((3, 10, NEVER)),
             cursor_age_s_max=rng.choice((2.0, 60.0)),
             cursor_inline_size_max=rng.choice((256, 32_768)),
+            inactive_s_max=inactive_s_max,
         ),
         topic_idle_s=rng.choice((0.5, 60.0)),
         unacked_max=rng.choice((8, 200)),

@@ -102,7 +102,7 @@ class World(Director):
     # --- machines -----------------------------------------------------------------------------------------------------
 
     def make_clients(self) -> Sequence[ClientMachine]:
-        settings = broker_settings(self.rng, bookies=len(self.bookies))
+        settings = broker_settings(self.rng, bookies=len(self.bookies), inactive_s_max=self.plan.inactive_s_max)
         self.switchboard = Switchboard(self, trouble_share=self.plan.trouble_share)
         self.brokers = [
             BrokerMachine(

@@ -62,7 +62,7 @@ class TopicCompaction:
         self._task: asyncio.Task[None] | None = None
         self._is_stopped = False
         self._reader: CompactedLedger | None = None
-        self._releases: set[asyncio.Task[None]] = set()
+        self._releases: dict[asyncio.Task[None], None] = {}
         self.last_run = LastRun()
         self.progress = Progress()
         self.view = CompactedView(ledger, self.current)
@@ -125,6 +125,10 @@ class TopicCompaction:
         await self.prepare()
         if self._ledger.last_confirmed > self._horizon and self.size_not_compacted >= threshold:
             self.start()
+
+    def is_due(self, *, threshold: int) -> bool:
+        """Return whether the next `maintain` may start a compaction."""
+        return 0 < threshold <= self.size_not_compacted and self._ledger.last_confirmed > self._horizon
 
     async def wait(self) -> None:
         """Return once no compaction runs."""
@@ -214,5 +218,5 @@ class TopicCompaction:
         reader, self._reader = self._reader, None
         if reader is not None:
             task = asyncio.get_running_loop().create_task(reader.release())
-            self._releases.add(task)
-            task.add_done_callback(self._releases.discard)
+            self._releases[task] = None
+            task.add_done_callback(self._releases.pop)

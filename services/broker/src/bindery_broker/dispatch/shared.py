@@ -18,7 +18,7 @@ Source: Pulsar's shared dispatcher (replay set first, then normal reads; consume
 import heapq
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Final, Generic
+from typing import Any, Final, Generic
 
 from bindery_pulsar.message_id import Position
 
@@ -34,6 +34,9 @@ _HEAP_SLACK: Final = 64
 _ANY_BUT_ACKING = frozenset(State) - {State.ACKING, State.GONE}
 _LEASED = frozenset({State.LEASED})
 _LOADING = frozenset({State.LOADING})
+
+_NOTHING: Final[deque[Any]] = deque(maxlen=0)
+"""Stands for an empty queue until something is added: most topics are idle, and an empty deque takes 760 bytes."""
 
 
 class SharedDispatcher(Generic[B]):
@@ -63,7 +66,7 @@ class SharedDispatcher(Generic[B]):
         self._table: PortionTable[B] = PortionTable()
         self._replay: list[tuple[Position, int, int, Portion[B]]] = []
         """Heap of (position, lowest bit, serial, portion), with stale rows."""
-        self._due: deque[Portion[B]] = deque()
+        self._due: deque[Portion[B]] = _NOTHING
         """Delayed entries whose time has come, in the order in which they are read; with stale ones."""
         self._delayed: list[tuple[float, int, Portion[B]]] = []
         self._serial = 0
@@ -71,7 +74,7 @@ class SharedDispatcher(Generic[B]):
         self._ready_bytes = 0
         self._counted = (0, 0)
         """The bytes and the number of ready messages that are counted in `read_ahead`."""
-        self._fresh: deque[Portion[B]] = deque()
+        self._fresh: deque[Portion[B]] = _NOTHING
         self._again: list[tuple[Position, int, int, Portion[B]]] = []
         """Heap of (position, lowest bit, serial, portion), with stale rows."""
 
@@ -185,6 +188,8 @@ class SharedDispatcher(Generic[B]):
             if position not in table:
                 portion = table.add(position, WHOLE, State.REPLAY)
                 portion.is_returned = True
+                if self._due is _NOTHING:
+                    self._due = deque()
                 self._due.append(portion)
 
     def give_back(self, refs: Iterable[MessageRef]) -> None:
@@ -503,6 +508,8 @@ class SharedDispatcher(Generic[B]):
     # -- the queues of ready messages ----------------------------------------------------------------------------
 
     def _enqueue_fresh(self, portion: Portion[B]) -> None:
+        if self._fresh is _NOTHING:
+            self._fresh = deque()
         self._fresh.append(portion)
 
     def _enqueue_again(self, portion: Portion[B]) -> None:

@@ -84,6 +84,11 @@ class ExpiryScan:
             return None
         return mark_delete if self.position is None else self.position
 
+    @property
+    def next_due_ms(self) -> int:
+        """When the next run may find something expired, in ms since 1970; 0: it must look."""
+        return self.due_ms if self.next_ms is None else min(self.due_ms, self.next_ms)
+
     def take(self, entries: Sequence[Expirable], following: Position, *, now_ms: int) -> tuple[Expired, bool]:
         """Judge the unacknowledged entries that follow, in order. Returns what has expired, and whether to read on now.
 

@@ -3,10 +3,14 @@
 | step of opening                                         | what it guarantees                                       |
 |---------------------------------------------------------|----------------------------------------------------------|
 | 1 read the topic's znode, remember its version          |                                                          |
-| 2 open the last ledger with recovery                    | the former owner confirms no more entries in it          |
-| 3 create a ledger, write the znode at that version      | the former owner writes no znode of this topic again     |
-|   (a terminated topic gets no ledger)                   |                                                          |
+| 2 open the last ledger with recovery, unless its record | the former owner confirms no more entries in it          |
+|   says that it is closed                                |                                                          |
+| 3 write the znode at that version                       | the former owner writes no znode of this topic again,    |
+|                                                         | so it starts no ledger either                            |
 | 4 read the cursors, their ledgers with recovery         | the former owner stores no acknowledgement after this    |
+
+No ledger is created: the first add starts one (`writing`), after a write of the znode at the version of step 3. See
+docs/adr/0029. Only if the last ledger is missing, one is created in step 3, because cursors may be ahead of the others.
 
 Invariants
 - Every position returned by any owner names the same entry until it is trimmed.
@@ -16,6 +20,7 @@ Source: Pulsar's ManagedLedgerImpl for the znodes and the order of steps.
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Self
 
@@ -138,6 +143,7 @@ class ManagedLedger:
             clock=clock,
             retention=retention,
             write_ledgers=self._write_ledgers,
+            is_ledger_open=lambda: self._writer is not None and self._writer.handle is not None,
             check_open=self._raise_if_ended,
             on_fenced=self._fence,
         )
@@ -163,7 +169,7 @@ class ManagedLedger:
         retention: Callable[[], RetentionRule | None] = lambda: None,
         statistics: EntryStatistics | None = None,
     ) -> Self:
-        """Take the topic over: fence and recover its last ledger, start a new one, load its cursors.
+        """Take the topic over: fence and recover its last ledger, load its cursors. Creates no ledger.
 
         `create`: create the topic if it does not exist, else NoSuchTopic. `cache`: shared by the broker's topics.
         `is_owner` is called when another process has fenced or closed a ledger of this topic: if it returns True, the
@@ -190,28 +196,28 @@ class ManagedLedger:
         settings = environment.settings
         metadata = TopicMetadata(store, name, timeout_s=settings.operation_timeout_s, pause_s=settings.retry_pause_s)
         info = decode_topic(await metadata.load(create=create))
-        records, recovered, empty = await recover_ledgers(
+        records, recovered, is_last_missing = await recover_ledgers(
             name, info, client=environment.client, timeout_s=settings.operation_timeout_s, clock=environment.clock
         )
-        # The writer adds its own ledger to the list; until then the list must not be empty. A terminated topic without
-        # entries names the ledger that it had: if it is stored, an open finds that it is missing.
-        last_id = info.terminated.ledger_id if info.terminated is not None else 0
-        placeholder = records or [LedgerRecord(ledger_id=last_id)]
-        self = cls(name, environment, metadata=metadata, info=info, records=placeholder)
+        known = records
+        if not records and info.terminated is not None:
+            # A terminated topic without entries names the ledger that it had: if it is stored, an open finds that it is
+            # missing.
+            known = [LedgerRecord(ledger_id=info.terminated.ledger_id)]
+        self = cls(name, environment, metadata=metadata, info=info, records=known)
         try:
             if info.terminated is None:
                 self._writer = self._make_writer()
-                await self._writer.start(records)
+            if self._writer is not None and is_last_missing:
+                await self._writer.start_after(records)
             else:
-                await self._write_ledgers(records)
+                await self._write_ledgers(records, is_unique=False)
             if recovered is not None:
                 await self._handles.put(recovered)
             await self._cursors.load()
         except BaseException:
             await self.crash()
             raise
-        if empty is not None:
-            self._trimmer.deletable.append(empty)
         self._trimmer.start()
         return self
 
@@ -245,9 +251,9 @@ class ManagedLedger:
             self._ledgers.assign(records)
         self._trim_soon()  # the close may have made the ledger trimmable without a cursor moving
 
-    async def _write_ledgers(self, records: Sequence[LedgerRecord]) -> None:
+    async def _write_ledgers(self, records: Sequence[LedgerRecord], *, is_unique: bool = True) -> None:
         info = TopicInfo(ledgers=tuple(records), terminated=self._terminated, properties=self._properties)
-        await self._metadata.write_topic(encode_topic(info))
+        await self._metadata.write_topic(encode_topic(info), is_unique=is_unique)
 
     # --- state
 
@@ -282,7 +288,7 @@ class ManagedLedger:
             kept = {**before, **changes}
             self._properties = {key: value for key, value in kept.items() if value is not None}
             try:
-                await self._write_ledgers(list(self._ledgers))
+                await self._write_ledgers(self._ledgers.stored, is_unique=self._properties != before)
             except MetadataOutcomeUnknown:
                 raise
             except TopicFenced as error:
@@ -293,12 +299,31 @@ class ManagedLedger:
                 raise
 
     @property
+    def metadata_version(self) -> int:
+        """The version of the topic's znode after the last write of this owner; those of later owners are higher."""
+        assert self._metadata.node.version is not None
+        return self._metadata.node.version
+
+    @property
     def cache(self) -> EntryCache:
         return self._cache.shared
 
     def next_cache_round(self) -> None:
         """Let cursors that make no progress keep no entries in the cache. Call it from a timer, once a minute."""
         self._cache.next_round()
+
+    async def next_handles_round(self) -> None:
+        """Release the closed ledgers that were not read since the last call. Call it from a timer, once a minute."""
+        await self._handles.next_round()
+
+    def maintenance_in_s(self) -> float:
+        """Return the seconds until a trim, a round of the cache or the handles, or the renewal of a cursor ledger has
+        anything to do, unless the topic is used before; 0: in the next round."""
+        if self._trimmer.deletable or self._cursors.has_unsettled or len(self._handles) or self._cache.needs_round:
+            return 0.0
+        waits = [self._trimmer.next_release_in_s()]
+        waits += [cursor.store.unused_in_s for cursor in self._cursors.cursors.values()]
+        return min(waits)
 
     def on_fenced(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call `listener` in the loop, once, when the topic is lost to another broker.
@@ -369,6 +394,11 @@ class ManagedLedger:
             if self._terminated is not None:
                 return self._terminated
             assert self._writer is not None
+            if self._ledgers.is_empty:
+                await self._writer.start()
+                self._raise_if_ended()
+                if self._ledgers.is_empty:
+                    raise TryAgain("no ledger can be written now, and a topic ends with one", topic=self.name)
             try:
                 await self._writer.close()
                 async with self._ledgers_lock:
@@ -382,14 +412,15 @@ class ManagedLedger:
         """Store that the topic ends with the last entry of its current ledger, to which nothing is written any more."""
         # The close of the writer does not tell how many entries the ledger has if it failed, or if an add was pending.
         info = TopicInfo(ledgers=tuple(self._ledgers), terminated=self._ledgers.last_confirmed)
-        records, handle, _ = await recover_ledgers(
+        records, handle, is_last_missing = await recover_ledgers(
             self.name, info, client=self._client, timeout_s=self._settings.operation_timeout_s, clock=self._clock
         )
-        if handle is None:
+        if is_last_missing:
             raise TopicFenced("the topic's ledger was deleted", topic=self.name)
         last = records[-1]
         assert last.entries >= self._ledgers.current.entries, "acknowledged entries never vanish"
-        await self._handles.put(handle)
+        if handle is not None:
+            await self._handles.put(handle)
         self._terminated = Position(last.ledger_id, last.entries - 1)
         await self._write_ledgers(records)
         self._ledgers.assign(records)
@@ -428,11 +459,11 @@ class ManagedLedger:
 
     def has_ledger(self, ledger_id: int) -> bool:
         """Return whether this is one of the topic's ledgers, which were not trimmed."""
-        return self._ledgers.get(ledger_id) is not None
+        return self._ledgers.holds(ledger_id)
 
     def record(self, ledger_id: int) -> LedgerRecord | None:
         """Return the record of one of the topic's ledgers; None: it is none, or was trimmed."""
-        return self._ledgers.get(ledger_id)
+        return self._ledgers.get(ledger_id) if self._ledgers.holds(ledger_id) else None
 
     def clamp(self, position: Position) -> Position:
         """Return the first existing entry >= `position`, or the position of the next add.
@@ -575,14 +606,14 @@ class ManagedLedger:
     # --- keeping and ending
 
     async def roll(self) -> None:
-        """End the current ledger, if it holds anything, and continue in a new one."""
+        """End the current ledger, if it is open and holds anything, and continue in a new one."""
         self._raise_if_ended()
         if self._writer is not None:
             await self._writer.roll()
 
     async def renew_cursor_ledgers(self) -> None:
-        """Replace the cursor ledgers that have reached their maximum age. Errors as `ManagedCursor.ack_many`, raised
-        after the other cursors have had their turn."""
+        """Replace the cursor ledgers that have reached their maximum age, and end those that are not used any more.
+        Errors as `ManagedCursor.ack_many`, raised after the other cursors have had their turn."""
         problem: BinderyError | None = None
         for cursor in list(self._cursors.cursors.values()):
             try:
@@ -596,9 +627,13 @@ class ManagedLedger:
         """Delete the oldest ledgers that are no longer needed. Returns the number of ledgers removed from the list.
 
         Call it from a timer; it also runs when a cursor moves to another ledger. A ledger that cannot be deleted now is
-        deleted by a later call.
+        deleted by a later call. If nothing needs the last ledger, and it is closed, one is started after it: the list
+        of a topic that has had entries is never empty.
         """
         self._raise_if_ended()
+        if self._writer is not None and self._writer.is_resting and self._trimmer.releases_last:
+            await self._writer.start()
+            self._raise_if_ended()
         return await self._trimmer.trim()
 
     def explain_retention(self) -> list[LedgerVerdict]:
@@ -616,13 +651,19 @@ class ManagedLedger:
 
     @property
     def age_s(self) -> float:
-        """Seconds since the current ledger was opened; 0 if the topic is terminated."""
+        """Seconds since the current ledger was opened; 0: the last ledger of the topic is closed."""
         return self._writer.age_s if self._writer is not None else 0.0
 
     async def roll_if_older(self, age_s: float) -> None:
         """As `roll`, if the current ledger holds anything, is older than `age_s` and than the setting `age_s_min`."""
         if self._ledgers.current.entries and self.age_s >= max(age_s, self._settings.age_s_min):
             await self.roll()
+
+    def older_in_s(self, age_s: float) -> float:
+        """Return the seconds until `roll_if_older` rolls; infinite: not unless entries are added."""
+        if not self._ledgers.current.entries or self._writer is None or self._writer.handle is None:
+            return math.inf
+        return max(0.0, max(age_s, self._settings.age_s_min) - self.age_s)
 
     async def close(self) -> None:
         """Complete adds in flight, store the cursors, close the ledger, so that the next open is quick. Idempotent."""
@@ -651,7 +692,7 @@ class ManagedLedger:
                 await self._cursors.quiesce()
                 await self._metadata.delete_topic(self._cursors.nodes)
                 await self._cursors.delete_ledgers()
-                for ledger_id in [*self._trimmer.deletable, *(record.ledger_id for record in self._ledgers)]:
+                for ledger_id in [*self._trimmer.deletable, *(record.ledger_id for record in self._ledgers.stored)]:
                     await self._trimmer.delete_ledger(ledger_id)
             finally:
                 await self._release()

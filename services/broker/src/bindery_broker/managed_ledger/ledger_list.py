@@ -1,24 +1,35 @@
 """The ledgers of a topic in order, and arithmetic with positions over them. Pure.
 
+A topic to which nothing was ever added has no ledger. A placeholder with the id 0 then stands for the first one, so
+that positions exist: it is empty, and no position in it is after the first entry of the topic, whatever its ledger is.
+
 Invariants: ids ascend; only the last ledger may be empty or growing; `entries` counts acknowledged entries only.
 """
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Final
 
 from bindery_pulsar.managed_ledger_records import LedgerRecord, Position
 
 __all__ = ["LedgerList", "LedgerRecord"]
 
 
+NO_LEDGERS: Final = (LedgerRecord(ledger_id=0),)
+"""The placeholder. Its id is no larger than that of any ledger."""
+
+
 class LedgerList:
-    """At least one ledger. Every returned position is an existing entry or the position of the next add."""
+    """Every returned position is an existing entry or the position of the next add."""
+
+    __slots__ = ("_ids", "_records", "is_empty")
 
     def __init__(self, records: Sequence[LedgerRecord]) -> None:
-        assert records, "a topic has at least one ledger"
-        self._records = list(records)
-        self._ids = [record.ledger_id for record in records]
+        self.is_empty = not records
+        """Whether the topic has no ledger, and the list only the placeholder."""
+        self._records = list(records or NO_LEDGERS)
+        self._ids = [record.ledger_id for record in self._records]
         assert all(a < b for a, b in zip(self._ids, self._ids[1:], strict=False)), "ledger ids must ascend"
 
     def __iter__(self) -> Iterator[LedgerRecord]:
@@ -26,6 +37,15 @@ class LedgerList:
 
     def __len__(self) -> int:
         return len(self._records)
+
+    @property
+    def stored(self) -> list[LedgerRecord]:
+        """The ledgers without the placeholder: what metadata names, and what can be deleted."""
+        return [] if self.is_empty else list(self._records)
+
+    @property
+    def first(self) -> LedgerRecord:
+        return self._records[0]
 
     @property
     def current(self) -> LedgerRecord:
@@ -39,7 +59,12 @@ class LedgerList:
     def size(self) -> int:
         return sum(record.size for record in self._records)
 
+    def holds(self, ledger_id: int) -> bool:
+        """Whether a ledger of the topic has this id. The placeholder is none; ledger 0 may be of another topic."""
+        return not self.is_empty and self.get(ledger_id) is not None
+
     def get(self, ledger_id: int) -> LedgerRecord | None:
+        """Return the record with this id, also the placeholder; None: there is none."""
         if ledger_id == self._ids[-1]:
             return self._records[-1]
         index = bisect_left(self._ids, ledger_id)
@@ -49,6 +74,7 @@ class LedgerList:
 
     def grow(self, *, entries: int, size: int) -> None:
         """Add acknowledged entries and payload bytes to the current ledger."""
+        assert not self.is_empty
         current = self._records[-1]
         self._records[-1] = replace(current, entries=current.entries + entries, size=current.size + size)
 

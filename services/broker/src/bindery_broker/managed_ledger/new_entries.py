@@ -30,7 +30,7 @@ class NewEntries:
 
     def __init__(self) -> None:
         self.listeners = Listeners()
-        self._waiters: set[asyncio.Future[None]] = set()
+        self._waiters: dict[asyncio.Future[None], None] = {}
 
     def announce(self) -> None:
         self.wake()
@@ -38,7 +38,7 @@ class NewEntries:
 
     def wake(self) -> None:
         """Let each waiting call evaluate its condition again."""
-        waiters, self._waiters = self._waiters, set()
+        waiters, self._waiters = self._waiters, {}
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
@@ -49,11 +49,11 @@ class NewEntries:
             async with asyncio.timeout(timeout_s):
                 while not condition():
                     waiter = asyncio.get_running_loop().create_future()
-                    self._waiters.add(waiter)
+                    self._waiters[waiter] = None
                     try:
                         await waiter
                     finally:
-                        self._waiters.discard(waiter)
+                        self._waiters.pop(waiter, None)
                 return True
         except TimeoutError:
             return False

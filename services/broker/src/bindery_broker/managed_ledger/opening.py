@@ -17,39 +17,38 @@ log = structlog.get_logger()
 
 class RecoveredLedgers(NamedTuple):
     records: list[LedgerRecord]
-    """The ledgers to keep, all closed."""
+    """The ledgers to keep, all closed. The last one may be empty: it is dropped when the next one is started."""
     handle: ReadHandle | None
-    """Handle of the last ledger; None: there are no ledgers, or the last one was dropped."""
-    empty_ledger_id: int | None
-    """Ledger that was dropped from the list and can be deleted."""
+    """Handle of the last ledger; None: there are no ledgers, or the last one needed no recovery."""
+    is_last_missing: bool = False
+    """Whether the last ledger does not exist, and was dropped from the list."""
 
 
 async def recover_ledgers(
     name: str, info: TopicInfo, *, client: LedgerClient, timeout_s: float, clock: Callable[[], int]
 ) -> RecoveredLedgers:
-    """Fence and close the last ledger of the topic.
+    """Fence and close the last ledger of the topic, unless its record says that it is closed.
 
-    The ledger is dropped from the list if it is missing, or if it is empty and the topic is not terminated.
+    A record has the time of the close only after the ledger was closed, by us and by Pulsar: nobody can add to it.
     """
     records = list(info.ledgers)
-    if not records:
-        return RecoveredLedgers(records, None, None)
+    if not records or records[-1].closed_ms:
+        return RecoveredLedgers(records, None)
     last = records.pop()
     handle = await _recover(client, last.ledger_id, timeout_s=timeout_s)
-    entries = handle.last_add_confirmed + 1 if handle is not None else 0
-    if handle is None or not (entries or info.terminated is not None):
-        log.info("topic_ledger_dropped", topic=name, ledger_id=last.ledger_id, missing=handle is None)
-        return RecoveredLedgers(records, None, last.ledger_id if handle is not None else None)
+    if handle is None:
+        log.warning("topic_ledger_missing", topic=name, ledger_id=last.ledger_id)
+        return RecoveredLedgers(records, None, is_last_missing=True)
     records.append(
         LedgerRecord(
             ledger_id=last.ledger_id,
-            entries=entries,
+            entries=handle.last_add_confirmed + 1,
             size=handle.metadata.length,
-            closed_ms=last.closed_ms or clock(),
+            closed_ms=clock(),
             extension=last.extension,
         )
     )
-    return RecoveredLedgers(records, handle, None)
+    return RecoveredLedgers(records, handle)
 
 
 async def _recover(client: LedgerClient, ledger_id: int, *, timeout_s: float) -> ReadHandle | None:

@@ -6,6 +6,7 @@ keep it. Ledgers are deleted from the oldest on; the first one that is kept keep
 | code         | the ledger                                                                                   |
 |--------------|----------------------------------------------------------------------------------------------|
 | open         | is the one to which messages are added                                                       |
+| last         | is closed, and the next message starts another one                                           |
 | unsettled    | is kept because the position of a subscription is not known now                              |
 | subscription | has entries that a subscription has not acknowledged                                         |
 | compaction   | has entries that the compaction has not processed                                            |
@@ -86,19 +87,22 @@ def judge(
     now_ms: int,
     retention: RetentionRule,
     unknown: str | None = None,
+    is_open: bool = True,
 ) -> list[LedgerVerdict]:
     """Return the verdict on each ledger, the oldest first. `mark_deletes`: as in `trimmable`; None: not all are known.
 
-    `unknown`: a subscription whose position is not known.
+    `unknown`: a subscription whose position is not known. `is_open`: whether messages are added to the last ledger.
     """
     count = 0 if mark_deletes is None else trimmable(ledgers, mark_deletes, now_ms=now_ms, retention=retention)
     found: list[LedgerVerdict] = []
     left = ledgers.size
     slowest = _slowest(mark_deletes or {})
-    for index, record in enumerate(ledgers):
+    for index, record in enumerate(ledgers.stored):
         until_ms = name = None
-        if index == len(ledgers) - 1:
+        if index == len(ledgers) - 1 and is_open:
             code, detail = "open", "the ledger is open: messages are added to it"
+        elif index == len(ledgers) - 1 and not record.entries:
+            code, detail = "last", "the ledger is empty and closed; it is deleted when the next message starts another"
         elif mark_deletes is None:
             code, name = "unsettled", unknown
             detail = f"the position of {'a subscription' if unknown is None else f'subscription {unknown}'} is unknown"
@@ -109,6 +113,11 @@ def judge(
             code, detail = _reason_of(name)
         elif not _is_released(record, left, retention, now_ms=now_ms):
             code, detail, until_ms = "retention", *_retained(record, retention)
+        elif index == count:
+            code, detail = (
+                "deletable",
+                "the ledger is deleted in the next rounds of maintenance, after another is started",
+            )
         else:
             code, detail = "older_kept", "the ledger is deleted after the older ones, and one of them is kept"
         if index < count:

@@ -36,6 +36,12 @@ class ManagedLedgerSettings(Settings):
     """Minimum age in seconds at which entries or size end a ledger, so that a fast topic does not flood the metadata.
     0: no minimum. Source: managedLedgerMinLedgerRolloverTimeMinutes."""
 
+    inactive_s_max: Annotated[float, Gt(0)] = 1800
+    """Seconds without a new entry after which the ledger of a topic is closed, and seconds without a change after which
+    the state of a subscription is moved from its ledger to ZooKeeper. Idle topics then take less memory and need no
+    recovery at the next owner; the next entry starts a new ledger. Source: Pulsar's
+    managedLedgerInactiveLedgerRolloverTimeSeconds, which is 0, never, by default."""
+
     pending_size_max: Annotated[int, Ge(1)] = 64 * MIB
     """Maximum payload bytes of unanswered adds of one topic; more are refused with TooManyRequests."""
 

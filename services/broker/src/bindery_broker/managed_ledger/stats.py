@@ -33,7 +33,7 @@ def internal_stats(
                 "offloaded": False,
                 "timestamp": record.closed_ms,
             }
-            for record in ledgers
+            for record in ledgers.stored
         ],
         "cursors": {name: _cursor_stats(cursor) for name, cursor in cursors.items()},
         "properties": dict(properties),

@@ -5,7 +5,10 @@ The topic's znode is written only at that version. A cursor's znode is written i
 version. Every write of a stale owner therefore fails with TopicFenced, permanently.
 
 If the outcome of a write is unknown, the znode is read, and the write is repeated if it was not applied. If that cannot
-be determined in time, the caller gets MetadataOutcomeUnknown, and the next write to that znode determines it first.
+be determined in time, the caller gets MetadataOutcomeUnknown, and the next write to that znode determines it first. A
+write was applied if the version has grown by one and the value is there. That does not tell whose write it was if
+another broker that opens the topic writes the same value: then the topic counts as lost. This can only be so for a
+write that changes nothing but the end of the last ledger, as that of the open itself.
 
 Invariant: at most one write is in progress, so the writes of one owner never conflict with each other.
 """
@@ -64,7 +67,7 @@ PAUSE_S_MAX: Final = 1.0
 class OwnedNode:
     """A znode that only the topic's owner writes."""
 
-    __slots__ = ("attempted", "path", "removing", "version")
+    __slots__ = ("attempted", "is_unique", "path", "removing", "version")
 
     def __init__(self, path: str, version: int | None) -> None:
         self.path = path
@@ -72,6 +75,8 @@ class OwnedNode:
         """Version that this broker last read or wrote; None: the znode does not exist."""
         self.attempted: bytes | None = None
         """Value of a write whose outcome is unknown; None: there is no such write."""
+        self.is_unique = True
+        """Whether no other broker that opens the topic writes the value that was attempted last."""
         self.removing = False
         """Whether a deletion of the znode has an unknown outcome."""
 
@@ -124,9 +129,15 @@ class TopicMetadata:
                 found[znode_layout.decode_name(part)] = (OwnedNode(path, node.stat.version), node.data)
         return found
 
-    async def write_topic(self, data: bytes) -> None:
+    async def write_topic(self, data: bytes, *, is_unique: bool = True) -> None:
+        """Replace the value of the topic's znode.
+
+        `is_unique`: whether no other broker that opens the topic writes the same value. It writes the present one with
+        its last ledger closed. Else an unknown outcome counts as a loss of the topic, even if the value is found: the
+        write may be that of another broker, which then owns the topic.
+        """
         async with self._lock:
-            await self._write(self.node, data)
+            await self._write(self.node, data, is_unique=is_unique)
 
     async def write_cursor(self, cursor: OwnedNode, data: bytes) -> None:
         """Create or replace a cursor's znode."""
@@ -159,7 +170,7 @@ class TopicMetadata:
         assert self.node.version is not None
         return Check(self.node.path, self.node.version)
 
-    async def _write(self, node: OwnedNode, data: bytes) -> None:
+    async def _write(self, node: OwnedNode, data: bytes, *, is_unique: bool = True) -> None:
         """Compare and set. The caller holds the lock."""
         error: Exception | None = None
         backoff = Backoff(min(self._pause_s, PAUSE_S_MAX), PAUSE_S_MAX)
@@ -169,7 +180,7 @@ class TopicMetadata:
                     try:
                         if await self._settle(node) == data:
                             return
-                        await self._attempt(node, data)
+                        await self._attempt(node, data, is_unique=is_unique)
                     except (MetadataOutcomeUnknown, MetadataUnavailable) as caught:
                         error = caught
                     else:
@@ -180,10 +191,10 @@ class TopicMetadata:
                 raise MetadataOutcomeUnknown("whether metadata was written is not known", path=node.path) from error
             raise MetadataUnavailable("the metadata store does not answer", path=node.path) from error
 
-    async def _attempt(self, node: OwnedNode, data: bytes) -> None:
+    async def _attempt(self, node: OwnedNode, data: bytes, *, is_unique: bool) -> None:
         ops: list[Op] = [] if node is self.node else [self._check()]
         ops.append(Create(node.path, data) if node.version is None else Set(node.path, data, node.version))
-        node.attempted = data
+        node.attempted, node.is_unique = data, is_unique
         try:
             results = await self._store.multi(ops)
         except MetadataUnavailable:
@@ -216,6 +227,8 @@ class TopicMetadata:
         expected = 0 if node.version is None else node.version + 1
         node.attempted = None
         if current.stat.version == expected and current.data == attempted:
+            if not node.is_unique:
+                raise TopicFenced("another broker may have taken the topic over", topic=self.name, path=node.path)
             node.version = expected
             return attempted
         if current.stat.version != node.version:

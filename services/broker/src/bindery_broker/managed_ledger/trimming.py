@@ -5,6 +5,7 @@ deleted by a later call. When the topic closes, the log names the ledgers that a
 """
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 
@@ -46,11 +47,12 @@ class Trimmer:
         clock: Callable[[], int],
         retention: Callable[[], RetentionRule | None],
         write_ledgers: Callable[[Sequence[LedgerRecord]], Awaitable[None]],
+        is_ledger_open: Callable[[], bool],
         check_open: Callable[[], None],
         on_fenced: Callable[[TopicFenced], None],
     ) -> None:
         """`ledgers_lock` is held while `write_ledgers` stores the list of ledgers. `retention`: None stands for the
-        settings."""
+        settings. `is_ledger_open`: whether messages are added to the last ledger."""
         self.deletable: list[int] = []
         """Ledgers that metadata no longer names and that are not deleted yet."""
         self._topic = topic
@@ -63,6 +65,7 @@ class Trimmer:
         self._clock = clock
         self._retention = retention
         self._write_ledgers = write_ledgers
+        self._is_ledger_open = is_ledger_open
         self._check_open = check_open
         self._on_fenced = on_fenced
         self._task: asyncio.Task[None] | None = None
@@ -103,6 +106,7 @@ class Trimmer:
         return judge(
             self._ledgers,
             positions,
+            is_open=self._is_ledger_open(),
             now_ms=self._clock(),
             retention=self.rule,
             unknown=next(iter(self._cursors.damaged), None),
@@ -118,10 +122,35 @@ class Trimmer:
         records = list(self._ledgers)
         last = records[-1]
         if last.entries:
-            closed = replace(last, closed_ms=now_ms - round(idle_s * 1_000))
+            closed = last if last.closed_ms else replace(last, closed_ms=now_ms - round(idle_s * 1_000))
             records = [*records[:-1], closed, LedgerRecord(ledger_id=last.ledger_id + 1)]
         count = trimmable(LedgerList(records), positions, now_ms=now_ms, retention=self.rule)
         return count < len(records) - 1
+
+    @property
+    def releases_last(self) -> bool:
+        """Whether all ledgers could be deleted, if the last one, which must be closed, were not the last."""
+        last = self._ledgers.current
+        positions = self._cursors.known_positions() if last.entries else None
+        if positions is None:
+            return False
+        followed = LedgerList([*self._ledgers, LedgerRecord(ledger_id=last.ledger_id + 1)])
+        return (
+            trimmable(followed, positions, now_ms=self._clock(), retention=self._rule(positions)) == len(followed) - 1
+        )
+
+    def next_release_in_s(self) -> float:
+        """Return the seconds until the retention releases the oldest ledger; infinite: not before a cursor moves, or
+        entries are added."""
+        positions = self._cursors.known_positions()
+        first = self._ledgers.first
+        is_only = len(self._ledgers) == 1
+        if positions is None or (is_only and (self._is_ledger_open() or not first.entries)):
+            return math.inf
+        time_s = self._rule(positions).time_s
+        if time_s is None or any(at < Position(first.ledger_id, first.entries - 1) for at in positions.values()):
+            return math.inf
+        return max(0.0, first.closed_ms / 1_000 + time_s - self._clock() / 1_000)
 
     @property
     def rule(self) -> RetentionRule:

@@ -5,6 +5,7 @@ decides. None and 0 have the meaning that each field names.
 Source: Pulsar's Policies, TopicPolicies and HierarchyTopicPolicies.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, Protocol
@@ -164,6 +165,9 @@ class FollowedPolicies(PolicySource, Protocol):
     def forget(self, name: TopicName) -> None:
         """End following a topic that was closed. Idempotent."""
 
+    def on_change(self, listener: Callable[[TopicName], None]) -> None:
+        """Call `listener` after the policies in force for a followed topic have changed."""
+
     async def remove_topic(self, name: TopicName) -> None:
         """Remove the policies of a topic that is deleted."""
 
@@ -184,6 +188,9 @@ class FixedPolicies:
         pass
 
     def forget(self, name: TopicName) -> None:
+        pass
+
+    def on_change(self, listener: Callable[[TopicName], None]) -> None:
         pass
 
     async def remove_topic(self, name: TopicName) -> None:

@@ -24,7 +24,6 @@ it is refused while an exclusive producer has the topic or waits for it. `holdin
 Source: Pulsar's AbstractTopic.addProducer, isProducersExceeded and ProducerAccessMode, CommandProducer.
 """
 
-from collections import deque
 from collections.abc import Iterator
 from enum import IntEnum
 from typing import NamedTuple
@@ -87,7 +86,7 @@ class ProducerAccess:
         """`topic_epoch`: the stored one."""
         self.topic_epoch = topic_epoch
         self._connected: dict[int, Joining] = {}
-        self._waiting: deque[Joining] = deque()
+        self._waiting: list[Joining] = []
         self._holder: int | None = None
         """The exclusive producer."""
 
@@ -141,7 +140,7 @@ class ProducerAccess:
         if producer.mode is AccessMode.WAIT_FOR_EXCLUSIVE and (others or waits):
             self._waiting.append(producer)
             actions.append(Queued(producer.id))
-            return actions if self._connected else [*actions, self._admit(self._waiting.popleft())]
+            return actions if self._connected else [*actions, self._admit(self._waiting.pop(0))]
         if producer.mode is AccessMode.EXCLUSIVE_FENCING:
             for one in [*self._connected.values(), *self._waiting]:
                 actions.append(Removed(one.id, is_fenced=True))
@@ -155,7 +154,7 @@ class ProducerAccess:
         self._forget(producer_id)
         if self._connected or not self._waiting:
             return []
-        return [self._admit(self._waiting.popleft())]
+        return [self._admit(self._waiting.pop(0))]
 
     def _admit(self, producer: Joining) -> Admitted:
         self._connected[producer.id] = producer
@@ -171,6 +170,6 @@ class ProducerAccess:
 
     def _forget(self, producer_id: int) -> None:
         self._connected.pop(producer_id, None)
-        self._waiting = deque(one for one in self._waiting if one.id != producer_id)
+        self._waiting = [one for one in self._waiting if one.id != producer_id]
         if self._holder == producer_id:
             self._holder = None

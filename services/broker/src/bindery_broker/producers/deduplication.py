@@ -127,7 +127,7 @@ class Deduplication:
         self._timer: asyncio.TimerHandle | None = None
         self._is_idle = False
         """Whether the timer is that of a topic without new entries."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}
         self._is_closed = False
         self._remove_listener: Callable[[], None] | None = None
         if self._cursor is not None or CURSOR in ledger.damaged_cursors:
@@ -486,11 +486,11 @@ class Deduplication:
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(self._done)
         return task
 
     def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("producers_broken", topic=self._topic, error=repr(error))

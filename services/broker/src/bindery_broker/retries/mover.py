@@ -129,7 +129,7 @@ class Mover:
         """Whether messages of stored intents are not held."""
         self._refusals: dict[MessageRef, int] = {}
         """Number of refusals by message, of the last REFUSED_MAX that were refused."""
-        self._tasks: set[asyncio.Task[list[Outcome]]] = set()
+        self._tasks: dict[asyncio.Task[list[Outcome]], None] = {}
         self._settling: asyncio.Task[None] | None = None
         """Settles in the background."""
         self._is_closed = False
@@ -153,12 +153,12 @@ class Mover:
         self._source.check_open()
         hold = self._source.hold([copy.ref for copy in copies])
         task = asyncio.get_running_loop().create_task(self._run(copies, to, hold))
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(self._done)
         return task
 
     def _done(self, task: "asyncio.Task[list[Outcome]]") -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         if not task.cancelled():
             task.exception()  # reported to the caller, unless it was cancelled
 

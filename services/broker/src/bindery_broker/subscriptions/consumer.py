@@ -1,7 +1,7 @@
 """One call of a consumer (its limits and when it ends), and the filter of its subscription."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 from bindery_pulsar.message_codec import Message
@@ -16,6 +16,7 @@ SubscriptionType = Literal["shared", "exclusive", "failover", "key_shared"]
 
 TAG_VERSION = "1"
 """Value of the subscription properties whose keys are tags (the convention of TDMQ's clients)."""
+_NO_TAGS: Final[frozenset[str]] = frozenset()
 
 
 class DeadLetters(NamedTuple):
@@ -116,9 +117,9 @@ class MessageFilter:
         this one do not receive it; None: no message does. `is_kept`: whether that other subscription keeps it."""
         self.is_foreign = is_foreign
         self._is_kept = is_kept
-        self.tags = frozenset(name for name, value in properties.items() if value == TAG_VERSION)
+        self.tags = frozenset(name for name, value in properties.items() if value == TAG_VERSION) or _NO_TAGS
         """Tags to deliver. If there are none, or if `*` is one of them, all messages are delivered."""
-        self._required = self.tags if "*" not in self.tags else frozenset()
+        self._required = self.tags if "*" not in self.tags else _NO_TAGS
 
     @property
     def is_active(self) -> bool:

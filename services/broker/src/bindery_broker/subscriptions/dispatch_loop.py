@@ -106,6 +106,45 @@ class _Demand:
 class DispatchLoop:
     """Owns the dispatcher, the demands, and the task that reads for them."""
 
+    __slots__ = (
+        "__dict__",
+        "_calls_open",
+        "_clock",
+        "_closed",
+        "_counts_of",
+        "_deadline",
+        "_deadline_at",
+        "_delays_lock",
+        "_delays_stored_at",
+        "_demands",
+        "_dispatcher",
+        "_ending_overdue",
+        "_idle_check",
+        "_is_blocked_by_limit",
+        "_is_draining",
+        "_keys_checked_at",
+        "_last_call_at",
+        "_limits",
+        "_members",
+        "_must_look_again",
+        "_now",
+        "_parked",
+        "_pass",
+        "_pick_active",
+        "_rates",
+        "_read_ahead",
+        "_reader",
+        "_reading",
+        "_record",
+        "_sessions",
+        "_storing",
+        "before_read",
+        "key_shared",
+        "read_lock",
+        "resets",
+        "type",
+    )
+
     def __init__(
         self,
         reader: MessageReader,
@@ -145,7 +184,7 @@ class DispatchLoop:
         self._dispatcher: Dispatcher[Messages] = SharedDispatcher(
             limits=limits, read_ahead=read_ahead, counts_of=counts_of
         )
-        self._members: set[Consumer] = set()
+        self._members: dict[Consumer, None] = {}
         """Consumers that the dispatcher knows."""
         self._demands: dict[Consumer, dict[_Demand, None]] = {}
         """Demands that can be served, by consumer; consumers and demands in the order in which they are served."""
@@ -232,7 +271,7 @@ class DispatchLoop:
         """Let the dispatcher know a consumer. Raises the errors of `join` of its dispatcher."""
         if consumer not in self._members:
             self._dispatcher.join(consumer)
-            self._members.add(consumer)
+            self._members[consumer] = None
 
     @property
     def members(self) -> frozenset[Consumer]:
@@ -251,7 +290,7 @@ class DispatchLoop:
     def _remove_member(self, consumer: Consumer) -> int:
         if consumer not in self._members:
             return 0
-        self._members.remove(consumer)
+        del self._members[consumer]
         count = self._dispatcher.leave(consumer)
         self.wake()
         return count

@@ -99,6 +99,10 @@ class Expiring:
             start = following if goes_on else None
         return reads
 
+    def next_in_s(self, now_ms: int) -> float:
+        """Return the seconds until the next unacknowledged message may expire, as far as it is known; 0: now."""
+        return max(0, self._scan.next_due_ms - now_ms) / 1_000
+
     def _look(self, position: Position, payload: bytes) -> Expirable:
         try:
             entry = self._decoder.open(payload)

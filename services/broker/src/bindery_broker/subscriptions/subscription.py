@@ -6,6 +6,7 @@ while no other consumer is connected. An acknowledgement is durable in the curso
 
 import asyncio
 import functools
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Final
@@ -277,6 +278,11 @@ class Subscription:
         if not ttl_s or not self.is_durable or self.is_system:
             return 0
         return await self._expiring.run(ttl_ms=ttl_s * 1_000, now_ms=self._clock(), reads_max=reads_max)
+
+    def expires_in_s(self, now_ms: int) -> float:
+        """Return the seconds until `expire_due` may find something, if a policy limits the time to live; infinite: not
+        before the next message. `now_ms`: ms since 1970."""
+        return self._expiring.next_in_s(now_ms) if self.cursor.backlog_entries else math.inf
 
     async def evict(self, entries: int) -> None:
         """Acknowledge the oldest `entries` entries, because a quota is exceeded, durably."""

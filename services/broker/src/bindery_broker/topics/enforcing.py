@@ -106,11 +106,7 @@ def topic_is_inactive(topic: Topic, *, now: float, is_in_use: bool) -> bool:
         for name, subscription in topic.subscriptions.items()
         if not subscription.is_system and subscription.is_durable
     }
-    # A subscription that was deleted has been a use of the topic until then. Showing its statistics is none.
-    used_at = [topic.loaded_at, topic.statistics.last_published_at or 0.0, topic.unsubscribed_at or 0.0]
-    for subscription in topic.subscriptions.values():
-        used_at += [subscription.created_at, subscription.statistics.last_request_at or 0.0]
-    idle_s = now - max(used_at)
+    idle_s = now - topic.last_use
     use = TopicUse(
         local=topic.name.partitioned_topic.local,
         partition=topic.partition,

@@ -72,7 +72,7 @@ class OncePublisher:
         self._on_stored = on_stored
         self._keys: KeyedLocks[bytes] = KeyedLocks()
         self._producers: KeyedLocks[str] = KeyedLocks()
-        self._tasks: set[asyncio.Task[list[MessageId | BinderyError]]] = set()
+        self._tasks: dict[asyncio.Task[list[MessageId | BinderyError]], None] = {}
 
     async def publish(
         self,
@@ -101,12 +101,12 @@ class OncePublisher:
             _check_order(messages)
         work = self._publish(messages, producer, request, sequenced, sequence_id, batch, admit, check)
         task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(self._done)
         return await asyncio.shield(task)
 
     def _done(self, task: "asyncio.Task[list[MessageId | BinderyError]]") -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         if not task.cancelled():
             task.exception()  # reported to the caller, unless it was cancelled
 

@@ -48,8 +48,10 @@ class RetrySide(Protocol):
     async def claimed(self, ledger_ids: Collection[int], *, main_first: int) -> Collection[int]:
         """Return those ledgers that are, or may have been, of the retry topic. None of them is one of the topic's.
 
-        `main_first`: first ledger of the topic. A ledger after it that is older than those of the retry topic may be
-        one that the retry topic has trimmed; other unknown ones are trimmed ledgers of the topic.
+        `main_first`: first ledger of the topic; 0: it has none. A ledger after it that is older than those of the retry
+        topic may be one that the retry topic has trimmed; other unknown ones are trimmed ledgers of the topic. Ids are
+        unique in the cluster and ascend in each topic, and only the first ledgers of a topic are trimmed: so neither of
+        both claims a ledger of the other one.
         """
         ...
 

@@ -96,6 +96,46 @@ class _ReadLimits(NamedTuple):
 
 
 class Topic:
+    __slots__ = (
+        "__dict__",
+        "__weakref__",
+        "_clock",
+        "_closed",
+        "_decoder",
+        "_default_producer",
+        "_dispatch_rate",
+        "_draining",
+        "_is_deleting",
+        "_limits",
+        "_next_sequence_id",
+        "_now",
+        "_on_closed",
+        "_on_subscription",
+        "_once",
+        "_partition",
+        "_policies",
+        "_producers",
+        "_read_ahead",
+        "_remove_listener",
+        "_sessions_max",
+        "_subscribing",
+        "_subscribing_rates",
+        "_subscriptions",
+        "_subscriptions_max",
+        "_targets",
+        "_waiting",
+        "closed_because",
+        "compaction",
+        "hold",
+        "is_abandoned",
+        "ledger",
+        "loaded_at",
+        "name",
+        "statistics",
+        "unsubscribed_at",
+        "used_at",
+    )
+
     def __init__(
         self,
         name: TopicName,
@@ -140,7 +180,7 @@ class Topic:
         self._on_subscription = on_subscription
         self.used_at = now()
         """Time at which the last request for the topic ended; monotonic seconds."""
-        self._waiting: set[asyncio.Timeout] = set()
+        self._waiting: dict[asyncio.Timeout, None] = {}
         """Timeouts of the reads that wait for an entry."""
         self.loaded_at = now()
         """Time at which the topic was loaded; monotonic seconds."""
@@ -457,11 +497,11 @@ class Topic:
         """Return when there is an entry, after `wait_s`, or when `drain` ends the wait."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0 if self._draining or self._moving is not None else wait_s) as waiting:
-                self._waiting.add(waiting)
+                self._waiting[waiting] = None
                 try:
                     await self.ledger.wait_for_entry(position, timeout_s=wait_s)
                 finally:
-                    self._waiting.discard(waiting)
+                    self._waiting.pop(waiting, None)
         if self._moving is not None and not self.ledger.contains(position):
             raise NotOwner(self._moving.message, **self._moving.facts)
 
@@ -664,6 +704,15 @@ class Topic:
         return self.has_consumers or any(
             subscription.dispatcher.next_deadline() is not None for subscription in self._subscriptions.values()
         )
+
+    @property
+    def last_use(self) -> float:
+        """When the topic was last used, for the policy of inactive topics; monotonic seconds. Showing its statistics is
+        no use; a subscription that was deleted has been one until then."""
+        used_at = [self.loaded_at, self.statistics.last_published_at or 0.0, self.unsubscribed_at or 0.0]
+        for subscription in self._subscriptions.values():
+            used_at += [subscription.created_at, subscription.statistics.last_request_at or 0.0]
+        return max(used_at)
 
     @property
     def is_draining(self) -> bool:

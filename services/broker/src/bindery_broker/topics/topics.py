@@ -6,10 +6,15 @@ and losing the bundle closes it; an idle topic is closed only while no request a
 An idle topic is closed under its lock: a request that arrives during the close waits for its end and opens the topic
 again. Ledgers are trimmed only while their topic is open. A topic that has entries therefore stays open until they are
 trimmed, or until the limit of loaded topics is reached.
+
+An idle topic has no task and no timer. A round of maintenance, or of the policies, looks only at the topics that are
+due (`upkeep.due`): a topic is due in the next round after each request and each change of its policies, and after that
+when something of it ends with the time.
 """
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
@@ -52,6 +57,9 @@ from bindery_broker.topics.enforcing import (
 from bindery_broker.topics.forced_deletions import ForcedDeletions
 from bindery_broker.topics.move_targets import HostedMoves, TopicTargets
 from bindery_broker.topics.topic import Topic
+from bindery_broker.topics.upkeep.due import maintenance_in_s, policies_in_s
+from bindery_broker.topics.upkeep.turns import Turns
+from bindery_broker.topics.upkeep.wheel import Wheel
 
 COMPACTIONS_MAX = 2
 """Maximum number of topics that are compacted at a time; others wait."""
@@ -59,6 +67,8 @@ OLDEST_READS_MAX = 1_000
 """Maximum number of entries that a round of maintenance reads to find the age of the oldest messages."""
 CLOSES_MAX = 32
 """Maximum number of idle topics that are closed in parallel, because a close may have to wait for slow bookies."""
+STOP_CLOSES_MAX = 128
+"""The same for all topics of a broker that stops: no request waits for anything else then."""
 REPLAYS_MAX = 8
 """Maximum number of topics whose entries are read again in parallel to find out what producers have stored."""
 TURN_TOPICS = 32
@@ -76,7 +86,8 @@ class TopicLimits:
     topics_max: int
     """Maximum number of loaded topics. At the limit the topic that is idle longest is closed, else the load fails."""
     idle_s_max: float
-    """Seconds after which an empty, unused topic is closed. Not at once, because opening it again creates a ledger."""
+    """Seconds after which an empty, unused topic is closed. Not at once, because opening it again takes some reads and
+    a write of metadata."""
     loads_max: int = 32
     """Maximum number of topics that are opened in parallel."""
     subscriptions_max: int
@@ -94,6 +105,14 @@ class TopicLimits:
     """Maximum bytes of memory that the keys of one compaction take, estimated."""
     dispatch: DispatchLimits
     deduplication: DeduplicationLimits = field(default_factory=DeduplicationLimits)
+
+
+@dataclass(slots=True)
+class RoundCounts:
+    """Numbers of topics that were looked at since the start."""
+
+    maintained: int = 0
+    enforced: int = 0
 
 
 class Topics:
@@ -132,7 +151,13 @@ class Topics:
         self._no_room_until = 0.0
         """Monotonic time in seconds until which no search for idle topics runs, because the last one found none. A
         search iterates over all topics."""
-        self._loading = asyncio.Semaphore(self.limits.loads_max)
+        self._loading: Turns[TopicName] = Turns(self.limits.loads_max, weight_of=lambda name: self._users.get(name, 0))
+        self._maintenance: Wheel[Topic] = Wheel()
+        """When the loaded topics need maintenance."""
+        self._enforcement: Wheel[Topic] = Wheel()
+        """When a policy of the loaded topics may act. Topics without such policies are not scheduled."""
+        self.rounds = RoundCounts()
+        self._followed.on_change(self._policies_changed)
         self._keys = KeyBudget(self.limits.deduplication.keys_max)
         self._replaying = asyncio.Semaphore(REPLAYS_MAX)
         self._closing = False
@@ -204,6 +229,17 @@ class Topics:
         topic = self._loaded.get(name)
         if topic is not None:
             topic.used_at = self._now()
+            self._schedule_soon(topic)
+
+    def _schedule_soon(self, topic: Topic) -> None:
+        """Something of a topic has changed, or may have: it is looked at in the next rounds."""
+        self._maintenance.soon(topic)
+        self._enforcement.soon(topic)
+
+    def _policies_changed(self, name: TopicName) -> None:
+        topic = self._loaded.get(name)
+        if topic is not None:
+            self._schedule_soon(topic)
 
     async def exists(self, name: TopicName) -> bool:
         if self.loaded(name) is not None:
@@ -350,13 +386,15 @@ class Topics:
         async with self._locks.hold(name):
             await self._close_surely(topic, asyncio.Semaphore(1))
 
-    async def _close_surely(self, topic: Topic, turns: asyncio.Semaphore) -> None:
+    async def _close_surely(
+        self, topic: Topic, turns: asyncio.Semaphore, why: str = "the topic was unloaded; retry"
+    ) -> None:
         async with turns:
             try:
                 async with asyncio.timeout(CLOSE_S_MAX):
-                    await topic.close("the topic was unloaded; retry")
-            except (BinderyError, TimeoutError) as error:
-                log.warning("topic_not_closed", topic=topic.name.short, error=str(error) or "timeout")
+                    await topic.close(why)
+            except Exception as error:  # whatever it is, the others are closed
+                log.warning("topic_not_closed", topic=topic.name.short, error=str(error) or type(error).__name__)
                 topic.abandon("the topic could not be closed cleanly; retry")
                 await topic.ledger.crash()
 
@@ -367,9 +405,11 @@ class Topics:
                 topic.abandon("the broker lost the topic's bundle")
 
     async def close(self) -> None:
-        """Close every topic cleanly, and open no more."""
+        """Close every topic cleanly, and open no more. Raises nothing: see `unload`."""
         self._closing = True
-        await self._close_all(list(self))
+        turns = asyncio.Semaphore(STOP_CLOSES_MAX)
+        why = "the topic is moving to another broker; retry"
+        await asyncio.gather(*(self._close_surely(topic, turns, why) for topic in self), return_exceptions=True)
         await asyncio.gather(*self._cleanups, return_exceptions=True)
 
     def admission(self, topic: Topic) -> Admission:
@@ -381,25 +421,28 @@ class Topics:
 
     async def enforce(self) -> None:
         """Run one round of the policies that act on their own: times to live, evictions, expiration of subscriptions
-        and inactive topics. Call it every few seconds, and before `maintain`."""
+        and inactive topics. Call it every few seconds, and before `maintain`. Only topics that are due are looked at.
+        """
         reads_left = EXPIRY_READS_MAX
-        async for topic in self._in_turns():
+        async for topic in _in_turns(self._enforcement.take_due(self._now())):
             if not topic.is_open:
                 continue
+            self.rounds.enforced += 1
             for subscription in topic.subscriptions.values():
                 subscription.follow_policies()
-            if not acts_on_its_own(topic.policies):
-                continue
-            reads_left -= await enforce(topic, now=self._now, clock=self._clock, reads_max=max(reads_left, 1))
-            if self._is_inactive(topic):
-                await self._delete_inactive(topic)
-
-    async def _in_turns(self) -> AsyncIterator[Topic]:
-        """Yield the topics, and let requests run after every TURN_TOPICS: a round over many topics takes long."""
-        for number, topic in enumerate(self, start=1):
-            yield topic
-            if number % TURN_TOPICS == 0:
-                await asyncio.sleep(0)
+            if acts_on_its_own(topic.policies):
+                reads = await enforce(topic, now=self._now, clock=self._clock, reads_max=max(reads_left, 1))
+                reads_left -= reads
+                if reads and topic in self:
+                    self._maintenance.soon(topic)
+                if self._is_inactive(topic):
+                    await self._delete_inactive(topic)
+            if topic.is_open and topic in self and topic not in self._enforcement:
+                wait_s = policies_in_s(topic, now=self._now(), clock=self._clock)
+                if wait_s <= 0:
+                    self._enforcement.soon(topic)
+                elif wait_s < math.inf:
+                    self._enforcement.put(topic, self._now() + wait_s)
 
     def _is_inactive(self, topic: Topic) -> bool:
         if not topic.is_open:
@@ -424,17 +467,20 @@ class Topics:
                 log.info("inactive_topic_deleted", topic=topic.name.short)
 
     async def maintain(self) -> None:
-        """Run one round of maintenance of the loaded topics: end sessions, delete ledgers, replace old cursor ledgers,
-        compact, close idle topics."""
+        """Run one round of maintenance of the loaded topics that are due: end sessions, delete ledgers, replace old
+        cursor ledgers, compact, close idle topics."""
         idle: list[Topic] = []
         reads_left = OLDEST_READS_MAX
-        async for topic in self._in_turns():
+        async for topic in _in_turns(self._maintenance.take_due(self._now())):
             if not topic.is_open:
                 continue
+            self.rounds.maintained += 1
             for subscription in topic.subscriptions.values():
                 subscription.tick()
             topic.end_readers()
             topic.ledger.next_cache_round()
+            await topic.ledger.next_handles_round()
+            entries = topic.ledger.entries_count
             try:
                 await roll_for_retention(topic)
                 await topic.ledger.trim()
@@ -444,10 +490,18 @@ class Topics:
                 if topic.is_open:
                     log.warning("topic_maintenance_failed", topic=topic.name.short, **error_fields(error))
             reads_left -= await _read_oldest(topic, reads_left)
+            if topic.ledger.entries_count < entries and topic in self:  # it may be inactive now
+                self._enforcement.soon(topic)
             # Only loaded topics are trimmed, have backlog metrics, and are deleted if they are inactive.
             is_kept = topic.ledger.entries_count > 0 or topic.policies.inactive_topics is not None
             if not is_kept and self._now() - topic.used_at >= self.limits.idle_s_max and self._is_idle(topic):
                 idle.append(topic)
+            if topic.is_open and topic in self and topic not in self._maintenance:
+                wait_s = maintenance_in_s(topic, now=self._now(), idle_s_max=self.limits.idle_s_max)
+                if wait_s <= 0:
+                    self._maintenance.soon(topic)
+                else:
+                    self._maintenance.put(topic, self._now() + wait_s)
         await self.forced_deletions.clean()
         for first in range(0, len(idle), CLOSES_MAX):
             some = idle[first : first + CLOSES_MAX]
@@ -542,7 +596,7 @@ class Topics:
                 await topic.ledger.crash()
 
     async def _load(self, name: TopicName, *, create: bool, is_owner: Callable[[], Awaitable[bool]] | None) -> Topic:
-        async with self._loading:
+        async with self._loading.hold(name):
             began = self._now()
             try:
                 ledger = await ManagedLedger.open(
@@ -577,13 +631,14 @@ class Topics:
             deduplication=self._deduplication,
             compaction=self._compaction,
             on_closed=self._forget,
-            on_subscription=lambda subscription: self.on_subscription(name, subscription),
+            on_subscription=lambda subscription: self._subscribed(name, subscription),
         )
         ownership = self._ownership
         if self._closing or (ownership is not None and not ownership.is_mine(ownership.divisions.known(name))):
             await topic.close()
             raise NotOwner("the topic's owner is changing; retry", topic=name.short)
         self._loaded[name] = topic
+        self._schedule_soon(topic)
         log.info(
             "topic_loaded",
             topic=name.short,
@@ -592,6 +647,12 @@ class Topics:
             subscriptions=len(topic.subscriptions),
         )
         return topic
+
+    def _subscribed(self, name: TopicName, subscription: str) -> None:
+        topic = self._loaded.get(name)
+        if topic is not None:
+            self._schedule_soon(topic)
+        self.on_subscription(name, subscription)
 
     def _deduplication(self, topic: Topic) -> Deduplication:
         return Deduplication(
@@ -605,15 +666,11 @@ class Topics:
             snapshot_s=lambda: topic.policies.deduplication_snapshot_s,
         )
 
-    async def _close_all(self, topics: list[Topic]) -> None:
-        results = await asyncio.gather(*(topic.close() for topic in topics), return_exceptions=True)
-        for topic, result in zip(topics, results, strict=True):
-            if isinstance(result, Exception):
-                log.warning("topic_close_failed", topic=topic.name.short, **error_fields(result))
-
     def _forget(self, topic: Topic) -> None:
         if self._loaded.get(topic.name) is topic:
             del self._loaded[topic.name]
+            self._maintenance.discard(topic)
+            self._enforcement.discard(topic)
             self._followed.forget(topic.name)
             self.former_volume.add(topic.volume)
             log.info("topic_closed", topic=topic.name.short, reason=topic.closed_because)
@@ -627,6 +684,14 @@ class Topics:
             return await self._store.children(path)
         except NoSuchNode:
             return []
+
+
+async def _in_turns(topics: Sequence[Topic]) -> AsyncIterator[Topic]:
+    """Yield the topics, and let requests run after every TURN_TOPICS: a round over many topics takes long."""
+    for number, topic in enumerate(topics, start=1):
+        yield topic
+        if number % TURN_TOPICS == 0:
+            await asyncio.sleep(0)
 
 
 async def _read_oldest(topic: Topic, reads_max: int) -> int:

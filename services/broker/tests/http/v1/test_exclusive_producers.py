@@ -148,7 +148,7 @@ async def test_a_take_that_is_not_stored_changes_nothing(broker: Harness, monkey
     epoch = await taken(broker)
     (topic,) = broker.broker.topics
 
-    async def fail(_records: object) -> None:
+    async def fail(_records: object, **_: object) -> None:
         raise MetadataUnavailable("made up")
 
     with monkeypatch.context() as patch:
@@ -166,7 +166,7 @@ async def test_a_take_of_unknown_outcome_fences_the_former_producer(
     epoch = await taken(broker)
     (topic,) = broker.broker.topics
 
-    async def fail(_records: object) -> None:
+    async def fail(_records: object, **_: object) -> None:
         raise MetadataOutcomeUnknown("made up")
 
     with monkeypatch.context() as patch:

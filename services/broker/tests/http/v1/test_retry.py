@@ -20,13 +20,14 @@ async def retry(broker: Harness, message_ids: list[str], *, topic: str = TOPIC, 
 
 
 async def test_messages_are_moved_to_the_retry_topic_in_the_order_of_the_call(broker):
+    """The intent is stored in a cursor ledger; after that the first copy starts the ledger of the retry topic."""
     first, second, third = await broker.produce("a", "b", "c")
     await broker.receive(ack_timeout_ms=1_000)
     answer = await retry(broker, [third, first])
     assert answer == {
         "moved": [
-            {"message_id": third, "topic": "public/default/t-s-RETRY", "copy_id": "1:0:-1:-1", "reconsume_times": 1},
-            {"message_id": first, "topic": "public/default/t-s-RETRY", "copy_id": "1:1:-1:-1", "reconsume_times": 1},
+            {"message_id": third, "topic": "public/default/t-s-RETRY", "copy_id": "2:0:-1:-1", "reconsume_times": 1},
+            {"message_id": first, "topic": "public/default/t-s-RETRY", "copy_id": "2:1:-1:-1", "reconsume_times": 1},
         ],
         "acknowledged": [],
         "failed": [],

@@ -116,7 +116,7 @@ async def test_a_full_ledger_is_followed_by_another(cluster: Cluster, settings: 
 
 
 async def test_an_old_ledger_is_rolled_unless_it_is_empty(cluster: Cluster) -> None:
-    topic = await cluster.open(age_s_max=0.03)
+    topic = await cluster.open_with_ledger(age_s_max=0.03)
     await asyncio.sleep(0.08)
     assert topic.last_confirmed == Position(0, -1)
     assert len(cluster.ledgers.ledgers) == 1
@@ -129,7 +129,7 @@ async def test_an_old_ledger_is_rolled_unless_it_is_empty(cluster: Cluster) -> N
 
 
 async def test_adds_continue_while_the_next_ledger_cannot_be_created(cluster: Cluster) -> None:
-    topic = await cluster.open(entries_max=5)
+    topic = await cluster.open_with_ledger(entries_max=5)
     bookies = dict(cluster.ledgers.bookies)
     for bookie in bookies:
         cluster.ledgers.bookies[bookie] = False
@@ -156,7 +156,7 @@ async def test_a_failed_ledger_is_recovered_and_missing_entries_are_sent_again(c
 
 
 async def test_an_add_that_is_partly_stored_continues_in_the_next_ledger(cluster: Cluster) -> None:
-    topic = await cluster.open()
+    topic = await cluster.open_with_ledger()
     ledger = cluster.ledgers.ledgers[0]
     cluster.ledgers.hold_adds()
     adding = asyncio.ensure_future(topic.add_many([b"1", b"2", b"3"]))
@@ -214,7 +214,7 @@ async def test_entries_that_are_certainly_not_stored_fail_as_not_stored(cluster:
 
 async def test_an_add_that_is_partly_stored_is_unknown_if_the_rest_cannot_be_stored(cluster: Cluster) -> None:
     """Its first entry was recovered: "not stored" would make the producer send that entry again."""
-    topic = await cluster.open(add_timeout_s=0.05)
+    topic = await cluster.open_with_ledger(add_timeout_s=0.05)
     ledger = cluster.ledgers.ledgers[0]
     cluster.ledgers.hold_adds()
     adding = asyncio.ensure_future(topic.add_many([b"1", b"2", b"3"]))
@@ -296,6 +296,8 @@ async def test_the_state_has_pulsars_names(cluster: Cluster) -> None:
     def state() -> object:
         return topic.internal_stats()["state"]
 
+    assert state() == "ClosedLedger"
+    await topic.add_many([b"w"])
     assert state() == "LedgerOpened"
     cluster.ledgers.hold_adds()
     adding = asyncio.ensure_future(topic.add_many([b"x"]))
@@ -403,7 +405,7 @@ async def test_a_roll_resolves_an_unknown_outcome_of_its_znode_write(cluster: Cl
     store.lose_next_write(applied=applied)
     await topic.roll()
     assert await topic.add_many([b"x"]) == [Position(1, 0)]
-    assert (await store.get(f"/managed-ledgers/{TOPIC}")).stat.version == 2
+    assert (await store.get(f"/managed-ledgers/{TOPIC}")).stat.version == 3  # the open, the start, and the roll
 
 
 async def test_a_roll_waits_for_metadata_and_adds_wait_with_it(cluster: Cluster) -> None:
@@ -436,9 +438,12 @@ async def test_opening_a_missing_topic_without_create_fails(cluster: Cluster) ->
     assert not cluster.ledgers.ledgers
 
 
-async def test_opening_drops_an_empty_last_ledger_and_deletes_it(cluster: Cluster) -> None:
-    await (await cluster.open()).crash()
+async def test_an_empty_last_ledger_is_dropped_and_deleted_by_the_first_add(cluster: Cluster) -> None:
+    await (await cluster.open_with_ledger()).crash()
     topic = await cluster.open()
+    assert topic.first_position == Position(0, 0)
+    assert cluster.ledgers.ledgers[0].is_closed
+    assert await topic.add_many([b"x"]) == [Position(1, 0)]
     await asyncio.sleep(0.01)
     assert list(cluster.ledgers.ledgers) == [1]
     assert topic.first_position == Position(1, 0)
@@ -457,7 +462,7 @@ async def test_opening_removes_a_missing_last_ledger_from_the_list(cluster: Clus
 
 
 async def test_ledgers_have_their_purpose_in_their_metadata(cluster: Cluster) -> None:
-    topic = await cluster.open()
+    topic = await cluster.open_with_ledger()
     assert cluster.ledgers.ledgers[0].metadata.custom == {
         "application": b"pulsar",
         "component": b"managed-ledger",

@@ -359,7 +359,9 @@ class RemoteRetrySide:
     async def claimed(self, ledger_ids: Collection[int], *, main_first: int) -> Collection[int]:
         found = self._claimed(ledger_ids, main_first)
         if len(found) < len(ledger_ids) and self._now() >= self._ledgers_read_at + LEDGERS_S:
-            self._ledger_ids = sorted(await self._read_ledger_ids())
+            read = sorted(await self._read_ledger_ids())
+            newer = [one for one in self._ledger_ids if not read or one > read[-1]]  # a server of ZooKeeper may lag
+            self._ledger_ids = read + newer
             self._ledgers_read_at = self._now()
             found = self._claimed(ledger_ids, main_first)
         return found

@@ -549,7 +549,8 @@ class LedgerRetention(Answer):
     closed_at: int | None
     """In ms since 1970; null: the ledger is open."""
     code: str
-    """`open`, `unsettled`, `subscription`, `compaction`, `deduplication`, `retention`, `older_kept` or `deletable`."""
+    """`open`, `last`, `unsettled`, `subscription`, `compaction`, `deduplication`, `retention`, `older_kept` or
+    `deletable`."""
     reason: str
     """One sentence."""
     until: int | None

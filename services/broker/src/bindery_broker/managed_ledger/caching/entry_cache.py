@@ -161,6 +161,11 @@ class TopicCache:
         """Return the position of another reader, which keeps the entries after it in memory while they fit."""
         return self._tail.reader()
 
+    @property
+    def needs_round(self) -> bool:
+        """Whether `next_round` may change anything, also if nothing is read."""
+        return self._tail.needs_round
+
     def next_round(self) -> None:
         """Let readers that make no progress keep nothing in memory. Call it periodically, such as once a minute."""
         self._tail.next_round()

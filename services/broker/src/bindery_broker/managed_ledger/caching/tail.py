@@ -155,12 +155,23 @@ class TopicTail:
             self.passed = reader.position
             self._segment.mark(self)
 
-    def next_round(self) -> None:
-        """Forget the readers behind the end that did not move since the last call, until they move. Call it from a
-        timer: readers without a consumer keep entries for two rounds at most."""
+    @property
+    def needs_round(self) -> bool:
+        """Whether a reader has moved since the last round, or is behind the end."""
+        end = self._end
+        return any(reader.has_moved or reader.position < end for reader in self._readers)
+
+    @property
+    def _end(self) -> Position:
         end = _START
         for run in self._runs.values():
             end = Position(run.ledger_id, run.end)
+        return end
+
+    def next_round(self) -> None:
+        """Forget the readers behind the end that did not move since the last call, until they move. Call it from a
+        timer: readers without a consumer keep entries for two rounds at most."""
+        end = self._end
         for reader in list(self._readers):
             if not reader.has_moved and reader.position < end:
                 del self._readers[reader]

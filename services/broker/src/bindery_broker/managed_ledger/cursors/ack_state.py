@@ -273,7 +273,7 @@ class AckState:
             if remaining != before:
                 changed = True
                 self.batches[position] = remaining
-                self._changes.batches.add(position)
+                self._changes.batches[position] = None
                 if not remaining:
                     finished.append(position)
                 elif position in self.counts:
@@ -337,7 +337,7 @@ class AckState:
             after = _raised(before, bits, count)
             if after != before:
                 self.counts[position] = after
-                self._changes.counted.add(position)
+                self._changes.counted[position] = None
                 changed = True
         return changed
 

@@ -1,7 +1,12 @@
 """What changed in a cursor since its last durable record. Pure."""
 
+from collections.abc import Set
+from typing import Final
+
 from bindery_pulsar.ack_ranges import AckRanges
 from bindery_pulsar.message_id import Position
+
+_NO_NAMES: Final[frozenset[str]] = frozenset()
 
 
 class Changes:
@@ -14,18 +19,18 @@ class Changes:
         """The cursor was moved by a seek, so nothing of the former state is left."""
         self.acked = AckRanges()
         """Newly acknowledged entries. Those that the mark-delete position has passed count no more."""
-        self.batches: set[Position] = set()
+        self.batches: dict[Position, None] = {}
         """Entries of which single messages were acknowledged."""
-        self.counted: set[Position] = set()
+        self.counted: dict[Position, None] = {}
         """Entries whose redelivery counts changed."""
-        self.put_blobs: set[str] = set()
-        self.removed_blobs: set[str] = set()
+        self.put_blobs: frozenset[str] = _NO_NAMES
+        self.removed_blobs: frozenset[str] = _NO_NAMES
 
     @property
     def _is_empty(self) -> bool:
         return not (self.acked or self.batches or self.counted or self.put_blobs or self.removed_blobs or self.is_move)
 
-    def add_blobs(self, put: set[str], removed: set[str]) -> None:
+    def add_blobs(self, put: Set[str], removed: Set[str]) -> None:
         """Note that blobs were put or removed. `put` and `removed` have no name in common."""
         self.put_blobs = (self.put_blobs - removed) | put
         self.removed_blobs = (self.removed_blobs - put) | removed

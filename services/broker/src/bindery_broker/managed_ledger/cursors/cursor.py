@@ -63,6 +63,12 @@ class StateStore(Protocol):
     @property
     def is_too_old(self) -> bool: ...
 
+    @property
+    def is_unused(self) -> bool: ...
+
+    @property
+    def unused_in_s(self) -> float: ...
+
     async def write(self, unstored: Callable[[], Unstored]) -> None: ...
 
     async def close(self, state: AckState) -> None: ...
@@ -81,6 +87,8 @@ class _Nothing:
 
 
 _NOTHING_TO_STORE: Final = _Nothing()
+_NO_WAITERS: Final[deque[tuple[int, "asyncio.Future[None]"]]] = deque(maxlen=0)
+"""Stands for an empty queue until something is added: most topics are idle, and an empty deque takes 760 bytes."""
 
 
 class UnackedEntry(NamedTuple):
@@ -136,12 +144,11 @@ class ManagedCursor:
         self._version = 0
         self._durable_version = 0
         self._durable_mark_delete = stored.mark_delete
-        self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._waiters: deque[tuple[int, asyncio.Future[None]]] = _NO_WAITERS
         self._committer: asyncio.Task[None] | None = None
         self._end: BinderyError | None = None
-        self._is_free = asyncio.Event()
-        """Cleared while a change is stored that may have to be undone. Other changes wait until it is set."""
-        self._is_free.set()
+        self._alone_ends: asyncio.Event | None = None
+        """Set at the end of a change that must be alone, because it may have to be undone; None: there is none."""
         self.commits = 0
         """Number of records written. Together with the number of acknowledgements it shows how many share a record."""
 
@@ -281,7 +288,7 @@ class ManagedCursor:
         positions is not an entry of this topic. After any other error the acknowledgements may or may not be durable:
         repeat the call, or deliver the messages again.
         """
-        if self._end is not None or not self._is_free.is_set():
+        if self._end is not None or self._alone_ends is not None:
             await self._turn()
         for position in positions:
             self._state.check(position)
@@ -409,7 +416,8 @@ class ManagedCursor:
         self._state = before
         self._needs_snapshot = True
         self._version += 1
-        self._waiters = deque((self._version, waiter) for _, waiter in self._waiters)
+        if self._waiters:
+            self._waiters = deque((self._version, waiter) for _, waiter in self._waiters)
 
     async def set_position_properties(self, properties: Mapping[str, int]) -> None:
         """Replace `position_properties`, durably."""
@@ -419,30 +427,48 @@ class ManagedCursor:
         await self._make_durable(changed)
 
     async def renew_ledger(self) -> None:
-        """Continue in a new cursor ledger if the present one has reached its maximum age. Errors as `ack_many`.
+        """End the cursor ledger if nothing was written to it for long; the next change starts another one. Continue in
+        a new cursor ledger if the present one has reached its maximum age. Errors as `ack_many`.
 
-        The next change would do that, too. But while a ledger is open, recovery cannot decide whether entries that its
-        writer wrote without one of the bookies are missing there, so that the open cursor ledger of an idle
+        The next change would do the latter, too. But while a ledger is open, recovery cannot decide whether entries
+        that its writer wrote without one of the bookies are missing there, so that the open cursor ledger of an idle
         subscription would count as under-replicated until the next acknowledgement.
         """
-        if self._end is None and self._committer is None and self._is_free.is_set() and self._store.is_too_old:
+        if self._end is not None or self._committer is not None or self._alone_ends is not None:
+            return
+        if self._store.is_unused:
+            async with self._alone():
+                await self._rest()
+        elif self._store.is_too_old:
             await self._make_durable(True)
+
+    async def _rest(self) -> None:
+        """Leave the state as a clean close does, and continue."""
+        try:
+            await self._store.close(self._state)
+        except BaseException as error:
+            # The znode may name no ledger: nothing may be added to the present one.
+            await self._store.abandon()
+            if isinstance(error, TopicFenced):
+                self._on_fenced(error)
+            raise
 
     async def _turn(self) -> None:
         """Return once the state may be changed."""
-        while not self._is_free.is_set():
-            await self._is_free.wait()
+        while self._alone_ends is not None:
+            await self._alone_ends.wait()
         self._raise_if_ended()
 
     @asynccontextmanager
     async def _alone(self) -> AsyncIterator[None]:
         """Prevent other calls from changing the state while the context is open."""
         await self._turn()
-        self._is_free.clear()
+        ends = self._alone_ends = asyncio.Event()
         try:
             yield
         finally:
-            self._is_free.set()
+            self._alone_ends = None
+            ends.set()
 
     # --- durability
 
@@ -454,6 +480,8 @@ class ManagedCursor:
             return _NOTHING_TO_STORE
         loop = asyncio.get_running_loop()
         durable: asyncio.Future[None] = loop.create_future()
+        if self._waiters is _NO_WAITERS:
+            self._waiters = deque()
         self._waiters.append((self._version, durable))
         if self._committer is None:
             self._committer = loop.create_task(self._commit())

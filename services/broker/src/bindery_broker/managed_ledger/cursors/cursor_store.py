@@ -5,8 +5,9 @@
 | created                         | no ledger, the state                   | none                                 |
 | after the first acknowledgement | its id, the state at that time         | a snapshot, then a change per commit |
 | no ledger can be written        | no ledger, the state (if short enough) | the old one is deleted               |
-| closed cleanly, short state     | no ledger, the state                   | deleted                              |
-| closed cleanly, long state      | its id                                 | ends with a snapshot                 |
+| closed cleanly, or not changed  | no ledger, the state                   | deleted                              |
+| for long, short state           |                                        |                                      |
+| the same, long state            | its id                                 | ends with a snapshot, and is closed  |
 
 A commit adds a change, whose size does not depend on the state (`bindery_pulsar.subscription_log`). Once the changes
 are larger than the last snapshot, a commit adds a snapshot instead, so that loading takes little longer than reading
@@ -28,6 +29,7 @@ the znode is then the newest one, and Pulsar continues from it too (`recoverFrom
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
@@ -129,6 +131,16 @@ class CursorStore:
     def is_too_old(self) -> bool:
         """Whether the cursor ledger has reached its maximum age."""
         return self._log is not None and self._log.is_too_old
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether the cursor ledger is open, and nothing was written to it for long."""
+        return self._log is not None and self._log.is_unused
+
+    @property
+    def unused_in_s(self) -> float:
+        """Seconds until the open cursor ledger is unused or too old, if nothing is written; infinite: there is none."""
+        return math.inf if self._log is None else self._log.unused_in_s
 
     async def create(self, state: CursorState, cursor_properties: Mapping[str, str]) -> None:
         """Create the cursor, durably. Raises TopicFenced, TryAgain, OutcomeUnknown."""

@@ -94,6 +94,11 @@ class CursorTable:
         return self._transient
 
     @property
+    def has_unsettled(self) -> bool:
+        """Whether a cursor may or may not have been created."""
+        return bool(self._unsettled)
+
+    @property
     def nodes(self) -> list[OwnedNode]:
         """The znodes of all cursors, damaged and unsettled ones included."""
         return [*(store.node for store in self._stores.values()), *self._unsettled.values()]

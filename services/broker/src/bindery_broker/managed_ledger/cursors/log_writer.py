@@ -40,6 +40,8 @@ class LogWriter:
         """Whether the last record completes a snapshot, so that a broker of Pulsar reads the same state."""
         self.opened_at = asyncio.get_running_loop().time()
         """Loop time of the creation, in seconds."""
+        self.written_at = self.opened_at
+        """Loop time of the last record, in seconds."""
         self._settings = settings
         self._snapshot_entry = 0
         self._snapshot_size = 0
@@ -49,6 +51,17 @@ class LogWriter:
     def is_too_old(self) -> bool:
         """Whether the ledger has reached its maximum age."""
         return asyncio.get_running_loop().time() - self.opened_at >= self._settings.cursor_age_s_max
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether nothing was written for so long that the ledger is ended."""
+        return asyncio.get_running_loop().time() - self.written_at >= self._settings.inactive_s_max
+
+    @property
+    def unused_in_s(self) -> float:
+        """Seconds until the ledger is unused or too old, if nothing is written meanwhile."""
+        ends_at = min(self.written_at + self._settings.inactive_s_max, self.opened_at + self._settings.cursor_age_s_max)
+        return max(0.0, ends_at - asyncio.get_running_loop().time())
 
     @property
     def is_roll_due(self) -> bool:
@@ -94,3 +107,4 @@ class LogWriter:
         assert entry_id == self.records, "a record names its own place in the ledger"
         self.records += 1
         self.size += len(record)
+        self.written_at = asyncio.get_running_loop().time()

@@ -26,6 +26,8 @@ class NoStore:
     ledger_id = NO_LEDGER
     last_record = -1
     is_too_old = False
+    is_unused = False
+    unused_in_s = math.inf
     may_be_stored = False
     state_size_max = math.inf
 

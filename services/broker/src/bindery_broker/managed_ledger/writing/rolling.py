@@ -1,6 +1,7 @@
-"""Decide when a topic continues in a new ledger. Pure.
+"""Decide when a topic continues in a new ledger, or rests without one. Pure.
 
-A ledger is rolled if it holds anything and is older than `age_s_max`, or if it is full and older than `age_s_min`.
+A ledger is rolled if it holds anything and is older than `age_s_max`, or if it is full and older than `age_s_min`. It
+is closed without a successor if nothing was added for `inactive_s_max`, also if it is empty: the next add starts one.
 """
 
 from bindery_broker.managed_ledger.ledger_list import LedgerRecord
@@ -18,7 +19,14 @@ def roll_due(record: LedgerRecord, settings: ManagedLedgerSettings, *, age_s: fl
     return (is_full and age_s >= settings.age_s_min) or age_s >= settings.age_s_max
 
 
-def next_check_s(settings: ManagedLedgerSettings, *, age_s: float) -> float:
-    """Return the seconds until the age reaches the next limit; `age_s_max` if it has passed the last limit."""
+def rest_due(settings: ManagedLedgerSettings, *, idle_s: float) -> bool:
+    """Return whether the ledger is due to be closed without a successor. `idle_s`: seconds since the last add."""
+    return idle_s >= settings.inactive_s_max
+
+
+def next_check_s(settings: ManagedLedgerSettings, *, age_s: float, idle_s: float) -> float:
+    """Return the seconds until the age, or the time without an add, reaches the next limit; at most `age_s_max`."""
     rest = [limit - age_s for limit in (settings.age_s_min, settings.age_s_max) if limit > age_s]
-    return max(min(rest, default=settings.age_s_max), CHECK_PAUSE_S_MIN)
+    if idle_s < settings.inactive_s_max:
+        rest.append(settings.inactive_s_max - idle_s)
+    return max(min([*rest, settings.age_s_max]), CHECK_PAUSE_S_MIN)

@@ -1,5 +1,8 @@
 """End the current ledger of a topic and start the next one.
 
+- Started (the topic has no open ledger): the ledger is created, and the topic's znode is written, before the first add.
+- Ended without a successor (nothing was added for long): as rolled, but nothing is created. The znode is not written:
+  it names the ledger already, and the next start writes how many entries it has.
 - Rolled (full or old): the next ledger is created while adds continue. Then sending pauses, the adds in flight
   complete, the ledger is closed, the topic's znode is written with both ledgers, and sending continues.
 - Failed: sending pauses, the writer is abandoned, and the ledger is recovered, which finally decides how many entries
@@ -47,6 +50,16 @@ class Sender(Protocol):
 
     def fail(self, error: BinderyError) -> None:
         """Set `failure`."""
+        ...
+
+    @property
+    def handle(self) -> WriteHandle | None:
+        """The current ledger; None: the topic has no open ledger."""
+        ...
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether an add is queued."""
         ...
 
     def pause(self) -> WriteHandle:
@@ -108,12 +121,15 @@ class LedgerSwitch:
         """Record that an entry was stored: start counting fenced ledgers again."""
         self._fences = 0
 
-    async def run(self) -> tuple[LedgerRecord, WriteHandle] | None:
-        """Switch to the next ledger. Returns the closed ledger and the handle of the next one.
+    async def run(self) -> tuple[LedgerRecord | None, WriteHandle] | None:
+        """Switch to the next ledger. Returns the one before it, which is closed, if there is one, and the handle of the
+        next one.
 
-        Returns None if the next ledger could not be created and the current one still works. Raises TopicFenced or
-        NoSuchLedger if the topic is lost.
+        Returns None if the next ledger could not be created, and the current one still works or no add waits. Raises
+        TopicFenced or NoSuchLedger if the topic is lost.
         """
+        if self._sender.handle is None:
+            return await self._run_start()
         prepared: WriteHandle | None = None
         if self._sender.failure is None:
             try:
@@ -130,8 +146,21 @@ class LedgerSwitch:
                 self._unused.append((prepared, False))
             raise
         successor = await self._start_next(closed, prepared)
+        assert successor is not None, "only a start is given up"
         self.obstacle = None
         return closed, successor
+
+    async def end(self) -> None:
+        """Close the current ledger without a successor. Raises TopicFenced or NoSuchLedger if the topic is lost."""
+        closed = await self._seal(self._sender.pause())
+        assert closed.entries >= self._ledgers.current.entries, "acknowledged entries never vanish"
+        self._ledgers.assign([*list(self._ledgers)[:-1], closed])
+
+    async def _run_start(self) -> tuple[LedgerRecord | None, WriteHandle] | None:
+        behind = None if self._ledgers.is_empty else self._ledgers.current
+        handle = await self._start_next(None, None)
+        self.obstacle = None
+        return None if handle is None else (behind, handle)
 
     async def discard_unused(self, *, delete: bool) -> None:
         """Release the new ledgers of switches that failed. `delete`: also delete the ledgers that no znode names."""
@@ -187,10 +216,14 @@ class LedgerSwitch:
         self._sender.settle(entries)
         return entries, reader.metadata.length
 
-    async def _start_next(self, closed: LedgerRecord, prepared: WriteHandle | None) -> WriteHandle:
-        """Store the list of ledgers with `closed` and the next one (`prepared`, else a new one). Returns its handle."""
-        assert closed.entries >= self._ledgers.current.entries, "acknowledged entries never vanish"
-        kept = [closed] if closed.entries else []
+    async def _start_next(self, closed: LedgerRecord | None, prepared: WriteHandle | None) -> WriteHandle | None:
+        """Store the list of ledgers with `closed` and the next one (`prepared`, else a new one). Returns its handle.
+
+        `closed`: the ledger that was current; None: there was none. Without it, the start is given up, and None
+        returned, once no ledger can be created and no add waits. An empty last ledger is dropped from the list.
+        """
+        if closed is not None:
+            assert closed.entries >= self._ledgers.current.entries, "acknowledged entries never vanish"
         handle = prepared
         may_be_named = False
         """Whether the topic's znode may name the new ledger."""
@@ -198,7 +231,12 @@ class LedgerSwitch:
         def with_successor(new: LedgerRecord) -> list[LedgerRecord]:
             nonlocal may_be_named
             may_be_named = True
-            return [*list(self._ledgers)[:-1], *kept, new]
+            records = self._ledgers.stored
+            if closed is not None:
+                records[-1] = closed
+            if records and not records[-1].entries:
+                records.pop()
+            return [*records, new]
 
         backoff = self._backoff()
         try:
@@ -213,6 +251,8 @@ class LedgerSwitch:
                 except BinderyError as error:
                     may_be_named = may_be_named and not isinstance(error, TryAgain)
                     await self._wait_to_retry(error, backoff)
+                    if handle is None and closed is None and not self._sender.is_waited_for:
+                        return None
                 else:
                     return handle
         except (Exception, asyncio.CancelledError):

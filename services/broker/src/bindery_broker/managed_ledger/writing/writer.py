@@ -1,7 +1,10 @@
 """Add entries to the current ledger of a topic, and continue in the next one when it is full or fails.
 
 Adds that arrive in one turn of the event loop are sent as one group (`pending_adds`). `rolling` decides when a ledger
-is full or old; `switch` ends a ledger and starts the next one, as the only task that changes the current ledger.
+is full, old or unused; `switch` ends a ledger and starts the next one, as the only task that changes the current one.
+
+A writer begins without a ledger, and rests without one after a time without adds: it then has no task and no timer, and
+the last ledger is closed. The first add starts a ledger.
 
 Invariants
 - An entry is sent only to a ledger that the topic's znode names.
@@ -35,7 +38,7 @@ from bindery_broker.managed_ledger.ownership_proof import OwnershipProof
 from bindery_broker.managed_ledger.settings import ManagedLedgerSettings
 from bindery_broker.managed_ledger.writing.ledger_operations import LedgerOperations
 from bindery_broker.managed_ledger.writing.pending_adds import Group, PendingAdds, StoredEntries, copy_error
-from bindery_broker.managed_ledger.writing.rolling import next_check_s, roll_due
+from bindery_broker.managed_ledger.writing.rolling import next_check_s, rest_due, roll_due
 from bindery_broker.managed_ledger.writing.switch import LedgerSwitch, StoreLedgers, taken_over
 from bindery_broker.statistics.entries import EntryStatistics
 
@@ -94,6 +97,8 @@ class TopicWriter:
         self._loop = asyncio.get_running_loop()
         self._handle: WriteHandle | None = None
         self._opened_at = 0.0
+        self._added_at = 0.0
+        """Loop time at which entries were last stored, or the ledger was opened."""
         self._next_entry_id = 0
         self._pump_scheduled = False
         self._paused = True
@@ -103,21 +108,33 @@ class TopicWriter:
         self._end: BinderyError | None = None
         """The reason why this writer accepts no more adds; None: it accepts them."""
         self._switch_task: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._changed = asyncio.Event()
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._changed: asyncio.Event | None = None
+        """Set when anything has changed that a call waits for; None: none has waited yet."""
         self._roll_timer: asyncio.TimerHandle | None = None
         self._roll_not_before = 0.0
         self._expiry_timer: asyncio.TimerHandle | None = None
 
     @property
     def handle(self) -> WriteHandle | None:
-        """The current ledger, for reading its confirmed entries, even if it accepts no more. None: closed."""
+        """The current ledger, for reading its confirmed entries, even if it accepts no more. None: the last ledger of
+        the topic is closed."""
         return self._handle
 
     @property
+    def is_resting(self) -> bool:
+        """Whether there is no open ledger, and none is being started."""
+        return self._handle is None and self._switch_task is None
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether an add is queued."""
+        return self._pending.has_queued
+
+    @property
     def age_s(self) -> float:
-        """Seconds since the current ledger was opened."""
-        return self._loop.time() - self._opened_at
+        """Seconds since the current ledger was opened; 0: there is none."""
+        return self._loop.time() - self._opened_at if self._handle is not None else 0.0
 
     @property
     def pending_adds(self) -> int:
@@ -133,12 +150,23 @@ class TopicWriter:
         """One of Pulsar's names for the state of a managed ledger."""
         if self._end is not None:
             return "Fenced" if isinstance(self._end, TopicFenced) else "Closed"
+        if self.is_resting:
+            return "ClosedLedger"
+        if self._handle is None:
+            return "CreatingLedger"
         if self._paused:
             return "ClosingLedger" if self._failure is None else "CreatingLedger"
         return "LedgerOpened"
 
-    async def start(self, records: Sequence[LedgerRecord]) -> None:
-        """Create the first ledger of this owner after `records` (all closed).
+    async def start(self) -> None:
+        """Start a ledger without an add, unless there is one. Returns without one if none can be created now."""
+        if self._end is None and not self._closing and self._handle is None:
+            self._switch()
+            assert self._switch_task is not None
+            await asyncio.wait([self._switch_task], timeout=self._settings.operation_timeout_s)
+
+    async def start_after(self, records: Sequence[LedgerRecord]) -> None:
+        """Create the first ledger of this owner after `records` (all closed), for a topic that is being opened.
 
         Raises TopicFenced, TryAgain, OutcomeUnknown.
         """
@@ -154,11 +182,11 @@ class TopicWriter:
     def _use(self, handle: WriteHandle) -> None:
         self._handle = handle
         self._next_entry_id = 0
-        self._opened_at = self._loop.time()
+        self._opened_at = self._added_at = self._loop.time()
         self._failure = None
         self._paused = False
         self._watch_age()
-        self._changed.set()
+        self._has_changed()
         self._pump_soon()
 
     # --- adding
@@ -178,7 +206,10 @@ class TopicWriter:
         future: asyncio.Future[list[Position]] = self._loop.create_future()
         now = self._loop.time()
         self._pending.append(payloads, future, queued_at=now, deadline=now + self._settings.add_timeout_s)
-        self._pump_soon()
+        if self._handle is None:
+            self._switch()
+        else:
+            self._pump_soon()
         return future
 
     def _pump_soon(self) -> None:
@@ -210,7 +241,7 @@ class TopicWriter:
         stored = self._pending.confirm(self._ledgers.current.ledger_id)
         if stored:
             self._count_stored(stored)
-            self._changed.set()
+            self._has_changed()
             self._on_confirmed()
             self._roll_if_due()
 
@@ -219,11 +250,21 @@ class TopicWriter:
         count = sum(len(one.positions) for one in stored)
         self._ledgers.grow(entries=count, size=sum(one.size for one in stored))
         self.entries_added += count
-        now = self._loop.time()
+        now = self._added_at = self._loop.time()
         for one in stored:
             ledger_id, first = one.positions[0]
             self._statistics.add(one.payloads, one.size, latency_s=now - one.queued_at)
             self._cache.add_written(ledger_id, first, one.payloads, size=one.size)
+
+    def _has_changed(self) -> None:
+        if self._changed is not None:
+            self._changed.set()
+
+    async def _next_change(self) -> None:
+        if self._changed is None:
+            self._changed = asyncio.Event()
+        self._changed.clear()
+        await self._changed.wait()
 
     # --- control of the sending by a switch
 
@@ -241,15 +282,14 @@ class TopicWriter:
 
     async def drained(self) -> None:
         while self._pending.has_in_flight and self._failure is None and self._end is None:
-            self._changed.clear()
-            await self._changed.wait()
+            await self._next_change()
         self._raise_if_lost()
 
     def settle(self, entries: int) -> None:
         stored = self._pending.settle(self._ledgers.current.ledger_id, entries)
         if stored:
             self._count_stored(stored)
-        self._changed.set()
+        self._has_changed()
         self._on_confirmed()
 
     def expire(self, error: BinderyError) -> None:
@@ -269,7 +309,7 @@ class TopicWriter:
         if handle is not self._handle or self._end is not None or self._failure is not None:
             return
         self._failure = error
-        self._changed.set()
+        self._has_changed()
         if isinstance(error, LostOwnership) and not self._ownership.is_possible:
             self.fence(taken_over(self._topic))
             return
@@ -286,24 +326,34 @@ class TopicWriter:
             self._switch()
 
     def _watch_age(self) -> None:
-        """Check again when the ledger reaches an age at which it may be rolled."""
+        """Check again when the ledger reaches an age at which it may be rolled, or was not used for long."""
         if self._roll_timer is not None:
             self._roll_timer.cancel()
-        if self._end is None:
-            wait_s = next_check_s(self._settings, age_s=self._loop.time() - self._opened_at)
+            self._roll_timer = None
+        if self._end is None and self._handle is not None:
+            now = self._loop.time()
+            wait_s = next_check_s(self._settings, age_s=now - self._opened_at, idle_s=now - self._added_at)
             self._roll_timer = self._loop.call_later(wait_s, self._age_reached)
 
     def _age_reached(self) -> None:
+        self._rest_if_due()
         self._roll_if_due()
         self._watch_age()
 
+    def _rest_if_due(self) -> None:
+        if self._paused or self._failure is not None or self._end is not None or self._pending.count:
+            return
+        if rest_due(self._settings, idle_s=self._loop.time() - self._added_at):
+            self._switch(rest=True)
+
     async def roll(self) -> None:
-        """End the current ledger, whatever its age, and start the next one. An empty ledger is kept."""
+        """End the current ledger, whatever its age, and start the next one. An empty ledger is kept, and so is a closed
+        one."""
         if self._end is not None:
             raise copy_error(self._end)
         if self._switch_task is not None:
             await asyncio.wait([self._switch_task])
-        if self._end is None and (self._ledgers.current.entries or self._pending.count):
+        if self._end is None and self._handle is not None and (self._ledgers.current.entries or self._pending.count):
             self._switch()
             assert self._switch_task is not None
             await asyncio.wait([self._switch_task])
@@ -317,18 +367,23 @@ class TopicWriter:
             await asyncio.wait([self._switch_task], timeout=timeout_s)
         if self._end is not None:
             raise copy_error(self._end)
-        if self._paused or self._failure is not None:
+        if self._failure is not None or (self._paused and self._handle is not None):
             raise TryAgain("the topic's ledger is being replaced; retry", topic=self._topic)
 
-    def _switch(self) -> None:
+    def _switch(self, *, rest: bool = False) -> None:
+        """Continue in the next ledger; `rest`: end the current one only. Nothing happens while a switch runs."""
         if self._switch_task is None:
-            self._switch_task = self._loop.create_task(self._run_switch())
-            self._tasks.add(self._switch_task)
+            self._switch_task = self._loop.create_task(self._run_switch(rest=rest))
+            self._tasks[self._switch_task] = None
             self._switch_task.add_done_callback(self._switched)
             self._watch_deadlines()
 
-    async def _run_switch(self) -> None:
+    async def _run_switch(self, *, rest: bool) -> None:
         try:
+            if rest:
+                await self._ledger_switch.end()
+                self._rested()
+                return
             switched = await self._ledger_switch.run()
         except TopicFenced as error:
             await self._discard_unused()
@@ -342,17 +397,28 @@ class TopicWriter:
                 return
             closed, handle = switched
             self._use(handle)
-            if not closed.entries:
+            if closed is not None and not closed.entries:
                 self._spawn(self._operations.delete(closed.ledger_id))
-            log.info("topic_ledger_started", topic=self._topic, ledger_id=handle.ledger_id, behind=closed.ledger_id)
+            behind = None if closed is None else closed.ledger_id
+            log.info("topic_ledger_started", topic=self._topic, ledger_id=handle.ledger_id, behind=behind)
+
+    def _rested(self) -> None:
+        """The current ledger was closed, and the topic has no open one now."""
+        closed = self._ledgers.current
+        self._handle, self._failure = None, None
+        self._watch_age()
+        log.info("topic_ledger_rests", topic=self._topic, ledger_id=closed.ledger_id, entries=closed.entries)
 
     def _switched(self, task: "asyncio.Task[None]") -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         self._switch_task = None
         if self._expiry_timer is not None:
             self._expiry_timer.cancel()
+            self._expiry_timer = None
         if not task.cancelled() and task.exception() is not None:
             self._broken(task.exception())
+        elif self._end is None and not task.cancelled() and self._handle is None and self._pending.has_queued:
+            self._switch()  # adds came while the ledger was closed
         elif self._failure is not None and self._end is None and not task.cancelled():
             self._switch()  # the ledger failed after the switch had read `failure`
 
@@ -390,7 +456,7 @@ class TopicWriter:
             if timer is not None:
                 timer.cancel()
         self._pending.fail_all(error)
-        self._changed.set()
+        self._has_changed()
         if self._handle is not None:
             self._spawn(self._operations.abandon(self._handle))
 
@@ -426,8 +492,7 @@ class TopicWriter:
     async def _idle(self) -> None:
         """Return once nothing is pending and no switch is in progress, or this writer has ended."""
         while self._end is None and (self._pending.count or self._switch_task is not None):
-            self._changed.clear()
-            waiter = self._loop.create_task(self._changed.wait())
+            waiter = self._loop.create_task(self._next_change())
             try:
                 tasks: set[asyncio.Task[Any]] = {waiter}
                 if self._switch_task is not None:
@@ -454,11 +519,11 @@ class TopicWriter:
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(self._spawned_done)
 
     def _spawned_done(self, task: "asyncio.Task[None]") -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._broken(error)
 
