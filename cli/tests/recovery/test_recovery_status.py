@@ -28,6 +28,7 @@ NOTHING: dict[str, Any] = {
     "maintenance": [],
     "marked": {"ledgers": 0},
     "placement": {"racks": 1, "total": 0, "done": 0, "moving": 0, "waiting": 0, "stuck": 0, "is_running": False},
+    "backup": None,
     "closings": {"pending": 0, "oldest_age_s": None},
     "workers": [],
     "bytes_per_s": None,
