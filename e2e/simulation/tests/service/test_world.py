@@ -149,7 +149,7 @@ def test_clusters_with_auditors_reach_the_states_that_the_verdict_checks() -> No
 
 
 def test_the_time_to_heal_includes_the_refill_of_lost_disks(monkeypatch) -> None:
-    monkeypatch.setattr(bookie_machine, "REPAIR_RATES", (32,))
+    monkeypatch.setattr(bookie_machine, "REPAIR_RATES", (256,))
     outcome = run_seed(17, healing=HealingKind.STORM)
     assert outcome.violation is None, outcome.violation
     assert outcome.simulated_s > HEALED_S_MAX + 2 * TRAFFIC_S, "the refill did not take longer than all other healing"
