@@ -4,9 +4,10 @@ It does what the broker's HTTP port does, without HTTP: it locates the owner, op
 errors into outcomes. If the signatures of `Topic` or `Subscription` change, only this module changes.
 """
 
+import contextlib
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -106,20 +107,30 @@ class Gateway:
     async def handle(self, call: Call, client: ClientWatch) -> Settled:
         """Carry out a request. Raises Redirected."""
         request = call.request
-        try:
-            topic = await self._topic(request)
-            call.incarnation = self._incarnation(topic)
-            return Settled(Outcome.DONE, await self._carry_out(topic, request, client))
-        except BinderyError as error:
-            if isinstance(request, ReadCopies) and isinstance(error, NoSuchTopic):
-                return Settled(Outcome.DONE, ())
-            return Settled(outcome_of(error, request), error=f"{type(error).__name__}: {error}")
+        name = _name(request)
+        with self._use(name, request):
+            try:
+                topic = await self._topic(name, request)
+                call.incarnation = self._incarnation(topic)
+                return Settled(Outcome.DONE, await self._carry_out(topic, request, client))
+            except BinderyError as error:
+                if isinstance(request, ReadCopies) and isinstance(error, NoSuchTopic):
+                    return Settled(Outcome.DONE, ())
+                return Settled(outcome_of(error, request), error=f"{type(error).__name__}: {error}")
 
-    async def _topic(self, request: Request) -> Topic:
-        name = TopicName.parse(request.topic if isinstance(request, Produce) else request.subscription.topic)
-        if isinstance(request, ReadCopies):
-            derived = dead_letter_topic if request.is_dead else retry_topic
-            name = derived(name, request.subscription.name)
+    @contextlib.contextmanager
+    def _use(self, name: TopicName, request: Request) -> Iterator[None]:
+        """The block uses the topic, as each request of the HTTP port does. What only looks, for the judge, does not."""
+        if isinstance(request, Inspect | Drain | ReadCopies):
+            yield
+            return
+        self.broker.topics.begin_use(name)
+        try:
+            yield
+        finally:
+            self.broker.topics.end_use(name)
+
+    async def _topic(self, name: TopicName, request: Request) -> Topic:
         is_created = isinstance(request, Produce | Subscribe)
         owner = await self.broker.locate(name, create=is_created)
         if owner is not None:
@@ -228,6 +239,15 @@ class Gateway:
         return tuple(
             (one.message_id.ledger_id, one.message_id.entry_id, one.message_id.batch_index) for one in result.moved
         )
+
+
+def _name(request: Request) -> TopicName:
+    """Return the topic that a request is for."""
+    name = TopicName.parse(request.topic if isinstance(request, Produce) else request.subscription.topic)
+    if isinstance(request, ReadCopies):
+        derived = dead_letter_topic if request.is_dead else retry_topic
+        name = derived(name, request.subscription.name)
+    return name
 
 
 async def _read_copies(topic: Topic) -> tuple[Copied, ...]:
