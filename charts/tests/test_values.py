@@ -239,7 +239,7 @@ def test_all_contradictions_are_reported_together() -> None:
         {"bookie.replicas": 1, "broker.config.ledger": {"ensembleSize": 1, "writeQuorum": 1, "ackQuorum": 1}},
         {"bookie.config.memorySizeMax": "448Mi"},
         {"broker.config.inFlightBytesMax": "256Mi"},
-        {"broker.terminationGracePeriodSeconds": 15, "auditor.terminationGracePeriodSeconds": 15},
+        {"broker.terminationGracePeriodSeconds": 35, "auditor.terminationGracePeriodSeconds": 15},
         {"bookie.terminationGracePeriodSeconds": 25, "bookie.config.server.drainTimeoutS": 0},
         {"bookie.serviceAccount.name": "x", "broker.serviceAccount": {"create": False, "name": "x"}},
         {"audit.enabled": True, "fullnameOverride": "n" * 38},
