@@ -1,5 +1,6 @@
 """For all tests: check that helper modules have unique names, let the workers share the work of collecting, start the
-longest files first, share one Spark session among the files that use it, and undo changes of the logging configuration.
+longest files first, share one Spark session among the files that use it, undo changes of the logging configuration, and let
+examples of properties take as long as they do.
 
 E2E_SAMPLE=<seed>: a third of the tests with the marker `long_run`, chosen by the seed, as in `.ci/run`. Otherwise all.
 `long_run(together=True)`: the tests of a file need one another, and count as one.
@@ -13,9 +14,12 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Final
 
+import hypothesis
 import pytest
 import structlog
 
+hypothesis.settings.register_profile("bindery", deadline=None)  # a busy machine takes seconds for milliseconds
+hypothesis.settings.load_profile("bindery")
 ROOT: Final = Path(__file__).parent
 SHARES: Final = 3
 """A sample has one of so many shares of the tests with the marker `long_run`."""

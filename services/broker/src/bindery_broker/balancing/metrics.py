@@ -1,4 +1,8 @@
-"""Metrics of load balancing: Pulsar's names where they say the same, with its label `cluster`."""
+"""Metrics of load balancing: Pulsar's names and labels where they say the same.
+
+Source: Pulsar ModularLoadManagerImpl (updateLoadBalancingMetrics, updateBundleUnloadingMetrics,
+updateBundleSplitMetrics).
+"""
 
 from collections.abc import Iterable, Iterator
 
@@ -19,21 +23,21 @@ class BalancingMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         balancing = self._balancing
         report = balancing.report_now()
-        labels = ["cluster"]
         for name, text, value in (
             ("pulsar_lb_cpu_usage", "CPU of the broker in percent of one core.", report.cpu.percent),
             ("pulsar_lb_memory_usage", "Memory of the broker in percent of its limit.", report.memory.percent),
         ):
-            gauge = GaugeMetricFamily(name, text, labels=labels)
-            gauge.add_metric([self._cluster], value)
+            gauge = GaugeMetricFamily(name, text, labels=["cluster", "broker", "metric"])
+            gauge.add_metric([self._cluster, balancing.name, "loadBalancing"], value)
             yield gauge
-        for name, text, count in (
-            ("pulsar_lb_bundles_split", "Hot bundles that this broker has split.", balancing.splits),
-            ("pulsar_lb_unload_bundle", "Bundles that this broker has moved as the leader.", balancing.moves),
-            ("pulsar_lb_unload_broker", "Brokers from which they moved, once per round.", balancing.sources),
+        split, unload = "bundlesSplit", "bundleUnloading"
+        for name, what, text, count in (
+            ("pulsar_lb_bundles_split", split, "Hot bundles that this broker has split.", balancing.splits),
+            ("pulsar_lb_unload_bundle", unload, "Bundles that this broker has moved as the leader.", balancing.moves),
+            ("pulsar_lb_unload_broker", unload, "Brokers from which they moved, once per round.", balancing.sources),
         ):
-            counter = CounterMetricFamily(name, text, labels=labels)
-            counter.add_metric([self._cluster], count)
+            counter = CounterMetricFamily(name, text, labels=["cluster", "metric"])
+            counter.add_metric([self._cluster, what], count)
             yield counter
         yield GaugeMetricFamily(
             "bindery_broker_balancing_leader",
