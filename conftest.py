@@ -1,6 +1,6 @@
 """For all tests: check that helper modules have unique names, let the workers share the work of collecting, start the
-longest files first, share one Spark session among the files that use it, undo changes of the logging configuration, and let
-examples of properties take as long as they do.
+longest files first, share one Spark session among the files that use it, undo changes of the logging configuration, and
+let examples of properties take as long as they do.
 
 E2E_SAMPLE=<seed>: a third of the tests with the marker `long_run`, chosen by the seed, as in `.ci/run`. Otherwise all.
 `long_run(together=True)`: the tests of a file need one another, and count as one.

@@ -2,7 +2,8 @@
 
 | part      | what is compared                                                                                         |
 |-----------|----------------------------------------------------------------------------------------------------------|
-| ZooKeeper | path, content, version and number of changes of the children of every znode, except `MOVING`             |
+| ZooKeeper | path, content, version and number of changes of the children of every znode, except `MOVING`; of the     |
+|           | records of brokers, which contain their load, whether one is draining                                    |
 | broker    | list of topics; for each: entries, ledgers, messages in and out, subscriptions with cursors, consumers   |
 |           | and leases                                                                                               |
 | bookies   | state, read-only, suspended compactions, ledgers, running compactions and scrubs, entries written        |
@@ -11,6 +12,7 @@
 A new cluster checks its ledgers once, some seconds after the election of its auditor: compare after `wait_settled`.
 """
 
+import json
 import time
 from collections.abc import Mapping
 from typing import Any, Final
@@ -22,6 +24,7 @@ from bindery_metadata.stores.zookeeper import ZooKeeperStore
 
 MOVING: Final = ("/bindery/recovery/workers/",)
 """Prefixes of the znodes that change by themselves: a worker of recovery reports its progress every 10 seconds."""
+BROKERS: Final = "/loadbalance/brokers/"
 MOVING_MEMBERS: Final = ("nextMs", "checkedMs")
 """Members of a bookie's responses that change by themselves: the time of the next scrub is computed anew for each
 request from two clocks; the check whether the metadata was rolled back runs every minute."""
@@ -126,7 +129,9 @@ def _lasting(value: Any) -> Any:
 
 async def _znodes(store: ZooKeeperStore, path: str, state: State) -> None:
     node = await store.get(path)
-    if not path.startswith(MOVING):
+    if path.startswith(BROKERS):
+        state[f"znode {path}"] = json.loads(node.data)["draining"]
+    elif not path.startswith(MOVING):
         state[f"znode {path}"] = (node.data, node.stat.version, node.stat.children_version)
     for child in await store.children(path):
         await _znodes(store, f"{path.rstrip('/')}/{child}", state)
