@@ -6,6 +6,7 @@ E2E_SAMPLE=<seed>: a third of the tests with the marker `long_run`, chosen by th
 `long_run(together=True)`: the tests of a file need one another, and count as one.
 """
 
+import logging
 import os
 import sys
 from collections import defaultdict
@@ -17,6 +18,7 @@ from typing import Any, Final
 import hypothesis
 import pytest
 import structlog
+from bindery_kit.observability.logs import CHATTY
 
 hypothesis.settings.register_profile("bindery", deadline=None)  # a busy machine takes seconds for milliseconds
 hypothesis.settings.load_profile("bindery")
@@ -176,10 +178,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def logs_as_they_were(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Restore the logging configuration after each test.
 
-    A service that runs inside a test configures all loggers. A cached logger would keep that configuration, and a later
-    test would capture nothing.
+    A service or a command that runs inside a test configures all loggers, also those of the standard library. A later
+    test would capture nothing: a cached logger keeps the configuration, and loggers keep their levels and handlers.
     """
-    configure = structlog.configure
+    configure, root = structlog.configure, logging.getLogger()
+    handlers = [*root.handlers]
+    levels = {logger: logger.level for logger in (root, *map(logging.getLogger, CHATTY))}
 
     def uncached(**settings: Any) -> None:
         configure(**{**settings, "cache_logger_on_first_use": False})
@@ -188,6 +192,9 @@ def logs_as_they_were(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     if structlog.is_configured():
         structlog.reset_defaults()
+    root.handlers[:] = handlers
+    for logger, level in levels.items():
+        logger.setLevel(level)
 
 
 @pytest.fixture

@@ -59,6 +59,8 @@ _OWN_LOGGERS: Final = "bindery"
 """Standard loggers below this name log events, as structlog does; others log sentences."""
 LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 """Name of a log level -> its number in `logging`."""
+CHATTY: Final = ("kazoo", "uvicorn", "httpx", "httpcore", "asyncio")
+"""Loggers of libraries whose events below a warning are dropped."""
 
 
 def get_logger(name: str | None = None, /, **fields: Any) -> Any:
@@ -105,7 +107,7 @@ def configure(*, service: str, level: str = "info", as_json: bool | None = None,
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(LEVELS[level], logging.INFO))
-    for chatty in ("kazoo", "uvicorn", "httpx", "httpcore", "asyncio"):
+    for chatty in CHATTY:
         logging.getLogger(chatty).setLevel(max(LEVELS[level], logging.WARNING))
 
 
