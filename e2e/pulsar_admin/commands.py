@@ -289,7 +289,7 @@ COMMANDS: Final[dict[str, Difference | None]] = {
     "broker-stats topics": Difference(
         "the fields of each topic are those of `topics stats`; Pulsar has other ones", fields_differ=True
     ),
-    "broker-stats load-report": Difference("the load of the machine is not measured", fields_differ=True),
+    "broker-stats load-report": Difference("CPU and memory are those of the process", fields_differ=True),
     "broker-stats monitoring-metrics": MISSING,
     "broker-stats allocator-stats default": MISSING,
     "bookies list-bookies": NAMES,

@@ -118,7 +118,7 @@ STORM, RESTARTS, RETURNS = HealingKind.STORM, HealingKind.RESTARTS, HealingKind.
 # fmt: off
 MUTANTS: Final[MutantTable[Conditions]] = MutantTable(Kind.SERVICE, _trials, (
     ("ack-before-journal", "Adds are acknowledged before the journal wrote them.",
-     ("bookie-keeps", "no-ack-after-fence"), 0, Conditions(_POWER, None), defects.ack_before_journal),
+     ("bookie-keeps", "no-ack-after-fence"), 6, Conditions(_POWER, None), defects.ack_before_journal),
     ("confirm-before-ensemble-change", "The writer confirms entries before an ensemble change is committed.",
      ("quorum-in-metadata",), 17, Conditions((faults.slow_and_flaky,), None), defects.confirm_before_ensemble_change),
     ("replaced-member-counts", "Acknowledgements of a replaced bookie still count.",

@@ -171,7 +171,7 @@ MUTANTS: Final[MutantTable[Conditions]] = MutantTable(Kind.TOPICS, _trials, (
     ("begun-during-writes", "The owner of a target begins a move while it writes copies of the one before.",
      ("one-copy", "moved-is-not-delivered"), 24, REMOTE_BOOKIES, defects.begun_during_writes),
     ("local-move-keeps-epoch", "A move of the owner of the target does not end the epoch of another broker.",
-     ("one-copy", "moved-is-not-delivered"), 183, REMOTE_OWNERS, defects.local_move_keeps_epoch),
+     ("one-copy", "moved-is-not-delivered"), 274, REMOTE_OWNERS, defects.local_move_keeps_epoch),
     ("unanswered-is-refused", "If the owner of the target does not answer, the copies count as refused.",
      ("one-copy", "moved-is-not-delivered", "trim-keeps-unacknowledged"), 5, REMOTE, defects.unanswered_is_refused),
     ("other-owner-not-searched", "A target that another broker owns is not searched for copies.",

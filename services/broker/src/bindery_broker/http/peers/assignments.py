@@ -6,9 +6,7 @@ that does not answer is not chosen again for a while, and another one is asked. 
 request takes the bundle, as it does alone.
 """
 
-import json
 from typing import Final
-from urllib.parse import quote
 
 import msgspec
 from bindery_core.errors import BinderyError, OutcomeUnknown, TooManyRequests
@@ -17,7 +15,7 @@ from bindery_pulsar import znode_layout
 
 from bindery_broker.broker import Broker
 from bindery_broker.errors import NotOwner
-from bindery_broker.http.peers.unloads import Unloads
+from bindery_broker.http.peers.unloads import Unloads, ask_to_take
 from bindery_broker.http.proxy import Proxy
 from bindery_broker.namespaces.records import HASH_MAX
 from bindery_broker.ownership.bundles import Bundle
@@ -68,10 +66,8 @@ class Assignments:
         url = balancing.url_of(broker)
         if url is None:
             return False
-        path = f"/v1/namespaces/{quote(bundle.tenant, safe='')}/{quote(bundle.namespace, safe='')}/take"
-        body = json.dumps({"bundle": bundle.name}).encode()
         try:
-            status, answer = await self._proxy.call("POST", url, path, body, timeout_s=TAKE_TIMEOUT_S)
+            status, answer = await ask_to_take(self._proxy, url, bundle, timeout_s=TAKE_TIMEOUT_S)
         except (NotOwner, OutcomeUnknown, TooManyRequests) as error:
             log.warning("bundle_not_taken", bundle=str(bundle), broker=broker, **error_fields(error))
             balancing.suspect(broker)
@@ -92,11 +88,6 @@ class Assignments:
         if found is None or url is None:
             return False
         await self._unloads.unload([found], hold_s=None, destination=destination)
-        if await self._broker.owner_url(found) is None:  # a bundle without topics is not taken by the unload
-            if url == self._broker.url:
-                await self._broker.ownership.locate(found, take=True)
-            else:
-                await self.take(found, destination)
         return await self._broker.owner_url(found) == url
 
 

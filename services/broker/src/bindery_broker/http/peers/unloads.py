@@ -7,15 +7,17 @@
 | a Pulsar broker    | `PUT /admin/v2/namespaces/T/N/<bundle>/unload`                 |
 | none               | none: there is nothing to unload                               |
 
-With a destination, the bundle goes to that broker, of either kind: only it may take the bundle during the hold, and a
-lookup of one of its topics makes it take the bundle. A bundle without topics needs no lookup. Pulsar brokers move
-bundles among themselves with `destinationBroker`. If the clients of a Pulsar broker ask it first, it takes the bundle
-back; that is an error.
+With a destination, the bundle goes to that broker, of either kind: only it may take the bundle during the hold. A
+broker of Bindery is asked to take it. A lookup of one of its topics makes a Pulsar broker take it, so a bundle without
+topics is left to the next client, as is one that had neither topics nor an owner. Pulsar brokers move bundles among
+themselves with `destinationBroker`. If the clients of a Pulsar broker ask it first, it takes the bundle back; that is
+an error.
 
 An unload goes on if the client that asked for it disconnects.
 """
 
 import asyncio
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -26,7 +28,7 @@ from bindery_metadata.stores.store import MetadataStore
 from bindery_pulsar import znode_layout
 
 from bindery_broker.broker import Broker
-from bindery_broker.http.proxy import Proxy
+from bindery_broker.http.proxy import ANSWER_TIMEOUT_S, Proxy
 from bindery_broker.ownership.bundles import Bundle
 from bindery_broker.ownership.holds import HOLD_S_DEFAULT
 from bindery_broker.ownership.ownership import RemoteOwner, Unloaded
@@ -72,7 +74,7 @@ class Unloads:
             return Unloaded(bundle, None)
         done = await self._unload(bundle, hold_s, only_here, to)
         if not only_here and await self._broker.owner_url(bundle) != to.url:
-            await self._bring(bundle, to)
+            await self._bring(bundle, to, was_owned=done.owner is not None)
         return done
 
     async def _unload(self, bundle: Bundle, hold_s: float, only_here: bool, to: "_Destination | None") -> Unloaded:
@@ -94,18 +96,21 @@ class Unloads:
             raise BadRequest("the destination is not a live broker", destination=name) from None
         return _Destination(name, web_url(record), is_pulsar_broker(record))
 
-    async def _bring(self, bundle: Bundle, to: "_Destination") -> None:
+    async def _bring(self, bundle: Bundle, to: "_Destination", *, was_owned: bool) -> None:
         """Make the destination take a bundle that has no owner. Raises TryAgain if another broker has taken it."""
         topics = await self._broker.directory.topics(bundle.tenant, bundle.namespace)
         topic = next((one for one in topics if bundle.contains(one)), None)
-        if topic is None:
+        if topic is None and (to.is_pulsar or not was_owned):
             return
         if to.url == self._broker.url:
             await self._broker.ownership.locate(bundle, take=True)
             return
-        local = quote(topic.local, safe="")
-        path = f"/lookup/v2/topic/persistent/{quote(bundle.tenant, safe='')}/{quote(bundle.namespace, safe='')}/{local}"
-        status, answer = await self._proxy.call("GET", to.url, f"{path}?authoritative=true")
+        if to.is_pulsar:
+            assert topic is not None
+            path = f"/lookup/v2/topic/persistent/{_path(bundle)}/{quote(topic.local, safe='')}?authoritative=true"
+            status, answer = await self._proxy.call("GET", to.url, path)
+        else:
+            status, answer = await ask_to_take(self._proxy, to.url, bundle)
         self._broker.ownership.forget_remote(bundle)
         owner = await self._broker.owner_url(bundle)
         if owner != to.url:
@@ -120,7 +125,7 @@ class Unloads:
             )
 
     async def _at(self, owner: RemoteOwner, bundle: Bundle, hold_s: float, to: "_Destination | None") -> None:
-        space = f"{quote(bundle.tenant, safe='')}/{quote(bundle.namespace, safe='')}"
+        space = _path(bundle)
         if owner.is_pulsar:
             path = f"/admin/v2/namespaces/{space}/{bundle.name}/unload"
             if to is not None and to.is_pulsar:
@@ -150,6 +155,19 @@ class _Destination:
     """`host:port`."""
     url: str
     is_pulsar: bool
+
+
+async def ask_to_take(
+    proxy: Proxy, url: str, bundle: Bundle, *, timeout_s: float = ANSWER_TIMEOUT_S
+) -> tuple[int, bytes]:
+    """Ask the broker of Bindery at `url` to take a bundle that has no owner. Returns status and body of its answer."""
+    body = json.dumps({"bundle": bundle.name}).encode()
+    return await proxy.call("POST", url, f"/v1/namespaces/{_path(bundle)}/take", body, timeout_s=timeout_s)
+
+
+def _path(bundle: Bundle) -> str:
+    """Return the part of a path that names the bundle's namespace."""
+    return f"{quote(bundle.tenant, safe='')}/{quote(bundle.namespace, safe='')}"
 
 
 async def has_pulsar_brokers(store: MetadataStore) -> bool:

@@ -144,6 +144,26 @@ async def test_a_bundle_comes_from_a_pulsar_broker_unless_that_takes_it_back(pai
     assert payloads((await one.client.get(f"{TOPIC}/messages")).json()["messages"]) == ["a"]
 
 
+class Others:
+    """An assigner that chooses another broker for every bundle."""
+
+    def is_elsewhere(self, bundle: Bundle) -> bool:
+        return True
+
+    async def assign(self, bundle: Bundle) -> None:
+        raise AssertionError(f"{bundle} has a destination")
+
+
+async def test_the_destination_takes_it_also_if_its_load_speaks_for_another_broker(pair, pulsar):
+    """A Pulsar broker keeps nobody from the bundle that it unloads."""
+    one, two = pair
+    await one.produce("a")
+    assert (await unload(one, "three")).status_code == 200
+    two.broker.ownership.assigner = Others()
+    assert (await unload(one, "two")).status_code == 200
+    assert two.broker.ownership.held == [BUNDLE]
+
+
 async def test_pulsar_brokers_move_bundles_among_themselves(pair, pulsar):
     one, _ = pair
     await one.produce("a")
