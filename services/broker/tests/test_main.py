@@ -67,6 +67,23 @@ async def test_a_failed_read_of_the_bookies_is_retried(store: MemoryStore, monke
     assert [line["event"] for line in logs].count("bookies_not_read") == 2
 
 
+async def test_the_port_answers_to_the_names_of_its_listeners(store: MemoryStore) -> None:
+    shutdown = Shutdown()
+    settings = BrokerSettings(port=0, advertised_listeners="external:https://broker.example.com:8443")
+    with structlog.testing.capture_logs() as logs:
+        serving = asyncio.create_task(main.serve(settings, shutdown))
+        await until("broker_serving", logs)
+        url = next(line["url"] for line in logs if line["event"] == "broker_serving")
+        async with httpx.AsyncClient(base_url=url, trust_env=False) as http:
+            answers = [
+                (await http.get("/v1/brokers", headers={"host": host})).status_code
+                for host in ("broker.example.com:8443", "BROKER.example.com", "other.example.com")
+            ]
+        shutdown.request("SIGTERM")
+        assert await serving == 0
+    assert answers == [200, 200, 403]
+
+
 async def test_a_stop_during_the_start_ends_the_process(store: MemoryStore) -> None:
     for _ in range(100):
         store.fail_next(MetadataUnavailable("gone"), matching=lambda _, path: path == LAYOUT.available)

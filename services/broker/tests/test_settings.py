@@ -20,6 +20,7 @@ def test_the_defaults() -> None:
         "port": 8080,
         "insecure": False,
         "advertised_url": "",
+        "advertised_listeners": "",
         "zookeeper": "127.0.0.1:2181",
         "zookeeper_session_ms": 10_000,
         "zookeeper_connect_timeout_s": 0.0,

@@ -32,7 +32,7 @@ from bindery_broker.namespaces.records import Json, bundles_with, is_deleted
 from bindery_broker.ownership.bundles import Boundaries, Bundle
 from bindery_broker.ownership.divisions import Divisions
 from bindery_broker.ownership.ownership import Ownership, RemoteOwner
-from bindery_broker.ownership.records import BundleLoad, Listeners, OwnerRecord
+from bindery_broker.ownership.records import BundleLoad, OwnerRecord
 from bindery_broker.ownership.running import Running
 from bindery_broker.ownership.splits import BY_TOPICS, Split
 from bindery_broker.partitioned.catalog import PartitionedTopics
@@ -75,13 +75,13 @@ class Broker:
         *,
         url: str,
         accounts: Accounts | None = None,
-        listeners: Listeners | None = None,
     ) -> None:
         """`url`: address at which other brokers reach this one. `accounts`: limits of clients; None: those of the
-        settings, without a file of overrides. `listeners`: addresses for clients in other networks, as other brokers
-        and tools read them in the metadata."""
+        settings, without a file of overrides."""
         self.settings = settings
         self.url = url
+        self.listeners = listeners = settings.listeners
+        """Addresses for clients in other networks."""
         self.clock = components.clock
         self.now = components.now
         self.store = components.store

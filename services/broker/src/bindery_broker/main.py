@@ -56,6 +56,7 @@ from bindery_broker.http.charging.passed_on import PassedOn, fetch_key
 from bindery_broker.http.late_app import LateApp, refuse_unknown
 from bindery_broker.http.protocol import ProblemHttpProtocol
 from bindery_broker.http.stats import BrokerHttpStats
+from bindery_broker.ownership.listeners import hosts_of
 from bindery_broker.settings import BrokerSettings
 from bindery_broker.topic_metrics import TopicMetrics
 
@@ -154,7 +155,7 @@ class BrokerProcess:
             settings=settings.http,
             stats=self._stats,
             tls=tls,
-            own_names=[urlsplit(settings.advertised_url).hostname or ""],
+            own_names=[urlsplit(settings.advertised_url).hostname or "", *hosts_of(settings.listeners)],
             pages=PAGES,
             outermost=trail(self._audit_log),
             upgrade=multiplexing,

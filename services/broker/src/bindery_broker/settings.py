@@ -18,6 +18,7 @@ from bindery_broker.dispatch.item import DispatchLimits
 from bindery_broker.limits.accounts import NO_OVERRIDES, Accounts, Overrides, Owner, OwnerLimits, decode_overrides
 from bindery_broker.managed_ledger import ManagedLedgerSettings
 from bindery_broker.namespaces.policies import EffectivePolicies
+from bindery_broker.ownership.listeners import Listeners, parse_listeners
 from bindery_broker.producers.deduplication import DeduplicationLimits
 from bindery_broker.topics.topics import TopicLimits
 
@@ -194,6 +195,11 @@ class BrokerSettings(Settings):
     """Address at which other brokers reach this one, as `http://host:port`, or `https://` with
     `http.tls`. Empty: the address it listens on."""
 
+    advertised_listeners: str = ""
+    """Addresses for clients in other networks, as `NAME:URL`, separated by commas: `external:https://b0.example.com`.
+    With `redirect=true`, a client is redirected to the owner's address of the listener that it names (`listener`), or
+    through which its request came. Each broker has addresses of its own. Source: Pulsar's advertisedListeners."""
+
     zookeeper: str = "127.0.0.1:2181"
     """ZooKeeper servers: `host:port`, separated by commas. A path after the last one is the chroot, the node that is
     used as the root of ZooKeeper: `a:2181,b:2181/messaging`."""
@@ -362,6 +368,7 @@ class BrokerSettings(Settings):
                 f"auth.anonymous_role ({self.auth.anonymous_role}) must not be one of authorization.super_user_roles: "
                 "every client without credentials could do everything. Remove it from one of them"
             )
+        parse_listeners(self.advertised_listeners)
         if self.http.tls.is_set and self.advertised_url.lower().startswith("http:"):
             raise ValueError(
                 f"advertised_url ({self.advertised_url}) must begin with https: because of http.tls, the port serves "
@@ -377,6 +384,10 @@ class BrokerSettings(Settings):
                 f"({self.ledger.write_quorum}), which must not exceed BROKER_LEDGER_ENSEMBLE_SIZE "
                 f"({self.ledger.ensemble_size})"
             )
+
+    @property
+    def listeners(self) -> Listeners:
+        return parse_listeners(self.advertised_listeners)
 
     def default_policies(self) -> EffectivePolicies:
         """Return the policies of topics for which neither the topic nor its namespace sets any."""

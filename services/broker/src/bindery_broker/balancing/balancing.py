@@ -34,10 +34,10 @@ from bindery_broker.balancing.rounds import Rounds, is_receiver
 from bindery_broker.balancing.settings import BalancingSettings
 from bindery_broker.balancing.weights import NO_LOAD, weight, weight_of
 from bindery_broker.ownership.bundles import Bundle
+from bindery_broker.ownership.listeners import Listeners
 from bindery_broker.ownership.records import (
     BrokerRecord,
     BundleLoad,
-    Listeners,
     Usage,
     own_record,
 )

@@ -37,9 +37,10 @@ from bindery_broker.http.exchange import PARTITION_HEADER, PROXIED_HEADER, ROUTE
 from bindery_broker.http.paths import path_of
 from bindery_broker.http.peers.drains import Drain
 from bindery_broker.http.peers.handovers import HandOvers
+from bindery_broker.http.peers.redirects import Redirects, redirect
 from bindery_broker.http.peers.splits import Splits
 from bindery_broker.http.peers.unloads import Unloads
-from bindery_broker.http.proxy import Proxy, redirect
+from bindery_broker.http.proxy import Proxy
 from bindery_broker.ownership.bundles import Bundle
 from bindery_broker.ownership.ownership import RemoteOwner, Unloaded
 from bindery_broker.ownership.splits import Split
@@ -87,6 +88,7 @@ class AtOwner:
         self.drain = Drain(broker, proxy, HandOvers(broker, proxy))
         """Hands over all bundles of this broker."""
         self._unloads = Unloads(broker, proxy)
+        self._redirects = Redirects(broker.listeners)
         self._splits = Splits(broker, proxy, self._unloads)
         self._proxy = proxy
         self._name = f"on-{broker.store.session_id:x}".encode()
@@ -308,14 +310,15 @@ class AtOwner:
             remote = await self._located(exchange)
         except OwnedByPulsar as error:
             if exchange.raw_path.startswith(PULSARS):  # the owner has the same calls; clients of these follow redirects
-                return redirect(exchange, error.http_url)
+                return await self._to_pulsar(exchange, error)
             raise
         if remote is None:
             return None
         if exchange.header(PROXIED_HEADER):
             raise _OwnedElsewhere("this broker does not own the topic; retry", topic=name.short, owner=remote.http_url)
-        if b"redirect=true" in exchange.scope["query_string"]:
-            return redirect(exchange, remote.http_url)
+        redirected = self._redirects.to(exchange, remote)
+        if redirected is not None:
+            return redirected
         self.broker.metrics.proxied.inc()
         attempts.owner = remote.http_url
         try:
@@ -326,6 +329,14 @@ class AtOwner:
                 raise _OwnedElsewhere("the topic is moving to another broker; retry", topic=name.short) from None
             raise
         return Answered()
+
+    async def _to_pulsar(self, exchange: Exchange, error: OwnedByPulsar) -> Response:
+        """Return a redirect to the Pulsar broker that owns the topic."""
+        bundle = self.broker.ownership.divisions.known(exchange.topic)
+        owner = await self.broker.ownership.owner(bundle) if self._redirects.may_choose(exchange) else None
+        if owner is None:
+            return redirect(exchange, error.http_url)
+        return self._redirects.always(exchange, owner)
 
     async def _forward(self, exchange: Exchange, url: str) -> None:
         """Pass the request on. When this broker stops, a call that waits at the owner is sent there again, to be

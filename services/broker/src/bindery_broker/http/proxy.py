@@ -33,7 +33,6 @@ from bindery_broker.http.exchange import (
     WAITED_HEADER,
     ClientGone,
     Exchange,
-    Reply,
 )
 from bindery_broker.http.peers.transport import PeerTransport
 
@@ -282,14 +281,6 @@ def _refused(error: ssl.SSLError, url: str) -> OutcomeUnknown:
     return OutcomeUnknown(
         "the topic's owner ended TLS; check peers.certificate_file of this broker", owner=url, reason=str(error.reason)
     )
-
-
-def redirect(exchange: Exchange, url: str) -> Reply:
-    """Return a 307 redirect to the same path on the owner."""
-    location = url.rstrip("/").encode() + exchange.raw_path
-    if exchange.scope["query_string"]:
-        location += b"?" + exchange.scope["query_string"]
-    return Reply(307, b"", b"text/plain", ((b"location", location),))
 
 
 async def _body(exchange: Exchange, sent: asyncio.Event, *, size_max: int) -> AsyncIterator[bytes]:

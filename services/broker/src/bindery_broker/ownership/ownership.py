@@ -56,6 +56,7 @@ from bindery_broker.keyed_locks import KeyedLocks
 from bindery_broker.ownership.bundles import Bundle
 from bindery_broker.ownership.divisions import Divisions
 from bindery_broker.ownership.holds import Holds, release_surely
+from bindery_broker.ownership.listeners import Listeners, listeners_of
 from bindery_broker.ownership.records import OwnerRecord, broker_id, http_url_of
 
 ATTEMPTS_MAX = 3
@@ -78,6 +79,8 @@ class RemoteOwner:
     native_url: str = field(default="", compare=False)
     """Address of a Pulsar broker for Pulsar's clients; empty for a broker of Bindery."""
     is_pulsar: bool = False
+    listeners: Listeners = field(default_factory=dict, compare=False)
+    """Its addresses for clients in other networks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -420,5 +423,10 @@ def _decode_owner(bundle: Bundle, value: bytes) -> RemoteOwner:
     if record.disabled or not url:
         raise NotOwner("the bundle is being unloaded; retry", bundle=str(bundle))
     if record.is_pulsar:
-        return RemoteOwner(url, record.native_url or record.native_url_tls, is_pulsar=True)
-    return RemoteOwner(url)
+        return RemoteOwner(
+            url,
+            record.native_url or record.native_url_tls,
+            is_pulsar=True,
+            listeners=listeners_of(record.advertised_listeners),
+        )
+    return RemoteOwner(url, listeners=listeners_of(record.advertised_listeners))

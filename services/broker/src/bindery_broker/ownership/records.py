@@ -25,19 +25,10 @@ import msgspec
 from bindery_core.errors import Corrupt
 from bindery_core.version import VERSION
 
+from bindery_broker.ownership.listeners import Listeners
+
 LOAD_MANAGER: Final = "bindery"
 """Not the class of a load manager of Pulsar's."""
-
-
-class Listener(msgspec.Struct, rename="camel", frozen=True, omit_defaults=True):
-    """Addresses of a broker for clients in one network. Source: Pulsar's AdvertisedListener."""
-
-    broker_http_url: str = ""
-    broker_https_url: str = ""
-
-
-Listeners = dict[str, Listener]
-"""By the name of the listener, such as `external`."""
 
 
 class OwnerRecord(msgspec.Struct, rename="camel", frozen=True):

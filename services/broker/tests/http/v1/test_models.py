@@ -110,13 +110,14 @@ def test_a_namespace_has_two_names(namespace: str, is_accepted: bool) -> None:
 @pytest.mark.parametrize(
     ("model", "given", "defaults"),
     [
-        (RoutingQuery, {}, {"redirect": False}),
-        (ForceQuery, {}, {"redirect": False, "force": False}),
+        (RoutingQuery, {}, {"redirect": False, "listener": None}),
+        (ForceQuery, {}, {"redirect": False, "listener": None, "force": False}),
         (
             ReadQuery,
             {},
             {
                 "redirect": False,
+                "listener": None,
                 "partition": None,
                 "compacted": False,
                 "start": "earliest",
@@ -130,7 +131,7 @@ def test_a_namespace_has_two_names(namespace: str, is_accepted: bool) -> None:
         (ResetBody, {"initial": "latest"}, {"initial": "latest"}),
         (SeekBody, {}, {"message_id": None, "timestamp": None, "percent": None}),
         (SubscriptionList, {"subscriptions": []}, {"subscriptions": [], "damaged": {}, "next": None}),
-        (SubscriptionListQuery, {}, {"redirect": False, "after": None, "max": 1_000}),
+        (SubscriptionListQuery, {}, {"redirect": False, "listener": None, "after": None, "max": 1_000}),
     ],
 )
 def test_fields_that_are_left_out_have_defaults(

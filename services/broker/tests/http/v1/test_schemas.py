@@ -214,7 +214,7 @@ def test_the_limits_of_names_are_documented(struct: type, field: str) -> None:
     ("struct", "defaults"),
     [
         (MessageLine, {"payload": UNSET, "key": UNSET, "properties": UNSET, "event_time": UNSET}),
-        (RoutingQuery, {"redirect": False}),
+        (RoutingQuery, {"redirect": False, "listener": UNSET}),
         (ProduceQuery, {"redirect": False, "batch": True, "key": UNSET, "producer": UNSET}),
         (
             ReceiveBody,
@@ -234,6 +234,7 @@ def test_the_limits_of_names_are_documented(struct: type, field: str) -> None:
             StreamQuery,
             {
                 "redirect": False,
+                "listener": UNSET,
                 "type": "shared",
                 "ack_timeout_ms": 30_000,
                 "session_ttl_ms": 60_000,

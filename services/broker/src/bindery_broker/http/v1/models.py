@@ -51,6 +51,8 @@ class Answer(BaseModel):
 class RoutingQuery(Query):
     redirect: bool = False
     """Answer with a 307 redirect to the broker that owns the topic, instead of forwarding the request."""
+    listener: Annotated[str, Field(max_length=64)] | None = None
+    """With `redirect`: the network of the client. The redirect has the owner's address of this advertised listener."""
 
 
 class ForceQuery(RoutingQuery):

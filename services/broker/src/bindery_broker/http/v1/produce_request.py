@@ -159,7 +159,7 @@ def request_key(
     `client`: the role whose key it is, so that those of different roles have nothing in common; empty: clients do not
     authenticate.
     """
-    meant = msgspec.structs.replace(query, redirect=False)
+    meant = msgspec.structs.replace(query, redirect=False, listener=UNSET)
     properties = sorted(header for header in headers if header[0].startswith(PROPERTY_HEADER))
     content = blake2b(digest_size=DIGEST_SIZE)
     for part in (content_type.encode(), msgspec.json.encode(meant), msgspec.json.encode(properties)):

@@ -98,6 +98,8 @@ class MessageLine(Request, kw_only=True, gc=False):
 class RoutingQuery(Request, kw_only=True):
     redirect: bool = False
     """Answer with a 307 redirect to the broker that owns the topic, instead of forwarding the request."""
+    listener: Annotated[str, Meta(max_length=64)] | UnsetType = UNSET
+    """With `redirect`: the network of the client. The redirect has the owner's address of this advertised listener."""
 
 
 class ProduceQuery(RoutingQuery, kw_only=True):
