@@ -84,7 +84,7 @@ interop: $(SETUP) ## test against Apache BookKeeper's client, bookies and tools,
 	@exec $(BIN)/python -m pytest e2e/interop e2e/cursors e2e/pulsar_tokens $(ARGS)
 
 .PHONY: interop-admin
-interop-admin: $(SETUP) ## run pulsar-admin against Bindery and Pulsar, and compare; needs a JDK and Maven
+interop-admin: $(SETUP) ## run pulsar-admin against Bindery and Pulsar, and compare; needs a JDK and Maven (ARGS=--write)
 	@exec $(BIN)/python -m pytest e2e/pulsar_admin $(ARGS)
 
 .PHONY: interop-beside

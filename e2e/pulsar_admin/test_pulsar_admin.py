@@ -236,7 +236,7 @@ def test_every_command_does_the_same_or_differs_as_documented(
     text = DOCUMENT.read_text()
     before, _, rest = text.partition(BEGIN)
     shown, _, after = rest.partition(END)
-    if request.config.getoption("--write", default=False):
+    if request.config.getoption("--write"):
         DOCUMENT.write_text(before + BEGIN + table + END + after)
     else:
         assert shown == table, "docs/pulsar-admin.md shows another table: run `make interop-admin ARGS=--write`"

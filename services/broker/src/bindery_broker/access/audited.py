@@ -51,6 +51,7 @@ _BY_KIND: Final[Mapping[Kind, tuple[str, ...]]] = {
         "adminGrantTopicPermission", "adminRevokeTopicPermission",
         "adminClearBundle", "adminClearNamespace", "adminClearBundleSubscription", "adminClearNamespaceSubscription",
         "adminUnsubscribeBundle", "adminUnsubscribeNamespace",
+        "adminSetRack", "adminRemoveRack",
     ),
     Kind.DATA: (
         "produce", "cancelMessage", "takeTopic", "releaseTopic", "receive", "ack", "nack", "retry", "leave",

@@ -80,6 +80,7 @@ _SUPER_USER: Final = """
     adminListBrokers adminListBrokersOf adminOwnedNamespaces adminLeaderBroker adminCheckQuotas
     adminRuntimeConfiguration adminDynamicSettings adminDynamicValues adminSetDynamicSetting adminRemoveDynamicSetting
     adminInternalConfiguration adminLoadReport adminBrokerTopics adminListBookies
+    adminRacks adminRack adminSetRack adminRemoveRack
 """
 
 

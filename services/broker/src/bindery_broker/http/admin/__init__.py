@@ -21,11 +21,11 @@ from bindery_broker.http.admin import (
 )
 from bindery_broker.http.admin.calls import CREATES_TOPIC
 from bindery_broker.http.admin.on_partitions import ON_PARTITIONED
-from bindery_broker.http.admin.upkeep import backlog, permissions, properties, termination, whole_namespace
+from bindery_broker.http.admin.upkeep import backlog, permissions, properties, racks, termination, whole_namespace
 
 _PARTS: Final = (
     partitioned, topics, subscriptions, cluster, namespaces, schemas, topic_policies, bundles, properties, termination,
-    backlog, permissions, whole_namespace, refused,
+    backlog, permissions, whole_namespace, racks, refused,
 )  # fmt: skip
 ROUTERS: Final = tuple(part.router for part in _PARTS)
 

@@ -48,8 +48,6 @@ REFUSED: Final[tuple[tuple[tuple[str, ...], str, str], ...]] = (
     (ALL, ROOT + "/resource-quotas", _QUOTAS),
     (ALL, ROOT + "/resource-quotas/{rest:rest}", _QUOTAS),
     (WRITES, ROOT + "/resourcegroups/{name:form}", _GROUPS),
-    (ALL, ROOT + "/bookies/racks-info", "racks over this API; bookies take theirs from their settings"),
-    (ALL, ROOT + "/bookies/racks-info/{rest:rest}", "racks over this API; bookies take theirs from their settings"),
     (("POST",), ROOT + "/brokers/shutdown", "a stop over HTTP; send SIGTERM to the process"),
     (("GET",), ROOT + "/broker-stats/metrics", _JVM),
     (("GET",), ROOT + "/broker-stats/mbeans", _JVM),
