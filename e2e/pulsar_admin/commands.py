@@ -372,6 +372,7 @@ COMMANDS: Final[dict[str, Difference | None]] = {
     "namespaces split-bundle shop/wide -b 0x2aaaaaaa_0x55555555 -san specified_positions_divide -sb 805306368": None,
     "namespaces split-bundle shop/wide -b 0x2aaaaaaa_0x55555555 -san specified_positions_divide": None,
     "namespaces split-bundle shop/wide -b 0x2aaaaaaa_0x55555555 -san nothing": ALGORITHMS,
+    "namespaces split-bundle shop/wide --bundle-type HOT": None,
     "namespaces split-bundle shop/none -b 0x00000000_0x40000000": None,
     "namespaces delete shop/wide": None,
     "namespaces list shop": None,

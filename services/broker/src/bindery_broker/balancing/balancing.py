@@ -199,6 +199,17 @@ class Balancing:
         """Return the load of each bundle that this broker owns, as measured last."""
         return {str(bundle): self._loads.get(bundle, NO_LOAD) for bundle in self._held()}
 
+    def hottest(self, tenant: str, namespace: str) -> str | None:
+        """Return the name of the bundle of a namespace with the greatest weight: of those of this broker as measured
+        last, and of those in the reports of others, which are some seconds old. None: no bundle has any load."""
+        prefix = f"{tenant}/{namespace}/"
+        loads: dict[str, BundleLoad] = {}
+        for record in self.brokers.records.values():
+            loads |= record.bindery_bundles
+        loads |= self.loads()
+        found = {name: weight(load) for name, load in loads.items() if name.startswith(prefix) and load != NO_LOAD}
+        return max(sorted(found), key=found.__getitem__).removeprefix(prefix) if found else None
+
     def _built(self) -> BrokerRecord:
         return report(
             self._base,

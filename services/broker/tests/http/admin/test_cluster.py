@@ -1,7 +1,11 @@
 """Pulsar's admin calls on brokers, and calls that reach a broker that does not own the topic."""
 
+import asyncio
+import json
+
 import httpx
 import pytest
+from bindery_broker.ownership.records import encode_broker, own_record
 from bindery_core.version import VERSION
 from broker_harness import Harness
 
@@ -63,6 +67,36 @@ async def test_owned_bundles_and_loaded_topics_are_shown(broker):
     topics = (await broker.client.get("/admin/v2/broker-stats/topics")).json()
     ((name, stats),) = topics["public/default"]["0x80000000_0xc0000000"]["persistent"].items()
     assert (name, stats["msgInCounter"]) == ("persistent://public/default/t", 0)
+
+
+async def test_the_bundles_of_another_broker_are_asked_for_there(two):
+    one, _ = two
+    for harness in two:
+        assert await harness.broker.balancing.registration.register()
+    # A registration whose address leads to another broker, and a broker of Pulsar.
+    await one.store.create("/loadbalance/brokers/three", encode_broker(own_record("http://two")), ephemeral=True)
+    record = {"webServiceUrl": "http://four:8080", "pulsarServiceUrl": "pulsar://four:6650"}
+    await one.store.create("/loadbalance/brokers/four", json.dumps(record).encode(), ephemeral=True)
+    for harness in two:
+        harness.broker.balancing.brokers.start()
+        while len(harness.broker.balancing.brokers.records) < 4:
+            await asyncio.sleep(0)
+    await one.client.put(P, headers=JSON)
+    path = "/admin/v2/brokers/bindery/{}/ownedNamespaces"
+    state = {"broker_assignment": "shared", "is_controlled": False, "is_active": True}
+    owner, idle = ("one", "two") if one.broker.ownership.held else ("two", "one")
+    for harness in two:
+        answer = await harness.client.get(path.format(owner))
+        assert (answer.status_code, answer.json()) == (200, {"public/default/0x80000000_0xc0000000": state})
+        assert (await harness.client.get(path.format(idle))).json() == {}
+    answer = await one.client.get(path.format("three:8080"))
+    assert (answer.status_code, answer.json()) == (404, {"reason": "no broker three:8080 is live"})
+    answer = await one.client.get(path.format("three"))
+    assert (answer.status_code, answer.json()) == (404, {"reason": "this broker is two, not three"})
+    answer = await one.client.get(path.format("four"))
+    assert (answer.status_code, answer.headers["location"]) == (307, f"http://four:8080{path.format('four')}")
+    for harness in two:
+        await harness.broker.balancing.brokers.close()
 
 
 async def test_clusters_are_shown(broker):

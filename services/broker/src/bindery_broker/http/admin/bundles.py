@@ -47,7 +47,10 @@ async def unload_bundle(exchange: Exchange) -> Response:
 
 @call(router, "PUT", NAMESPACE + "/{bundle:form}/split", "adminSplitBundle")
 async def split_bundle(exchange: Exchange) -> Response:
-    """Split a bundle, or LARGEST. The body has the positions of `specified_positions_divide`, or is empty."""
+    """Split a bundle; LARGEST: that with the most topics; HOT: that with the greatest load, as measured last.
+
+    The body has the positions of `specified_positions_divide`, or is empty.
+    """
     space = await _space(exchange)
     unload, algorithm = flag(exchange, "unload"), exchange.query_params.get("splitAlgorithmName") or BY_RANGE
     positions: list[int] = await body(exchange, list[int], missing=[])
@@ -58,8 +61,12 @@ async def split_bundle(exchange: Exchange) -> Response:
         raise Refused(412, f"With {BY_POSITIONS} split algorithm, splitBoundaries must not be empty")
     name = param(exchange, "bundle")
     if name == "HOT":
-        raise Refused(501, "HOT is not supported: brokers do not compare the load of bundles. Name one, or LARGEST")
-    if name == "LARGEST":
+        bundle = bundle_named(
+            await exchange.broker.ownership.divisions.bundles(*space), exchange.broker.balancing.hottest(*space) or ""
+        )
+        if bundle is None:
+            raise Refused(404, f"Bundle range {name} not found")
+    elif name == "LARGEST":
         bundles = await exchange.broker.ownership.divisions.bundles(*space)
         bundle = largest(bundles, await exchange.broker.directory.topics(*space))
         if bundle is None:

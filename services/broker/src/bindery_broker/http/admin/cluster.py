@@ -7,14 +7,17 @@ from urllib.parse import urlsplit
 import msgspec
 from bindery_core.errors import Corrupt, NoSuchNode
 from bindery_core.version import VERSION
+from bindery_kit.admin.content_types import JSON_TYPE
 from bindery_metadata.layout.layout import READONLY, LedgersLayout
 from bindery_pulsar import znode_layout
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from bindery_broker.errors import NoSuchBroker
 from bindery_broker.http.admin.calls import ROOT, Refused, answer, call, done, param, text
 from bindery_broker.http.admin.topic_json import topic_stats
-from bindery_broker.http.exchange import Exchange
+from bindery_broker.http.exchange import PROXIED_HEADER, Exchange, Reply
+from bindery_broker.http.peers.redirects import redirect
 from bindery_broker.ownership.records import decode_leader, pulsar_load
 
 router: Final = APIRouter()
@@ -142,10 +145,20 @@ async def list_brokers_of(exchange: Exchange) -> Response:
 
 @call(router, "GET", ROOT + "/brokers/{cluster:form}/{broker:form}/ownedNamespaces", "adminOwnedNamespaces")
 async def owned_namespaces(exchange: Exchange) -> Response:
-    """The bundles that this broker owns. Raises Refused (404) for another broker: ask that one."""
+    """The bundles that a broker owns; another broker is asked. Raises Refused (404) if there is no such broker."""
     _check_cluster(exchange)
-    if param(exchange, "broker") != _host_port(exchange):
-        raise Refused(404, f"this broker is {_host_port(exchange)}; send the request to the other broker")
+    name = param(exchange, "broker")
+    if name != _host_port(exchange):
+        if exchange.header(PROXIED_HEADER):
+            raise Refused(404, f"this broker is {_host_port(exchange)}, not {name[:300]}")
+        record = exchange.broker.balancing.brokers.records.get(name)
+        if record is not None and record.is_pulsar:
+            return redirect(exchange, record.url)
+        try:
+            status, found = await exchange.at_owner.drain.ask(exchange, name)
+        except NoSuchBroker:
+            raise Refused(404, f"no broker {name[:300]} is live") from None
+        return Reply(status, found, JSON_TYPE)
     state = {"broker_assignment": "shared", "is_controlled": False, "is_active": True}
     return answer({str(bundle): state for bundle in exchange.broker.ownership.held})
 

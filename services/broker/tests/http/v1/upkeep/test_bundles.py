@@ -420,6 +420,33 @@ async def test_pulsars_call_splits_at_positions(pair):
     assert len(stored(one)) == 8
 
 
+async def test_the_bundle_with_the_greatest_load_is_split_at_its_owner(pair):
+    """The owner reports its load; the broker that is asked reads the report."""
+    one, two = pair
+    bundles: dict[str, list[str]] = {}
+    for number in range(40):
+        topic = f"/v1/topics/public/default/h{number}"
+        await one.produce("a", topic=topic)
+        bundles.setdefault(Bundle.of(TopicName.parse(f"public/default/h{number}")).name, []).append(topic)
+    busy = max(sorted(bundles), key=lambda name: len(bundles[name]))
+    quiet = min(sorted(bundles), key=lambda name: len(bundles[name]))
+    for _ in range(40):
+        await one.produce("b" * 1_000, topic=bundles[quiet][0])
+    assert busy != quiet
+    await one.broker.balancing.report()
+    await one.broker.balancing.registration.register()
+    one.clock.advance(10)
+    await one.broker.balancing.report()
+    assert one.broker.balancing.hottest("public", "default") == quiet
+    two.broker.balancing.brokers.start()
+    while two.broker.balancing.hottest("public", "default") is None:
+        await asyncio.sleep(0)
+    assert (await two.client.put(f"{ADMIN}/HOT/split", headers=JSON)).status_code == 204
+    assert quiet not in await listed(one)
+    assert busy in await listed(one)
+    await two.broker.balancing.brokers.close()
+
+
 @pytest.mark.parametrize(
     ("path", "status", "reason"),
     [
@@ -442,11 +469,7 @@ async def test_pulsars_call_splits_at_positions(pair):
             "[range_equally_divide, topic_count_equally_divide, specified_positions_divide]",
         ),
         ("public/default/LARGEST/split", 404, "Bundle range LARGEST not found"),
-        (
-            "public/default/HOT/split",
-            501,
-            "HOT is not supported: brokers do not compare the load of bundles. Name one, or LARGEST",
-        ),
+        ("public/default/HOT/split", 404, "Bundle range HOT not found"),
     ],
 )
 async def test_pulsars_calls_are_refused_as_pulsar_does(pair, path, status, reason):
