@@ -86,6 +86,25 @@ async def test_a_drained_broker_passes_everything_on_and_gets_bundles_again_late
     assert traffic.seen.problems() == []
 
 
+async def test_a_stopped_broker_ends_the_streams_that_it_passes_on_with_an_event(cluster):
+    topic = "/v1/topics/public/default/streamed"
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as http:
+        assert (await http.post(f"{cluster.broker_url(0)}{topic}/messages", content=b"first")).status_code == 200
+        number = (await owner(cluster, topic) + 1) % BROKERS
+        url, pid = cluster.broker_url(number), cluster.pid(f"broker-{number}")
+        assert (await http.put(f"{url}{topic}/subscriptions/s", json={"initial": "earliest"})).status_code == 201
+        events = b""
+        async with http.stream("GET", f"{url}{topic}/subscriptions/s/stream?consumer=c") as stream:
+            async for chunk in stream.aiter_raw():
+                events += chunk
+                if b"event: message" in events and pid:
+                    os.kill(pid, signal.SIGTERM)
+                    stopped, pid = pid, 0
+        assert events.rstrip().splitlines()[-2] == b"event: moved"
+        assert events.count(b"event: message") == 1
+        await until_ready(cluster, number, since=stopped)
+
+
 async def test_a_killed_broker_is_replaced_soon_after_its_session_has_ended(cluster):
     """Requests keep arriving meanwhile. The limit leaves a machine with much load some time beside the session's."""
     async with Traffic(

@@ -60,6 +60,11 @@ LAST_WAIT_MS: Final = 1_000
 """Maximum milliseconds that a call waits which a broker that stops sends again."""
 WAITED_ENOUGH_MS: Final = 86_400_000
 """More than any request waits."""
+MOVED_EVENT: Final = (
+    b"retry: 100\nevent: moved\n"
+    b'data: {"code":"moved","detail":"the topic has moved to another broker; connect again to continue"}\n\n'
+)
+"""Last event of a stream whose topic has moved, or whose broker stops. Browsers connect again by themselves."""
 NOT_OWNER_HEADER: Final = b"bindery-not-owner"
 """In an answer to another broker: this broker does not own the topic, and nothing was done."""
 StructT = TypeVar("StructT", bound=msgspec.Struct)

@@ -34,6 +34,7 @@ from bindery_broker.http.exchange import (
     ClientGone,
     Exchange,
 )
+from bindery_broker.http.peers.streams import until_stop
 from bindery_broker.http.peers.transport import PeerTransport
 
 CONNECT_TIMEOUT_S: Final = 5.0
@@ -49,6 +50,8 @@ LINKS_MAX: Final = 2
 """Maximum number of connections to any other broker."""
 UNREAD_SIZE_MAX: Final = 96 * 2**20
 """Maximum bytes of answers of other brokers that have arrived and are unread."""
+STREAMING: Final = "stream"
+"""Id of the operation whose answer does not end by itself."""
 _HOP_HEADERS: Final = frozenset(
     (
         b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te", b"trailer",
@@ -246,6 +249,8 @@ class Proxy:
         if response.headers.get(NOT_OWNER_HEADER.decode()) and exchange.may_send_body_again:
             raise NotOwner("the topic's owner has changed; retry", owner=response.url.host)
         chunks = response.aiter_raw()
+        if exchange.operation == STREAMING and response.status_code == 200:
+            chunks = until_stop(chunks, exchange.broker.stops)
         first = await anext(chunks, b"")
         await exchange.start_stream(response.status_code, headers)
         if first:

@@ -21,7 +21,7 @@ from bindery_broker.dispatch.key_shared import KeySharedMode
 from bindery_broker.errors import NotOwner, ResponsesFull, RetryTopicAway
 from bindery_broker.http import openapi
 from bindery_broker.http.authorization import check_derived, check_topic, may_use_retries
-from bindery_broker.http.exchange import PARTITION_HEADER, Exchange, json_reply
+from bindery_broker.http.exchange import MOVED_EVENT, PARTITION_HEADER, Exchange, json_reply
 from bindery_broker.http.route import JsonLine, OwnedRoute, hot
 from bindery_broker.http.v1 import paths
 from bindery_broker.http.v1.message_pieces import MessageSource, event_pieces, messages_reply
@@ -66,11 +66,6 @@ RETRY_AWAY_S = 0.5
 """Seconds after which a stream goes on that could not receive from the retry topic."""
 LIMIT_WAIT_S = 0.25
 """Seconds after which a stream that waits for a limit looks whether its client is still there."""
-MOVED_EVENT = (
-    b"retry: 100\nevent: moved\n"
-    b'data: {"code":"moved","detail":"the topic has moved to another broker; connect again to continue"}\n\n'
-)
-"""Last event of a stream whose topic has moved. Browsers connect again by themselves."""
 STRUCTS = (ReceiveBody, Received, AckBody, Acknowledged, NackBody, Returned, RetryBody, Retried)
 router = APIRouter(route_class=OwnedRoute, default_response_class=JsonLine, tags=["subscriptions"])
 _LINES = NDJSON.encode()
