@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from bindery.standalone.throwaway import ThrowawayCluster
+from bindery.standalone.throwaway import BUNDLES_STAY, ThrowawayCluster
 from bindery_metadata.stores.embedded import die_with_parent, find_java
 
 from e2e.interop.jars import JavaMissing, class_path
@@ -249,7 +249,7 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         pytest.fail(str(error))
     with contextlib.ExitStack() as stack:
         stack.callback(admin.close)
-        cluster = stack.enter_context(ThrowawayCluster(bookies=3, brokers=2, auditors=1))
+        cluster = stack.enter_context(ThrowawayCluster(bookies=3, brokers=2, auditors=1, environment=BUNDLES_STAY))
         web, binary = free_port(), free_port()
         settings = {
             "clusterName": "bindery",

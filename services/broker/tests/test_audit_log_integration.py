@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from bindery.standalone.throwaway import ThrowawayCluster
+from bindery.standalone.throwaway import BUNDLES_STAY, ThrowawayCluster
 from bindery_client.client import LedgerClient
 from bindery_client.connection.security import ClientSecurity
 from bindery_core.errors import BinderyError
@@ -53,7 +53,7 @@ def cluster(folder: Path) -> Iterator[ThrowawayCluster]:
         "AUDITOR_ADMIN_READER_ROLES": "viewer",
         "AUDITOR_ADMIN_OPERATOR_ROLES": "operator",
     }
-    with ThrowawayCluster(bookies=3, brokers=2, environment=environment) as running:
+    with ThrowawayCluster(bookies=3, brokers=2, environment={**BUNDLES_STAY, **environment}) as running:
         yield running
 
 

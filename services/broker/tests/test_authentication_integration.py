@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 from bindery.standalone.plan import BROKER_HTTP_PORT, HOST
-from bindery.standalone.throwaway import ThrowawayCluster
+from bindery.standalone.throwaway import BUNDLES_STAY, ThrowawayCluster
 from bindery_identity.tokens import sign
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]  # a busy machine takes minutes for seconds
@@ -50,7 +50,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         "BROKER_AUTH_PROXY_ROLES": "broker",
         "BROKER_AUTH_BROKER_TOKEN_FILE": str(token),
     }
-    with ThrowawayCluster(bookies=3, brokers=2, environment=environment) as running:
+    with ThrowawayCluster(bookies=3, brokers=2, environment={**BUNDLES_STAY, **environment}) as running:
         yield Cluster(running, keys)
 
 

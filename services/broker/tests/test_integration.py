@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 from bindery.standalone.plan import BROKER_HTTP_PORT, HOST
-from bindery.standalone.throwaway import ThrowawayCluster
+from bindery.standalone.throwaway import BUNDLES_STAY, ThrowawayCluster
 from bindery_broker.ownership.bundles import Bundle
 from bindery_client.client import LedgerClient
 from bindery_core.errors import NoSuchLedger
@@ -31,7 +31,7 @@ TIMEOUT_S = 40.0
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ThrowawayCluster]:
-    with ThrowawayCluster(bookies=3, brokers=2) as running:
+    with ThrowawayCluster(bookies=3, brokers=2, environment=BUNDLES_STAY) as running:
         yield running
 
 

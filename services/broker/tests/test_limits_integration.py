@@ -10,7 +10,7 @@ import httpx
 import jwt
 import pytest
 from bindery.standalone.plan import BROKER_HTTP_PORT, HOST
-from bindery.standalone.throwaway import ThrowawayCluster
+from bindery.standalone.throwaway import BUNDLES_STAY, ThrowawayCluster
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]  # a busy machine takes minutes for seconds
 
@@ -44,7 +44,7 @@ def cluster(files: Path) -> Iterator[ThrowawayCluster]:
         "BROKER_LIMITS_PRINCIPAL_REQUESTS_RATE": str(RATE),
         "BROKER_LIMITS_OVERRIDES_FILE": str(files / "overrides.json"),
     }
-    with ThrowawayCluster(bookies=3, brokers=2, environment=settings) as running:
+    with ThrowawayCluster(bookies=3, brokers=2, environment={**BUNDLES_STAY, **settings}) as running:
         yield running
 
 

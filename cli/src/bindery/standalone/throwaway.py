@@ -73,6 +73,10 @@ def _claim(offset: int) -> socket.socket | None:
     return claim
 
 
+BUNDLES_STAY: Final = {"BROKER_BALANCING_INTERVAL_S": "86400"}
+"""Environment of brokers whose leader moves no bundle: a move delivers again what is not acknowledged."""
+
+
 class ThrowawayCluster:
     """A cluster in a temporary directory.
 

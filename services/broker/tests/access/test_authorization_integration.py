@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 from bindery.standalone.plan import BROKER_HTTP_PORT, HOST
-from bindery.standalone.throwaway import ThrowawayCluster
+from bindery.standalone.throwaway import BUNDLES_STAY, ThrowawayCluster
 from bindery_identity.tokens import sign
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -36,7 +36,7 @@ def urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
         "BROKER_AUTHORIZATION_ENABLED": "true",
         "BROKER_AUTHORIZATION_SUPER_USER_ROLES": "root,broker",
     }
-    with ThrowawayCluster(bookies=3, brokers=2, environment=environment) as running:
+    with ThrowawayCluster(bookies=3, brokers=2, environment={**BUNDLES_STAY, **environment}) as running:
         urls = [f"http://{HOST}:{BROKER_HTTP_PORT + running.port_offset + i}" for i in range(2)]
         asyncio.run(prepare(urls))
         yield urls

@@ -6,9 +6,15 @@ ledger client, its registration and its maintenance. There is no HTTP port. Requ
 """
 
 import asyncio
+from collections.abc import Collection
 from typing import Any, Final
 
 from bindery_broker.broker import Broker, Components
+from bindery_broker.http.peers.destinations import Destinations
+from bindery_broker.http.peers.handovers import HandOvers
+from bindery_broker.ownership.bundles import Bundle
+from bindery_broker.ownership.records import broker_id
+from bindery_broker.ownership.splits import BY_RANGE, BY_TOPICS, Split
 from bindery_broker.settings import BrokerSettings
 from bindery_client.client import LedgerClient
 from bindery_core.errors import BinderyError
@@ -27,6 +33,21 @@ BROKER_PORT: Final = 8080
 """Port in the URL of every broker."""
 CLOSE_S_MAX: Final = 5.0
 """Maximum time in seconds of a clean stop, as `BrokerSettings.stop_timeout_s`."""
+
+
+class Others(Destinations):
+    """The one broker that a hand-over asks, as if it had been chosen by load."""
+
+    def __init__(self, broker: Broker, to: "BrokerMachine") -> None:
+        super().__init__(broker)
+        self._to = to
+
+    def choose(self, bundle: Bundle, *, exclude: Collection[str] = ()) -> str | None:
+        name = broker_id(self._to.url)
+        return None if name in exclude else name
+
+    def url(self, name: str) -> str:
+        return self._to.url
 
 
 class BrokerMachine(ClientMachine):
@@ -85,6 +106,40 @@ class BrokerMachine(ClientMachine):
         """Ask the broker for a topic, as a client may do: it takes the topic's bundle if nobody owns it."""
         if self.process is not None and self.broker is not None:
             self.process.spawn(self._locate(self.broker, topic))
+
+    def hand_over(self, bundle: Bundle, to: "BrokerMachine | None") -> None:
+        """Hand a bundle over to another broker, which is asked to take it; None: whoever is asked for it takes it."""
+        if self.process is not None and self.broker is not None:
+            self.process.spawn(self._hand_over(self.broker, bundle, to))
+
+    def split(self, bundle: Bundle) -> None:
+        """Split a bundle in the middle of its range, or between the topics in its middle."""
+        if self.process is not None and self.broker is not None:
+            self.process.spawn(self._split(self.broker, bundle))
+
+    async def _hand_over(self, broker: Broker, bundle: Bundle, to: "BrokerMachine | None") -> None:
+        try:
+            if to is None:
+                moved = await broker.unload(bundle, hold_s=0.0)
+            else:
+                handovers = HandOvers(broker, self._switchboard.proxy())
+                handovers.destinations = Others(broker, to)
+                moved = await handovers.move(bundle)
+        except BinderyError as error:
+            self.site.trace.add(self.name, "bundle not handed over", bundle=bundle, error=error)
+        else:
+            self.site.trace.add(self.name, "bundle handed over", bundle=bundle, to=to and to.name, moved=moved)
+
+    async def _split(self, broker: Broker, bundle: Bundle) -> None:
+        try:
+            topics = await broker.directory.topics(bundle.tenant, bundle.namespace)
+            how = Split(BY_TOPICS if len([one for one in topics if bundle.contains(one)]) > 1 else BY_RANGE)
+            points = how.points(bundle, topics)
+            done = bool(points) and await broker.split(bundle, points)
+        except BinderyError as error:
+            self.site.trace.add(self.name, "bundle not split", bundle=bundle, error=error)
+        else:
+            self.site.trace.add(self.name, "bundle split", bundle=bundle, points=points, done=done)
 
     async def _locate(self, broker: Broker, topic: TopicName) -> None:
         try:

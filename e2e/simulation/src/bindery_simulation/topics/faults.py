@@ -5,6 +5,8 @@ In runs with brokers, the clients of the cluster (`Cluster.clients`) are brokers
 
 from typing import Final, cast
 
+from bindery_broker.ownership.bundles import Bundle
+
 from bindery_simulation.service import faults
 from bindery_simulation.service.cluster import Cluster
 from bindery_simulation.service.faults import Fault
@@ -33,6 +35,34 @@ def stop_broker(cluster: Cluster) -> None:
 def close_topics(cluster: Cluster) -> None:
     """Let a broker close its topics. It may open them again."""
     _some_broker(cluster).close_topics()
+
+
+def hand_over(cluster: Cluster) -> None:
+    """Let a broker hand a bundle over, to another broker or to whoever is asked for it."""
+    broker = _some_broker(cluster)
+    bundle = _some_bundle(cluster, broker)
+    if bundle is not None:
+        others = [cast(BrokerMachine, machine) for machine in cluster.clients if machine is not broker]
+        broker.hand_over(bundle, cluster.rng.choice((*others, None)))
+
+
+def split_bundle(cluster: Cluster) -> None:
+    """Let a broker split a bundle, and sometimes hand a part over."""
+    broker = _some_broker(cluster)
+    bundle = _some_bundle(cluster, broker)
+    if bundle is not None:
+        broker.split(bundle)
+        if cluster.rng.random() < 0.5:
+            cluster.later(cluster.rng.choice((0.0, 0.3, 2.0)), hand_over, cluster)
+
+
+def _some_bundle(cluster: Cluster, broker: BrokerMachine) -> Bundle | None:
+    """Return a bundle that the broker owns, usually one with topics that are open; None: it owns none."""
+    if broker.broker is None or not broker.broker.ownership.held:
+        return None
+    held = sorted(broker.broker.ownership.held)
+    used = sorted({broker.broker.ownership.divisions.known(topic.name) for topic in broker.broker.topics})
+    return cluster.rng.choice(used if used and cluster.rng.random() < 0.9 else held)
 
 
 def pause_broker(cluster: Cluster) -> None:
@@ -91,9 +121,9 @@ def cut_brokers(cluster: Cluster) -> None:
 
 
 FAULTS: Final[tuple[Fault, ...]] = (
-    kill_broker, kill_broker, kill_broker, stop_broker, close_topics, pause_broker, expire_broker, lose_session,
-    lose_session, suspend_session, cut_client, cut_brokers, faults.lose_metadata_answers, faults.kill_bookie,
-    faults.cut_power, faults.stop_bookie, faults.pause_bookie, faults.partition, faults.slow_link,
+    kill_broker, kill_broker, kill_broker, stop_broker, close_topics, hand_over, hand_over, split_bundle, pause_broker,
+    expire_broker, lose_session, lose_session, suspend_session, cut_client, cut_brokers, faults.lose_metadata_answers,
+    faults.kill_bookie, faults.cut_power, faults.stop_bookie, faults.pause_bookie, faults.partition, faults.slow_link,
     faults.jitter_everywhere, faults.reset_connections, faults.flaky_connections, faults.slow_and_flaky,
     faults.slow_disk, faults.disk_errors,
 )  # fmt: skip

@@ -62,6 +62,8 @@ BYTES_MAX: Final = 4 * 2**20
 
 RETRIES_MAX: Final = 16
 """Number of retries of a message before it goes to the dead-letter topic."""
+CREATING: Final = (Produce, Subscribe)
+"""Requests that create a missing topic."""
 READ_ENTRIES_MAX: Final = 100
 """Maximum number of entries of one read of a retry topic."""
 
@@ -110,9 +112,11 @@ class Gateway:
         name = _name(request)
         with self._use(name, request):
             try:
-                topic = await self._topic(name, request)
-                call.incarnation = self._incarnation(topic)
-                return Settled(Outcome.DONE, await self._carry_out(topic, request, client))
+                await self._check_owner(name, request)
+                with self._running(name):
+                    topic = await self.broker.topic(name, create=isinstance(request, CREATING))
+                    call.incarnation = self._incarnation(topic)
+                    return Settled(Outcome.DONE, await self._carry_out(topic, request, client))
             except BinderyError as error:
                 if isinstance(request, ReadCopies) and isinstance(error, NoSuchTopic):
                     return Settled(Outcome.DONE, ())
@@ -130,12 +134,19 @@ class Gateway:
         finally:
             self.broker.topics.end_use(name)
 
-    async def _topic(self, name: TopicName, request: Request) -> Topic:
-        is_created = isinstance(request, Produce | Subscribe)
-        owner = await self.broker.locate(name, create=is_created)
+    @contextlib.contextmanager
+    def _running(self, name: TopicName) -> Iterator[None]:
+        """The block is an operation on the topic: its bundle is released after it."""
+        self.broker.running.begin(name)
+        try:
+            yield
+        finally:
+            self.broker.running.end(name)
+
+    async def _check_owner(self, name: TopicName, request: Request) -> None:
+        owner = await self.broker.locate(name, create=isinstance(request, CREATING))
         if owner is not None:
             raise Redirected(owner.http_url)
-        return await self.broker.topic(name, create=is_created)
 
     def _incarnation(self, topic: Topic) -> int:
         """Return a number of this opening of the topic, which is higher than those of earlier ones.

@@ -30,10 +30,11 @@ from bindery_broker.http.proxy import Proxy
 from bindery_broker.http.v1.message_view import parse_place
 from bindery_broker.http.v1.messages import result_of
 from bindery_broker.http.v1.schemas import ProducedPartly
+from bindery_broker.ownership.bundles import bundle_named
 from bindery_broker.retries.copy_codec import decode_copies
 from bindery_broker.retries.intents import MESSAGES_MAX
 from bindery_broker.topics.topic import Topic
-from bindery_core.errors import BinderyError, OutcomeUnknown, TopicFenced
+from bindery_core.errors import BadRequest, BinderyError, OutcomeUnknown, TopicFenced
 from bindery_kit.http.problem import problem_of
 from bindery_pulsar.message_id import EARLIEST
 from bindery_pulsar.topic_name import TopicName
@@ -98,11 +99,15 @@ class Switchboard:
         self._trouble_share = trouble_share
         self._exchanges: list[_Exchange] = []
 
-    def peers(self) -> Peers:
-        """Return the other brokers for the broker of the present process."""
+    def proxy(self) -> Proxy:
+        """Return what sends requests of the broker of the present process to others: `call` is all that it has."""
         process = current_process()
         assert process is not None
-        return Peers(cast(Proxy, Wire(self, process)))  # it calls only `call`
+        return cast(Proxy, Wire(self, process))
+
+    def peers(self) -> Peers:
+        """Return the other brokers for the broker of the present process."""
+        return Peers(self.proxy())
 
     @property
     def is_idle(self) -> bool:
@@ -250,6 +255,8 @@ class _Exchange:
 
 # --- the owner --------------------------------------------------------------------------------------------------------
 
+NAMESPACES: Final = "/v1/namespaces/"
+TAKE: Final = "take"
 BEGIN: Final = "moves"
 STORE: Final = "moves/copies"
 LAST: Final = ""
@@ -260,6 +267,8 @@ READ: Final = "messages"
 async def answer(broker: Broker, path: str, body: bytes) -> tuple[str, int, bytes]:
     """Carry out a request of another broker, as the HTTP port does. Return the operation, and status and body."""
     url = urlsplit(path)
+    if url.path.startswith(NAMESPACES):
+        return await _take(broker, url.path, body)
     _, _, _, tenant, namespace, local, *rest = url.path.split("/")
     name = TopicName.of(tenant=unquote(tenant), namespace=unquote(namespace), local=unquote(local))
     operation = "/".join(rest)
@@ -283,6 +292,24 @@ async def answer(broker: Broker, path: str, body: bytes) -> tuple[str, int, byte
         return operation, problem.status_code, bytes(problem.body)
     finally:
         broker.topics.end_use(name)
+
+
+async def _take(broker: Broker, path: str, body: bytes) -> tuple[str, int, bytes]:
+    """Take a bundle, as `takeBundle` of the HTTP port does."""
+    _, _, _, tenant, namespace, _ = path.split("/")
+    wanted = msgspec.json.decode(body)
+    try:
+        bundle = bundle_named(await broker.ownership.divisions.bundles(tenant, namespace), wanted["bundle"])
+        if bundle is None:
+            raise BadRequest("the namespace has no such bundle", bundle=wanted["bundle"])
+        remote = await broker.ownership.locate(bundle, take=True)
+    except BinderyError as error:
+        problem = problem_of(error)
+        return TAKE, problem.status_code, bytes(problem.body)
+    if remote is None:
+        broker.topics.open_soon(bundle, wanted["topics"])
+    owner = broker.url if remote is None else remote.http_url
+    return TAKE, 200, msgspec.json.encode({"owner": owner})
 
 
 async def _begin(broker: Broker, name: TopicName, _query: Query, body: bytes) -> bytes:
