@@ -1,12 +1,18 @@
 """The runner keeps to the budget of a search, in one process or in several."""
 
 import os
+import pickle
 from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
 from itertools import count
 
 import pytest
+from bindery_simulation.protocol.invariants import Invariant
+from bindery_simulation.protocol.invariants import Violation as ProtocolViolation
 from bindery_simulation.runner import Budget, run_pieces, search
+from bindery_simulation.service.verdict import Violation as ServiceViolation
+from bindery_simulation.storage.verdict import Problem
+from bindery_simulation.storage.verdict import Violation as StorageViolation
 
 
 class Numbers:
@@ -71,3 +77,17 @@ def test_pieces_are_taken_one_by_one() -> None:
     results = run_pieces(double, pieces(), jobs=1, goes_on=lambda: True)
     assert [next(results), next(results)] == [2, 4]
     assert taken == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "violation",
+    [
+        ServiceViolation("liveness", "a bookie hangs"),
+        ProtocolViolation(next(iter(Invariant)), "two writers"),
+        StorageViolation(Problem("lost", (1, 2), "the entry is gone")),
+    ],
+)
+def test_a_violation_survives_the_way_between_processes(violation: AssertionError) -> None:
+    copied = pickle.loads(pickle.dumps(violation))
+    assert type(copied) is type(violation)
+    assert (str(copied), vars(copied)) == (str(violation), vars(violation))

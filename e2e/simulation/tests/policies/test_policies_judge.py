@@ -83,9 +83,9 @@ def test_the_policy_before_a_change_may_still_be_in_force_for_a_while() -> None:
     [
         (Policy(), 400.0, True),
         (Policy(has_retention=True), 400.0, True),
-        (Policy(has_retention=True, retention_s=600, retention_size=None), 880.0, False),
+        (Policy(has_retention=True, retention_s=600, retention_size=None), 680.0, False),
         (Policy(has_retention=True, retention_s=600, retention_size=None), 901.0, True),
-        (Policy(has_retention=True, retention_s=600, retention_size=10**6), 880.0, False),
+        (Policy(has_retention=True, retention_s=600, retention_size=10**6), 680.0, False),
         (Policy(has_retention=True, retention_s=600, retention_size=100), 400.0, True),
         (Policy(has_retention=True, retention_s=None, retention_size=None), 10**6, False),
     ],
@@ -94,14 +94,14 @@ def test_a_ledger_is_deleted_when_the_retention_allows_it(policy: Policy, at_s: 
     record = record_of(policy)
     for message in record.topic.messages:
         message.acks["s0"] = [(250.0, 250.1)]
-    ledgers = (Ledger(1, 150, 300.0), Ledger(2, 0, FOREVER))
+    ledgers = (Ledger(1, 150, 300.0, 300.0), Ledger(2, 0, FOREVER, FOREVER))
     record.trims = [Trim(at_s, ledgers, (1,))]
     assert found(record) == ([] if allowed else ["retention-keeps"])
 
 
 def test_a_ledger_that_is_needed_is_not_deleted() -> None:
     record = record_of(Policy(has_retention=True))
-    record.trims = [Trim(400.0, (Ledger(1, 150, 300.0), Ledger(2, 0, FOREVER)), (1,))]
+    record.trims = [Trim(400.0, (Ledger(1, 150, 300.0, 300.0), Ledger(2, 0, FOREVER, FOREVER)), (1,))]
     assert found(record) == ["trim-keeps-needed"]
 
 
@@ -109,13 +109,13 @@ def test_what_nothing_keeps_is_deleted_in_time_and_for_good() -> None:
     record = record_of(Policy(has_retention=True, retention_s=600, retention_size=None))
     record.seen = [seen(HOUR, BOTH[1])]
     record.topic.messages[0].acks["s0"] = [(250.0, 250.1)]
-    record.remaining, record.ended_s = (Ledger(1, 150, 300.0), Ledger(2, 0, FOREVER)), HOUR + 500
+    record.remaining, record.ended_s = (Ledger(1, 150, 300.0, 300.0), Ledger(2, 0, FOREVER, FOREVER)), HOUR + 500
     assert found(record) == ["trim-in-time"]
     assert found(record, HOUR + 450) == []
     record.seen = [seen(HOUR, *BOTH)]
     assert found(record) == []
-    record.seen, record.remaining = [], (Ledger(2, 0, FOREVER),)
-    record.trims = [Trim(HOUR, (Ledger(1, 150, 300.0), Ledger(2, 0, FOREVER)), (1,))]
+    record.seen, record.remaining = [], (Ledger(2, 0, FOREVER, FOREVER),)
+    record.trims = [Trim(HOUR, (Ledger(1, 150, 300.0, 300.0), Ledger(2, 0, FOREVER, FOREVER)), (1,))]
     assert found(record, existing=frozenset({1})) == ["no-leak"]
     assert found(record, HOUR + 1, existing=frozenset({1})) == [], "a fault may have prevented the deletion"
 
@@ -177,7 +177,7 @@ def test_an_inactive_topic_is_deleted_when_it_is_unused_and_not_needed() -> None
 
 def test_an_unused_topic_is_deleted_in_time() -> None:
     record = record_of(Policy(has_retention=True, inactive_s=600), subscriptions=())
-    record.uses, record.remaining, record.ended_s = [Use(300.0, 301.0)], (Ledger(2, 0, FOREVER),), HOUR
+    record.uses, record.remaining, record.ended_s = [Use(300.0, 301.0)], (Ledger(2, 0, FOREVER, FOREVER),), HOUR
     assert found(record) == ["inactive-in-time"]
     assert found(record, 301.0 + CALM_S) == []
     record.remaining = ()

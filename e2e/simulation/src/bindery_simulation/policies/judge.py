@@ -50,6 +50,8 @@ class Ledger(NamedTuple):
     id: int
     size: int
     closed_s: float
+    """When the metadata first had its size, or a later ledger; FOREVER: it is open."""
+    followed_s: float
     """When the metadata first had a later ledger; FOREVER: it is the last one."""
 
 
@@ -134,13 +136,16 @@ def _trims(run: Run, record: Record) -> Iterator[Breach]:
         for ledger in trim.ledgers:
             if ledger.id not in trim.gone:
                 break
-            if not any(one.key is not None and one.key[0] == ledger.id for one in topic.messages):
+            stored_s = [one.stored_s for one in topic.messages if one.key is not None and one.key[0] == ledger.id]
+            if not stored_s:
                 continue  # an empty ledger is dropped when another one takes its place
+            # A ledger without writes is closed some time before the metadata says so.
+            closed_s = min(ledger.closed_s, max(stored_s))
             name = f"ledger {ledger.id} of {topic.name}, deleted at {trim.at_s:.1f} s,"
             for message, subscription in _needed(topic, ledger.id, trim.at_s):
                 yield Breach("trim-keeps-needed", f"{name} has {message.key}, which {subscription} needs")
-            if not topic.may_trim(ledger.closed_s, size + open_size, trim.at_s, run.unsubscribed_s):
-                text = f"{name} was closed at {ledger.closed_s:.1f} s, with {size} to {size + open_size} bytes in total"
+            if not topic.may_trim(closed_s, size + open_size, trim.at_s, run.unsubscribed_s):
+                text = f"{name} was last written at {closed_s:.1f} s, with {size} to {size + open_size} bytes in total"
                 yield Breach("retention-keeps", text)
             size -= ledger.size
         if run.is_calm(trim.at_s - LEAK_S, trim.at_s + LEAK_S) and record.ended_s > trim.at_s + LEAK_S:
@@ -275,7 +280,9 @@ def _remaining(run: Run, record: Record) -> Iterator[Breach]:
     size = sum(one.size for one in record.remaining)
     for ledger in record.remaining[:-1]:
         at_s = record.ended_s - DELAY_S
-        if ledger.id in needed or not topic.must_trim(policy, ledger.closed_s, size, at_s, run.unsubscribed_s):
+        if ledger.id in needed or not topic.must_trim(policy, ledger.followed_s, size, at_s, run.unsubscribed_s):
             return
-        yield Breach("trim-in-time", f"ledger {ledger.id} of {topic.name} exists, closed at {ledger.closed_s:.1f} s")
+        yield Breach(
+            "trim-in-time", f"ledger {ledger.id} of {topic.name} exists, followed at {ledger.followed_s:.1f} s"
+        )
         return

@@ -227,6 +227,9 @@ class World(Director):
         for record in self.records.values():  # so that every topic is loaded
             if record.topic.subscriptions:
                 await self._inspect(operator, record.topic)
+            else:
+                for broker in self.brokers:
+                    broker.ask_for(TopicName.parse(record.topic.name), load=True)
         await asyncio.sleep(400)
         for record in self.records.values():
             await self._inspect(operator, record.topic)
@@ -329,12 +332,14 @@ class World(Director):
             return
         former = self._ledgers.get(topic, ())
         closed = {one.id: one.closed_s for one in former}
+        followed = {one.id: one.followed_s for one in former}
         stored = decode_topic(data).ledgers
         ledgers = tuple(
             Ledger(
                 one.ledger_id,
                 one.size,
-                min(closed.get(one.ledger_id, FOREVER), FOREVER if one is stored[-1] else now),
+                min(closed.get(one.ledger_id, FOREVER), now if one.size or one is not stored[-1] else FOREVER),
+                min(followed.get(one.ledger_id, FOREVER), now if one is not stored[-1] else FOREVER),
             )
             for one in stored
         )

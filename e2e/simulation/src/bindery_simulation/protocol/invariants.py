@@ -57,3 +57,7 @@ class Violation(AssertionError):
         super().__init__(f"{invariant.value}: {detail}")
         self.invariant = invariant
         self.detail = detail
+
+    def __reduce__(self) -> tuple[type["Violation"], tuple[Invariant, str]]:
+        """Survive the way from the process of a search to the one that reports it."""
+        return Violation, (self.invariant, self.detail)

@@ -64,8 +64,12 @@ class Violation(AssertionError):
     """A violated invariant."""
 
     def __init__(self, invariant: str, message: str) -> None:
-        self.invariant = invariant
+        self.invariant, self.message = invariant, message
         super().__init__(f"{invariant}: {message}")
+
+    def __reduce__(self) -> tuple[type["Violation"], tuple[str, str]]:
+        """Survive the way from the process of a search to the one that reports it."""
+        return Violation, (self.invariant, self.message)
 
 
 @lru_cache(maxsize=4096)

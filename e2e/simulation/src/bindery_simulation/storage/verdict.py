@@ -61,6 +61,10 @@ class Violation(AssertionError):
         super().__init__(str(problem))
         self.problem = problem
 
+    def __reduce__(self) -> tuple[type["Violation"], tuple[Problem]]:
+        """Survive the way from the process of a search to the one that reports it."""
+        return Violation, (self.problem,)
+
 
 @dataclass(slots=True)
 class Finding:

@@ -102,10 +102,11 @@ class BrokerMachine(ClientMachine):
         if self.process is not None and self.gateway is not None:
             self.process.spawn(self._close_topics(self.gateway.broker))
 
-    def ask_for(self, topic: TopicName) -> None:
-        """Ask the broker for a topic, as a client may do: it takes the topic's bundle if nobody owns it."""
+    def ask_for(self, topic: TopicName, *, load: bool = False) -> None:
+        """Ask the broker for a topic, as a client may do: it takes the topic's bundle if nobody owns it. `load`: its
+        owner opens it."""
         if self.process is not None and self.broker is not None:
-            self.process.spawn(self._locate(self.broker, topic))
+            self.process.spawn(self._locate(self.broker, topic, load))
 
     def hand_over(self, bundle: Bundle, to: "BrokerMachine | None") -> None:
         """Hand a bundle over to another broker, which is asked to take it; None: whoever is asked for it takes it."""
@@ -141,9 +142,10 @@ class BrokerMachine(ClientMachine):
         else:
             self.site.trace.add(self.name, "bundle split", bundle=bundle, points=points, done=done)
 
-    async def _locate(self, broker: Broker, topic: TopicName) -> None:
+    async def _locate(self, broker: Broker, topic: TopicName, load: bool) -> None:
         try:
-            await broker.locate(topic, create=True)
+            if await broker.locate(topic, create=True) is None and load:
+                await broker.topic(topic)
         except BinderyError as error:
             self.site.trace.add(self.name, "topic not located", topic=topic.short, error=error)
 

@@ -135,3 +135,27 @@ async def test_an_idle_topic_has_no_queues_and_events_of_its_own(many: Harness):
         ]
         found |= {id(one) for one in waiting if isinstance(one, asyncio.Event)}
     assert not found
+
+
+async def test_what_an_eviction_acknowledges_is_deleted_when_its_retention_ends(many: Harness, clock):
+    """An eviction of whole entries needs no read. The topic is due for its trim all the same."""
+    (topic,) = await make(many, count=1)
+    policies = {
+        "backlog_quota_size": {"limit": 100, "action": "consumer_backlog_eviction"},
+        "retention": {"time_s": 300, "size_max": None},
+    }
+    answer = await many.client.put("/v1/namespaces/public/default/policies", json=policies)
+    assert answer.status_code == 200, answer.text
+    await many.produce("a" * 200, "b" * 200, topic=topic)
+    found = many.broker.topics.loaded(name_of(many, topic))
+    await found.ledger.roll()
+    await many.broker.topics.maintain()
+    assert found.ledger.entries_count == 2
+    await many.broker.topics.enforce()
+    assert found.subscriptions["s"].cursor.backlog_entries == 0
+    await rounds(many)
+    await rounds(many)
+    assert found.ledger.entries_count == 2
+    clock.advance(302)
+    await rounds(many)
+    assert found.ledger.entries_count == 0
