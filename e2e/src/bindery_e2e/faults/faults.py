@@ -16,6 +16,10 @@ from typing import ClassVar, Final
 from bindery_e2e.cluster.cluster import ClusterError, Pod
 from bindery_e2e.cluster.world import World
 
+OLD_PODS_S: Final = 90.0
+"""Maximum seconds from the end of a helm upgrade to the end of the last pod of the version before: the termination time
+of a broker, and some more."""
+
 WHOLE: Final = "the whole cluster"
 """Component of faults that overlap with no other fault."""
 RECOVER_S: Final = 120.0
@@ -417,8 +421,14 @@ class UpgradeImages(Fault):
         world.wait_whole()
         self._has_begun = True
         world.release.upgrade([f"global.imageTag={world.next_version}"])
-        images = {pod.image for pod in world.cluster.pods() if pod.component in ("bookie", "broker", "auditor")}
-        assert all(image.endswith(f":{world.next_version}") for image in images), images
+
+        def old() -> str:
+            pods = [pod for pod in world.cluster.pods() if pod.component in ("bookie", "broker", "auditor")]
+            left = sorted(pod.name for pod in pods if not pod.image.endswith(f":{world.next_version}"))
+            return f"not {world.next_version}: {', '.join(left)}" if left else ""
+
+        # helm waits for new pods, not for the end of old ones: a broker hands its bundles over first.
+        world.cluster.until(old, "only pods of the new version", timeout_s=OLD_PODS_S)
 
     def heal(self, world: World) -> None:
         if self._has_begun:
