@@ -59,5 +59,5 @@ class Violation(AssertionError):
         self.detail = detail
 
     def __reduce__(self) -> tuple[type["Violation"], tuple[Invariant, str]]:
-        """Survive the way from the process of a search to the one that reports it."""
+        """Pickle the arguments of the constructor: a search with several processes sends violations between them."""
         return Violation, (self.invariant, self.detail)

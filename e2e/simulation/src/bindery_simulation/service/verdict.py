@@ -68,7 +68,7 @@ class Violation(AssertionError):
         super().__init__(f"{invariant}: {message}")
 
     def __reduce__(self) -> tuple[type["Violation"], tuple[str, str]]:
-        """Survive the way from the process of a search to the one that reports it."""
+        """Pickle the arguments of the constructor: a search with several processes sends violations between them."""
         return Violation, (self.invariant, self.message)
 
 

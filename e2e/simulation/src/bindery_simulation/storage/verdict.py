@@ -62,7 +62,7 @@ class Violation(AssertionError):
         self.problem = problem
 
     def __reduce__(self) -> tuple[type["Violation"], tuple[Problem]]:
-        """Survive the way from the process of a search to the one that reports it."""
+        """Pickle the arguments of the constructor: a search with several processes sends violations between them."""
         return Violation, (self.problem,)
 
 

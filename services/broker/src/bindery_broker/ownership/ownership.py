@@ -422,11 +422,9 @@ def _decode_owner(bundle: Bundle, value: bytes) -> RemoteOwner:
     url = record.url
     if record.disabled or not url:
         raise NotOwner("the bundle is being unloaded; retry", bundle=str(bundle))
-    if record.is_pulsar:
-        return RemoteOwner(
-            url,
-            record.native_url or record.native_url_tls,
-            is_pulsar=True,
-            listeners=listeners_of(record.advertised_listeners),
-        )
-    return RemoteOwner(url, listeners=listeners_of(record.advertised_listeners))
+    return RemoteOwner(
+        url,
+        (record.native_url or record.native_url_tls) if record.is_pulsar else "",
+        is_pulsar=record.is_pulsar,
+        listeners=listeners_of(record.advertised_listeners),
+    )

@@ -6,8 +6,8 @@
 | came to an address of a listener of this broker | the owner's address of the same listener, if the owner has it   |
 | any other                                       | the address of the owner for other brokers                      |
 
-If both brokers have the same address there, such as that of a load balancer, the client could be sent round in circles:
-the request is passed on instead. `listenerName` is the parameter of Pulsar's calls.
+If both brokers have the same address there, such as that of a load balancer, the redirect could form a loop: the
+request is passed on instead. `listenerName` is the parameter of Pulsar's calls.
 """
 
 from typing import Final
